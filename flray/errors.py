@@ -1,0 +1,46 @@
+"""Errors a user can act on. The command line prints them as one line and exits with code 2."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FlrayError(Exception):
+    """A mistake or a missing thing that the user can mend; its text says how."""
+
+
+class ConfigError(FlrayError):
+    """A setting that cannot be used.
+
+    Parameters
+    ----------
+    path : str
+        Dotted path of the setting, for example ``experiment.local.lr``.
+    found : str
+        What was given there.
+    allowed : str
+        What may stand there, and what to do.
+    """
+
+    def __init__(self, path: str, found: str, allowed: str) -> None:
+        self.path, self.found, self.allowed = path, found, allowed
+        super().__init__(f"{path}: found {found}; {allowed}")
+
+
+class DataError(FlrayError):
+    """A data file that is missing, corrupted or laid out differently from what was expected."""
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the closest allowed name, or an empty string.
+
+    Parameters
+    ----------
+    name : str
+        What the user wrote.
+    allowed : iterable of str
+        The valid names.
+    """
+    close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,179 @@
+"""Named trees of tensors: what messages, client states and checkpoints are made of.
+
+A *tree* is a nested dict with string keys whose leaves are tensors, numbers, strings, booleans or None.
+A *packed* tree holds all tensors in one contiguous numpy buffer, which Ray carries between processes
+without a copy, and which never contains anything that could execute code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Tree: TypeAlias = Mapping[str, Any]
+Weights: TypeAlias = dict[str, Tensor]
+
+_ALIGN = 64
+_SCALARS = (bool, int, float, str, type(None))
+_DTYPES = {str(d).removeprefix("torch."): d for d in (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool)}
+# A view of a packed buffer is read-only by agreement: algorithms never write into a message.
+warnings.filterwarnings("ignore", message=".*NumPy array is not writable.*")
+warnings.filterwarnings("ignore", message=".*given buffer is not writable.*")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Where one tensor lies in a packed buffer (`path` uses ``/`` between levels)."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A tree as one buffer.
+
+    Attributes
+    ----------
+    leaves : tuple of Leaf
+        The tensors, in the tree's own order.
+    scalars : dict
+        Every other leaf by path; empty dicts are kept as ``{}``.
+    data : ndarray of uint8
+        The tensors' bytes, each aligned to 64 bytes.
+    """
+
+    leaves: tuple[Leaf, ...]
+    scalars: dict[str, Any]
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors themselves, without padding and names."""
+        return sum(_DTYPES[leaf.dtype].itemsize * int(np.prod(leaf.shape, dtype=np.int64)) for leaf in self.leaves)
+
+
+def flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ``(path, leaf)`` of a tree, depth first, in insertion order; an empty dict is a leaf.
+
+    Raises
+    ------
+    TypeError
+        If a key is not a string without ``/``, or a leaf is of a kind that a tree cannot hold.
+    """
+    for name, value in tree.items():
+        if not isinstance(name, str) or "/" in name:
+            raise TypeError(f"tree keys are strings without '/', found {name!r}")
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{path}/")
+        elif isinstance(value, (Tensor, Mapping, *_SCALARS)):
+            yield path, value
+        else:
+            raise TypeError(f"{path}: a tree holds tensors, numbers, strings and dicts, found {type(value).__name__}")
+
+
+def unflatten(leaves: Iterator[tuple[str, Any]] | list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the nested dict of ``(path, leaf)`` pairs; the inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for path, value in leaves:
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return tree
+
+
+def pack(tree: Tree) -> Packed:
+    """Copy a tree into one buffer on the CPU.
+
+    Parameters
+    ----------
+    tree : mapping
+        Tensors on any device; they are detached and copied.
+    """
+    leaves: list[Leaf] = []
+    scalars: dict[str, Any] = {}
+    tensors: list[Tensor] = []
+    offset = 0
+    for path, value in flatten(tree):
+        if isinstance(value, Tensor):
+            leaves.append(Leaf(path, str(value.dtype).removeprefix("torch."), tuple(value.shape), offset))
+            tensors.append(value.detach())
+            size = value.numel() * value.element_size()
+            offset += -(-size // _ALIGN) * _ALIGN
+        else:
+            scalars[path] = dict(value) if isinstance(value, Mapping) else value
+    data = np.zeros(offset, dtype=np.uint8)
+    for leaf, tensor in zip(leaves, tensors, strict=True):
+        if tensor.numel():
+            _view(data, leaf).copy_(tensor)
+    return Packed(tuple(leaves), scalars, data)
+
+
+def unpack(packed: Packed) -> dict[str, Any]:
+    """Return the tree of a packed buffer; its tensors are views of the buffer and must not be written to."""
+    pairs: list[tuple[str, Any]] = [(leaf.path, _view(packed.data, leaf)) for leaf in packed.leaves]
+    pairs += [(path, dict(value) if isinstance(value, dict) else value) for path, value in packed.scalars.items()]
+    return unflatten(pairs)
+
+
+def _view(data: np.ndarray[Any, np.dtype[np.uint8]], leaf: Leaf) -> Tensor:
+    dtype = _DTYPES[leaf.dtype]
+    size = int(np.prod(leaf.shape, dtype=np.int64)) * dtype.itemsize
+    if not size:
+        return torch.empty(leaf.shape, dtype=dtype)
+    return torch.from_numpy(data[leaf.offset:leaf.offset + size]).view(dtype).view(leaf.shape)
+
+
+def clone(tree: Tree) -> dict[str, Any]:
+    """Return a deep copy: tensors cloned (detached), everything else as it is."""
+    return {
+        name: clone(value) if isinstance(value, Mapping) else value.detach().clone() if isinstance(value, Tensor) else value
+        for name, value in tree.items()
+    }
+
+
+def to_device(tree: Tree, device: torch.device) -> dict[str, Any]:
+    """Return the tree with its tensors on `device` (the same tensors where they already are)."""
+    return {
+        name: to_device(value, device) if isinstance(value, Mapping)
+        else value.to(device) if isinstance(value, Tensor) else value
+        for name, value in tree.items()
+    }
+
+
+def tensor_bytes(tree: Tree) -> int:
+    """Return the number of bytes of all tensors in a tree."""
+    return sum(v.numel() * v.element_size() for _, v in flatten(tree) if isinstance(v, Tensor))
+
+
+def sha256(*trees: Tree) -> str:
+    """Return the SHA-256 (hex) of trees: every path in sorted order with dtype, shape and bytes, or its value.
+
+    Equal digests mean equal bits; memory layout, device and insertion order do not matter.
+    """
+    digest = hashlib.sha256()
+    for tree in trees:
+        for path, value in sorted(flatten(tree), key=lambda item: item[0]):
+            if isinstance(value, Tensor):
+                tensor = value.detach().cpu().contiguous()
+                digest.update(f"{path}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+                if tensor.numel():
+                    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+            else:
+                digest.update(f"{path}|{value!r}|".encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
