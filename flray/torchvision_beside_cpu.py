@@ -33,7 +33,7 @@ def declare_operators() -> None:
 
     if torch.version.cuda is not None or torch.version.hip is not None or _keep_alive:
         return
-    library = torch.library.Library("torchvision", "DEF")  # noqa: TOR901 (kept alive below)
+    library = torch.library.Library("torchvision", "DEF")
     for operator in ("nms", "qnms"):
         library.define(f"{operator}{_SCHEMA}")
     _keep_alive.append(library)

@@ -1,0 +1,156 @@
+"""What a data set and a federation's data are: plain arrays, so that they reach every process without a copy."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Origin = Literal["real", "composed", "rendered", "random"]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One source of samples with its own train and test part.
+
+    Attributes
+    ----------
+    name : str
+        For example ``"mnist"``.
+    origin : {"real", "composed", "rendered", "random"}
+        Where the samples come from; every report prints it.
+    train_x, test_x : ndarray [n, C, H, W]
+        uint8 images (or float32 features of any shape, which are then used as they are).
+    train_y, test_y : ndarray of int64 [n]
+        Class labels, 0-based.
+    """
+
+    name: str
+    origin: Origin
+    train_x: NDArray[Any]
+    train_y: NDArray[np.int64]
+    test_x: NDArray[Any]
+    test_y: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One or several domains over the same classes.
+
+    Attributes
+    ----------
+    name : str
+        The registered name.
+    domains : tuple of Domain
+        At least one; all with the same sample shape and dtype.
+    classes : tuple of str
+        Class names in label order.
+    mean, std : tuple of float
+        Per channel, for images scaled to [0, 1]; samples are normalised with them on the device.
+    task : str
+        What is to be learnt, for example ``"classification"``.
+    public : ndarray of uint8 [n, C, H, W] or None
+        Unlabelled samples that every client and the server may see.
+    """
+
+    name: str
+    domains: tuple[Domain, ...]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    task: str = "classification"
+    public: NDArray[np.uint8] | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of all samples, labels and names."""
+        digest = hashlib.sha256(repr((self.name, self.classes, self.mean, self.std, self.task)).encode())
+        for domain in self.domains:
+            digest.update(f"{domain.name}|{domain.origin}".encode())
+            for array in (domain.train_x, domain.train_y, domain.test_x, domain.test_y):
+                digest.update(f"{array.shape}{array.dtype}".encode())
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class ClientIndices:
+    """The samples of one client, as rows of `FederatedData.x`.
+
+    Attributes
+    ----------
+    name : str
+        Unique; the domain's name where a client is a domain.
+    domain : str
+        The domain its samples come from (``"pooled"`` where they come from several).
+    train, val, test : ndarray of int64
+        Row indices; `val` may be empty.
+    """
+
+    name: str
+    domain: str
+    train: NDArray[np.int64]
+    val: NDArray[np.int64]
+    test: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """All samples once, and who holds which.
+
+    Attributes
+    ----------
+    x : ndarray [n, ...]
+        uint8 images [n, C, H, W], or float features.
+    y : ndarray of int64 [n]
+        Labels.
+    clients : tuple of ClientIndices
+        In client order; their training parts are disjoint, their test parts too.
+    test : ndarray of int64
+        The common test set: all clients' test parts one after another.
+    """
+
+    dataset: str
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    clients: tuple[ClientIndices, ...]
+    test: NDArray[np.int64]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    task: str
+    origins: dict[str, Origin]
+    fingerprint: str
+    public: NDArray[np.uint8] | None = None
+    partition_fingerprint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "partition_fingerprint", partition_fingerprint(self.clients))
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+    def class_counts(self) -> NDArray[np.int64]:
+        """Training samples of each class at each client, int64 [K, C]."""
+        return np.stack([np.bincount(self.y[c.train], minlength=self.num_classes) for c in self.clients])
+
+
+def partition_fingerprint(clients: Sequence[ClientIndices]) -> str:
+    """Return the SHA-256 (hex) of who holds which rows."""
+    digest = hashlib.sha256()
+    for client in clients:
+        digest.update(f"{client.name}|{client.domain}".encode())
+        for part in (client.train, client.val, client.test):
+            digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes() + b"|")
+    return digest.hexdigest()
