@@ -1,0 +1,173 @@
+"""What every federated method is made of: a declaration and a few hooks, all with FedAvg's behaviour as default.
+
+A method is one file with one class. It declares what it shares and needs, overrides the hooks in which it
+differs from FedAvg, and keeps nothing on itself: what a client must remember goes into ``client.state``, what the
+server must remember into ``server.state``, both plain trees. So a client's turn is a pure function, and saving,
+replaying and counting bytes need no help from the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from flray import registry
+from flray.algorithms.averaging import average
+
+if TYPE_CHECKING:
+    from flray.algorithms.client import Batch, Client
+    from flray.algorithms.server import Replies, Reply, Server
+
+Need = Literal["split", "batch_norm", "homogeneous", "public", "validation", "classification", "all_clients"]
+View = Literal["global", "personal"]
+Predictor = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training.
+
+    Attributes
+    ----------
+    tag : str
+        Tells phases apart in `Algorithm.loss`, and keys the batch order.
+    trainable : str
+        Parameter group in the optimiser (see `flray.models.groups.select`); the others are frozen.
+    epochs : int or None
+        Passes over the stream; None for the experiment's ``local.epochs``.
+    local : mapping
+        Settings of ``local`` that differ in this phase, for example ``{"lr": 0.1}``.
+    """
+
+    tag: str = "train"
+    trainable: str = "all"
+    epochs: int | None = None
+    local: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One exchange between server and cohort within a round.
+
+    Attributes
+    ----------
+    name : str
+        The algorithm's method that plays the client's side, taking a `Client` and returning the reply.
+    index : int
+        Tells repeated stages apart (a public batch's number); reaches the client as ``client.stage_index``.
+    """
+
+    name: str = "train"
+    index: int = 0
+
+
+class Algorithm:
+    """FedAvg, and the base of all methods: broadcast, train locally, average.
+
+    Attributes
+    ----------
+    shared : str
+        Group of parameters and buffers that travels and is averaged; the rest stays at the client.
+    needs : frozenset of str
+        What the federation must offer; checked before round 0.
+    weighting : {"samples", "uniform"}
+        Weights of the average.
+    views : tuple of {"global", "personal"}
+        Which models are evaluated; the first is the method's own.
+    hp : Params
+        The hyper-parameters.
+    """
+
+    Params: ClassVar[type[registry.Params]] = registry.Params
+    shared: str = "all"
+    needs: frozenset[Need] = frozenset()
+    weighting: Literal["samples", "uniform"] = "samples"
+    views: tuple[View, ...] = ("global",)
+
+    def __init__(self, hp: registry.Params | None = None) -> None:
+        self.hp: Any = hp if hp is not None else self.Params()
+
+    # --- client -------------------------------------------------------------------------------------------
+
+    def setup(self, client: Client) -> None:
+        """Fill ``client.state`` before the client's first turn. Default: nothing."""
+
+    def receive(self, client: Client) -> None:
+        """Set all parameters and buffers of ``client.model`` from the message and the client's state."""
+        client.load(client.message.get("weights", {}))
+        client.load_personal()
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        """Return the stretches of local training, in order. Default: one over everything."""
+        return (Phase(),)
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return the scalar to minimise. Default: the task's loss of the current model."""
+        return client.task.loss(batch.outputs, batch.y)
+
+    def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+        """Do one optimiser step on one batch."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(client, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.after_backward(client, batch)
+        client.clip_gradients()
+        optimizer.step()
+        client.record_loss(loss)
+
+    def after_backward(self, client: Client, batch: Batch) -> None:
+        """Correct the gradients between backward and the optimiser's step. Default: nothing."""
+
+    def report(self, client: Client) -> dict[str, Any]:
+        """Return the reply's tree after training. Default: the shared group's weights."""
+        return {"weights": client.weights()}
+
+    def train(self, client: Client) -> dict[str, Any]:
+        """Play the client's side of the stage ``train``."""
+        self.receive(client)
+        for phase in self.phases(client):
+            for batch, optimizer in client.run(phase):
+                self.step(client, batch, optimizer)
+        return self.report(client)
+
+    def predictor(self, client: Client, view: View) -> Predictor:
+        """Return what scores a batch of normalised inputs. Default: the received model in eval mode."""
+        model: nn.Module = client.model.eval()
+        return model
+
+    # --- server -------------------------------------------------------------------------------------------
+
+    def server_setup(self, server: Server) -> None:
+        """Fill ``server.state`` before round 0. Default: nothing."""
+
+    def exchanges(self, server: Server) -> Iterable[Stage]:
+        """Yield the stages of a round; the server's state is already updated by the stages before. Default: train."""
+        return (Stage("train"),)
+
+    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+        """Return what goes to every client besides the shared weights. Default: nothing."""
+        return {}
+
+    def send_private(self, server: Server, client: int, stage: Stage) -> dict[str, Any]:
+        """Return what goes to one client alone. Default: nothing."""
+        return {}
+
+    def weigh(self, server: Server, reply: Reply) -> float:
+        """Return a reply's weight in the average (any scale)."""
+        return float(reply.num_samples) if server.weighting == "samples" else 1.0
+
+    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
+        """Take in a stage's replies, which come in client order. Default: the weighted mean of the weights."""
+        for architecture, mean in average(replies, lambda reply: self.weigh(server, reply)).items():
+            self.apply(server, architecture, mean)
+
+    def apply(self, server: Server, architecture: str, mean: dict[str, Tensor]) -> None:
+        """Turn the mean of the clients' weights into the server's new ones. Default: take the mean."""
+        server.models[architecture] = {**server.models[architecture], **mean}
+
+    def refine(self, server: Server) -> None:
+        """Train or review at the server after aggregation. Default: nothing."""

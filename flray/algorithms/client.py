@@ -1,0 +1,330 @@
+"""What an algorithm's hooks see of a client during one turn: model, data, message, state, keyed randomness."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from flray import keys, trees
+from flray.algorithms.base import Phase
+from flray.data.tasks import Task
+from flray.models import groups
+
+if TYPE_CHECKING:
+    from flray.config import Experiment, Local
+
+
+class Bench:
+    """One architecture's model in one process, with what is known of it; every turn sets all of its values.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Freshly initialised; its values at this moment are the initial ones of every client and the server.
+    shared : str
+        Group that travels.
+    local_buffers : bool
+        Whether floating buffers are taken out of the shared group.
+    """
+
+    def __init__(self, model: nn.Module, shared: str, local_buffers: bool) -> None:
+        self.model = model
+        self.entries: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
+        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self.initial: dict[str, Tensor] = trees.clone(self.entries)
+        names = groups.select(model, shared)
+        if local_buffers:
+            names = names & self.parameters.keys()
+        self.shared = frozenset(names)
+        self.personal = frozenset(self.entries.keys() - names)
+        self.batch_norm = bool(groups.select(model, "batch_norm"))
+        self.random = any(isinstance(m, nn.modules.dropout._DropoutNd) or "stochastic" in type(m).__name__.lower()
+                          for m in model.modules())
+        self._frozen: dict[str, nn.Module] = {}
+
+    def frozen(self, role: str) -> nn.Module:
+        """Return a second model of the same architecture for reference values (one per role, reused)."""
+        if role not in self._frozen:
+            twin = copy.deepcopy(self.model)
+            self._frozen[role] = twin.requires_grad_(False)
+        return self._frozen[role].eval()
+
+
+class Batch:
+    """One batch with the outputs of the client's model, computed when first asked for.
+
+    Attributes
+    ----------
+    x : Tensor [B, ...]
+        Normalised inputs.
+    y : Tensor of int64 [B]
+        Labels.
+    step : int
+        Number of the step within the phase, from 0.
+    phase : Phase
+        The phase it belongs to.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, step: int, phase: Phase) -> None:
+        self.x, self.y, self.step, self.phase = x, y, step, phase
+        self._model = model
+
+    @cached_property
+    def features(self) -> Tensor:
+        """Penultimate features [B, d] of the client's model (the model must be split)."""
+        features: Tensor = self._model.features(self.x)  # type: ignore[operator]
+        return features
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """Outputs of the client's model, for classification the logits [B, C]."""
+        split = isinstance(getattr(self._model, "features", None), nn.Module)
+        outputs: Tensor = self._model.classifier(self.features) if split else self._model(self.x)  # type: ignore[operator]
+        return outputs
+
+
+class Samples:
+    """Rows of the resident data that belong to one client or to the public set; indexed on the device.
+
+    Parameters
+    ----------
+    x, y : Tensor
+        All samples of the federation, on the device; uint8 images or float features.
+    rows : Tensor of int64
+        Which of them.
+    prepare : callable
+        Normalises a batch of raw samples.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor | None, rows: Tensor, prepare: Callable[[Tensor], Tensor]) -> None:
+        self._x, self._y, self.rows, self._prepare = x, y, rows, prepare
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels of all samples, int64 [n]."""
+        if self._y is None:
+            raise ValueError("these samples have no labels")
+        return self._y[self.rows]
+
+    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return normalised inputs and labels at positions within these samples (labels -1 where there are none)."""
+        rows = self.rows[positions]
+        x = self._prepare(self._x[rows])
+        return x, self._y[rows] if self._y is not None else torch.full_like(rows, -1)
+
+    def in_order(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all samples in their stored order, in batches."""
+        for positions in torch.arange(len(self), device=self.rows.device).split(batch_size):
+            yield self.take(positions)
+
+
+class Client:
+    """One client during one turn.
+
+    Attributes
+    ----------
+    id : int
+        Position in the partition.
+    round, seed, stage_index : int
+        Where we are; rounds count from 0.
+    message : dict
+        What the server sent: ``weights`` and the algorithm's own entries. Read-only.
+    state : dict
+        The client's memory, a plain tree. Its tensors are read-only; put new ones in their place.
+    model : nn.Module
+        The resident model of the client's architecture.
+    train, validation, public : Samples
+        The client's data.
+    class_counts : Tensor of int64 [C]
+        Training samples by class.
+    work : float
+        Share of the local steps to do; below 1 for stragglers.
+    metrics : dict of str to float
+        What the turn reports for tracking (see `log`).
+    """
+
+    def __init__(self, *, id: int, round: int, stage_index: int, config: Experiment, bench: Bench, task: Task,
+                 message: dict[str, Any], state: dict[str, Any], train: Samples, validation: Samples,
+                 public: Samples | None, num_classes: int, work: float, device: torch.device) -> None:
+        self.id, self.round, self.stage_index, self.config = id, round, stage_index, config
+        self.seed, self.local = config.seed, config.local
+        self.bench, self.task, self.message, self.state = bench, task, message, state
+        self.train, self.validation, self.public = train, validation, public
+        self.num_classes, self.work, self.device = num_classes, work, device
+        self.metrics: dict[str, float] = {}
+        self._loaded: set[str] = set()
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._steps = 0
+        self._trainable: list[nn.Parameter] = []
+
+    # --- model --------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The resident model of the client's architecture."""
+        return self.bench.model
+
+    @property
+    def num_samples(self) -> int:
+        """Number of training samples."""
+        return len(self.train)
+
+    @cached_property
+    def class_counts(self) -> Tensor:
+        """Training samples by class, int64 [C]."""
+        return torch.bincount(self.train.labels, minlength=self.num_classes)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The model's trainable parameters by name (no buffers)."""
+        return self.bench.parameters
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy values into the model, in place."""
+        for name, value in weights.items():
+            self.bench.entries[name].copy_(value)
+        self._loaded.update(weights)
+
+    def load_personal(self) -> None:
+        """Set the personal group: from the client's state, or to the initial values before its first turn."""
+        if self.bench.personal:
+            kept = self.state.get("personal")
+            self.load(kept if kept else {name: self.bench.initial[name] for name in self.bench.personal})
+
+    def weights(self, names: frozenset[str] | None = None) -> dict[str, Tensor]:
+        """Return the model's current values of some names, by default the shared group. They follow the model."""
+        names = self.bench.shared if names is None else names
+        return {name: entry.detach() for name, entry in self.bench.entries.items() if name in names}
+
+    def reference(self, weights: Mapping[str, Tensor] | None = None, role: str = "reference") -> nn.Module:
+        """Return a frozen twin of the model in eval mode.
+
+        Parameters
+        ----------
+        weights : tree, optional
+            Its values; names that are missing keep the model's current ones.
+        role : str
+            One twin per role lives in each process; asking again for a role overwrites it.
+        """
+        twin = self.bench.frozen(role)
+        with torch.no_grad():
+            for name, entry in twin.state_dict(keep_vars=True).items():
+                entry.copy_(weights[name] if weights is not None and name in weights else self.bench.entries[name])
+        return twin
+
+    # --- randomness and tracking ----------------------------------------------------------------------------
+
+    def generator(self, purpose: keys.Purpose, extra: int | str = 0) -> torch.Generator:
+        """Return this client's generator for one purpose in this round."""
+        return keys.torch_generator(self.seed, purpose, round=self.round, client=self.id, extra=extra)
+
+    def log(self, name: str, value: float | Tensor) -> None:
+        """Track a number of this client in this round."""
+        self.metrics[name] = float(value)
+
+    def record_loss(self, loss: Tensor) -> None:
+        """Add a step's loss to the turn's mean."""
+        self._loss_sum += loss.detach()
+        self._steps += 1
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps done so far in this turn."""
+        return self._steps
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss over the turn's steps; NaN where there were none."""
+        return float(self._loss_sum) / self._steps if self._steps else math.nan
+
+    # --- training -------------------------------------------------------------------------------------------
+
+    def run(self, phase: Phase, samples: Samples | None = None) -> Iterator[tuple[Batch, torch.optim.Optimizer]]:
+        """Yield the batches of a phase with its optimiser, the model in train mode and the other groups frozen.
+
+        Parameters
+        ----------
+        phase : Phase
+            What to train, for how long, with which settings.
+        samples : Samples, optional
+            Other samples than the client's training data.
+        """
+        samples = self.train if samples is None else samples
+        local = self.local.model_copy(update=dict(phase.local)) if phase.local else self.local
+        chosen = groups.select(self.model, phase.trainable)
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(name in chosen)
+        self._trainable = [p for n, p in self.parameters.items() if n in chosen]
+        optimizer = make_optimizer(self._trainable, local, self.round)
+        self.model.train()
+        reseed = keys.key(self.seed, "dropout", round=self.round, client=self.id,
+                          extra=f"{phase.tag}/{self.stage_index}") if self.bench.random else None
+        try:
+            for step, positions in enumerate(self._positions(phase, local, samples)):
+                if reseed is not None:
+                    torch.manual_seed(reseed + step)
+                x, y = samples.take(positions)
+                yield Batch(self.model, x, y, step, phase), optimizer
+        finally:
+            for parameter in self.parameters.values():
+                parameter.requires_grad_(True)
+                parameter.grad = None
+
+    def _positions(self, phase: Phase, local: Local, samples: Samples) -> Iterator[Tensor]:
+        epochs = local.epochs if phase.epochs is None else phase.epochs
+        count, size = len(samples), local.batch_size
+        # BatchNorm has no variance for a single sample: such a last batch is left out, for all methods alike.
+        lone = self.bench.batch_norm and count > 1 and (size == 1 or count % size == 1)
+        per_epoch = -(-count // size) - int(lone and size > 1)
+        generator = self.generator("batches", extra=f"{phase.tag}/{self.stage_index}")
+        left = math.ceil(epochs * per_epoch * self.work)
+        for _ in range(epochs):
+            order = torch.randperm(count, generator=generator).to(samples.rows.device)
+            for positions in order.split(size)[:per_epoch]:
+                if left == 0:
+                    return
+                left -= 1
+                yield positions
+
+    def clip_gradients(self) -> None:
+        """Clip the gradient's norm where ``local.clip_norm`` is set."""
+        if self.local.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._trainable, self.local.clip_norm)
+
+    def check_received(self) -> None:
+        """Assert that the turn has set every value of the model, whatever an earlier turn left there."""
+        missing = self.bench.entries.keys() - self._loaded
+        if missing:
+            raise RuntimeError(f"receive() left {len(missing)} values of the model unset, {min(missing)!r} among them: "
+                               "a turn must set all parameters and buffers")
+
+
+def make_optimizer(parameters: list[nn.Parameter], local: Local, round: int) -> torch.optim.Optimizer:
+    """Return a fresh optimiser for one turn.
+
+    Parameters
+    ----------
+    parameters : list of Parameter
+        What it may change.
+    local : Local
+        Its settings.
+    round : int
+        From 0; the learning rate is ``lr * lr_decay**round``.
+    """
+    lr = local.lr * local.lr_decay**round
+    if not parameters:
+        parameters = [nn.Parameter(torch.zeros(()))]
+    if local.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=local.momentum, weight_decay=local.weight_decay)
+    kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=lr, betas=local.betas, weight_decay=local.weight_decay)

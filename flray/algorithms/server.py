@@ -1,0 +1,114 @@
+"""What an algorithm's hooks see of the server: the models, their own state, the cohort and the replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from flray import keys
+from flray.trees import Weights
+
+if TYPE_CHECKING:
+    from flray.config import Experiment
+
+
+class Reply(Protocol):
+    """What one client sent in a stage; a mapping whose large entries are fetched when asked for."""
+
+    client: int
+    architecture: str
+    num_samples: int
+
+    def __getitem__(self, entry: str) -> Any: ...
+
+    def get(self, entry: str, default: Any = None) -> Any:
+        """Return an entry, or the default where the client sent none."""
+
+
+class Replies(Protocol):
+    """A stage's replies in client order. Iterating waits for each in turn and can be repeated after `wait`."""
+
+    def __iter__(self) -> Iterator[Reply]: ...
+
+    def wait(self) -> Sequence[Reply]:
+        """Return all replies once the last has arrived, their large entries not yet fetched."""
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What the server knows of a client.
+
+    Attributes
+    ----------
+    name, domain : str
+        As in the partition.
+    num_samples : int
+        Training samples.
+    class_counts : Tensor of int64 [C]
+        Training samples by class.
+    architecture : str
+        Key of its model in ``server.models``.
+    """
+
+    name: str
+    domain: str
+    num_samples: int
+    class_counts: Tensor
+    architecture: str
+
+
+@dataclass
+class Server:
+    """The server's side of a federation, as hooks see it.
+
+    Attributes
+    ----------
+    models : dict of str to tree
+        The global model of each architecture: every parameter and buffer (entries outside the shared group keep
+        their initial values).
+    state : dict
+        The algorithm's own memory, a plain tree; replaced or extended by hooks.
+    cohort : list of int
+        Clients of the current round, sorted.
+    round : int
+        Current round, from 0.
+    clients : tuple of ClientInfo
+        All clients.
+    shared_names : dict of str to frozenset of str
+        For each architecture the names that travel.
+    parameter_names : dict of str to frozenset of str
+        For each architecture the names that are trainable parameters (the others are buffers).
+    metrics : dict of str to float
+        What hooks wish to track this round (see `log`).
+    """
+
+    config: Experiment
+    clients: tuple[ClientInfo, ...]
+    models: dict[str, Weights]
+    shared_names: dict[str, frozenset[str]]
+    parameter_names: dict[str, frozenset[str]]
+    num_classes: int
+    weighting: Literal["samples", "uniform"]
+    state: dict[str, Any] = field(default_factory=dict)
+    cohort: list[int] = field(default_factory=list)
+    round: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Weights:
+        """The global model where all clients have the same architecture."""
+        (weights,) = self.models.values()
+        return weights
+
+    def log(self, name: str, value: float | Tensor, client: int | None = None) -> None:
+        """Track a number of this round, of the federation or of one client."""
+        suffix = "" if client is None else f"/client/{self.clients[client].name}"
+        self.metrics[f"{name}{suffix}"] = float(value)
+
+    def generator(self, purpose: keys.Purpose, extra: int | str = 0) -> torch.Generator:
+        """Return the server's generator for one purpose in this round (client number -1)."""
+        return keys.torch_generator(self.config.seed, purpose, round=self.round, client=-1, extra=extra)

@@ -1,0 +1,312 @@
+"""The YAML file as typed models: the only place where the engine's defaults and ranges live.
+
+`flray.loading` reads files, applies overrides and words the errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from flray import registry
+from flray.errors import FlrayError, nearest
+from flray.registry import Registry
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+
+
+class Section(BaseModel):
+    """A part of the YAML file: unknown keys are refused, values do not change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Component(BaseModel):
+    """A registered component by name with its options: ``{name: dirichlet, alpha: 0.2}`` or just ``iid``."""
+
+    model_config = ConfigDict(frozen=True)
+    registry: ClassVar[Registry]
+
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"name": value}
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+            kind = cls.registry.kind
+            raise PydanticCustomError("component", "name a {kind}, for example `{{name: {example}}}`",
+                                      {"kind": kind, "example": cls.registry.names()[0]})
+        given = {k: v for k, v in value.items() if k != "name"}
+        try:
+            params = cls.registry.params(value["name"])
+            return {"name": value["name"], "options": params.model_validate(given).model_dump()}
+        except FlrayError as error:
+            raise PydanticCustomError("component", "{message}", {"message": str(error), "sub": ("name",)}) from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            sub = tuple(str(part) for part in first["loc"])
+            message = first["msg"]
+            if first["type"] == "extra_forbidden":
+                message = (f"{value['name']} has no option {sub[-1]!r}{nearest(sub[-1], params.model_fields)}; "
+                           f"its options: {', '.join(params.model_fields) or 'none'}")
+            elif first["type"] == "missing":
+                message = f"the {cls.registry.kind} {value['name']} needs this option"
+            raise PydanticCustomError(
+                "component", "{message}", {"message": message, "sub": sub, "found": first["input"]}) from None
+
+    @model_serializer
+    def _join(self) -> dict[str, Any]:
+        return {"name": self.name, **self.options}
+
+
+class DatasetChoice(Component):
+    """A data set."""
+
+    registry = registry.datasets
+
+
+class PartitionChoice(Component):
+    """A partition of the training data over the clients."""
+
+    registry = registry.partitions
+
+
+class ModelChoice(Component):
+    """A network."""
+
+    registry = registry.models
+
+
+class AlgorithmChoice(Component):
+    """A federated method."""
+
+    registry = registry.algorithms
+
+
+class Local(Section):
+    """What a client does in one turn."""
+
+    epochs: int = Field(1, ge=0, description="passes over the client's training data per round")
+    batch_size: int = Field(32, ge=1)
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = Field(0.01, gt=0, description="learning rate")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round r is lr * lr_decay**r (r from 0)")
+    momentum: float = Field(0.0, ge=0, lt=1, description="SGD only")
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Adam and AdamW only")
+    clip_norm: float | None = Field(None, gt=0, description="clip the gradient's norm to this")
+    precision: Literal["float32", "float64"] = "float32"
+    memory_format: Literal["channels_last", "contiguous"] = Field(
+        "channels_last", description="layout of images; channels_last is the faster one for most networks")
+
+
+class Participation(Section):
+    """Who takes part in a round. Simulated by key, so the same clients whatever the number of workers."""
+
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the clients sampled in each round")
+    clients: int | None = Field(None, ge=1, description="number of clients sampled, instead of a fraction")
+    dropout: float = Field(0.0, ge=0, lt=1, description="chance that a sampled client does not answer in a round")
+    stragglers: Fraction = Field(0.0, description="chance that a client is slow in a round")
+    straggler_work: float = Field(0.5, gt=0, le=1, description="share of the local steps a slow client manages")
+
+
+class Evaluation(Section):
+    """What is measured, and when."""
+
+    every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last one")
+    batch_size: int = Field(512, ge=1)
+    others: bool = Field(False, description="also test personal models on the other clients' data (inter)")
+    validation: float = Field(0.0, ge=0, lt=1, description="share of each client's training data kept for validation")
+    last: int = Field(5, ge=1, description="rounds in `mean of the last k rounds`")
+
+
+class Aggregation(Section):
+    """Details of the average that hold for every method."""
+
+    buffers: Literal["average", "local"] = Field(
+        "average", description="floating buffers (BatchNorm statistics): averaged, or personal to each client")
+    weights: Literal["method", "samples", "uniform"] = Field(
+        "method", description="weights of the mean: as the method declares, by sample counts, or equal")
+
+
+class Resources(Section):
+    """Where the clients' turns are played."""
+
+    executor: Literal["ray", "inline"] = "ray"
+    actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto", description="client actors; auto: as many as the CPUs and GPUs carry, at most one per cohort member")
+    cpus_per_actor: float = Field(1.0, gt=0, description="CPUs, and so torch threads (at least one), of an actor")
+    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = "auto"
+    queued: int = Field(2, ge=1, le=16, description="turns waiting at each actor; two hide the call's latency")
+
+
+class Faults(Section):
+    """What happens when something breaks."""
+
+    on_client_error: Literal["fail", "skip"] = "fail"
+    round_timeout: float | None = Field(
+        None, gt=0, description="seconds; clients that have not answered a stage by then are left out and reported")
+    attempts: int = Field(3, ge=1, description="times a turn is played when its actor dies, before it counts as failed")
+
+
+class Checkpointing(Section):
+    """When a run's state is written. A resumed run replays what came after, to the same bits."""
+
+    every: int = Field(1, ge=1, description="rounds between checkpoints")
+    min_seconds: float = Field(10.0, ge=0, description="but not sooner than this after the last one")
+    keep: int = Field(2, ge=1, description="checkpoints kept")
+
+
+class Tracking(Section):
+    """Where results go."""
+
+    uri: str | None = Field("sqlite:///mlflow.db", description="any MLflow tracking URI; null for no MLflow")
+    experiment: str = Field("flray", min_length=1, description="the MLflow experiment")
+
+
+class Experiment(Section):
+    """One federation, completely described."""
+
+    name: Name = "experiment"
+    seed: int = Field(0, ge=0)
+    rounds: int = Field(10, ge=1)
+    data: DatasetChoice
+    partition: PartitionChoice = Field(default_factory=lambda: PartitionChoice.model_validate("domains"))
+    model: ModelChoice
+    models: dict[str, ModelChoice] = Field(
+        default_factory=dict, description="other networks for single clients or domains, by their name")
+    algorithm: AlgorithmChoice
+    local: Local = Local()
+    participation: Participation = Participation()
+    evaluation: Evaluation = Evaluation()
+    aggregation: Aggregation = Aggregation()
+    resources: Resources = Resources()
+    faults: Faults = Faults()
+    checkpoint: Checkpointing = Checkpointing()
+    tracking: Tracking = Tracking()
+    output: str = Field("runs", min_length=1, description="folder for runs and sweeps")
+    plugins: tuple[str, ...] = Field((), description="your own Python files that register components")
+
+
+class Grid(Section):
+    """Every value is tried."""
+
+    grid: list[Any] = Field(min_length=1)
+
+
+class Choice(Section):
+    """One of the values, drawn anew for each sample."""
+
+    choice: list[Any] = Field(min_length=1)
+
+
+class Interval(Section):
+    """Two ends, low below high."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Interval:
+        for name, (low, high) in self.model_dump().items():
+            if not low < high:
+                raise PydanticCustomError("interval", "{name}: the first number must be below the second",
+                                          {"name": name})
+        return self
+
+
+class Uniform(Interval):
+    """A real number from an interval."""
+
+    uniform: tuple[float, float]
+
+
+class LogUniform(Interval):
+    """A positive real number, uniform on the logarithm."""
+
+    loguniform: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
+
+
+class RandInt(Interval):
+    """An integer from [low, high)."""
+
+    randint: tuple[int, int]
+
+
+Domain = Grid | Choice | Uniform | LogUniform | RandInt
+
+
+class Asha(Section):
+    """Asynchronous successive halving: the worse part of the trials stops early."""
+
+    name: Literal["asha"]
+    grace_period: int = Field(1, ge=1, description="rounds before a trial may be stopped")
+    reduction_factor: float = Field(3, gt=1)
+
+
+class Median(Section):
+    """Stops trials below the median of the others at the same round."""
+
+    name: Literal["median"]
+    grace_period: int = Field(1, ge=1)
+    min_samples: int = Field(3, ge=1)
+
+
+class Pbt(Section):
+    """Population based training: poor trials copy good ones and perturb the settings of `space`."""
+
+    name: Literal["pbt"]
+    perturbation_interval: int = Field(2, ge=1, description="rounds")
+    quantile: float = Field(0.25, gt=0, le=0.5)
+
+
+Scheduler = Annotated[Asha | Median | Pbt, Field(discriminator="name")]
+
+
+class Sweep(Section):
+    """How the space is searched."""
+
+    samples: int = Field(1, ge=1, description="draws from the space (each with every grid value)")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0,), min_length=1, description="repetitions of each setting")
+    metric: str = Field("auto", description="auto: the method's main accuracy, personal or global")
+    mode: Literal["max", "min"] = "max"
+    search: Literal["random", "grid", "optuna"] = "random"
+    scheduler: Scheduler | None = None
+    concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    max_failures: int = Field(2, ge=0, description="times a crashed trial is tried again from its checkpoint")
+    seed: int = Field(0, ge=0, description="of the draws")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scheduler_by_name(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and isinstance(value.get("scheduler"), str):
+            return {**value, "scheduler": {"name": value["scheduler"]}}
+        return value
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Sweep:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise PydanticCustomError("seeds", "seeds must differ from each other", {"sub": ("seeds",)})
+        return self
+
+
+class Config(Section):
+    """A whole YAML file."""
+
+    experiment: Experiment
+    space: dict[str, Domain] = Field(default_factory=dict)
+    sweep: Sweep = Sweep()

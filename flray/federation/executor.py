@@ -1,0 +1,179 @@
+"""What a federation sees of the processes that play its clients' turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray import trees
+from flray.algorithms.base import Stage
+from flray.errors import FlrayError
+from flray.trees import Packed
+
+Handle = Any
+"""A packed tree, or an executor's reference to one."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One piece of work; with its inputs it determines the result to the last bit.
+
+    Attributes
+    ----------
+    kind : {"stage", "global", "personal"}
+        A stage of a round, or an evaluation of the global model (one block of the common test set) or of a
+        client's own.
+    client : int
+        Whose turn; -1 for the global model.
+    token : str
+        Names the common message; turns with the same one share what a process made of it.
+    cost : float
+        Expected length in any unit, for scheduling only.
+    """
+
+    kind: Literal["stage", "global", "personal"]
+    client: int
+    round: int
+    architecture: str
+    stage: Stage = field(default_factory=Stage)
+    work: float = 1.0
+    block: int = 0
+    token: str = ""
+    cost: float = 1.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client's turn that did not end well.
+
+    Attributes
+    ----------
+    what : str
+        ``ValueError: text``, or why no answer came.
+    where : str
+        File and line; empty where unknown.
+    trace : str
+        The whole traceback.
+    """
+
+    what: str
+    where: str = ""
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The small part of a turn's result.
+
+    Attributes
+    ----------
+    small : Packed or None
+        The reply's small entries.
+    entries : tuple of str
+        Names of the entries in the large part.
+    evidence : dict of str to dict of str to ndarray
+        Of an evaluation: per test set, per-sample arrays.
+    seconds : float
+        Time the turn took in its process.
+    up : int
+        Bytes of the reply's tensors.
+    resident : int
+        Bytes of memory the process held afterwards.
+    """
+
+    client: int
+    failure: Failure | None = None
+    small: Packed | None = None
+    entries: tuple[str, ...] = ()
+    evidence: dict[str, dict[str, NDArray[Any]]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    up: int = 0
+    resident: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A turn with its inputs."""
+
+    turn: Turn
+    common: Handle
+    private: Packed | None = None
+    state: Handle = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A turn with its outputs."""
+
+    turn: Turn
+    outcome: Outcome
+    bulk: Handle = None
+    state: Handle = None
+
+
+class Executor(Protocol):
+    """Plays turns somewhere. Results come in the order of the jobs, each as soon as it and those before are there."""
+
+    def put(self, packed: Packed) -> Handle:
+        """Make a packed tree available to all processes."""
+
+    def fetch(self, handle: Handle) -> Packed:
+        """Return a packed tree."""
+
+    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
+        """Play all jobs; what has not ended after `timeout` seconds ends as a failure."""
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of each process that plays turns."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class ClientError(FlrayError):
+    """A client's own code raised; the first line names client, round, exception, file and line."""
+
+
+class ArrivedReply:
+    """A client's reply as aggregation sees it; see `flray.algorithms.server.Reply`."""
+
+    def __init__(self, result: Result, num_samples: int, fetch: Callable[[Handle], Packed]) -> None:
+        self.client, self.architecture = result.turn.client, result.turn.architecture
+        self.num_samples = num_samples
+        self._small = trees.unpack(result.outcome.small) if result.outcome.small is not None else {}
+        self._large = frozenset(result.outcome.entries)
+        self._bulk, self._fetch = result.bulk, fetch
+
+    def __getitem__(self, entry: str) -> Any:
+        return trees.unpack(self._fetch(self._bulk))[entry] if entry in self._large else self._small[entry]
+
+    def get(self, entry: str, default: Any = None) -> Any:
+        """Return an entry, or `default` where the client sent none."""
+        return self[entry] if entry in self._large or entry in self._small else default
+
+
+def split_small(tree: dict[str, Any], limit: int = 65536) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a reply into entries that travel with the outcome and those that travel by reference.
+
+    Parameters
+    ----------
+    tree : dict
+        The reply.
+    limit : int
+        Entries with more bytes than this are large.
+    """
+    sizes = {name: trees.tensor_bytes({name: value}) for name, value in tree.items()}
+    small = {name: value for name, value in tree.items() if sizes[name] <= limit}
+    return small, {name: value for name, value in tree.items() if name not in small}
+
+
+def evidence_arrays(tensors: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Join the evidence of several batches, on the CPU."""
+    if not tensors:
+        return {}
+    return {name: np.concatenate([t[name].cpu().numpy() for t in tensors]) for name in tensors[0]}

@@ -1,0 +1,64 @@
+"""The executor without Ray: plays every turn in this process, in client order."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+import psutil
+import torch
+
+from flray.federation.executor import Failure, Handle, Job, Outcome, Result
+from flray.federation.player import Player
+from flray.federation.world import World
+from flray.trees import Packed
+
+
+class InlineExecutor:
+    """Plays turns in this process, with as many threads as one actor would have.
+
+    Parameters
+    ----------
+    world : World
+        What is played.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._threads = torch.get_num_threads()
+        cpus = world.config.resources.cpus_per_actor
+        self._player = Player(world, default_device(world), max(1, math.floor(cpus)))
+
+    def put(self, packed: Packed) -> Handle:
+        """Return the tree itself."""
+        return packed
+
+    def fetch(self, handle: Handle) -> Packed:
+        """Return the tree itself."""
+        packed: Packed = handle
+        return packed
+
+    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
+        """Play the jobs one after another; those not begun within `timeout` seconds are left out."""
+        started = time.monotonic()
+        for job in jobs:
+            if timeout is not None and time.monotonic() - started > timeout:
+                failure = Failure(f"no answer within {timeout:g} s")
+                yield Result(job.turn, Outcome(job.turn.client, failure=failure))
+                continue
+            outcome, bulk, state = self._player.play(job.turn, job.common, job.private, job.state)
+            yield Result(job.turn, outcome, bulk, state)
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of this process."""
+        return {"inline": psutil.Process().memory_info().rss}
+
+    def close(self) -> None:
+        """Restore the process's number of torch threads."""
+        torch.set_num_threads(self._threads)
+
+
+def default_device(world: World) -> torch.device:
+    """Return the GPU where there is one and the experiment does not do without, else the CPU."""
+    wanted = world.config.resources.gpus_per_actor != 0
+    return torch.device("cuda:0" if wanted and torch.cuda.is_available() else "cpu")

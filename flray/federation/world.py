@@ -1,0 +1,154 @@
+"""Everything a process needs to play turns: configuration, data, method and networks, checked before round 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from flray import models, registry
+from flray.algorithms.base import Algorithm
+from flray.config import Experiment, ModelChoice
+from flray.data.cache import data_root
+from flray.data.federate import federate
+from flray.data.types import DataSet, FederatedData
+from flray.errors import ConfigError, FlrayError, nearest
+from flray.models import groups
+
+_datasets: dict[str, DataSet] = {}
+
+
+@dataclass(frozen=True)
+class World:
+    """A federation's unchanging part; the same in every process.
+
+    Attributes
+    ----------
+    config : Experiment
+        The experiment.
+    data : FederatedData
+        All samples and who holds which.
+    algorithm : Algorithm
+        The method with its hyper-parameters.
+    architectures : dict of str to ModelChoice
+        Networks by key.
+    architecture_of : tuple of str
+        Each client's key.
+    components : dict
+        What the user registered, by kind, for the other processes.
+    """
+
+    config: Experiment
+    data: FederatedData
+    algorithm: Algorithm
+    architectures: dict[str, ModelChoice]
+    architecture_of: tuple[str, ...]
+    components: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def build(self, key: str) -> nn.Module:
+        """Return a freshly initialised network of an architecture: the same bits in every process."""
+        choice = self.architectures[key]
+        dtype = torch.float64 if self.config.local.precision == "float64" else torch.float32
+        return models.build(choice.name, self.data.shape, self.data.num_classes, choice.options, self.config.seed, dtype)
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients sampled in each round."""
+        participation = self.config.participation
+        if participation.clients is not None:
+            return participation.clients
+        return round(participation.fraction * len(self.data.clients))
+
+
+def load_dataset(name: str, options: Mapping[str, Any]) -> DataSet:
+    """Return a data set, loaded at most once per process."""
+    key = f"{name} {sorted(options.items())}"
+    if key not in _datasets:
+        _datasets.clear()
+        _datasets[key] = registry.datasets.get(name)(data_root(), **options)
+    return _datasets[key]
+
+
+def make_world(config: Experiment) -> World:
+    """Load the data and build the world of an experiment.
+
+    Raises
+    ------
+    FlrayError
+        If data are missing or the parts do not fit together; the message says what to change.
+    """
+    dataset = load_dataset(config.data.name, config.data.options)
+    data = federate(dataset, config.partition.name, config.partition.options, config.seed,
+                    val_fraction=config.evaluation.validation)
+    architectures, architecture_of = _architectures(config, data)
+    algorithm = registry.algorithms.get(config.algorithm.name)
+    world = World(
+        config=config, data=data, architectures=architectures, architecture_of=architecture_of,
+        algorithm=algorithm(registry.algorithms.params(config.algorithm.name)(**config.algorithm.options)),
+        components={kind: entries.added() for kind, entries in registry.ALL.items()},
+    )
+    check(world)
+    return world
+
+
+def check(world: World) -> None:
+    """Refuse what cannot run.
+
+    Raises
+    ------
+    ConfigError
+        Naming the setting.
+    """
+    config, data, algorithm, count = world.config, world.data, world.algorithm, len(world.data.clients)
+    name = config.algorithm.name
+    if config.participation.clients is not None and config.participation.clients > count:
+        raise ConfigError("experiment.participation.clients", str(config.participation.clients),
+                          f"the partition has {count} clients")
+    if world.cohort_size < 1:
+        raise ConfigError("experiment.participation.fraction", str(config.participation.fraction),
+                          f"this selects nobody of {count} clients; at least {1 / count:.3g} is needed")
+    needs = algorithm.needs
+    if "classification" in needs and data.task != "classification":
+        raise ConfigError("experiment.algorithm", name, f"it needs classification, and {data.dataset} is {data.task}")
+    if "homogeneous" in needs and len(world.architectures) > 1:
+        raise ConfigError("experiment.models", ", ".join(world.architectures),
+                          f"{name} averages weights, so all clients need the same network")
+    if "public" in needs and data.public is None:
+        raise ConfigError("experiment.data", data.dataset, f"{name} needs public data, and this set has none")
+    if "validation" in needs and not config.evaluation.validation:
+        raise ConfigError("experiment.evaluation.validation", "0", f"{name} needs a validation split, for example 0.2")
+    if "all_clients" in needs and world.cohort_size < count:
+        raise ConfigError("experiment.participation", f"{world.cohort_size} of {count}", f"{name} needs all clients")
+    for key in world.architectures:
+        model = world.build(key)
+        for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
+            if need in needs and not groups.select(model, group):
+                raise ConfigError("experiment.model", key, f"{name} needs a network with {group.replace('_', ' ')}")
+        if "split" in needs:
+            groups.select(model, "features")
+        groups.select(model, algorithm.shared)
+
+
+def _architectures(config: Experiment, data: FederatedData) -> tuple[dict[str, ModelChoice], tuple[str, ...]]:
+    known = {c.name for c in data.clients} | {c.domain for c in data.clients}
+    for name in config.models:
+        if name not in known:
+            raise ConfigError(f"experiment.models.{name}", name,
+                              f"no client or domain has this name{nearest(name, known)}")
+    keys: dict[str, ModelChoice] = {}
+    assigned: list[str] = []
+    for client in data.clients:
+        choice = config.models.get(client.name) or config.models.get(client.domain) or config.model
+        same = next((key for key, other in keys.items() if other == choice), None)
+        if same is None:
+            taken = sum(other.name == choice.name for other in keys.values())
+            same = choice.name if not taken else f"{choice.name}-{taken + 1}"
+            keys[same] = choice
+        assigned.append(same)
+    return keys, tuple(assigned)
+
+
+__all__ = ["FlrayError", "World", "check", "load_dataset", "make_world"]
