@@ -1,1 +1,20 @@
+"""The papers' networks, each split into features and classifier, and the groups of their state that methods name."""
 
+from flray.models import convnets, small
+from flray.models.base import SplitModel, as_split, feature_dim
+from flray.models.building import build
+from flray.models.groups import GROUPS, batch_norm_modules, layer_taps, norm_layer, select
+
+__all__ = [
+    "GROUPS",
+    "SplitModel",
+    "as_split",
+    "batch_norm_modules",
+    "build",
+    "convnets",
+    "feature_dim",
+    "layer_taps",
+    "norm_layer",
+    "select",
+    "small",
+]

@@ -1,0 +1,117 @@
+"""What a model is here: a feature extractor and a classifier, so that methods can share, freeze or replace one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from torch import Tensor, nn
+
+from flray.errors import FlrayError
+
+
+class SplitModel(nn.Module):
+    """A network cut into two: ``classifier(features(x))``.
+
+    Parameters
+    ----------
+    features : nn.Module
+        Maps a batch of inputs to flat penultimate features [B, d], after the last ReLU where there is one.
+    classifier : nn.Module
+        Maps features [B, d] to logits [B, C].
+    taps : sequence of str
+        Dotted names of the submodules whose outputs stand for the depths of the network, shallow to deep; see
+        `flray.models.layer_taps`.
+    """
+
+    def __init__(self, features: nn.Module, classifier: nn.Module, taps: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.features = features
+        self.classifier = classifier
+        self.taps = tuple(taps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits [B, C] of a batch of inputs."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+    @property
+    def feature_dim(self) -> int:
+        """The number of features d that `features` returns per sample."""
+        return feature_dim(self)
+
+
+def as_split(module: nn.Module) -> SplitModel:
+    """Return the module unchanged, having checked that it can be used as a `SplitModel`.
+
+    Call it only where a method needs the split. The module need not be a `SplitModel`: two children called
+    ``features`` and ``classifier`` that hold the whole state are enough, with forward = classifier(features(x)).
+
+    Raises
+    ------
+    FlrayError
+        If a child is missing, or if some parameter or buffer lies in neither: such an entry would be neither
+        shared nor kept by a method that shares one part and keeps the other.
+    """
+    name = type(module).__name__
+    children = dict(module.named_children())
+    missing = [part for part in ("features", "classifier") if part not in children]
+    if missing:
+        found = ", ".join(children) or "none"
+        raise FlrayError(
+            f"model {name}: this needs a feature/classifier split, but there is no child called {' or '.join(missing)} "
+            f"(its children: {found}); build it as flray.models.SplitModel(features, classifier)"
+        )
+    outside = [entry for entry in module.state_dict() if entry.split(".")[0] not in ("features", "classifier")]
+    if outside:
+        raise FlrayError(
+            f"model {name}: {outside[0]!r} lies outside features and classifier; move it into one of them"
+        )
+    return cast(SplitModel, module)
+
+
+def feature_dim(model: nn.Module) -> int:
+    """Return the number of inputs of a split model's classifier.
+
+    Raises
+    ------
+    FlrayError
+        If the model is not split, or its classifier has no layer that tells its number of inputs.
+    """
+    for layer in as_split(model).classifier.modules():
+        for attribute in ("in_features", "num_features"):
+            size = getattr(layer, attribute, None)
+            if isinstance(size, int):
+                return size
+    raise FlrayError(f"model {type(model).__name__}: its classifier has no nn.Linear, so its feature size is unknown")
+
+
+def image_shape(name: str, shape: Sequence[int], minimum: int) -> tuple[int, int, int]:
+    """Return ``(channels, height, width)``, having checked that a network can take such images.
+
+    Parameters
+    ----------
+    name : str
+        The model's registered name, for the message.
+    shape : sequence of int
+        Shape of one sample.
+    minimum : int
+        Least height and width in pixels.
+
+    Raises
+    ------
+    FlrayError
+        If a sample is not an image [C, H, W] or is too small.
+    """
+    if len(shape) != 3 or min(shape) < 1:
+        raise FlrayError(
+            f"model {name!r} takes images [channels, height, width], found samples of shape {tuple(shape)}; "
+            "choose 'linear' or 'mlp' for other data"
+        )
+    channels, height, width = shape
+    if min(height, width) < minimum:
+        raise FlrayError(
+            f"model {name!r} needs images of at least {minimum}x{minimum}, found {height}x{width} "
+            f"(shape {tuple(shape)}); resize the images or choose a model with fewer down-sampling steps"
+        )
+    return channels, height, width

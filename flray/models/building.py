@@ -1,0 +1,66 @@
+"""Build a registered model from its name and options, with initial values that depend on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from flray import keys, registry
+from flray.errors import ConfigError, FlrayError, nearest
+
+
+def build(name: str, shape: tuple[int, ...], num_classes: int, options: Mapping[str, Any], seed: int,
+          dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Return a registered model, on the CPU, initialised from the seed.
+
+    The same (name, shape, num_classes, options, seed) give the same bits; no global random state changes. Another
+    `dtype` casts the float32 values, so that a float64 run starts at the same point.
+
+    Parameters
+    ----------
+    name : str
+        A registered model.
+    shape : tuple of int
+        Shape of one sample, without the batch.
+    num_classes : int
+        Number of logits.
+    options : mapping
+        The model's options, checked against its signature.
+    seed : int
+        The experiment's seed.
+    dtype : torch.dtype
+        Type of the parameters and floating buffers.
+
+    Raises
+    ------
+    FlrayError
+        If the model or an option is unknown, a value is not allowed, or the samples do not fit the network.
+    """
+    builder = registry.models.get(name)
+    checked = _checked(name, options)
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would also seed the accelerators, whose state is not restored here.
+        torch.default_generator.manual_seed(keys.key(seed, "init", extra=name))
+        model = builder(tuple(shape), num_classes, **checked)
+    if not isinstance(model, nn.Module):
+        raise FlrayError(f"model {name!r}: its builder returned {type(model).__name__}, not a torch.nn.Module")
+    return model.to(dtype=dtype)
+
+
+def _checked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    params = registry.models.params(name)
+    try:
+        checked = params.model_validate(dict(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(["model", *(str(part) for part in first["loc"])])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(params.model_fields) or "none"
+            hint = nearest(str(first["loc"][0]), params.model_fields)
+            raise ConfigError(path, "an unknown option", f"options of {name!r}: {known}{hint}") from None
+        raise ConfigError(path, repr(first["input"]), first["msg"]) from None
+    return {field: getattr(checked, field) for field in params.model_fields}
