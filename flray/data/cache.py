@@ -1,0 +1,104 @@
+"""Arrays on disk: written at once or not at all, checked on every read, never executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.errors import DataError
+
+MANIFEST = "manifest.json"
+
+
+def data_root() -> Path:
+    """Return the folder of the data cache: ``$FLRAY_DATA``, or ``~/.cache/flray``."""
+    return Path(os.environ.get("FLRAY_DATA") or "~/.cache/flray").expanduser()
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_arrays(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays as ``NAME.npy`` with a manifest of sizes and checksums, replacing what was there.
+
+    Parameters
+    ----------
+    folder : Path
+        Appears complete, by one rename; a process killed meanwhile leaves only a hidden folder beside it.
+    arrays : mapping of str to ndarray
+        Plain numeric arrays.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        files = {}
+        for name, array in arrays.items():
+            path = temporary / f"{name}.npy"
+            with path.open("wb") as file:
+                np.save(file, array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+            files[path.name] = {"sha256": sha256_file(path), "bytes": path.stat().st_size}
+        with (temporary / MANIFEST).open("w") as file:
+            json.dump({"files": files}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    except OSError:
+        # Another process may have put the same arrays there between the removal and the rename.
+        if not (folder / MANIFEST).exists():
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_arrays(folder: Path, name: str) -> dict[str, NDArray[Any]]:
+    """Read and verify what `write_arrays` wrote.
+
+    Parameters
+    ----------
+    folder : Path
+        Where it was written.
+    name : str
+        The data set, for the message that says how to get it.
+
+    Raises
+    ------
+    DataError
+        If a file is missing, truncated or altered; the message names it, and what to do.
+    """
+    remedy = f"run `flray data get {name}`"
+    manifest = folder / MANIFEST
+    if not manifest.exists():
+        raise DataError(f"data set {name} is not in {folder}; {remedy}")
+    try:
+        files = {str(file): (str(facts["sha256"]), int(facts["bytes"]))
+                 for file, facts in json.loads(manifest.read_text())["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{manifest} is not a readable manifest ({error!r}); {remedy}") from None
+    arrays = {}
+    for file, (checksum, size) in files.items():
+        path = folder / file
+        if not path.exists():
+            raise DataError(f"{path} is missing; {remedy}")
+        if (found := path.stat().st_size) != size:
+            raise DataError(f"{path} has {found} bytes, expected {size}; {remedy}")
+        if (digest := sha256_file(path)) != checksum:
+            raise DataError(f"{path} was altered: sha256 is {digest}, expected {checksum}; {remedy}")
+        arrays[path.stem] = np.load(path, allow_pickle=False)
+    return arrays
+

@@ -1,0 +1,202 @@
+"""From a data set and a partition to a federation's data: who trains, validates and tests on which rows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+
+from flray.data.cache import data_root
+from flray.data.types import ClientIndices, DataSet, FederatedData
+from flray.errors import ConfigError, DataError
+from flray.keys import numpy_generator
+from flray.registry import Registry, datasets, partitions
+
+Rows = NDArray[np.int64]
+
+
+def load_dataset(name: str, options: dict[str, Any] | None = None, root: Path | None = None) -> DataSet:
+    """Return a registered data set; nothing is downloaded.
+
+    Parameters
+    ----------
+    name : str
+        Registered name.
+    options : dict, optional
+        Its options.
+    root : Path, optional
+        Folder of the data cache, default `flray.data.cache.data_root()`.
+
+    Raises
+    ------
+    FlrayError
+        If the name or an option is unknown, or the data set has not been fetched.
+    """
+    checked = _options(datasets, name, options or {})
+    dataset: DataSet = datasets.get(name)(root or data_root(), **checked)
+    return dataset
+
+
+def federate(
+    dataset: DataSet, partition_name: str, options: dict[str, Any], seed: int, val_fraction: float = 0.0
+) -> FederatedData:
+    """Partition a data set into clients.
+
+    A client's test part mirrors its training part: the test samples of each class (of each class of each domain, if
+    the partition keeps clients to domains) go to the clients in proportion to their training samples of it. A client
+    with very few training samples may therefore have no test samples.
+
+    Parameters
+    ----------
+    dataset : DataSet
+        Its domains' training parts, then their test parts, become the rows of the result.
+    partition_name : str
+        Registered partition.
+    options : dict
+        Its options.
+    seed : int
+        The experiment's seed.
+    val_fraction : float
+        Share of each client's training samples set apart for validation, in [0, 1); the training part keeps at least
+        one sample.
+
+    Raises
+    ------
+    FlrayError
+        If the partition or an option is unknown, an option does not suit the data, or a client gets no samples.
+    """
+    if not 0 <= val_fraction < 1:
+        raise ConfigError("val_fraction", repr(val_fraction), "a number at least 0 and below 1")
+    train_y, train_domain = _pool([d.train_y for d in dataset.domains])
+    test_y, test_domain = _pool([d.test_y for d in dataset.domains])
+    function = partitions.get(partition_name)
+    by_domain = "domains" in inspect.signature(function).parameters
+    trains = _partition(partition_name, options, {"labels": train_y, "domains": train_domain, "seed": seed})
+
+    domain_names = ["pooled"] * len(trains)
+    if by_domain or len(dataset.domains) == 1:
+        homes = [np.unique(train_domain[rows]) for rows in trains]
+        domain_names = [dataset.domains[home[0]].name if len(home) == 1 else "pooled" for home in homes]
+    names = _client_names(domain_names, by_domain)
+    for k, rows in enumerate(trains):
+        if not len(rows):
+            raise DataError(
+                f"partition {partition_name}: client {k} of {len(trains)} gets no training samples of data set "
+                f"{dataset.name} ({len(train_y)} samples); take fewer clients, more samples or a less skewed partition"
+            )
+
+    num_classes = len(dataset.classes)
+    groups = (train_domain if by_domain else np.zeros_like(train_domain)) * num_classes + train_y
+    test_groups = (test_domain if by_domain else np.zeros_like(test_domain)) * num_classes + test_y
+    tests = match_test(trains, groups, test_groups, num_classes)
+
+    clients = []
+    for k, (name, domain, rows) in enumerate(zip(names, domain_names, trains, strict=True)):
+        size = min(round(val_fraction * len(rows)), len(rows) - 1)
+        shuffled = numpy_generator(seed, "partition", client=k, extra="validation").permutation(rows)
+        clients.append(ClientIndices(name, domain, np.sort(shuffled[size:]), np.sort(shuffled[:size]),
+                                     tests[k] + len(train_y)))
+    return FederatedData(
+        dataset=dataset.name,
+        x=np.concatenate([d.train_x for d in dataset.domains] + [d.test_x for d in dataset.domains]),
+        y=np.concatenate([train_y, test_y]),
+        clients=tuple(clients),
+        test=np.concatenate([client.test for client in clients]),
+        classes=dataset.classes, mean=dataset.mean, std=dataset.std, task=dataset.task,
+        origins={d.name: d.origin for d in dataset.domains},
+        fingerprint=dataset.fingerprint,
+        public=dataset.public,
+    )
+
+
+def match_test(trains: Sequence[Rows], groups: Rows, test_groups: Rows, num_classes: int) -> list[Rows]:
+    """Deal test samples to clients so that each client is tested on what it trains on.
+
+    Parameters
+    ----------
+    trains : sequence of ndarray of int64
+        Each client's training rows.
+    groups, test_groups : ndarray of int64 [n], [m]
+        Group (domain * num_classes + class) of every training and test sample.
+    num_classes : int
+        Number of classes.
+
+    Returns
+    -------
+    list of ndarray of int64
+        Sorted rows of the test set per client; disjoint, together all of it. A group is dealt in proportion to the
+        clients' training samples of it (largest remainder, ties to the client with the fewest test samples so far);
+        a group without training samples in proportion to those of its domain, or else to the clients' sizes.
+    """
+    tests: list[list[Rows]] = [[] for _ in trains]
+    num_groups = int(max(groups.max(), test_groups.max(initial=0))) // num_classes * num_classes + num_classes
+    counts = np.stack([np.bincount(groups[train], minlength=num_groups) for train in trains])
+    dealt = np.zeros(len(trains), dtype=np.int64)
+    for group in np.unique(test_groups):
+        domain = group // num_classes * num_classes
+        candidates = (counts[:, group], counts[:, domain:domain + num_classes].sum(1), counts.sum(1))
+        rows = np.flatnonzero(test_groups == group)
+        sizes = _largest_remainder(next(held for held in candidates if held.any()), len(rows), dealt)
+        dealt += sizes
+        for test, part in zip(tests, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
+            test.append(part)
+    return [np.sort(np.concatenate([*test, np.empty(0, dtype=np.int64)])) for test in tests]
+
+
+def _largest_remainder(weights: Rows, total: int, so_far: Rows) -> Rows:
+    """Split `total` into integers in proportion to integer weights."""
+    quotas = weights * total
+    sizes: Rows = quotas // weights.sum()
+    by_remainder = np.lexsort((so_far, -(quotas % weights.sum())))
+    sizes[by_remainder[:total - sizes.sum()]] += 1
+    return sizes
+
+
+def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> list[Rows]:
+    """Call a partition with the context it declares, and check what it returns."""
+    function = partitions.get(name)
+    wanted = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    if unknown := [parameter for parameter in wanted if parameter not in context]:
+        raise DataError(
+            f"partition {name}: unknown positional parameter {unknown[0]!r}; "
+            f"it may take {', '.join(context)}, options are keyword-only"
+        )
+    parts = function(*(context[parameter] for parameter in wanted), **_options(partitions, name, options))
+    parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
+    line = np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
+    if not parts or (len(line) and (line[0] < 0 or line[-1] >= len(context["labels"]) or (np.diff(line) == 0).any())):
+        raise DataError(
+            f"partition {name}: must return at least one client, rows between 0 and {len(context['labels']) - 1}, "
+            "and no row twice"
+        )
+    return parts
+
+
+def _options(registry: Registry, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    model: type[BaseModel] = registry.params(name)
+    try:
+        return dict(model(**options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join([registry.kind, name, *map(str, first["loc"])])
+        allowed = ", ".join(model.model_fields) or "none"
+        raise ConfigError(path, repr(first["input"]), f"{first['msg']} (options: {allowed})") from None
+
+
+def _pool(parts: Sequence[Rows]) -> tuple[Rows, Rows]:
+    """Return all labels and the domain id of each."""
+    ids = np.repeat(np.arange(len(parts), dtype=np.int64), [len(part) for part in parts])
+    return np.concatenate(parts).astype(np.int64), ids
+
+
+def _client_names(domains: Sequence[str], by_domain: bool) -> list[str]:
+    """Name clients after their domain, numbered where several share it."""
+    if not by_domain:
+        width = len(str(len(domains) - 1))
+        return [f"client{k:0{width}d}" for k in range(len(domains))]
+    return [name if domains.count(name) == 1 else f"{name}{domains[:k].count(name)}" for k, name in enumerate(domains)]

@@ -1,0 +1,128 @@
+"""What image sets are made of: resizing, bundled photos, photo crops. Arrays are uint8 unless said otherwise."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+Images = NDArray[np.uint8]
+
+
+@cache
+def bundled_photos() -> tuple[Images, ...]:
+    """Return the photos that scikit-learn (and matplotlib, where installed with its sample data) carry, [H, W, 3]."""
+    photos = [np.asarray(photo, dtype=np.uint8) for photo in load_sample_images().images]
+    hopper = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
+    if hopper.exists():
+        with Image.open(hopper) as image:
+            photos.append(np.asarray(image.convert("RGB"), dtype=np.uint8))
+    return tuple(photos)
+
+
+def photo_crops(n: int, size: int, generator: np.random.Generator, max_scale: int = 3) -> Images:
+    """Return random square crops of the bundled photos.
+
+    Parameters
+    ----------
+    n : int
+        How many.
+    size : int
+        Side of a crop in pixels.
+    generator : numpy.random.Generator
+        Chooses photo, scale, place and mirroring.
+    max_scale : int
+        A crop covers `size` times 1, 2, ... or `max_scale` pixels of its photo, averaged in blocks: more different
+        textures out of few photos.
+
+    Returns
+    -------
+    ndarray of uint8 [n, 3, size, size]
+    """
+    pyramid = [[_block_mean(photo, scale) for scale in range(1, max_scale + 1)] for photo in bundled_photos()]
+    crops = np.empty((n, 3, size, size), dtype=np.uint8)
+    for crop in crops:
+        level = pyramid[generator.integers(len(pyramid))][generator.integers(max_scale)]
+        top, left = (int(generator.integers(side - size + 1)) for side in level.shape[:2])
+        patch = level[top:top + size, left:left + size]
+        crop[:] = (patch[:, ::-1] if generator.integers(2) else patch).transpose(2, 0, 1)
+    return crops
+
+
+def resize(images: NDArray[Any], size: int) -> Images:
+    """Resize square images bilinearly (half-pixel centres, edges repeated; meant for enlarging).
+
+    Parameters
+    ----------
+    images : ndarray [..., H, H]
+        Values in 0..255.
+    size : int
+        New side in pixels.
+
+    Returns
+    -------
+    ndarray of uint8 [..., size, size]
+    """
+    old = images.shape[-1]
+    where = np.clip((np.arange(size) + 0.5) * old / size - 0.5, 0, old - 1)
+    below = np.minimum(where.astype(np.int64), old - 2)
+    weights = np.zeros((size, old))
+    weights[np.arange(size), below] = 1 - (where - below)
+    weights[np.arange(size), below + 1] = where - below
+    # Fixed-point weights make the sums exact in float64, so that the result does not depend on the BLAS.
+    weights = np.rint(weights * 1024) / 1024
+    enlarged = weights @ images.astype(np.float64) @ weights.T
+    return _to_uint8(enlarged)
+
+
+def colour(grey: Images) -> Images:
+    """Return grey images [n, H, W] with their channel three times, [n, 3, H, W]."""
+    return np.repeat(grey[:, None], 3, axis=1)
+
+
+def over_photos(digits: Images, crops: Images) -> Images:
+    """Return ``|crop - digit|`` per channel, the composition of MNIST-M (Ganin and Lempitsky 2015).
+
+    Parameters
+    ----------
+    digits : ndarray of uint8 [n, H, W]
+        White on black.
+    crops : ndarray of uint8 [n, 3, H, W]
+        Backgrounds.
+    """
+    return _to_uint8(np.abs(crops.astype(np.int16) - digits[:, None]))
+
+
+def channel_statistics(images: list[NDArray[Any]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel of uint8 images scaled to [0, 1], over all arrays together.
+
+    Parameters
+    ----------
+    images : list of ndarray of uint8 [n, C, H, W]
+        Training images.
+    """
+    channels = images[0].shape[1]
+    # From exact counts of the 256 values: no rounding that depends on the order of summation.
+    counts = np.array([sum(np.bincount(part[:, c].ravel(), minlength=256) for part in images) for c in range(channels)])
+    values = np.arange(256) / 255
+    total = counts.sum(1)
+    mean = counts @ values / total
+    variance = counts @ values**2 / total - mean**2
+    return tuple(round(float(m), 6) for m in mean), tuple(round(float(s), 6) for s in np.sqrt(variance))
+
+
+def _block_mean(photo: Images, scale: int) -> Images:
+    height, width = (side // scale for side in photo.shape[:2])
+    blocks = photo[:height * scale, :width * scale].reshape(height, scale, width, scale, 3)
+    return _to_uint8(blocks.mean(axis=(1, 3)))
+
+
+def _to_uint8(values: NDArray[Any]) -> Images:
+    rounded: Images = np.clip(np.rint(values), 0, 255).astype(np.uint8)
+    return rounded
