@@ -1,1 +1,1 @@
-
+"""MLflow tracking that never blocks training, the journal behind it, and plots."""

@@ -1,0 +1,55 @@
+"""Metric names: one convention, and one place that knows what MLflow accepts.
+
+``<view>/<scope>/<metric>`` is a mean over clients or the value of the one global model, for example
+``global/common/accuracy`` or ``personal/local/accuracy``; ``<view>/<scope>/<metric>/client/<name>`` is one
+client's value; ``time/<phase>`` and ``bytes/<direction>`` are costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+#: MLflow's longest name of a metric, parameter or tag, in characters.
+LONGEST_NAME = 250
+_REFUSED = re.compile(r"[^/\w.\- :]")
+
+
+def clean_name(name: str) -> str:
+    """Return `name` as MLflow takes it; a name that is fine comes back unchanged.
+
+    Refused characters become ``_``, empty and dotted path steps go, and a name that is too long ends in eight
+    hexadecimal digits of its hash so that two long names stay different.
+
+    Parameters
+    ----------
+    name : str
+        Steps joined by ``/``.
+
+    Raises
+    ------
+    ValueError
+        If nothing of the name is left.
+    """
+    steps = [step for step in _REFUSED.sub("_", name).split("/") if step and set(step) != {"."}]
+    cleaned = "/".join(steps)
+    if not cleaned:
+        raise ValueError(f"a metric needs a name; found {name!r}")
+    if len(cleaned) > LONGEST_NAME:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        cleaned = f"{cleaned[: LONGEST_NAME - 9]}_{digest}"
+    return cleaned
+
+
+def metric_name(*steps: str, client: str | None = None) -> str:
+    """Return the name of a metric, for one client or for all.
+
+    Parameters
+    ----------
+    *steps : str
+        View, scope and metric, for example ``"personal", "local", "accuracy"``.
+    client : str, optional
+        The client's name; a ``/`` in it does not open a new level.
+    """
+    own = [step.replace("/", "_") for step in (("client", client) if client is not None else ())]
+    return clean_name("/".join([*steps, *own]))

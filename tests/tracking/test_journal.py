@@ -1,0 +1,137 @@
+"""The journal survives kills and says every round once."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flray.errors import DataError, FlrayError
+from flray.tracking.journal import Journal, history_of, read_events
+
+
+def test_rounds_come_back_bit_for_bit_with_values_that_are_not_finite(tmp_path: Path) -> None:
+    values = {"a": 0.1 + 0.2, "b": math.nan, "c": math.inf, "d": -math.inf, "e": 5e-324, "f": 1}
+    with Journal(tmp_path / "run" / "journal.jsonl") as journal:
+        assert journal.record_round(0, values)
+        (event,) = journal.rounds()
+    assert event["metrics"]["a"] == 0.30000000000000004
+    assert math.isnan(event["metrics"]["b"])
+    assert [event["metrics"][name] for name in "cdef"] == [math.inf, -math.inf, 5e-324, 1.0]
+    assert isinstance(event["time"], int)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    json.loads((tmp_path / "run" / "journal.jsonl").read_text(), parse_constant=refuse)
+
+
+def test_a_round_is_recorded_once_also_after_opening_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        assert journal.record_round(1, {"x": 1.0})
+        assert not journal.record_round(1, {"x": 2.0})
+        first = journal.rounds()
+    before = path.read_bytes()
+    with Journal(path) as journal:
+        assert not journal.record_round(1, {"x": 1.0})
+        assert path.read_bytes() == before
+        assert journal.rounds() == first
+        assert journal.record_round(2, {"x": 3.0})
+        assert journal.history()["x"].tolist() == [1.0, 3.0]
+
+
+def test_a_torn_last_line_is_cut_off_wherever_it_tore(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.record_round(0, {"loss": 0.5})
+        whole = path.stat().st_size
+        journal.record_round(1, {"loss": 0.25})
+    data = path.read_bytes()
+    for cut in range(whole, len(data)):
+        path.write_bytes(data[:cut])
+        assert [event["round"] for event in read_events(tmp_path)] == [0]
+        with Journal(path) as journal:
+            assert path.stat().st_size == whole
+            assert journal.record_round(1, {"loss": 0.125})
+            assert journal.history()["loss"].tolist() == [0.5, 0.125]
+
+
+def test_a_tail_of_zeros_is_cut_off_but_a_broken_middle_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.record_round(0, {"loss": 0.5})
+    good = path.read_bytes()
+    path.write_bytes(good + b"\0\0\0\n\0\0")
+    with Journal(path) as journal:
+        assert len(journal.rounds()) == 1
+    assert path.read_bytes() == good
+    path.write_bytes(b"{oops\n" + good)
+    with pytest.raises(DataError, match="line 1"):
+        Journal(path)
+    assert path.read_bytes() == b"{oops\n" + good
+
+
+def test_history_is_sorted_with_round_first_and_gaps_as_nan(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        assert journal.history().columns.tolist() == ["round"]
+        assert len(journal.history()) == 0
+        journal.record_round(2, {"time/train": 3.0, "accuracy": 0.5})
+        journal.record_round(1, {"accuracy": 0.25})
+        table = journal.history()
+    assert table.columns.tolist() == ["round", "time/train", "accuracy"]
+    assert table["round"].tolist() == [1, 2]
+    assert table["accuracy"].tolist() == [0.25, 0.5]
+    assert math.isnan(table["time/train"][0])
+    assert history_of(read_events(tmp_path)).equals(table)
+
+
+def test_start_is_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        assert journal.start(uid="u", experiment="e", name="n", params={"lr": "0.1"})
+        assert not journal.start(uid="v", experiment="e", name="n")
+    with Journal(path) as journal:
+        assert not journal.start(uid="w", experiment="e", name="n")
+    (event,) = read_events(path)
+    assert (event["uid"], event["parent"], event["params"], event["tags"]) == ("u", None, {"lr": "0.1"}, {})
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path), pytest.raises(FlrayError, match="still runs"):
+        Journal(path)
+    Journal(path).close()
+
+
+def test_names_that_would_fall_together_are_refused(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        with pytest.raises(FlrayError, match="one name"):
+            journal.record_round(0, {"a*": 1.0, "a?": 2.0})
+        assert journal.record_round(0, {"a*": 1.0})
+        assert journal.history().columns.tolist() == ["round", "a_"]
+
+
+def test_a_killed_writer_loses_no_round_it_reported(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from flray.tracking.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1]))\n"
+        "for i in range(10**9):\n"
+        "    journal.record_round(i, {f'm{j}': float(i * j) for j in range(50)}); print(i, flush=True)\n"
+    )
+    path = tmp_path / "journal.jsonl"
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, env=dict(os.environ))
+    assert process.stdout is not None
+    reported = [int(process.stdout.readline()) for _ in range(200)]
+    process.send_signal(signal.SIGKILL)
+    reported += [int(line) for line in process.stdout.read().split(b"\n") if line]
+    process.wait()
+    with Journal(path) as journal:
+        rounds = [event["round"] for event in journal.rounds()]
+        assert rounds[: len(reported)] == reported
+        assert rounds == list(range(len(rounds)))
+        assert journal.record_round(len(rounds), {})
