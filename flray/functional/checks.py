@@ -1,0 +1,124 @@
+"""Shape and value checks shared by the formulas: every refusal names the argument, what it is and what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+TensorOrTree = TypeVar("TensorOrTree", Tensor, Mapping[str, Tensor])
+
+
+def check_shapes(**arguments: tuple[Tensor, str]) -> dict[str, int]:
+    """Check that tensors have the shapes their symbols say and return the size of each symbol.
+
+    Parameters
+    ----------
+    **arguments : (Tensor, str)
+        Argument name to ``(tensor, "K C D")``. The first tensor with a symbol fixes its size; ``B-1`` is one less
+        than ``B``. An empty string is a scalar.
+
+    Raises
+    ------
+    ValueError
+        If a tensor has another shape; the message names the argument, its shape and the expected one.
+    """
+    sizes: dict[str, int] = {}
+    for name, (tensor, symbols) in arguments.items():
+        wanted = symbols.split()
+        expected: list[int | None] = [_size(symbol, sizes) for symbol in wanted]
+        shape = tuple(tensor.shape)
+        fits = len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, expected, strict=True))
+        if fits:
+            for symbol, size in zip(wanted, shape, strict=True):
+                # a symbol that occurs twice in one tensor, as in [C, C], must have one size
+                fits = fits and sizes.setdefault(symbol, size) == size
+        if not fits:
+            known = ", ".join(f"{s}={v}" for s, v in zip(wanted, expected, strict=True) if v is not None)
+            raise ValueError(
+                f"{name}: shape {list(shape)}, expected [{', '.join(wanted)}]{' with ' + known if known else ''}")
+    return sizes
+
+
+def _size(symbol: str, sizes: Mapping[str, int]) -> int | None:
+    base, _, less = symbol.partition("-")
+    return max(sizes[base] - int(less), 0) if less and base in sizes else sizes.get(symbol)
+
+
+def check_mask(name: str, mask: Tensor) -> None:
+    """Raise `ValueError` unless `mask` is a boolean tensor (an integer mask would be read as indices)."""
+    if mask.dtype != torch.bool:
+        raise ValueError(f"{name}: dtype {mask.dtype}, expected torch.bool")
+
+
+def check_labels(labels: Tensor) -> Tensor:
+    """Return class labels as int64.
+
+    Raises
+    ------
+    ValueError
+        If they are not integers: rounding a float to a class would hide a mistake.
+    """
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"labels: dtype {labels.dtype}, expected integers")
+    return labels.long()
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise `ValueError` unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name}: {value!r}, expected one of {', '.join(map(repr, allowed))}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise `ValueError` unless `value` is a positive finite number."""
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name}: {value}, expected a positive finite number")
+
+
+def check_names(name: str, tree: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless both trees have the same names."""
+    if tree.keys() != expected.keys():
+        missing, extra = sorted(expected.keys() - tree.keys()), sorted(tree.keys() - expected.keys())
+        raise ValueError(f"{name}: names differ from the first tree's: missing {missing}, unexpected {extra}")
+
+
+def map_floating(function: Callable[..., Tensor], first: TensorOrTree, **others: Any) -> TensorOrTree:
+    """Apply an elementwise formula to a tensor or to every floating tensor of named trees, in float64.
+
+    Parameters
+    ----------
+    function : callable
+        Called with the float64 tensors of `first` and `others`, in that order; returns a tensor of their shape.
+    first : Tensor or dict of Tensor
+        Decides names, shapes and the dtypes of the result. Its integer and boolean tensors (counters) are returned
+        as they are.
+    **others : Tensor or dict of Tensor
+        Named for the error messages.
+
+    Raises
+    ------
+    ValueError
+        If kinds, names or shapes differ.
+    """
+    if isinstance(first, Tensor):
+        return _map_one(function, first, others)
+    for name, other in others.items():
+        if not isinstance(other, Mapping):
+            raise ValueError(f"{name}: {type(other).__name__}, expected a dict of tensors with the first one's names")
+        check_names(name, other, first)
+    return {key: _map_one(function, value, {f"{name}[{key!r}]": other[key] for name, other in others.items()})
+            for key, value in first.items()}
+
+
+def _map_one(function: Callable[..., Tensor], first: Tensor, others: Mapping[str, Any]) -> Tensor:
+    for name, other in others.items():
+        if not isinstance(other, Tensor):
+            raise ValueError(f"{name}: {type(other).__name__}, expected a tensor")
+        if other.shape != first.shape:
+            raise ValueError(f"{name}: shape {list(other.shape)}, expected {list(first.shape)}")
+    if not first.is_floating_point():
+        return first
+    return function(first.double(), *(other.double() for other in others.values())).to(first.dtype)
