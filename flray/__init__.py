@@ -1,4 +1,4 @@
-"""flray: which federated-learning method works on this data heterogeneity, at which settings, and how sure are we?"""
+"""Which federated-learning method works on this data heterogeneity, at which settings, and how sure are we."""
 
 from flray.torchvision_beside_cpu import install_hook
 

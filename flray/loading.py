@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
-import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -262,7 +262,7 @@ def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
         if field is None:
             continue
         candidates = [field.annotation, *typing.get_args(field.annotation)]
-        inner = [c for c in candidates if isinstance(c, type) and not isinstance(c, types.GenericAlias)
+        inner = [c for c in candidates if inspect.isclass(c) and typing.get_origin(c) is None
                  and issubclass(c, BaseModel)]
         branch = next((c for c in inner if c.__name__.lower() == str(loc[-1]).lower()), None)
         model = branch or (inner[0] if inner else model)

@@ -38,7 +38,8 @@ def hyper(default: Any, doc: str, source: str, **limits: Any) -> Any:
     **limits : Any
         Passed on to `pydantic.Field` (``ge``, ``le``, ``gt``, ``lt``).
     """
-    return Field(default=default, description=doc, json_schema_extra={"source": source}, validate_default=True, **limits)
+    return Field(default=default, description=doc, json_schema_extra={"source": source}, validate_default=True,
+                 **limits)
 
 
 class Registry:

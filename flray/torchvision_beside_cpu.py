@@ -20,7 +20,8 @@ _keep_alive: list[Any] = []
 class _BeforeTorchvision:
     """A meta-path finder that finds nothing, but acts just before torchvision is looked for."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None = None,
+                  target: ModuleType | None = None) -> ModuleSpec | None:
         if name == "torchvision":
             sys.meta_path.remove(self)
             declare_operators()

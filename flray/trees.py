@@ -141,7 +141,8 @@ def _view(data: np.ndarray[Any, np.dtype[np.uint8]], leaf: Leaf) -> Tensor:
 def clone(tree: Tree) -> dict[str, Any]:
     """Return a deep copy: tensors cloned (detached), everything else as it is."""
     return {
-        name: clone(value) if isinstance(value, Mapping) else value.detach().clone() if isinstance(value, Tensor) else value
+        name: clone(value) if isinstance(value, Mapping)
+        else value.detach().clone() if isinstance(value, Tensor) else value
         for name, value in tree.items()
     }
 

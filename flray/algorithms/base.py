@@ -113,7 +113,7 @@ class Algorithm:
         """Do one optimiser step on one batch."""
         optimizer.zero_grad(set_to_none=True)
         loss = self.loss(client, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.after_backward(client, batch)
         client.clip_gradients()
         optimizer.step()

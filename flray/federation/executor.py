@@ -75,6 +75,8 @@ class Outcome:
         The reply's small entries.
     entries : tuple of str
         Names of the entries in the large part.
+    stateful : bool
+        Whether the client has a state.
     evidence : dict of str to dict of str to ndarray
         Of an evaluation: per test set, per-sample arrays.
     seconds : float
@@ -89,6 +91,7 @@ class Outcome:
     failure: Failure | None = None
     small: Packed | None = None
     entries: tuple[str, ...] = ()
+    stateful: bool = False
     evidence: dict[str, dict[str, NDArray[Any]]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0

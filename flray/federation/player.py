@@ -101,7 +101,7 @@ class Player:
         bulk = trees.pack(large) if large else None
         kept = trees.pack(client.state) if client.state else None
         outcome = Outcome(
-            client=turn.client, small=packed_small, entries=tuple(large),
+            client=turn.client, small=packed_small, entries=tuple(large), stateful=kept is not None,
             metrics={"loss": client.mean_loss, "steps": float(client.steps), **client.metrics},
             up=packed_small.nbytes + (bulk.nbytes if bulk is not None else 0),
             seconds=time.perf_counter() - started, resident=self._process.memory_info().rss)

@@ -52,7 +52,8 @@ class World:
         """Return a freshly initialised network of an architecture: the same bits in every process."""
         choice = self.architectures[key]
         dtype = torch.float64 if self.config.local.precision == "float64" else torch.float32
-        return models.build(choice.name, self.data.shape, self.data.num_classes, choice.options, self.config.seed, dtype)
+        return models.build(choice.name, self.data.shape, self.data.num_classes, choice.options, self.config.seed,
+                            dtype)
 
     @property
     def cohort_size(self) -> int:

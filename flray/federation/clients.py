@@ -1,0 +1,238 @@
+"""The resident pool of Ray client actors: any actor plays any client, and a dead one's turns are played again."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+import ray.exceptions
+import torch
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from flray.config import Experiment
+from flray.federation.executor import Failure, Handle, Job, Outcome, Result, Turn
+from flray.federation.player import Player
+from flray.federation.world import World
+from flray.trees import Packed
+
+LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
+"""What a call raises when its actor or its node is gone: its turn is played again elsewhere."""
+
+
+class ClientActor:
+    """A process that plays clients' turns one at a time, on its share of the CPUs or of a GPU."""
+
+    def __init__(self, world: World, threads: int) -> None:
+        cuda = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU")) and torch.cuda.is_available()
+        self._player = Player(world, torch.device("cuda:0" if cuda else "cpu"), threads)
+
+    def play(self, turn: Turn, common: Packed, private: Packed | None,
+             state: Packed | None) -> tuple[Outcome, Packed | None, Packed | None]:
+        """Play a turn; see `flray.federation.player.Player.play`."""
+        return self._player.play(turn, common, private, state)
+
+    def describe(self) -> dict[str, int]:
+        """Return the process id and the resident bytes."""
+        import psutil
+
+        return {"pid": os.getpid(), "resident": psutil.Process().memory_info().rss}
+
+
+@dataclass
+class _Worker:
+    """One actor with the jobs waiting at it, oldest first."""
+
+    actor: Any
+    bundle: int
+    waiting: deque[_Call] = field(default_factory=deque)
+
+
+@dataclass
+class _Call:
+    """One job under way."""
+
+    position: int
+    outcome: Any
+    bulk: Any
+    state: Any
+
+
+class RayExecutor:
+    """Plays turns on a fixed pool of client actors.
+
+    Parameters
+    ----------
+    world : ObjectRef of World
+        In the object store once; every actor of a node reads its arrays without a copy.
+    config : Experiment
+        For its resources and faults.
+    actors : int
+        Size of the pool.
+    gpus : float
+        GPUs of each actor.
+    group : PlacementGroup
+        Where the actors live, one bundle each.
+    first_bundle : int
+        Bundle of the first actor.
+    """
+
+    def __init__(self, world: Any, config: Experiment, actors: int, gpus: float, group: Any = None,
+                 first_bundle: int = 0) -> None:
+        self._world, self._config, self._gpus, self._group = world, config, gpus, group
+        self._closed = False
+        self._workers = [_Worker(self._start(first_bundle + i), first_bundle + i) for i in range(actors)]
+
+    def put(self, packed: Packed) -> Handle:
+        """Put a packed tree into the object store."""
+        return ray.put(packed)
+
+    def fetch(self, handle: Handle) -> Packed:
+        """Return a packed tree from the object store, without a copy where it lies on this node."""
+        packed: Packed = ray.get(handle)
+        return packed
+
+    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
+        """Play all jobs, longest first; two wait at each actor, so that none idles while its result travels."""
+        return _Play(self, jobs, timeout).results()
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of each client actor."""
+        described = ray.get([worker.actor.describe.remote() for worker in self._workers], timeout=60)
+        return {f"client actor {d['pid']}": d["resident"] for d in described}
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the client actors."""
+        described = ray.get([worker.actor.describe.remote() for worker in self._workers], timeout=60)
+        return [d["pid"] for d in described]
+
+    def close(self) -> None:
+        """Stop all actors."""
+        if not self._closed:
+            self._closed = True
+            for worker in self._workers:
+                ray.kill(worker.actor)
+            self._workers = []
+
+    def _start(self, bundle: int) -> Any:
+        cpus = self._config.resources.cpus_per_actor
+        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": self._gpus, "max_restarts": 0}
+        if self._group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=bundle)
+        return ray.remote(ClientActor).options(**options).remote(self._world, max(1, math.floor(cpus)))
+
+    def replace(self, worker: _Worker) -> None:
+        """Put a new actor in a dead one's place."""
+        with contextlib.suppress(Exception):
+            ray.kill(worker.actor)
+        worker.actor = self._start(worker.bundle)
+
+
+class _Play:
+    """One call of `RayExecutor.play`."""
+
+    def __init__(self, executor: RayExecutor, jobs: Sequence[Job], timeout: float | None) -> None:
+        self._executor, self._jobs, self._timeout = executor, jobs, timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        order = sorted(range(len(jobs)), key=lambda i: (-jobs[i].turn.cost, i))
+        self._open = deque(order)
+        self._attempts = [0] * len(jobs)
+        self._done: dict[int, Result] = {}
+
+    def results(self) -> Iterator[Result]:
+        self._refill()
+        try:
+            for position in range(len(self._jobs)):
+                while position not in self._done:
+                    self._advance()
+                yield self._done.pop(position)
+        finally:
+            self._abandon()
+
+    def _refill(self) -> None:
+        """Give every actor work up to its queue's length, the least busy first."""
+        depth = self._executor._config.resources.queued
+        while self._open:
+            worker = min(self._executor._workers, key=lambda w: len(w.waiting))
+            if len(worker.waiting) >= depth:
+                return
+            self._submit(worker, self._open.popleft())
+
+    def _submit(self, worker: _Worker, position: int) -> None:
+        job = self._jobs[position]
+        outcome, bulk, state = worker.actor.play.options(num_returns=3).remote(
+            job.turn, job.common, job.private, job.state)
+        worker.waiting.append(_Call(position, outcome, bulk, state))
+
+    def _advance(self) -> None:
+        """Wait for something to end, and take it in."""
+        waiting = {call.outcome: (worker, call) for worker in self._executor._workers for call in worker.waiting}
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=left)
+        if not ready:
+            self._time_out()
+            return
+        worker, call = waiting[ready[0]]
+        try:
+            outcome = ray.get(call.outcome)
+        except LOST as error:
+            self._lost(worker, error)
+            return
+        except ray.exceptions.RayTaskError as error:
+            outcome = Outcome(self._jobs[call.position].turn.client,
+                              failure=Failure(f"{type(error.cause).__name__}: {error.cause}", trace=str(error)))
+        worker.waiting.remove(call)
+        self._finish(call.position, outcome, call)
+        self._refill()
+
+    def _finish(self, position: int, outcome: Outcome, call: _Call | None) -> None:
+        failed = call is None or outcome.failure is not None
+        self._done[position] = Result(
+            self._jobs[position].turn, outcome,
+            bulk=call.bulk if call is not None and not failed and outcome.entries else None,
+            state=call.state if call is not None and not failed and outcome.stateful else None)
+
+    def _lost(self, worker: _Worker, error: Exception) -> None:
+        """Replace a dead actor and play its turns again; only the oldest can have been its undoing."""
+        calls = list(worker.waiting)
+        worker.waiting.clear()
+        self._executor.replace(worker)
+        self._attempts[calls[0].position] += 1
+        for call in reversed(calls):
+            if self._attempts[call.position] >= self._executor._config.faults.attempts:
+                times = self._attempts[call.position]
+                failure = Failure(f"its actor died {times} times while playing this turn "
+                                  f"({type(error).__name__}: out of memory, or a crash in native code?)",
+                                  trace=str(error))
+                self._finish(call.position, Outcome(self._jobs[call.position].turn.client, failure=failure), None)
+            else:
+                self._open.appendleft(call.position)
+        self._refill()
+
+    def _time_out(self) -> None:
+        """Give up on everything that has not ended; actors in the middle of a turn are replaced."""
+        failure = Failure(f"no answer within {self._timeout:g} s")
+        for position in range(len(self._jobs)):
+            if position not in self._done and (position in self._open or self._under_way(position)):
+                self._finish(position, Outcome(self._jobs[position].turn.client, failure=failure), None)
+        self._open.clear()
+        for worker in self._executor._workers:
+            if worker.waiting:
+                worker.waiting.clear()
+                self._executor.replace(worker)
+
+    def _under_way(self, position: int) -> bool:
+        return any(call.position == position for worker in self._executor._workers for call in worker.waiting)
+
+    def _abandon(self) -> None:
+        """Forget what nobody waits for any more; turns under way end by themselves."""
+        self._open.clear()
+        for worker in self._executor._workers:
+            worker.waiting.clear()

@@ -1,0 +1,226 @@
+"""Start or join Ray, and open a federation on it or in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from flray.config import Experiment
+from flray.errors import FlrayError
+from flray.federation import checkpoint
+from flray.federation.federation import Federation, Round, Warn
+from flray.federation.inline import InlineExecutor
+from flray.federation.placement import Plan, make_plan
+from flray.federation.world import World
+
+SERVER_RESTARTS = 3
+
+
+class Running(Protocol):
+    """A federation that runs somewhere."""
+
+    def step(self) -> Round:
+        """Run one round."""
+
+    def save(self, folder: Path, keep: int) -> None:
+        """Write a checkpoint."""
+
+    def restore(self, folder: Path) -> int:
+        """Go to the newest checkpoint; return the rounds done."""
+
+    def sha256(self) -> str:
+        """Return the digest of everything learnt."""
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of each process."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class InlineFederation:
+    """A federation in this process."""
+
+    def __init__(self, world: World, warn: Warn) -> None:
+        self._executor = InlineExecutor(world)
+        self.federation = Federation(world, self._executor, warn)
+
+    def step(self) -> Round:
+        """Run one round."""
+        return self.federation.step()
+
+    def save(self, folder: Path, keep: int) -> None:
+        """Write a checkpoint."""
+        checkpoint.save(self.federation, folder, keep)
+
+    def restore(self, folder: Path) -> int:
+        """Go to the newest checkpoint; return the rounds done."""
+        return checkpoint.restore(self.federation, folder)
+
+    def sha256(self) -> str:
+        """Return the digest of everything learnt."""
+        return self.federation.sha256()
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of this process."""
+        return self._executor.memory()
+
+    def close(self) -> None:
+        """Give the threads back."""
+        self._executor.close()
+
+
+class RayFederation:
+    """A federation whose server and clients are Ray actors; the server actor is started again if it dies.
+
+    Parameters
+    ----------
+    world : World
+        Put into the object store once.
+    plan : Plan
+        The pool.
+    warn : callable
+        Gets the lines a user should see.
+    """
+
+    def __init__(self, world: World, plan: Plan, warn: Warn) -> None:
+        import ray
+        from ray.util.placement_group import placement_group
+
+        self._plan, self._warn = plan, warn
+        self._world = ray.put(world)
+        self._group = placement_group(
+            [{"CPU": plan.cpus_per_actor, **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {})}]
+            * plan.actors)
+        ray.get(self._group.ready(), timeout=300)
+        self._server = self._start()
+        self._folder: Path | None = None
+
+    def _start(self) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from flray.federation.server import ServerActor
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        return ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here).remote(
+            self._world, [self._world], self._plan, self._group, 0)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        import ray
+
+        try:
+            return ray.get(getattr(self._server, method).remote(*arguments))
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, FlrayError):
+                raise error.cause from None
+            raise
+
+    def step(self) -> Round:
+        """Run one round."""
+        finished, lines = self._call("step")
+        for line in lines:
+            self._warn(line)
+        result: Round = finished
+        return result
+
+    def save(self, folder: Path, keep: int) -> None:
+        """Write a checkpoint."""
+        self._call("save", str(folder.resolve()), keep)
+
+    def restore(self, folder: Path) -> int:
+        """Go to the newest checkpoint; return the rounds done."""
+        return int(self._call("restore", str(folder.resolve())))
+
+    def sha256(self) -> str:
+        """Return the digest of everything learnt."""
+        return str(self._call("sha256"))
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of each process."""
+        memory: dict[str, int] = self._call("memory")
+        return memory
+
+    def client_pids(self) -> list[int]:
+        """Return the process ids of the client actors."""
+        pids: list[int] = self._call("client_pids")
+        return pids
+
+    def restart(self) -> None:
+        """Start a new server actor in a dead one's place; the caller restores it."""
+        import ray
+
+        with contextlib.suppress(Exception):
+            ray.kill(self._server)
+        self._server = self._start()
+
+    def close(self) -> None:
+        """Stop all actors and free their resources."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        with contextlib.suppress(Exception):
+            ray.get(self._server.close.remote(), timeout=30)
+        with contextlib.suppress(Exception):
+            ray.kill(self._server)
+        with contextlib.suppress(Exception):
+            remove_placement_group(self._group)
+
+
+def local_resources() -> dict[str, float]:
+    """Return the CPUs this process may use and the GPUs torch sees."""
+    import torch
+
+    return {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
+
+
+@contextlib.contextmanager
+def ray_session(address: str | None) -> Iterator[dict[str, float]]:
+    """Have Ray at hand, and yield its resources; what was started here is stopped again.
+
+    Parameters
+    ----------
+    address : str or None
+        A running cluster; None starts Ray on this machine only, bound to it, whatever else runs here.
+
+    Raises
+    ------
+    FlrayError
+        If the cluster cannot be reached.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is None:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    import ray
+
+    if ray.is_initialized():
+        yield ray.cluster_resources()
+        return
+    try:
+        if address is None:
+            here = local_resources()
+            ray.init(address="local", include_dashboard=False, num_cpus=int(here["CPU"]), num_gpus=int(here["GPU"]),
+                     logging_level="ERROR", log_to_driver=True)
+        else:
+            ray.init(address=address, logging_level="ERROR", log_to_driver=True)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        where = "on this machine" if address is None else f"at {address}"
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FlrayError(f"no Ray {where}: {reason}; `flray doctor` shows what is there") from None
+    try:
+        yield ray.cluster_resources()
+    finally:
+        ray.shutdown()
+
+
+def plan_for(world: World, available: dict[str, float]) -> Plan:
+    """Return the plan of a world for what is available."""
+    return make_plan(world.config, len(world.data.clients), world.cohort_size, available)
+
+
+def uses_ray(config: Experiment) -> bool:
+    """Tell whether an experiment's clients are Ray actors."""
+    return config.resources.executor == "ray"

@@ -1,0 +1,144 @@
+"""Measure the models after a round, under the same names for every method.
+
+``global/common`` is the global model on the common test set, ``global/local`` the global model on each client's
+test part, ``personal/local`` a client's own model on its test part (intra), ``personal/others`` on the other
+clients' (inter, FCCL+ Eq. 21-22).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray import trees
+from flray.algorithms.base import Stage
+from flray.data.tasks import task
+from flray.federation.executor import ClientError, Job, Turn
+from flray.federation.player import BLOCK
+
+if TYPE_CHECKING:
+    from flray.federation.federation import Federation
+
+Evidence = Mapping[str, NDArray[Any]]
+
+
+def evaluate(federation: Federation) -> dict[str, float]:
+    """Return all metrics of the current models.
+
+    Parameters
+    ----------
+    federation : Federation
+        Nothing in it changes.
+
+    Raises
+    ------
+    ClientError
+        If a model or a predictor raises.
+    """
+    metrics: dict[str, float] = {}
+    views = federation.world.algorithm.views
+    if "global" in views:
+        metrics.update(_global(federation))
+    if "personal" in views:
+        metrics.update(_personal(federation))
+    return metrics
+
+
+def main_metric(views: tuple[str, ...], metric: str) -> str:
+    """Return the name of a method's own measure, for progress, early stopping and tables."""
+    return f"global/common/{metric}" if views[0] == "global" else f"personal/local/{metric}"
+
+
+def _global(federation: Federation) -> dict[str, float]:
+    world, server, metrics = federation.world, federation.server, {}
+    blocks = -(-len(world.data.test) // BLOCK)
+    token = uuid.uuid4().hex
+    jobs: list[Job] = []
+    for key in sorted(server.models):
+        handle = federation.executor.put(trees.pack({"weights": server.models[key]}))
+        jobs += [Job(Turn("global", -1, server.round, key, Stage(f"evaluate {key}"), block=block, token=token + key),
+                     handle) for block in range(blocks)]
+    parts = _evidence(federation, jobs, "common")
+    measure = task(world.data.task)
+    for position, key in enumerate(sorted(server.models)):
+        whole = _join(parts[position * blocks:(position + 1) * blocks])
+        suffix = f"/model/{key}" if len(server.models) > 1 else ""
+        metrics.update({f"global/common/{n}{suffix}": v for n, v in measure.summarise(whole).items()})
+        members = [i for i, info in enumerate(server.clients) if info.architecture == key]
+        offsets = np.cumsum([0] + [len(c.test) for c in world.data.clients])
+        local = {i: measure.summarise({n: a[offsets[i]:offsets[i + 1]] for n, a in whole.items()}) for i in members}
+        metrics.update(_over_clients(federation, "global/local", local, suffix))
+    return metrics
+
+
+def _personal(federation: Federation) -> dict[str, float]:
+    world, server = federation.world, federation.server
+    stage = Stage("evaluate")
+    token = uuid.uuid4().hex
+    commons, _ = federation.message(stage)
+    jobs: list[Job] = []
+    for i, info in enumerate(server.clients):
+        private = world.algorithm.send_private(server, i, stage)
+        size = len(world.data.test) if world.config.evaluation.others else len(world.data.clients[i].test)
+        turn = Turn("personal", i, server.round, info.architecture, stage, token=token, cost=float(size))
+        jobs.append(Job(turn, commons[info.architecture], trees.pack(private) if private else None,
+                        federation.states[i]))
+    others = world.config.evaluation.others
+    parts = _evidence(federation, jobs, "all" if others else "local")
+    measure = task(world.data.task)
+    if not others:
+        return _over_clients(federation, "personal/local", dict(enumerate(map(measure.summarise, parts))))
+    offsets = np.cumsum([0] + [len(c.test) for c in world.data.clients])
+    inside = [slice(offsets[i], offsets[i + 1]) for i in range(len(parts))]
+    intra = {i: measure.summarise({n: a[inside[i]] for n, a in part.items()}) for i, part in enumerate(parts)}
+    inter: dict[int, dict[str, float]] = {}
+    for i, part in enumerate(parts):
+        apart = [measure.summarise({n: a[inside[j]] for n, a in part.items()})
+                 for j in range(len(parts)) if j != i and inside[j].start < inside[j].stop]
+        if apart:
+            inter[i] = {n: float(np.mean([one[n] for one in apart])) for n in apart[0]}
+    return {**_over_clients(federation, "personal/local", intra), **_over_clients(federation, "personal/others", inter)}
+
+
+def _evidence(federation: Federation, jobs: list[Job], part: str) -> list[Evidence]:
+    evidence: list[Evidence] = []
+    for result in federation.executor.play(jobs):
+        failure = result.outcome.failure
+        if failure is not None:
+            who = "the global model" if result.turn.client < 0 else \
+                f"client {result.turn.client} ({federation.server.clients[result.turn.client].name})"
+            raise ClientError(f"{who}, evaluation after round {result.turn.round}: {failure.what}"
+                              f"{' at ' + failure.where if failure.where else ''}\n{failure.trace}".rstrip())
+        evidence.append(result.outcome.evidence[part])
+    return evidence
+
+
+def _join(parts: list[Evidence]) -> Evidence:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _over_clients(federation: Federation, view: str, values: Mapping[int, Mapping[str, float]],
+                  suffix: str = "") -> dict[str, float]:
+    """Return mean, std, worst and worst tenth over clients, and the clients' own values; empty test parts left out."""
+    from flray.federation.federation import MAX_CLIENT_METRICS
+
+    metrics: dict[str, float] = {}
+    names = next(iter(values.values()), {})
+    for name in names:
+        known = {i: v[name] for i, v in values.items() if not np.isnan(v[name])}
+        if not known:
+            continue
+        numbers = np.array(list(known.values()))
+        metrics[f"{view}/{name}{suffix}"] = float(numbers.mean())
+        metrics[f"{view}/{name}{suffix}/std"] = float(numbers.std())
+        if name != "loss":
+            lowest = np.sort(numbers)[:max(1, round(len(numbers) / 10))]
+            metrics[f"{view}/{name}{suffix}/worst"] = float(numbers.min())
+            metrics[f"{view}/{name}{suffix}/worst10"] = float(lowest.mean())
+        if len(federation.server.clients) <= MAX_CLIENT_METRICS:
+            metrics.update({f"{view}/{name}/client/{federation.server.clients[i].name}": v for i, v in known.items()})
+    return metrics

@@ -1,0 +1,306 @@
+"""A federation: owns the server's side, runs rounds on an executor, measures, saves and restores."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flray import keys, trees
+from flray.algorithms.base import Stage
+from flray.algorithms.client import Bench
+from flray.algorithms.server import ClientInfo, Server
+from flray.federation.evaluation import evaluate
+from flray.federation.executor import ArrivedReply, ClientError, Executor, Handle, Job, Result, Turn
+from flray.federation.world import World
+from flray.trees import Packed
+
+Warn = Callable[[str], None]
+
+
+@dataclass
+class Round:
+    """What one round was.
+
+    Attributes
+    ----------
+    number : int
+        From 1.
+    metrics : dict of str to float
+        Everything tracked, by name.
+    """
+
+    number: int
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Federation:
+    """The rounds of one experiment.
+
+    Parameters
+    ----------
+    world : World
+        The experiment's unchanging part.
+    executor : Executor
+        Who plays the clients' turns.
+    warn : callable
+        Is given one line for everything a user should know at once, such as a client left out.
+    """
+
+    def __init__(self, world: World, executor: Executor, warn: Warn = print) -> None:
+        self.world, self.executor, self.warn = world, executor, warn
+        config, algorithm = world.config, world.algorithm
+        benches = {key: Bench(world.build(key), algorithm.shared, config.aggregation.buffers == "local")
+                   for key in world.architectures}
+        counts = torch.from_numpy(world.data.class_counts())
+        declared = config.aggregation.weights
+        self.server = Server(
+            config=config,
+            clients=tuple(ClientInfo(c.name, c.domain, len(c.train), counts[i], world.architecture_of[i])
+                          for i, c in enumerate(world.data.clients)),
+            models={key: bench.initial for key, bench in benches.items()},
+            shared_names={key: bench.shared for key, bench in benches.items()},
+            parameter_names={key: frozenset(bench.parameters) for key, bench in benches.items()},
+            num_classes=world.data.num_classes,
+            weighting=algorithm.weighting if declared == "method" else declared)
+        algorithm.server_setup(self.server)
+        self.states: list[Handle] = [None] * len(world.data.clients)
+        self.versions: list[int] = [0] * len(world.data.clients)
+        self._seconds: dict[str, float] = {}
+        self._bytes = {"up": 0, "down": 0}
+
+    @property
+    def rounds_done(self) -> int:
+        """Number of finished rounds."""
+        return self.server.round
+
+    def step(self) -> Round:
+        """Run one round, evaluation included.
+
+        Raises
+        ------
+        ClientError
+            If a client's code raises and ``faults.on_client_error`` is ``fail``.
+        """
+        server, config = self.server, self.world.config
+        started = time.perf_counter()
+        self._seconds = dict.fromkeys(("send", "train", "receive", "aggregate", "evaluate"), 0.0)
+        self._bytes = {"up": 0, "down": 0}
+        server.metrics = {}
+        server.cohort, works = self._cohort()
+        played = Played(server)
+        for stage in self.world.algorithm.exchanges(server):
+            self._stage(stage, works, played)
+        self._timed("aggregate", lambda: self.world.algorithm.refine(server))
+        server.round += 1
+        metrics = {**played.summary(), **server.metrics}
+        if server.round % config.evaluation.every == 0 or server.round == config.rounds:
+            metrics.update(self._timed("evaluate", self.evaluate))
+        metrics.update({f"time/{name}": seconds for name, seconds in self._seconds.items()})
+        metrics["time/round"] = time.perf_counter() - started
+        metrics.update({f"bytes/{name}": float(count) for name, count in self._bytes.items()})
+        metrics["memory/server"] = float(resident_bytes())
+        return Round(server.round, metrics)
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the metrics of the current models; nothing changes."""
+        return evaluate(self)
+
+    def message(self, stage: Stage) -> tuple[dict[str, Handle], dict[str, int]]:
+        """Return the common message of each architecture, put once, and its bytes."""
+        extra = self.world.algorithm.send(self.server, stage)
+        handles: dict[str, Handle] = {}
+        sizes: dict[str, int] = {}
+        for key, weights in self.server.models.items():
+            shared = {name: weights[name] for name in weights if name in self.server.shared_names[key]}
+            packed = trees.pack({**({"weights": shared} if shared else {}), **extra})
+            handles[key], sizes[key] = self.executor.put(packed), packed.nbytes
+        return handles, sizes
+
+    def sha256(self) -> str:
+        """Return one digest of everything the federation has learnt: global models, server and client states."""
+        states = ({str(client): trees.unpack(self.executor.fetch(handle))}
+                  for client, handle in enumerate(self.states) if handle is not None)
+        return trees.sha256(self.server.models, self.server.state, *states)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the server's side as a tree (client states are saved apart, see `flray.federation.checkpoint`)."""
+        return {"models": self.server.models, "state": self.server.state, "round": self.server.round}
+
+    def restore(self, tree: Mapping[str, Any], states: Mapping[int, Packed], versions: Sequence[int]) -> None:
+        """Continue from a snapshot and the client states that belong to it."""
+        copied = trees.clone(tree)
+        self.server.models, self.server.round = copied["models"], copied["round"]
+        self.server.state = copied["state"]
+        self.states = [self.executor.put(states[i]) if i in states else None for i in range(len(self.states))]
+        self.versions = list(versions)
+
+    def _cohort(self) -> tuple[list[int], dict[int, float]]:
+        """Return who takes part in this round, sorted, and each one's share of the local work."""
+        world, server = self.world, self.server
+        participation, seed, count = world.config.participation, world.config.seed, len(world.data.clients)
+        generator = keys.numpy_generator(seed, "sampling", round=server.round)
+        chosen = sorted(int(c) for c in generator.permutation(count)[:world.cohort_size])
+        drops = keys.numpy_generator(seed, "dropouts", round=server.round).random(count)
+        slow = keys.numpy_generator(seed, "stragglers", round=server.round).random(count)
+        cohort = [c for c in chosen if drops[c] >= participation.dropout]
+        works = {c: participation.straggler_work if slow[c] < participation.stragglers else 1.0 for c in cohort}
+        return cohort, works
+
+    def _stage(self, stage: Stage, works: Mapping[int, float], played: Played) -> None:
+        server, algorithm = self.server, self.world.algorithm
+        token = uuid.uuid4().hex
+        commons, sizes = self._timed("send", lambda: self.message(stage))
+        jobs: list[Job] = []
+        for client in server.cohort:
+            private = algorithm.send_private(server, client, stage)
+            packed = trees.pack(private) if private else None
+            info = server.clients[client]
+            self._bytes["down"] += sizes[info.architecture] + (packed.nbytes if packed is not None else 0)
+            turn = Turn("stage", client, server.round, info.architecture, stage, works[client], token=token,
+                        cost=info.num_samples * works[client])
+            jobs.append(Job(turn, commons[info.architecture], packed, self.states[client]))
+        replies = StageReplies(self, jobs, stage, played)
+        begun = time.perf_counter()
+        algorithm.aggregate(server, stage, replies)
+        replies.wait()
+        elapsed = time.perf_counter() - begun
+        self._seconds["train"] += replies.waited
+        self._seconds["receive"] += replies.fetched
+        self._seconds["aggregate"] += elapsed - replies.waited - replies.fetched
+        self._bytes["up"] += replies.up
+        for client, handle in replies.states.items():
+            self.states[client] = handle
+            self.versions[client] = server.round + 1
+
+    def _timed(self, name: str, call: Callable[[], Any]) -> Any:
+        begun = time.perf_counter()
+        result = call()
+        self._seconds[name] += time.perf_counter() - begun
+        return result
+
+
+class Played:
+    """What the clients of one round reported for tracking.
+
+    Parameters
+    ----------
+    server : Server
+        For names and the cohort.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.metrics: dict[str, dict[int, float]] = {}
+        self.left_out: set[int] = set()
+        self.resident: dict[int, float] = {}
+
+    def add(self, result: Result) -> None:
+        """Take in one client's outcome."""
+        for name, value in result.outcome.metrics.items():
+            self.metrics.setdefault(name, {})[result.turn.client] = value
+        self.metrics.setdefault("seconds", {}).setdefault(result.turn.client, 0.0)
+        self.metrics["seconds"][result.turn.client] += result.outcome.seconds
+        self.resident[result.turn.client] = float(result.outcome.resident)
+
+    def summary(self) -> dict[str, float]:
+        """Return means over the cohort and single clients' values."""
+        server = self._server
+        summary = {"cohort/size": float(len(server.cohort)), "cohort/left_out": float(len(self.left_out))}
+        if self.resident:
+            summary["memory/client"] = max(self.resident.values())
+        for name, values in sorted(self.metrics.items()):
+            if name == "steps":
+                summary["train/steps"] = float(sum(values.values()))
+                continue
+            known = {c: v for c, v in sorted(values.items()) if not math.isnan(v)}
+            if known:
+                total = sum(server.clients[c].num_samples for c in known)
+                summary[f"train/{name}"] = sum(v * server.clients[c].num_samples for c, v in known.items()) / total
+            if len(server.clients) <= MAX_CLIENT_METRICS and name != "seconds":
+                summary.update({f"train/{name}/client/{server.clients[c].name}": v for c, v in known.items()})
+        return summary
+
+
+MAX_CLIENT_METRICS = 100
+"""With more clients than this only summaries over clients are tracked per round."""
+
+
+class StageReplies:
+    """A stage's replies in client order; see `flray.algorithms.server.Replies`.
+
+    Iterating hands each reply on as soon as it and those before it have arrived, and lets go of it afterwards;
+    `wait` collects all of them first, after which iterating can be repeated.
+    """
+
+    def __init__(self, federation: Federation, jobs: Sequence[Job], stage: Stage, played: Played) -> None:
+        self._federation, self._stage, self._played = federation, stage, played
+        faults = federation.world.config.faults
+        self._skip = faults.on_client_error == "skip"
+        self._results = federation.executor.play(jobs, faults.round_timeout)
+        self._kept: list[ArrivedReply] | None = None
+        self._started = False
+        self.states: dict[int, Handle] = {}
+        self.waited = self.fetched = 0.0
+        self.up = 0
+
+    def __iter__(self) -> Iterator[ArrivedReply]:
+        if self._kept is not None:
+            yield from self._kept
+        elif self._started:
+            raise RuntimeError("replies are gone after one pass; call replies.wait() first to go through them again")
+        else:
+            yield from self._arrivals()
+
+    def wait(self) -> Sequence[ArrivedReply]:
+        """Return all replies once the last has arrived; their large entries are not fetched yet."""
+        if self._kept is None:
+            self._kept = list(self._arrivals())
+        return self._kept
+
+    def _arrivals(self) -> Iterator[ArrivedReply]:
+        self._started = True
+        while True:
+            begun = time.perf_counter()
+            result = next(self._results, None)
+            self.waited += time.perf_counter() - begun
+            if result is None:
+                return
+            client = result.turn.client
+            if result.outcome.failure is not None:
+                self._failed(result)
+                continue
+            self._played.add(result)
+            self.up += result.outcome.up
+            self.states[client] = result.state
+            yield ArrivedReply(result, self._federation.server.clients[client].num_samples, self._fetch)
+
+    def _fetch(self, handle: Handle) -> Packed:
+        begun = time.perf_counter()
+        packed = self._federation.executor.fetch(handle)
+        self.fetched += time.perf_counter() - begun
+        return packed
+
+    def _failed(self, result: Result) -> None:
+        failure, turn = result.outcome.failure, result.turn
+        assert failure is not None
+        name = self._federation.server.clients[turn.client].name
+        where = f" at {failure.where}" if failure.where else ""
+        line = f"client {turn.client} ({name}), round {turn.round + 1}, {self._stage.name}: {failure.what}{where}"
+        timed_out = failure.what.startswith("no answer")
+        if not (self._skip or timed_out):
+            raise ClientError(f"{line}\n{failure.trace}".rstrip())
+        self._played.left_out.add(turn.client)
+        self._federation.warn(f"left out: {line}")
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)

@@ -1,0 +1,67 @@
+"""The Ray server actor: owns a federation and its pool of client actors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flray.federation import checkpoint
+from flray.federation.clients import RayExecutor
+from flray.federation.federation import Federation, Round
+from flray.federation.placement import Plan
+from flray.federation.world import World
+
+
+class ServerActor:
+    """Runs rounds on request; one call at a time.
+
+    Parameters
+    ----------
+    world : World
+        What is federated; resolved from the object store.
+    world_ref : list of one ObjectRef
+        The same object, to be handed on to the client actors.
+    plan : Plan
+        The pool's size and shares.
+    group : PlacementGroup or None
+        Where the client actors live.
+    first_bundle : int
+        Bundle of the first client actor.
+    """
+
+    def __init__(self, world: World, world_ref: list[Any], plan: Plan, group: Any, first_bundle: int) -> None:
+        self._executor = RayExecutor(world_ref[0], world.config, plan.actors, plan.gpus_per_actor, group, first_bundle)
+        self._lines: list[str] = []
+        self._federation = Federation(world, self._executor, self._lines.append)
+
+    def step(self) -> tuple[Round, list[str]]:
+        """Run one round; return it with the lines a user should see."""
+        finished = self._federation.step()
+        lines, self._lines[:] = list(self._lines), []
+        return finished, lines
+
+    def save(self, folder: str, keep: int) -> None:
+        """Write a checkpoint; see `flray.federation.checkpoint.save`."""
+        checkpoint.save(self._federation, Path(folder), keep)
+
+    def restore(self, folder: str) -> int:
+        """Bring the federation to its newest checkpoint; return the rounds done."""
+        return checkpoint.restore(self._federation, Path(folder))
+
+    def sha256(self) -> str:
+        """Return the digest of everything the federation has learnt."""
+        return self._federation.sha256()
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of server and client actors."""
+        from flray.federation.federation import resident_bytes
+
+        return {"server": resident_bytes(), **self._executor.memory()}
+
+    def client_pids(self) -> list[int]:
+        """Return the process ids of the client actors."""
+        return self._executor.pids()
+
+    def close(self) -> None:
+        """Stop the client actors."""
+        self._executor.close()
