@@ -1,0 +1,85 @@
+"""Fed-CO2: supervision by the peers' classifiers and the fusion of two models' predictions.
+
+Equation numbers are those of "Fed-CO2: Cooperation of Online and Offline Models for Severe Data Heterogeneity in
+Federated Learning". Its mutual distillation (Eq. 4-5) is `flray.functional.distillation_loss`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flray.functional.checks import check_labels, check_shapes
+from flray.functional.numerics import cross_entropy
+
+
+def peer_classifier_loss(features: Tensor, labels: Tensor, heads: Sequence[nn.Module], own: int) -> Tensor:
+    """Return the sum over the other clients' classifiers of their cross-entropy on own features (Fed-CO2 Eq. 6).
+
+    The classifiers are evaluated in eval mode and frozen: the gradient passes through them to the features, none
+    reaches their parameters, and their modes and buffers are left as they were.
+
+    Parameters
+    ----------
+    features : Tensor [B, d]
+    labels : Tensor [B] of integers
+    heads : sequence of N modules
+        Each maps [B, d] to logits [B, C].
+    own : int
+        Index of the client itself; that head is not called.
+
+    Returns
+    -------
+    Tensor, scalar
+        A sum over peers of batch means, not a mean over peers; a differentiable zero if there is no peer.
+
+    Raises
+    ------
+    ValueError
+        If shapes differ from the above or `own` is not an index of `heads`.
+    """
+    check_shapes(features=(features, "B d"), labels=(labels, "B"))
+    labels = check_labels(labels)
+    if not 0 <= own < len(heads):
+        raise ValueError(f"own: {own}, expected 0 to {len(heads) - 1}")
+    total = features[:0].sum()  # nothing, but part of the graph
+    for index, head in enumerate(heads):
+        if index != own:
+            logits = _frozen_call(head, features)
+            check_shapes(labels=(labels, "B"), **{f"heads[{index}](features)": (logits, "B C")})
+            total = total + cross_entropy(logits, labels)
+    return total
+
+
+def _frozen_call(head: nn.Module, features: Tensor) -> Tensor:
+    modes = [(module, module.training) for module in head.modules()]
+    constants = {name: value.detach() for name, value in (*head.named_parameters(), *head.named_buffers())}
+    try:
+        head.eval()
+        logits: Tensor = functional_call(head, constants, (features,))
+    finally:
+        for module, training in modes:
+            module.training = training
+    return logits
+
+
+def fuse_predictions(online: Tensor, offline: Tensor) -> Tensor:
+    """Return the sum of the raw logits of the online and the offline model (Fed-CO2 Eq. 3).
+
+    Parameters
+    ----------
+    online, offline : Tensor [B, C]
+
+    Returns
+    -------
+    Tensor [B, C]
+
+    Raises
+    ------
+    ValueError
+        If shapes differ from the above.
+    """
+    check_shapes(online=(online, "B C"), offline=(offline, "B C"))
+    return online + offline
