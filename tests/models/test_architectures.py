@@ -168,6 +168,54 @@ def test_resnet18_imagenet_computes_what_torchvisions_does() -> None:
         torch.testing.assert_close(ours(x), theirs(x))
 
 
+def test_alexnet_without_norms_has_torchvisions_convolutions() -> None:
+    from torchvision.models import alexnet
+
+    with torch.device("meta"):
+        theirs = alexnet(weights=None).features.to_empty(device="cpu")
+    ours = on_meta("alexnet", (3, 70, 70), norm="none").features.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            other.copy_(mine.normal_(0, mine[0].numel() ** -0.5, generator=generator))
+        x = torch.rand(1, 3, 70, 70, generator=generator)
+        expected = torch.nn.functional.adaptive_avg_pool2d(theirs(x), 6).flatten(1)
+        assert expected.count_nonzero() > 100
+        torch.testing.assert_close(ours(x), expected)
+
+
+def test_lenet_with_norms_computes_its_definition() -> None:
+    from flray.models import build
+
+    model = build("lenet", (3, 32, 32), 10, {"norm": "batch"}, seed=0).double().train()
+    entries = dict(model.named_parameters())
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        """Batch norm at its initial scale 1 and shift 0, then ReLU."""
+        axes = [0, 2, 3] if x.ndim == 4 else [0]
+        centred = x - x.mean(axes, keepdim=True)
+        return (centred / (centred.pow(2).mean(axes, keepdim=True) + 1e-5).sqrt()).clamp(min=0)
+
+    x = torch.rand(4, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = x
+    for i in (1, 2):
+        weight, bias = entries[f"features.conv{i}.weight"], entries[f"features.conv{i}.bias"]
+        expected = normed(torch.nn.functional.conv2d(expected, weight, bias))
+        expected = expected.unfold(2, 2, 2).unfold(3, 2, 2).amax(dim=(4, 5))
+    expected = expected.flatten(1)
+    for i in (1, 2):
+        expected = normed(expected @ entries[f"features.fc{i}.weight"].T + entries[f"features.fc{i}.bias"])
+    expected = expected @ entries["classifier.weight"].T + entries["classifier.bias"]
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_googlenet_pools_as_in_its_table() -> None:
+    model = on_meta("googlenet", (3, 32, 32))
+    for name in ("features.pool4", "features.pool5"):
+        pool = model.get_submodule(name)
+        assert (pool.kernel_size, pool.stride, pool.padding) == (3, 2, 1)
+
+
 def test_alexnet_classifier_is_about_55_of_57_million() -> None:
     model = on_meta("alexnet", (3, 256, 256))
     assert count(model.get_submodule("classifier")) == fc(9216, 4096, 4096, 10) + norm(4096, 4096) == 54_591_498

@@ -75,6 +75,8 @@ def test_split_layouts_and_taps(name: str, options: Mapping[str, Any], size: int
         hidden = model.features(x)
         assert hidden.shape == (2, features) == (2, model.feature_dim) == (2, feature_dim(model))
         assert logits.shape == (2, 5)
+        if name not in ("linear", "simple-cnn", "efficientnet-b0"):  # these do not end in a ReLU
+            assert hidden.min() >= 0
         assert torch.equal(model.classifier(hidden), logits)
         # In double precision: rounding is all that may differ, and a group norm of two equal values enlarges it.
         expected, x = model.double()(x.double()), x.double()
