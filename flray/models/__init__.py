@@ -1,6 +1,6 @@
 """The papers' networks, each split into features and classifier, and the groups of their state that methods name."""
 
-from flray.models import convnets, small
+from flray.models import convnets, densenet, inception, mobile, resnet, small
 from flray.models.base import SplitModel, as_split, feature_dim
 from flray.models.building import build
 from flray.models.groups import GROUPS, batch_norm_modules, layer_taps, norm_layer, select
@@ -12,9 +12,13 @@ __all__ = [
     "batch_norm_modules",
     "build",
     "convnets",
+    "densenet",
     "feature_dim",
+    "inception",
     "layer_taps",
+    "mobile",
     "norm_layer",
+    "resnet",
     "select",
     "small",
 ]

@@ -42,7 +42,7 @@ def build(name: str, shape: tuple[int, ...], num_classes: int, options: Mapping[
     """
     builder = registry.models.get(name)
     checked = _checked(name, options)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed, which would also seed the accelerators, whose state is not restored here.
         torch.default_generator.manual_seed(keys.key(seed, "init", extra=name))
         model = builder(tuple(shape), num_classes, **checked)

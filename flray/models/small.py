@@ -112,14 +112,8 @@ def emnist_cnn(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "none")
     return _two_convolutions("emnist-cnn", shape, num_classes, (32, 64), (512,), norm, padding=2)
 
 
-class _Trunk(SplitModel):
-    """A split model whose features are a plain sequence."""
-
-    features: nn.Sequential
-
-
 def _two_convolutions(name: str, shape: tuple[int, ...], num_classes: int, kernels: tuple[int, int],
-                      hidden: Sequence[int], norm: Norm, padding: int = 0) -> _Trunk:
+                      hidden: Sequence[int], norm: Norm, padding: int = 0) -> SplitModel:
     lost = 4 - 2 * padding  # pixels that a 5x5 convolution takes off each side length
     channels, height, width = image_shape(name, shape, minimum=4 + 3 * lost)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -133,7 +127,7 @@ def _two_convolutions(name: str, shape: tuple[int, ...], num_classes: int, kerne
     for index in range(1, len(sizes)):
         fc = nn.Linear(sizes[index - 1], sizes[index])
         taps.append(fully_connected(layers, 2 + index, fc, norm, f"fc{index}"))
-    return _Trunk(nn.Sequential(layers), nn.Linear(sizes[-1], num_classes), [f"features.{tap}" for tap in taps])
+    return SplitModel(nn.Sequential(layers), nn.Linear(sizes[-1], num_classes), [f"features.{tap}" for tap in taps])
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -1,0 +1,26 @@
+"""DenseNet-121 as torchvision has it, for LG-Mix's Camelyon17."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+from flray.models.base import SplitModel, image_shape
+from flray.registry import register_model
+
+
+@register_model("densenet121")
+def densenet121(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """DenseNet-121 with torchvision's layers and initial values, not pre-trained (6,955,906 parameters, 2 classes)."""
+    from torchvision.models import densenet121 as architecture  # seconds to import, so only where it is used
+
+    channels, _, _ = image_shape("densenet121", shape, 29)
+    network = architecture(weights=None, num_classes=num_classes)
+    if channels != 3:
+        network.features.conv0 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        nn.init.kaiming_normal_(network.features.conv0.weight)
+    layers = OrderedDict[str, nn.Module](
+        dense=network.features, relu=nn.ReLU(), average=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+    depths = ("conv0", "denseblock1", "denseblock2", "denseblock3", "norm5")
+    return SplitModel(nn.Sequential(layers), network.classifier, [f"features.dense.{depth}" for depth in depths])

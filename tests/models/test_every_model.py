@@ -1,0 +1,152 @@
+"""What every built-in network promises, at the smallest sizes that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flray import registry
+from flray.errors import FlrayError
+from flray.models import SplitModel, as_split, batch_norm_modules, build, feature_dim, layer_taps, select
+from flray.trees import sha256
+
+# name, options that keep it small, least height and width, features
+CASES: list[tuple[str, Mapping[str, Any], int, int]] = [
+    ("linear", {}, 1, 3),
+    ("mlp", {"hidden": [7, 5]}, 1, 5),
+    ("lenet", {}, 16, 84),
+    ("lenet", {"norm": "batch"}, 16, 84),
+    ("lenet", {"norm": "group"}, 16, 84),
+    ("cnn", {"norm": "batch", "kernels": 4}, 16, 84),
+    ("cnn", {"norm": "group", "kernels": 3}, 16, 84),
+    ("simple-cnn", {}, 16, 256),
+    ("emnist-cnn", {}, 4, 512),
+    ("digit-cnn", {"width": 0.1}, 4, 13),
+    ("digit-cnn", {"width": 0.1, "layers": 4, "split": "head", "classifier_norm": False}, 4, 51),
+    ("digit-cnn", {"width": 0.1, "norm": "group"}, 4, 13),
+    ("alexnet", {"width": 0.05}, 63, 13 * 36),
+    ("alexnet", {"width": 0.05, "split": "head"}, 63, 205),
+    ("resnet8", {"width": 8}, 4, 32),
+    ("resnet8", {"width": 8, "norm": "group"}, 4, 32),
+    ("resnet10", {"width": 4}, 8, 32),
+    ("resnet12", {"width": 4}, 8, 32),
+    ("resnet18", {"width": 4}, 8, 32),
+    ("resnet18", {"width": 4, "norm": "group"}, 8, 32),
+    ("resnet34", {"width": 4}, 8, 32),
+    ("resnet18-imagenet", {"width": 4}, 32, 32),
+    ("mobilenetv2", {}, 8, 1280),
+    ("efficientnet-b0", {}, 16, 320),
+    ("googlenet", {}, 4, 1024),
+    ("densenet121", {}, 29, 1024),
+]
+IDS = ["-".join([name, *map(str, options.values())]) for name, options, _, _ in CASES]
+every = pytest.mark.parametrize(("name", "options", "size", "features"), CASES, ids=IDS)
+
+
+def small(name: str, options: Mapping[str, Any], size: int, seed: int = 0) -> SplitModel:
+    return as_split(build(name, (3, size, size), 5, options, seed))
+
+
+def batch(size: int, samples: int = 2) -> torch.Tensor:
+    return torch.rand(samples, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def test_every_built_in_model_is_here() -> None:
+    assert {name for name, *_ in CASES} == set(registry.models.names()) - set(registry.models.added())
+
+
+@every
+def test_split_layouts_and_taps(name: str, options: Mapping[str, Any], size: int, features: int) -> None:
+    model, x = small(name, options, size).eval(), batch(size)
+    outputs: list[torch.Tensor] = []
+    copies: list[torch.Tensor] = []
+    taps = layer_taps(model) if name != "linear" else []
+    for _, module in taps:
+        module.register_forward_hook(lambda _m, _i, y: (outputs.append(y), copies.append(y.clone()), None)[2])
+    with torch.no_grad():
+        logits = model(x)
+        assert len(outputs) == len(taps) == len({tap for tap, _ in taps})
+        # A ReLU in place behind a tap would change what the hook was given.
+        assert all(torch.equal(y, copy) for y, copy in zip(outputs, copies, strict=True))
+        hidden = model.features(x)
+        assert hidden.shape == (2, features) == (2, model.feature_dim) == (2, feature_dim(model))
+        assert logits.shape == (2, 5)
+        if name not in ("linear", "simple-cnn", "efficientnet-b0"):  # these do not end in a ReLU
+            assert hidden.min() >= 0
+        assert torch.equal(model.classifier(hidden), logits)
+        # In double precision: rounding is all that may differ, and a group norm of two equal values enlarges it.
+        expected, x = model.double()(x.double()), x.double()
+        other = model.to(memory_format=torch.channels_last)(x.contiguous(memory_format=torch.channels_last))
+    torch.testing.assert_close(other, expected, rtol=1e-8, atol=1e-8)
+
+
+@every
+def test_groups_partition_the_state(name: str, options: Mapping[str, Any], size: int, features: int) -> None:
+    model = small(name, options, size)
+    state = set(model.state_dict())
+    head, body = select(model, "classifier"), select(model, "features")
+    assert head
+    assert head | body == state
+    assert not head & body
+    norms, others = select(model, "batch_norm"), select(model, "not_batch_norm")
+    assert norms | others == state
+    assert not norms & others
+    # weight, bias, running mean, running variance and counter of each
+    assert len(norms) == 5 * len(batch_norm_modules(model))
+    if options.get("norm") == "group":
+        assert not norms
+        assert any(isinstance(module, nn.GroupNorm) for module in model.modules())
+
+
+@every
+def test_values_come_from_the_seed_alone(name: str, options: Mapping[str, Any], size: int, features: int) -> None:
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    first = small(name, options, size)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    assert sha256(small(name, options, size).state_dict()) == sha256(first.state_dict())
+    assert sha256(small(name, options, size, seed=1).state_dict()) != sha256(first.state_dict())
+
+
+@pytest.mark.parametrize(("name", "size"), sorted({(n, s) for n, _, s, _ in CASES if s > 1}))
+def test_too_small_an_image_is_refused(name: str, size: int) -> None:
+    with pytest.raises(FlrayError, match=rf"'{name}' needs images of at least {size}x{size}, found {size - 1}x{size} "):
+        build(name, (3, size - 1, size), 5, {}, seed=0)
+
+
+@pytest.mark.parametrize("name", sorted({n for n, _, s, _ in CASES if s > 1}))
+def test_samples_that_are_no_images_are_refused(name: str) -> None:
+    with pytest.raises(FlrayError, match=r"\[channels, height, width\], found samples of shape \(64,\)"):
+        build(name, (64,), 5, {}, seed=0)
+
+
+@pytest.mark.parametrize("name", ["lenet", "cnn", "resnet8", "resnet18", "digit-cnn"])
+def test_group_norm_leaves_samples_independent(name: str) -> None:
+    """In train mode a sample's logits do not depend on the rest of its batch, as they do with batch norm."""
+    options: dict[str, Any] = {"width": 8} if name.startswith("resnet") else {"width": 0.1} if "-" in name else {}
+    x = batch(32, samples=3)
+    for norm, alike in (("group", True), ("batch", False)):
+        model = build(name, (3, 32, 32), 5, {**options, "norm": norm}, seed=0).train()
+        with torch.no_grad():
+            assert torch.allclose(model(x)[:2], model(x[:2]), atol=1e-5) is alike
+
+
+def test_flattened_models_take_any_shape() -> None:
+    for shape in [(64,), (1, 8, 8), (5, 4, 3, 2)]:
+        for name in ("linear", "mlp"):
+            assert build(name, shape, 4, {}, seed=0)(torch.zeros(2, *shape)).shape == (2, 4)
+
+
+def test_dropout_of_efficientnet_acts_in_training_only() -> None:
+    x = batch(16)
+    model = small("efficientnet-b0", {"dropout": 0.5, "norm": "group"}, 16)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        dropped = (model.train().features(x) == 0).float().mean().item()
+        assert (model.eval().features(x) == 0).float().mean().item() == 0
+    assert dropped == pytest.approx(0.5, abs=0.08)
