@@ -7,6 +7,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -173,7 +174,14 @@ class Journal:
             The uid of the sweep's run.
         params, tags : mapping of str to str, optional
             Flat settings and labels.
+
+        Raises
+        ------
+        ValueError
+            If `uid` holds anything but letters, digits, ``_``, ``.`` and ``-``.
         """
+        if not re.fullmatch(r"[\w.\-]+", uid):
+            raise ValueError(f"a uid is made of letters, digits, _, . and -; found {uid!r}")
         if self._started:
             return False
         self._started = True

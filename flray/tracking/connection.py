@@ -1,0 +1,271 @@
+"""A connection to an MLflow tracking server or database that fails quickly, quietly and with one clear line.
+
+The only module that imports mlflow, and only once a connection is wanted: the import takes a second or more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+from urllib.parse import urlsplit
+
+from flray.errors import FlrayError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Seconds before one HTTP request is given up, unless the user set MLFLOW_HTTP_REQUEST_TIMEOUT.
+HTTP_TIMEOUT = 10
+_SCHEMES = ("sqlite", "http", "https", "databricks", "postgresql", "mysql", "mssql")
+# Error codes of MLflow that a later attempt may not meet; INTERNAL_ERROR is also what a refused connection gives.
+_PASSING = {
+    "INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED",
+    "ABORTED", "CANCELLED", "RESOURCE_CONFLICT",
+}  # fmt: skip
+_LASTING = ("readonly database", "unable to open", "out-of-date database schema", "not a database", "no such table")
+_LOCK_ATTEMPTS = 6
+
+
+class AwayError(Exception):
+    """The tracking server cannot be reached now; trying again later may help. The text is the reason, one line."""
+
+
+class RefusedError(FlrayError):
+    """The tracking server was reached and said no; trying again does not help.
+
+    Parameters
+    ----------
+    message : str
+        What to tell the user.
+    code : str
+        MLflow's error code.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(message)
+
+
+def resolve_uri(uri: str) -> str:
+    """Return a tracking address that means the same from every working directory.
+
+    Parameters
+    ----------
+    uri : str
+        For example ``sqlite:///mlflow.db`` (relative to the working directory) or ``http://host:5000``.
+
+    Raises
+    ------
+    FlrayError
+        If MLflow has no store for that kind of address.
+    """
+    scheme = "databricks" if uri == "databricks" else urlsplit(uri).scheme.split("+")[0]
+    if scheme not in _SCHEMES and scheme not in {
+        entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store")
+    }:
+        raise FlrayError(
+            f"tracking address {uri!r}: MLflow keeps no runs there; give sqlite:///PATH/mlflow.db or http(s)://HOST:PORT"
+        )
+    database = database_path(uri)
+    return uri if database is None else f"sqlite:///{database.absolute()}"
+
+
+def database_path(uri: str) -> Path | None:
+    """Return the file of an sqlite address, None for every other kind.
+
+    Raises
+    ------
+    FlrayError
+        If an sqlite address names no file.
+    """
+    if not uri.startswith("sqlite:"):
+        return None
+    if not uri.startswith("sqlite:///") or uri in ("sqlite:///", "sqlite:///:memory:"):
+        raise FlrayError(f"tracking address {uri!r}: an sqlite address reads sqlite:///PATH/mlflow.db")
+    return Path(uri.removeprefix("sqlite:///"))
+
+
+def connect(uri: str) -> Any:
+    """Return an `mlflow.MlflowClient` of `uri` (from `resolve_uri`); a database that is missing is made.
+
+    No global state of mlflow changes: neither its tracking address nor its active run.
+
+    Raises
+    ------
+    AwayError
+        If the database is busy for long.
+    RefusedError
+        If the database cannot be used.
+    """
+    database = database_path(uri)
+    mlflow = _import_mlflow()
+    with quiet():
+        if database is not None:
+            _prepare_database(uri, database)
+        return call(uri, mlflow.MlflowClient, tracking_uri=uri)
+
+
+def _import_mlflow() -> Any:
+    # mlflow decides at import whether to start a thread that reports usage over the network; not on our account.
+    with _environment({"MLFLOW_DISABLE_TELEMETRY": "true"}):
+        import mlflow
+    return mlflow
+
+
+def _prepare_database(uri: str, database: Path) -> None:
+    """Make a missing database under another name and put it in place whole.
+
+    MLflow makes its tables in some sixty steps without a lock: two processes at once break each other
+    ("duplicate column name"), and one that is killed on the way leaves a database nobody can open.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        if database.is_dir() or not os.access(database if database.exists() else database.parent, os.W_OK):
+            raise PermissionError("not a file that can be written")
+        if database.exists() and database.stat().st_size > 0:
+            return
+        with lock(database.with_name(f".{database.name}.lock"), seconds=60):
+            if database.exists() and database.stat().st_size > 0:
+                return
+            made = database.with_name(f".{database.name}.{os.getpid()}")
+            made.unlink(missing_ok=True)
+            store = call(uri, SqlAlchemyStore, f"sqlite:///{made}", str(database.parent / "mlruns"))
+            store.engine.dispose()
+            made.replace(database)
+    except OSError as error:
+        raise RefusedError(f"tracking database {database}: {error.strerror or error}; name another one") from error
+
+
+@contextlib.contextmanager
+def lock(path: Path, *, seconds: float) -> Iterator[None]:
+    """Hold the lock of `path` (a directory, or a file that is made) against other processes and threads.
+
+    Raises
+    ------
+    AwayError
+        If somebody else holds it for longer than `seconds`.
+    """
+    handle = os.open(path, os.O_RDONLY) if path.is_dir() else os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + seconds
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise AwayError(f"another process is busy with {path}") from None
+                time.sleep(0.02)
+                continue
+            except OSError:
+                pass  # a file system without locks
+            break
+        yield
+    finally:
+        os.close(handle)
+
+
+def call(uri: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function of mlflow; a database locked by a neighbour is tried again for a moment.
+
+    Raises
+    ------
+    AwayError
+        If the server or database cannot be used now.
+    RefusedError
+        If it said no.
+    """
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    for attempt in range(_LOCK_ATTEMPTS):
+        try:
+            return function(*args, **kwargs)
+        except (MlflowException, SQLAlchemyError) as error:
+            text = _one_line(str(error))
+            if "database is locked" in text and attempt + 1 < _LOCK_ATTEMPTS:
+                # Neighbours that collided once must not collide again in step: the process number sets them apart.
+                time.sleep(0.05 * 2**attempt * (1 + os.getpid() % 7 / 7))
+                continue
+            code = getattr(error, "error_code", "INTERNAL_ERROR")
+            if code in _PASSING and not any(sign in text for sign in _LASTING):
+                raise AwayError(text) from error
+            raise RefusedError(f"tracking at {uri}: {text}", code) from error
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _one_line(text: str) -> str:
+    """Return an error's text without line breaks and the retry machinery's wrapping."""
+    text = " ".join(text.split())
+    if "NewConnectionError" in text or "Connection refused" in text:
+        return "nobody answers there (connection refused)" if "refused" in text else "the host cannot be reached"
+    return text if len(text) <= 300 else text[:299] + "…"
+
+
+_limits_lock = threading.Lock()
+_limits_held = 0
+_limits_stack = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def http_limits() -> Iterator[None]:
+    """Keep mlflow's HTTP client from waiting minutes for a dead server, and from printing addresses.
+
+    MLflow reads these limits from the environment at every request, so the environment changes while at least
+    one such context is open and is put back by the last one. A timeout the user chose is left alone.
+    """
+    global _limits_held
+    with _limits_lock:
+        _limits_held += 1
+        if _limits_held == 1:
+            limits = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+            timeout = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", str(HTTP_TIMEOUT))
+            _limits_stack.enter_context(_environment(limits | {"MLFLOW_HTTP_REQUEST_TIMEOUT": timeout}))
+    try:
+        yield
+    finally:
+        with _limits_lock:
+            _limits_held -= 1
+            if _limits_held == 0:
+                _limits_stack.close()
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drop what mlflow and alembic log from this thread: every failure reaches the user as one line of ours."""
+    own = threading.get_ident()
+
+    def from_elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    loggers = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic.runtime.migration")]
+    for logger in loggers:
+        logger.addFilter(from_elsewhere)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(from_elsewhere)
