@@ -1,0 +1,141 @@
+"""Where a run's or a sweep's files lie, how they are named, and what describes the run to a person and to MLflow.
+
+``runs/<name>/<number>/`` holds ``config.yaml`` (resolved), ``run.json`` (identity, versions, status, result),
+``journal.jsonl`` (history and outbox), ``checkpoint/`` and ``figures/``. A sweep has ``sweep.json`` in place of
+``run.json`` and its trials' folders under ``trials/``.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from flray.config import Config
+from flray.errors import FlrayError, nearest
+from flray.federation.checkpoint import write_atomically
+
+Kind = Literal["run", "sweep"]
+CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoint", "figures"
+
+
+def create(base: str | Path, name: str) -> Path:
+    """Make and return a new folder ``base/name/NNN``; two processes never get the same one.
+
+    Raises
+    ------
+    FlrayError
+        If the folder cannot be made.
+    """
+    parent = Path(base) / name
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        number = max((int(p.name) for p in parent.iterdir() if p.name.isdigit()), default=0) + 1
+        while True:
+            folder = parent / f"{number:03d}"
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise FlrayError(f"{parent}: no folder for results can be made here ({error.strerror}); "
+                         "set experiment.output to a folder that can be written") from None
+
+
+def find(text: str, base: str | Path = "runs") -> Path:
+    """Return the folder of a run or sweep given as a path, as ``name/number`` or as a name (its newest).
+
+    Raises
+    ------
+    FlrayError
+        If there is none; the message names the nearest one.
+    """
+    for candidate in (Path(text), Path(base) / text):
+        if kind(candidate) is not None:
+            return candidate
+        numbered = [p for p in candidate.iterdir() if p.name.isdigit() and kind(p)] if candidate.is_dir() else []
+        if numbered:
+            return max(numbered, key=lambda p: int(p.name))
+    known = sorted({str(p.parent.parent.relative_to(base)) for p in Path(base).glob("*/*/*.json")}) \
+        if Path(base).is_dir() else []
+    raise FlrayError(f"no run or sweep {text!r}{nearest(text, known)}; give its folder, for example {base}/NAME/001")
+
+
+def kind(folder: Path) -> Kind | None:
+    """Return what a folder holds, or None."""
+    if (folder / "run.json").is_file():
+        return "run"
+    return "sweep" if (folder / "sweep.json").is_file() else None
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return the folder's ``run.json`` or ``sweep.json``.
+
+    Raises
+    ------
+    FlrayError
+        If it is damaged.
+    """
+    path = folder / f"{kind(folder)}.json"
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FlrayError(f"{path}: cannot be read ({error}); restore it, or start anew") from None
+    return content
+
+
+def write(folder: Path, which: Kind, content: Mapping[str, Any]) -> None:
+    """Write ``run.json`` or ``sweep.json``, whole or not at all."""
+    write_atomically(folder / f"{which}.json", json.dumps(content, indent=1, sort_keys=True).encode())
+
+
+def update(folder: Path, **values: Any) -> None:
+    """Change single values of ``run.json`` or ``sweep.json``."""
+    which = kind(folder)
+    assert which is not None
+    write(folder, which, {**read(folder), **values})
+
+
+def new_identity() -> dict[str, Any]:
+    """Return a fresh uid, the time and the versions."""
+    return {"uid": uuid.uuid4().hex, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "status": "running",
+            "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide the bits."""
+    names = ("flray", "torch", "torchvision", "numpy", "ray", "mlflow")
+    found = {name: metadata.version(name) for name in names if _installed(name)}
+    return {"python": platform.python_version(), **found}
+
+
+def save_config(folder: Path, config: Config) -> None:
+    """Write the resolved configuration: every default filled in."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    write_atomically(folder / CONFIG, text.encode())
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield dotted path and text of every setting."""
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{path}.")
+        else:
+            yield path, str(value)
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

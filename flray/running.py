@@ -1,0 +1,369 @@
+"""Run one federation from its configuration to its result: the driver behind ``flray run`` and ``flray resume``."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pandas as pd
+
+from flray import rundir
+from flray.config import Config, Experiment
+from flray.errors import FlrayError
+from flray.federation.cluster import (
+    SERVER_RESTARTS,
+    InlineFederation,
+    RayFederation,
+    Running,
+    local_resources,
+    plan_for,
+    ray_session,
+    uses_ray,
+)
+from flray.federation.evaluation import main_metric
+from flray.federation.federation import Round
+from flray.federation.world import World, make_world
+from flray.loading import load
+from flray.tracking.journal import Journal
+
+Say = Callable[[str], None]
+
+
+class InterruptedRunError(FlrayError):
+    """The user stopped the run; what is done is saved, and the message says how to go on."""
+
+
+class Progress(Protocol):
+    """Shows how far a run is."""
+
+    def begin(self, world: World, done: int) -> None:
+        """Show that the rounds start after `done`."""
+
+    def round(self, finished: Round, metric: str) -> None:
+        """Show a finished round."""
+
+    def say(self, line: str) -> None:
+        """Show a line for the user."""
+
+    def end(self) -> None:
+        """Take away what is shown."""
+
+
+class Silence:
+    """A progress display that shows nothing."""
+
+    def begin(self, world: World, done: int) -> None:
+        """Do nothing."""
+
+    def round(self, finished: Round, metric: str) -> None:
+        """Do nothing."""
+
+    def say(self, line: str) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run brought.
+
+    Attributes
+    ----------
+    folder : Path
+        Where everything lies.
+    history : DataFrame
+        One row per round: column ``round``, then one per metric.
+    sha256 : str
+        Digest of everything learnt: global models, the method's server state, client states.
+    metric : str
+        Name of the method's own measure.
+    experiment : Experiment
+        The resolved settings.
+    """
+
+    folder: Path
+    history: pd.DataFrame
+    sha256: str
+    metric: str
+    experiment: Experiment
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All metrics of the last round in which each was measured."""
+        return {str(name): float(values.dropna().iloc[-1]) for name, values in self.history.items()
+                if name != "round" and values.notna().any()}
+
+
+def run(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, address: str | None = None,
+        progress: Progress | None = None, **settings: Any) -> Result:
+    """Run a federation.
+
+    Parameters
+    ----------
+    source : path or mapping
+        A YAML file, or its content.
+    overrides : iterable of str
+        ``key=value``, as on the command line.
+    address : str, optional
+        A running Ray cluster; without it Ray is started on this machine.
+    progress : Progress, optional
+        How to show what happens; nothing is shown without.
+    **settings
+        Parts of the experiment to replace, for example ``algorithm={"name": "fedskc"}``.
+
+    Raises
+    ------
+    FlrayError
+        If a setting or a data file is wrong (then nothing has been created), or a client failed.
+    """
+    config = load(source, [*overrides, *settings.items()])
+    return start(config, address=address, progress=progress)
+
+
+def start(config: Config, *, address: str | None = None, progress: Progress | None = None) -> Result:
+    """Run a federation from a checked configuration; see `run`."""
+    experiment = config.experiment
+    world = make_world(experiment)
+    if uses_ray(experiment) and address is None:
+        plan_for(world, local_resources())
+    folder = rundir.create(experiment.output, experiment.name)
+    rundir.save_config(folder, config)
+    rundir.write(folder, "run", {**rundir.new_identity(), **described(world)})
+    return _drive(world, folder, address, progress or Silence())
+
+
+def resume(folder: Path, *, address: str | None = None, progress: Progress | None = None) -> Result:
+    """Continue an interrupted run to the same bits, or return the result of a finished one.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
+    address, progress
+        As in `run`.
+
+    Raises
+    ------
+    FlrayError
+        If the run's files are damaged, its data have changed, or another process runs it.
+    """
+    config = load(folder / rundir.CONFIG)
+    experiment = config.experiment
+    if rundir.read(folder)["status"] == "finished":
+        return _result(folder, make_world(experiment))
+    return _drive(make_world(experiment), folder, address, progress or Silence())
+
+
+def described(world: World) -> dict[str, Any]:
+    """Return what identifies a run's data."""
+    return {"data": world.data.fingerprint, "partition": world.data.partition_fingerprint,
+            "origins": dict(world.data.origins)}
+
+
+def run_tags(folder: Path) -> dict[str, str]:
+    """Return a run's MLflow tags: versions, fingerprints and the folder."""
+    identity = rundir.read(folder)
+    tags = {f"version.{name}": version for name, version in identity.get("versions", {}).items()}
+    tags |= {f"{part}.fingerprint": identity[part] for part in ("data", "partition") if part in identity}
+    tags |= {f"origin.{name}": origin for name, origin in identity.get("origins", {}).items()}
+    return {**tags, "flray.folder": str(folder)}
+
+
+def _drive(world: World, folder: Path, address: str | None, progress: Progress) -> Result:
+    experiment = world.config
+    with contextlib.ExitStack() as stack:
+        journal = stack.enter_context(Journal(folder / rundir.JOURNAL))
+        rundir.update(folder, status="running")
+        began_before = not journal.start(
+            uid=rundir.read(folder)["uid"], experiment=experiment.tracking.experiment,
+            name=f"{experiment.name} {folder.name}", tags=run_tags(folder),
+            params=dict(rundir.flat(experiment.model_dump(mode="json"))))
+        if began_before:
+            journal.resume()
+        stack.enter_context(_tracking(folder, experiment, progress.say))
+        try:
+            digest = _federate(world, folder, journal, address, progress)
+        except KeyboardInterrupt:
+            _closed(folder, journal, "interrupted")
+            raise InterruptedRunError(f"stopped; go on with: flray resume {folder}") from None
+        except BaseException:
+            _closed(folder, journal, "failed")
+            raise
+        finally:
+            progress.end()
+        rundir.update(folder, status="finished", sha256=digest)
+        _artifacts(folder, journal, world)
+        journal.tags({"model.sha256": digest})
+        journal.end("FINISHED")
+    return _result(folder, world)
+
+
+def _closed(folder: Path, journal: Journal, status: str) -> None:
+    rundir.update(folder, status=status)
+    journal.end("KILLED" if status == "interrupted" else "FAILED")
+
+
+@contextlib.contextmanager
+def _tracking(folder: Path, experiment: Experiment, say: Say) -> Iterator[None]:
+    """Send the journal to MLflow while the run goes on, and what is left at its end."""
+    if experiment.tracking.uri is None:
+        yield
+        return
+    from flray.tracking.tracker import Tracker
+
+    tracker = Tracker(experiment.tracking.uri, say=say)
+    tracker.register(folder)
+    try:
+        yield
+    finally:
+        unsent = tracker.close(timeout=20.0)
+        if unsent:
+            say(f"{unsent} entries could not be sent to {experiment.tracking.uri}; "
+                f"they are kept: flray sync {folder}")
+
+
+def _federate(world: World, folder: Path, journal: Journal, address: str | None, progress: Progress) -> str:
+    """Run all rounds that are left and return the digest."""
+    with contextlib.ExitStack() as stack:
+        federation: Running
+        if uses_ray(world.config):
+            available = stack.enter_context(ray_session(address))
+            plan = plan_for(world, available)
+            progress.say(str(plan))
+            federation = RayFederation(world, plan, progress.say)
+        else:
+            federation = InlineFederation(world, progress.say)
+        stack.callback(federation.close)
+        return Rounds(world, federation, folder, journal, progress).play()
+
+
+class Rounds:
+    """The loop over rounds with journal and checkpoints.
+
+    Parameters
+    ----------
+    world : World
+        What is run.
+    federation : Running
+        Where it runs.
+    folder : Path
+        The run's folder.
+    journal : Journal
+        Gets every round before a checkpoint knows of it, so that no round is ever missing from the history.
+    progress : Progress
+        What the user sees.
+    """
+
+    def __init__(self, world: World, federation: Running, folder: Path, journal: Journal, progress: Progress) -> None:
+        self._world, self._federation, self._folder, self._journal = world, federation, folder, journal
+        self._progress = progress
+        self._done = 0
+        self._saved_at = time.monotonic()
+        self._saved_round = -1
+
+    def play(self) -> str:
+        """Run what is left; on Ctrl-C save before giving up."""
+        self._done = self._saved_round = self._federation.restore(self._folder / rundir.CHECKPOINT)
+        self._progress.begin(self._world, self._done)
+        metric = measure(self._world)
+        restarts = 0
+        try:
+            while self._done < self._world.config.rounds:
+                try:
+                    finished = self._federation.step()
+                except Exception as error:
+                    if not _server_died(error) or restarts >= SERVER_RESTARTS:
+                        raise
+                    restarts += 1
+                    self._progress.say("the server actor died; going on from the last checkpoint")
+                    self._restart()
+                    continue
+                self._done = finished.number
+                self._journal.record_round(finished.number, finished.metrics)
+                self._progress.round(finished, metric)
+                self._checkpoint()
+            return self._federation.sha256()
+        except KeyboardInterrupt:
+            self._progress.say("stopping after this round; the checkpoint is written")
+            with contextlib.suppress(KeyboardInterrupt):
+                self._save_after_interrupt()
+            raise
+
+    def _checkpoint(self) -> None:
+        settings = self._world.config.checkpoint
+        last = self._done == self._world.config.rounds
+        due = self._done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
+        if last or due:
+            self._save()
+
+    def _save(self) -> None:
+        self._journal.sync()
+        self._federation.save(self._folder / rundir.CHECKPOINT, self._world.config.checkpoint.keep)
+        self._saved_at, self._saved_round = time.monotonic(), self._done
+
+    def _save_after_interrupt(self) -> None:
+        """Save the last finished round; an inline round that was cut in two is left to be played again."""
+        if isinstance(self._federation, RayFederation) and self._done > self._saved_round:
+            self._save()
+
+    def _restart(self) -> None:
+        assert isinstance(self._federation, RayFederation)
+        self._federation.restart()
+        self._done = self._federation.restore(self._folder / rundir.CHECKPOINT)
+
+
+def measure(world: World) -> str:
+    """Return the name of the method's own measure."""
+    from flray.data.tasks import task
+
+    return main_metric(world.algorithm.views, task(world.data.task).metric)
+
+
+def _server_died(error: Exception) -> bool:
+    import sys
+
+    exceptions = sys.modules.get("ray.exceptions")
+    return exceptions is not None and isinstance(error, exceptions.RayActorError)
+
+
+def _artifacts(folder: Path, journal: Journal, world: World) -> None:
+    """Draw the figures and list them for MLflow."""
+    from flray.data.show import bubble_chart
+    from flray.tracking.plots import client_bars, learning_curves
+
+    figures = folder / rundir.FIGURES
+    figures.mkdir(exist_ok=True)
+    history, metric = journal.history(), measure(world)
+    made: list[str] = []
+    curves = [name for name in ("global/common/accuracy", "global/local/accuracy", "personal/local/accuracy",
+                                "personal/others/accuracy", metric) if name in history.columns]
+    if curves:
+        learning_curves(history, list(dict.fromkeys(curves)), figures / "curves.png")
+        made.append("curves.png")
+    view = next((v for v in ("personal/local", "global/local") if f"{v}/{metric.rsplit('/', 1)[1]}" in history), None)
+    if view is not None:
+        prefix = f"{view}/{metric.rsplit('/', 1)[1]}/client/"
+        last = history.iloc[-1]
+        values = {str(n).removeprefix(prefix): float(last[n]) for n in history.columns if str(n).startswith(prefix)}
+        if values:
+            client_bars(values, prefix.removesuffix("/client/"), figures / "clients.png")
+            made.append("clients.png")
+    bubble_chart(world.data, figures / "partition.png")
+    made.append("partition.png")
+    for name in made:
+        journal.artifact(f"{rundir.FIGURES}/{name}", rundir.FIGURES)
+    journal.artifact(rundir.CONFIG)
+
+
+def _result(folder: Path, world: World) -> Result:
+    from flray.tracking.journal import history_of, read_events
+
+    events = [event for event in read_events(folder / rundir.JOURNAL) if event["type"] == "round"]
+    return Result(folder=folder, history=history_of(events), sha256=str(rundir.read(folder)["sha256"]),
+                  metric=measure(world), experiment=world.config)
