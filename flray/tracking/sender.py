@@ -20,7 +20,7 @@ from flray.tracking.connection import (
     quiet,
     resolve_uri,
 )  # fmt: skip
-from flray.tracking.cursor import Cursor, load, save, unsent_lines
+from flray.tracking.cursor import Cursor, load, read, save, unsent_lines
 from flray.tracking.journal import JOURNAL, Event, decode
 from flray.tracking.names import clean_name
 
@@ -98,6 +98,8 @@ class MlflowSender:
                     self._send(stop)
         except AwayError as error:
             self.reason = str(error)
+            if read(self.run_dir) is None:
+                save(self.run_dir, Cursor(self.uri))  # so that `flray sync` knows where to
         return self.unsent()
 
     def unsent(self) -> int:
