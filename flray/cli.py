@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -146,18 +146,15 @@ def main(prefix: str | None = None) -> None:
 
 def invoke(arguments: list[str]) -> int:
     """Run a command line and return the exit code: 0, 1 for a failed run, 2 for a mistake, 130 for Ctrl-C."""
-    import click
-
     from flray.federation.executor import ClientError
     from flray.running import InterruptedRunError
 
     try:
-        outcome: Any = app(arguments, standalone_mode=False)
-        return outcome if isinstance(outcome, int) else 0
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except (KeyboardInterrupt, click.Abort):
+        app(arguments)
+        return 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         return 130
     except InterruptedRunError as error:

@@ -198,7 +198,10 @@ def _drive(world: World, folder: Path, address: str | None, progress: Progress) 
         finally:
             progress.end()
         rundir.update(folder, status="finished", sha256=digest)
-        _artifacts(folder, journal, world)
+        try:
+            _artifacts(folder, journal, world)
+        except (OSError, ValueError) as error:
+            progress.say(f"the figures could not be drawn: {error}")
         journal.tags({"model.sha256": digest})
         journal.end("FINISHED")
     return _result(folder, world)
