@@ -98,8 +98,6 @@ class MlflowSender:
                     self._send(stop)
         except AwayError as error:
             self.reason = str(error)
-            if read(self.run_dir) is None:
-                save(self.run_dir, Cursor(self.uri))  # so that `flray sync` knows where to
         return self.unsent()
 
     def unsent(self) -> int:
@@ -132,6 +130,8 @@ class MlflowSender:
         """Have the run directory to oneself and a client at hand."""
         limits = http_limits() if self.uri.startswith("http") else contextlib.nullcontext()
         with lock(self.run_dir, seconds=seconds), limits, quiet():
+            if read(self.run_dir) is None:
+                save(self.run_dir, Cursor(self.uri))  # so that `flray sync` knows where to, should this fail
             if self._client is None:
                 self._client = connect(self.uri)
             yield
