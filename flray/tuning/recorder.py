@@ -30,7 +30,7 @@ class Recorder(Callback):  # type: ignore[misc]
     points : mapping of str to Point
         The trials by number; new ones may be added while the sweep runs.
     left : int
-        Trials that have not ended.
+        Rounds that are left if no trial stops early.
     tracker : Tracker or None
         Sends the journals.
     progress : SweepProgress
@@ -45,7 +45,7 @@ class Recorder(Callback):  # type: ignore[misc]
         self._done: dict[str, int] = {}
         self._values: dict[str, Any] = {}
         self._metrics: dict[str, str] = {}
-        self._left = left * max((point.experiment.rounds for point in points.values()), default=1)
+        self._left = left
         self._begun = time.monotonic()
         self._played = 0
 

@@ -48,7 +48,7 @@ class SweepResult:
         ``sha256`` of what was learnt, ``failure``.
         """
         rows = [_row(folder) for folder in folders(self.folder)]
-        settings = list(dict.fromkeys(name for row in rows for name in row["settings"]))
+        settings = self._in_order({name for row in rows for name in row["settings"]})
         views = list(dict.fromkeys(n for row in rows for n in row["views"]))
         clients = list(dict.fromkeys(name for row in rows for name in row["clients"]))
         made = [{"trial": row["trial"], **{s: row["settings"].get(s) for s in settings},
@@ -157,10 +157,23 @@ class SweepResult:
         if len(stopped):
             low, high = int(stopped["rounds"].min()), int(stopped["rounds"].max())
             span = f"{low}" if low == high else f"{low} to {high}"
-            notes.append(f"* {len(stopped)} of {len(table)} trials were stopped early, after {span} rounds")
+            notes.append(f"* {len(stopped)} of {len(table)} trials stopped early, after {span} "
+                         f"round{'s' if high > 1 else ''}")
         if any(str(m).startswith("global/") for m in set(table["metric"])) and shown_clients:
             notes.append("per client: the global model for methods with one, the client's own for the others")
         return notes + self.failures()
+
+    def _in_order(self, names: set[str]) -> list[str]:
+        """Return settings in the order of the space."""
+        paths = [path.removeprefix("experiment.").removesuffix(".name") for path in self._config["space"]]
+        place = {path: position for position, path in enumerate(paths)}
+
+        def key(name: str) -> tuple[int, str]:
+            parts = name.split(".")
+            prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+            return next((place[prefix] for prefix in prefixes if prefix in place), len(place)), name
+
+        return sorted(names, key=key)
 
     def _varying(self) -> list[str]:
         return [name for name in self.settings if self.results[name].astype(str).nunique() > 1]

@@ -13,9 +13,12 @@ from ray.tune.search import Searcher
 
 from flray import keys
 from flray.config import Asha, Choice, Config, Domain, Grid, LogUniform, Median, Pbt, RandInt, Uniform
+from flray.errors import FlrayError
 from flray.tuning.space import Point, Values
 
 TIME = "training_iteration"
+_UNFIT = 50
+"""Suggestions in a row that cannot be run before the search gives up."""
 Scores = Sequence[tuple[int, float]]
 
 
@@ -139,6 +142,12 @@ class _Bounds:
         return config
 
 
+def _failed() -> Any:
+    import optuna
+
+    return optuna.trial.TrialState.FAIL
+
+
 class OptunaSearch(Searcher):  # type: ignore[misc]
     """Suggestions of Optuna's tree-structured Parzen estimator, each repeated with every seed.
 
@@ -206,9 +215,17 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
 
     def _ask(self, left: Sequence[Point] | None, scores: Sequence[float]) -> None:
         index, self._count = self._count, self._count + 1
-        asked = self._asked[index] = self._study.ask()
-        setting = {path: self._value(asked, path, domain) for path, domain in self._config.space.items()}
-        trials = self._make(setting, index) if left is None else left
+        for attempt in range(_UNFIT):
+            asked = self._asked[index] = self._study.ask()
+            setting = {path: self._value(asked, path, domain) for path, domain in self._config.space.items()}
+            try:
+                trials = self._make(setting, index) if left is None else left
+                break
+            except FlrayError:
+                # Options of one method beside another's name: not every combination can be run.
+                self._study.tell(asked, state=_failed())
+                if attempt + 1 == _UNFIT:
+                    raise
         self._scores[index], self._open[index] = list(scores), len(trials)
         self._waiting.extend((index, point) for point in trials)
         self._tell(index)
@@ -216,13 +233,11 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
     def _tell(self, index: int) -> None:
         if self._open[index]:
             return
-        import optuna
-
         known = [score for score in self._scores[index] if not math.isnan(score)]
         if known:
             self._study.tell(self._asked[index], sum(known) / len(known))
         else:
-            self._study.tell(self._asked[index], state=optuna.trial.TrialState.FAIL)
+            self._study.tell(self._asked[index], state=_failed())
 
     def _value(self, asked: Any, path: str, domain: Domain) -> Any:
         match domain:

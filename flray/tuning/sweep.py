@@ -169,7 +169,8 @@ class _Sweep:
         with quiet_ray():
             if not self._connected:
                 self._connect()
-            recorder = Recorder(folder, self._points, self._total - over, tracker, self._progress)
+            rounds = (self._total - over) * self._config.experiment.rounds
+            recorder = Recorder(folder, self._points, rounds, tracker, self._progress)
             try:
                 Session(self._config, folder, self._preparation, self._points).run(recorder)
             finally:
