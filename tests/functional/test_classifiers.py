@@ -39,7 +39,7 @@ def test_restricted_scale_binary_and_graded() -> None:
     assert restricted_scale(counts, 0.2, graded=True).tolist() == pytest.approx([1.0, 0.2, 0.6])
     assert restricted_scale(counts, 1.0, graded=True).tolist() == [1.0, 1.0, 1.0]
     assert restricted_scale(torch.zeros(2), 0.3, graded=True).tolist() == pytest.approx([0.3, 0.3])
-    with pytest.raises(ValueError, match="alpha: 1.5"):
+    with pytest.raises(ValueError, match=r"alpha: 1\.5"):
         restricted_scale(counts, 1.5)
 
 
