@@ -16,12 +16,14 @@ from flray.functional.fcclplus import (
 from flray.functional.fedco2 import fuse_predictions, peer_classifier_loss
 from flray.functional.fedskc import (
     class_means,
-    discrepancy_weights,
     global_structural_knowledge,
-    knowledge_discrepancy,
     local_contrastive_loss,
-    period_review,
     structural_knowledge,
+)
+from flray.functional.fedskc_server import (
+    discrepancy_weights,
+    knowledge_discrepancy,
+    period_review,
     variance_change,
 )
 from flray.functional.lgmix import gram_trace, mix_updates, mixing_ratio, stabilised_ratio, trace_ratio

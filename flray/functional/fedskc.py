@@ -1,4 +1,4 @@
-"""FedSKC: structural knowledge, local contrastive learning, discrepancy aggregation and period review.
+"""FedSKC at the clients: structural knowledge, its merging, and local contrastive learning (LCL).
 
 Equation numbers are those of "FedSKC: Federated Learning with Non-IID Data via Structural Knowledge Collaboration".
 K clients, C classes, D entries of a knowledge vector (FedSKC: the logits, so D = C).
@@ -9,17 +9,14 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from flray.functional.checks import (
-    TensorOrTree,
     check_choice,
     check_labels,
     check_mask,
     check_positive,
     check_shapes,
-    map_floating,
 )
 from flray.functional.numerics import keep_rows, masked_mean, unit
 
@@ -144,6 +141,9 @@ def local_contrastive_loss(
     present: Tensor,
     temperature: float = 0.08,
     normaliser: Literal["distance", "none"] = "distance",
+    *,
+    positive_twice: bool = False,
+    without_prototype: Literal["skip", "own"] = "skip",
 ) -> Tensor:
     """Contrast samples with the global class knowledge (LCL, FedSKC Eq. 2-3).
 
@@ -164,6 +164,11 @@ def local_contrastive_loss(
         The paper's tau.
     normaliser : {"distance", "none"}
         "none" sets ``U = 1``, as the authors' released code does.
+    positive_twice : bool
+        Add the positive to the denominator once more, as the authors' released code does.
+    without_prototype : {"skip", "own"}
+        "own" does not skip a sample without prototype but takes its own logits, a constant, as the positive beside
+        all prototypes, with ``U = 1``: the authors' released code.
 
     Returns
     -------
@@ -179,6 +184,7 @@ def local_contrastive_loss(
     check_mask("present", present)
     check_positive("temperature", temperature)
     check_choice("normaliser", normaliser, ("distance", "none"))
+    check_choice("without_prototype", without_prototype, ("skip", "own"))
     labels = check_labels(labels)
     prototypes = keep_rows(prototypes.detach(), present)
     similarity = unit(logits) @ unit(prototypes).T
@@ -187,179 +193,13 @@ def local_contrastive_loss(
         mean_distance = distances.sum(0) / max(len(logits), 1)
         similarity = similarity / torch.where(mean_distance > 0, mean_distance, 1)
     # With no class present every sample is skipped below; all classes stay candidates only to keep the softmax finite.
-    candidates = present | ~present.any()
-    log_shares = torch.log_softmax((similarity / temperature).masked_fill(~candidates, float("-inf")), dim=1)
-    return masked_mean(-log_shares.gather(1, labels.unsqueeze(1)).squeeze(1), present[labels])
-
-
-def knowledge_discrepancy(knowledge: Tensor, present: Tensor, global_: Tensor) -> Tensor:
-    """Return ``d_k``, the distances of a client's knowledge to the global one summed over its classes (FedSKC III-B).
-
-    Parameters
-    ----------
-    knowledge : Tensor [K, C, D]
-        Rows that are not present may hold anything.
-    present : Tensor [K, C] of bool
-    global_ : Tensor [C, D]
-        Rows of classes that no client holds may hold anything.
-
-    Returns
-    -------
-    Tensor [K]
-        0 for a client that holds no class.
-
-    Raises
-    ------
-    ValueError
-        If shapes differ from the above or the mask is not boolean.
-    """
-    check_shapes(knowledge=(knowledge, "K C D"), present=(present, "K C"), global_=(global_, "C D"))
-    check_mask("present", present)
-    difference = keep_rows(knowledge, present) - keep_rows(global_.expand_as(knowledge), present)
-    distances: Tensor = torch.linalg.vector_norm(difference.double(), dim=2)
-    return distances.sum(1).to(knowledge.dtype)
-
-
-def discrepancy_weights(
-    num_samples: Tensor, discrepancy: Tensor, *, sample_scale: Literal["raw", "fraction"] = "raw"
-) -> Tensor:
-    """Return the aggregation weights ``e_k`` of global discrepancy aggregation (GDA, FedSKC Eq. 4).
-
-    ``e_k`` is proportional to ``sigmoid(N_k - a_k d_k + b_k)``, ``a_k = d_k / sum d`` and ``b_k = N_k / sum N``.
-    Computed as the softmax of log-sigmoids, which neither saturates nor underflows where the plain ratio is 0 / 0.
-    With ``N_k`` beyond about 40 every sigmoid is 1 and the weights are uniform.
-
-    Parameters
-    ----------
-    num_samples : Tensor [K]
-        Samples per client, integers or floats.
-    discrepancy : Tensor [K]
-        ``d_k`` of `knowledge_discrepancy`.
-    sample_scale : {"raw", "fraction"}
-        "fraction" puts ``N_k / sum N`` in place of ``N_k`` inside the sigmoid, so that the discrepancy can act.
-
-    Returns
-    -------
-    Tensor [K]
-        Sums to 1; dtype of `discrepancy`. All discrepancies zero: ``a_k = 0``. All sizes zero: ``b_k = 0``.
-
-    Raises
-    ------
-    ValueError
-        If shapes differ from the above or a value is negative or not finite.
-    """
-    check_shapes(num_samples=(num_samples, "K"), discrepancy=(discrepancy, "K"))
-    check_choice("sample_scale", sample_scale, ("raw", "fraction"))
-    for name, values in (("num_samples", num_samples), ("discrepancy", discrepancy)):
-        if not bool((torch.isfinite(values) & (values >= 0)).all()):
-            raise ValueError(f"{name}: {values.tolist()}, expected finite values of 0 or more")
-    if not len(num_samples):
-        raise ValueError("num_samples: shape [0], expected at least one client")
-    distance = discrepancy.double()
-    fraction = _shares(num_samples.double())
-    size = num_samples.double() if sample_scale == "raw" else fraction
-    weights = torch.softmax(F.logsigmoid(size - _shares(distance) * distance + fraction), dim=0)
-    return weights.to(discrepancy.dtype) if discrepancy.is_floating_point() else weights
-
-
-def _shares(values: Tensor) -> Tensor:
-    largest = values.max()
-    scaled = values / torch.where(largest > 0, largest, 1)
-    return scaled / torch.where(largest > 0, scaled.sum(), 1)
-
-
-def variance_change(
-    knowledge_now: Tensor,
-    knowledge_before: Tensor,
-    present_now: Tensor | None = None,
-    present_before: Tensor | None = None,
-) -> float | None:
-    """Return ``rho``, the relative change of the knowledge's variance between two rounds (FedSKC Eq. 5).
-
-    ``rho = (sum_j var_r(j) - sum_j var_{r-1}(j)) / sum_j var_{r-1}(j)`` over the classes present in both rounds; the
-    variance is over the D entries of a class's vector, divided by D.
-
-    Parameters
-    ----------
-    knowledge_now, knowledge_before : Tensor [C, D]
-        Rows that are not present may hold anything.
-    present_now, present_before : Tensor [C] of bool, optional
-        Without a mask every row whose entries are all finite counts.
-
-    Returns
-    -------
-    float or None
-        None where ``rho`` is undefined: no class in both rounds, or no variance at all before.
-
-    Raises
-    ------
-    ValueError
-        If shapes differ from the above or a mask is not boolean.
-    """
-    check_shapes(knowledge_now=(knowledge_now, "C D"), knowledge_before=(knowledge_before, "C D"))
-    both = torch.ones(len(knowledge_now), dtype=torch.bool, device=knowledge_now.device)
-    for name, knowledge, present in (("present_now", knowledge_now, present_now),
-                                     ("present_before", knowledge_before, present_before)):
-        if present is None:
-            both = both & torch.isfinite(knowledge).all(1)
-        else:
-            check_shapes(knowledge=(knowledge, "C D"), **{name: (present, "C")})
-            check_mask(name, present)
-            both = both & present
-    now, before = (float(_spread(knowledge[both])) for knowledge in (knowledge_now, knowledge_before))
-    return (now - before) / before if before > 0 else None
-
-
-def _spread(knowledge: Tensor) -> Tensor:
-    # Shifted by a row's own first entry: a constant row then has a variance of exactly zero.
-    shifted = knowledge.double() - knowledge[:, :1].double()
-    return (shifted - shifted.mean(1, keepdim=True)).square().mean(1).sum()
-
-
-def period_review(
-    current: TensorOrTree,
-    previous: TensorOrTree,
-    knowledge_now: Tensor,
-    knowledge_before: Tensor,
-    beta: float = 0.95,
-    *,
-    present_now: Tensor | None = None,
-    present_before: Tensor | None = None,
-    review: Literal["paper", "interpolate"] = "paper",
-) -> TensorOrTree:
-    """Correct the global model by the previous one (global period review, GPR, FedSKC Eq. 5).
-
-    "paper": ``beta w + (1 - beta) rho (w' - w)``, as printed: its coefficients sum to `beta`, so that the model
-    shrinks by ``1 - beta`` a round. "interpolate": ``w + (1 - beta) rho (w' - w)``. ``rho`` as in `variance_change`.
-    Where ``rho`` is undefined there is nothing to review by and `current` is returned, as in the first round.
-
-    Parameters
-    ----------
-    current, previous : Tensor or dict of Tensor
-        ``w`` and ``w'``. Integer and boolean tensors are returned as `current` has them.
-    knowledge_now, knowledge_before : Tensor [C, D]
-        Global structural knowledge of this round and of the one before.
-    beta : float
-        Momentum, 0 to 1.
-    present_now, present_before : Tensor [C] of bool, optional
-        Classes that each knowledge holds; without a mask, every row whose entries are all finite.
-    review : {"paper", "interpolate"}
-
-    Returns
-    -------
-    Tensor or dict of Tensor
-        Like `current`; computed in float64.
-
-    Raises
-    ------
-    ValueError
-        If shapes or names differ, a mask is not boolean or `beta` is outside 0 to 1.
-    """
-    check_choice("review", review, ("paper", "interpolate"))
-    if not 0 <= beta <= 1:
-        raise ValueError(f"beta: {beta}, expected 0 to 1")
-    rho = variance_change(knowledge_now, knowledge_before, present_now, present_before)
-    if rho is None:
-        return map_floating(lambda w, _: w.clone(), current, previous=previous)
-    kept, pull = (beta if review == "paper" else 1.0), (1 - beta) * rho
-    return map_floating(lambda w, w_before: kept * w + pull * (w_before - w), current, previous=previous)
+    candidates = present | (~present.any() & (without_prototype == "skip"))
+    scores = (similarity / temperature).masked_fill(~candidates, float("-inf"))
+    counted, positive = present[labels], scores.gather(1, labels.unsqueeze(1)).squeeze(1)
+    added = counted if positive_twice else torch.zeros_like(counted)
+    if without_prototype == "own":
+        own = (unit(logits) * unit(logits.detach())).sum(1) / temperature
+        positive, added = torch.where(counted, positive, own), added | ~counted
+        counted = torch.ones_like(counted)
+    extra = positive.masked_fill(~added, float("-inf")).unsqueeze(1)
+    return masked_mean(torch.logsumexp(torch.cat([scores, extra], 1), 1) - positive, counted)
