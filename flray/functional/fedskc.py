@@ -22,7 +22,7 @@ from flray.functional.checks import (
     check_shapes,
     map_floating,
 )
-from flray.functional.numerics import keep_rows, masked_cross_entropy, unit
+from flray.functional.numerics import keep_rows, masked_mean, unit
 
 
 def local_contrastive_loss(
@@ -32,6 +32,9 @@ def local_contrastive_loss(
     present: Tensor,
     temperature: float = 0.08,
     normaliser: Literal["distance", "none"] = "distance",
+    *,
+    positive_twice: bool = False,
+    without_prototype: Literal["skip", "own"] = "skip",
 ) -> Tensor:
     """Contrast samples with the global class knowledge (LCL, FedSKC Eq. 2-3).
 
@@ -52,6 +55,11 @@ def local_contrastive_loss(
         The paper's tau.
     normaliser : {"distance", "none"}
         "none" sets ``U = 1``, as the authors' released code does.
+    positive_twice : bool
+        Add the positive to the denominator once more, as the authors' released code does.
+    without_prototype : {"skip", "own"}
+        "own" does not skip a sample without prototype but takes its own logits, a constant, as the positive beside
+        all prototypes, with ``U = 1``: the authors' released code.
 
     Returns
     -------
@@ -67,6 +75,7 @@ def local_contrastive_loss(
     check_mask("present", present)
     check_positive("temperature", temperature)
     check_choice("normaliser", normaliser, ("distance", "none"))
+    check_choice("without_prototype", without_prototype, ("skip", "own"))
     labels = check_labels(labels)
     prototypes = keep_rows(prototypes.detach(), present)
     similarity = unit(logits) @ unit(prototypes).T
@@ -74,7 +83,17 @@ def local_contrastive_loss(
         distances = torch.cdist(logits.detach(), prototypes, compute_mode="donot_use_mm_for_euclid_dist")
         mean_distance = distances.sum(0) / max(len(logits), 1)
         similarity = similarity / torch.where(mean_distance > 0, mean_distance, 1)
-    return masked_cross_entropy(similarity / temperature, labels, present)
+    # With no class present every sample is skipped below; all classes stay candidates only to keep the softmax finite.
+    candidates = present | (~present.any() & (without_prototype == "skip"))
+    scores = (similarity / temperature).masked_fill(~candidates, float("-inf"))
+    counted, positive = present[labels], scores.gather(1, labels.unsqueeze(1)).squeeze(1)
+    added = counted if positive_twice else torch.zeros_like(counted)
+    if without_prototype == "own":
+        own = (unit(logits) * unit(logits.detach())).sum(1) / temperature
+        positive, added = torch.where(counted, positive, own), added | ~counted
+        counted = torch.ones_like(counted)
+    extra = positive.masked_fill(~added, float("-inf")).unsqueeze(1)
+    return masked_mean(torch.logsumexp(torch.cat([scores, extra], 1), 1) - positive, counted)
 
 
 def knowledge_discrepancy(knowledge: Tensor, present: Tensor, global_: Tensor) -> Tensor:
