@@ -95,10 +95,10 @@ def show_result(result: Result) -> None:
         table.add_row(view, *cells, *(_percent(metrics.get(f"{key}/client/{c}")) for c in shown))
     console.print(table)
     last = result.history[result.metric].dropna().tail(result.experiment.evaluation.last)
-    best = result.history[result.metric].idxmax()
+    best = int(result.history[result.metric].to_numpy().argmax())
     console.print(f"{result.metric}: last {_percent(last.iloc[-1])}, mean of the last {len(last)} "
                   f"{_percent(float(last.mean()))}, best {_percent(float(result.history[result.metric].max()))} "
-                  f"in round {int(result.history['round'][best])}", markup=False)
+                  f"in round {int(result.history['round'].iloc[best])}", markup=False)
     console.print(f"model SHA-256: {result.sha256}", markup=False)
     console.print(f"run: {result.folder}", markup=False)
     if result.experiment.tracking.uri is not None:
