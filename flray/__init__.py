@@ -1,5 +1,27 @@
 """Which federated-learning method works on this data heterogeneity, at which settings, and how sure are we."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from flray.registry import register_algorithm, register_dataset, register_model, register_partition
 from flray.torchvision_beside_cpu import install_hook
 
+if TYPE_CHECKING:
+    from flray.loading import load as load_config
+    from flray.running import run
+
 install_hook()
+
+__all__ = ["load_config", "register_algorithm", "register_dataset", "register_model", "register_partition", "run"]
+
+_LATER = {"run": ("flray.running", "run"), "load_config": ("flray.loading", "load")}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is heavy when it is first asked for."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'flray' has no attribute {name!r}")
+    module, attribute = _LATER[name]
+    return getattr(importlib.import_module(module), attribute)

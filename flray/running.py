@@ -198,7 +198,10 @@ def _drive(world: World, folder: Path, address: str | None, progress: Progress) 
         finally:
             progress.end()
         rundir.update(folder, status="finished", sha256=digest)
-        _artifacts(folder, journal, world)
+        try:
+            _artifacts(folder, journal, world)
+        except (OSError, ValueError) as error:
+            progress.say(f"the figures could not be drawn: {error}")
         journal.tags({"model.sha256": digest})
         journal.end("FINISHED")
     return _result(folder, world)
@@ -308,9 +311,14 @@ class Rounds:
         self._saved_at, self._saved_round = time.monotonic(), self._done
 
     def _save_after_interrupt(self) -> None:
-        """Save the last finished round; an inline round that was cut in two is left to be played again."""
-        if isinstance(self._federation, RayFederation) and self._done > self._saved_round:
-            self._save()
+        """Let the round under way end and save it; an inline round that was cut in two is played again later."""
+        if isinstance(self._federation, RayFederation):
+            finished = self._federation.settle()
+            if finished is not None:
+                self._done = finished.number
+                self._journal.record_round(finished.number, finished.metrics)
+            if self._done > self._saved_round:
+                self._save()
 
     def _restart(self) -> None:
         assert isinstance(self._federation, RayFederation)

@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +124,7 @@ def member(archive: Path, name: str) -> bytes:
             if file is None:
                 raise KeyError(name)
             return file.read()
-    except (KeyError, OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+    except (KeyError, OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
         raise DataError(f"{archive}: cannot read {name} ({error})") from None
 
 

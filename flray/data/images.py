@@ -6,18 +6,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 Images = NDArray[np.uint8]
+
+# Standard deviation within a crop below which it counts as one colour: half of the bundled photos is smooth background.
+_MIN_CONTRAST = 20
 
 
 @cache
 def bundled_photos() -> tuple[Images, ...]:
     """Return the photos that scikit-learn (and matplotlib, where installed with its sample data) carry, [H, W, 3]."""
+    import matplotlib
+    from sklearn.datasets import load_sample_images
+
     photos = [np.asarray(photo, dtype=np.uint8) for photo in load_sample_images().images]
     hopper = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
     if hopper.exists():
@@ -26,8 +30,8 @@ def bundled_photos() -> tuple[Images, ...]:
     return tuple(photos)
 
 
-def photo_crops(n: int, size: int, generator: np.random.Generator, max_scale: int = 3) -> Images:
-    """Return random square crops of the bundled photos.
+def photo_crops(n: int, size: int, generator: np.random.Generator, max_scale: int = 8) -> Images:
+    """Return random square crops of the bundled photos; a crop of nearly one colour is drawn again, up to 10 times.
 
     Parameters
     ----------
@@ -48,9 +52,12 @@ def photo_crops(n: int, size: int, generator: np.random.Generator, max_scale: in
     pyramid = [[_block_mean(photo, scale) for scale in range(1, max_scale + 1)] for photo in bundled_photos()]
     crops = np.empty((n, 3, size, size), dtype=np.uint8)
     for crop in crops:
-        level = pyramid[generator.integers(len(pyramid))][generator.integers(max_scale)]
-        top, left = (int(generator.integers(side - size + 1)) for side in level.shape[:2])
-        patch = level[top:top + size, left:left + size]
+        for _ in range(10):
+            level = pyramid[generator.integers(len(pyramid))][generator.integers(max_scale)]
+            top, left = (int(generator.integers(side - size + 1)) for side in level.shape[:2])
+            patch = level[top:top + size, left:left + size]
+            if patch.std(axis=(0, 1)).mean() >= _MIN_CONTRAST:
+                break
         crop[:] = (patch[:, ::-1] if generator.integers(2) else patch).transpose(2, 0, 1)
     return crops
 

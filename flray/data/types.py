@@ -67,13 +67,16 @@ class DataSet:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of all samples, labels and names."""
+        """SHA-256 (hex) of all samples (public ones too), labels and names."""
         digest = hashlib.sha256(repr((self.name, self.classes, self.mean, self.std, self.task)).encode())
         for domain in self.domains:
             digest.update(f"{domain.name}|{domain.origin}".encode())
             for array in (domain.train_x, domain.train_y, domain.test_x, domain.test_y):
                 digest.update(f"{array.shape}{array.dtype}".encode())
                 digest.update(np.ascontiguousarray(array).data)
+        if self.public is not None:
+            digest.update(f"public{self.public.shape}{self.public.dtype}".encode())
+            digest.update(np.ascontiguousarray(self.public).data)
         return digest.hexdigest()
 
 

@@ -97,7 +97,7 @@ class RayFederation:
             * plan.actors)
         ray.get(self._group.ready(), timeout=300)
         self._server = self._start()
-        self._folder: Path | None = None
+        self._under_way: Any = None
 
     def _start(self) -> Any:
         import ray
@@ -110,10 +110,13 @@ class RayFederation:
             self._world, [self._world], self._plan, self._group, 0)
 
     def _call(self, method: str, *arguments: Any) -> Any:
+        return self._get(getattr(self._server, method).remote(*arguments))
+
+    def _get(self, reference: Any) -> Any:
         import ray
 
         try:
-            return ray.get(getattr(self._server, method).remote(*arguments))
+            return ray.get(reference)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, FlrayError):
                 raise error.cause from None
@@ -121,7 +124,21 @@ class RayFederation:
 
     def step(self) -> Round:
         """Run one round."""
-        finished, lines = self._call("step")
+        self._under_way = self._server.step.remote()
+        finished = self.settle()
+        assert finished is not None
+        return finished
+
+    def settle(self) -> Round | None:
+        """Wait for the round under way and return it; None where there is none (it was returned already)."""
+        reference, self._under_way = self._under_way, None
+        if reference is None:
+            return None
+        try:
+            finished, lines = self._get(reference)
+        except KeyboardInterrupt:
+            self._under_way = reference
+            raise
         for line in lines:
             self._warn(line)
         result: Round = finished
@@ -155,6 +172,7 @@ class RayFederation:
 
         with contextlib.suppress(Exception):
             ray.kill(self._server)
+        self._under_way = None
         self._server = self._start()
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""FedSKC at the clients: structural knowledge, its merging, and local contrastive learning (LCL).
+"""FedSKC: local contrastive learning, global discrepancy aggregation and global period review.
 
 Equation numbers are those of "FedSKC: Federated Learning with Non-IID Data via Structural Knowledge Collaboration".
-K clients, C classes, D entries of a knowledge vector (FedSKC: the logits, so D = C).
+K clients, C classes, D entries of a knowledge vector (FedSKC: the logits, so D = C). How the knowledge itself is
+made is in `flray.functional.knowledge`.
 """
 
 from __future__ import annotations
@@ -9,129 +10,19 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flray.functional.checks import (
+    TensorOrTree,
     check_choice,
     check_labels,
     check_mask,
     check_positive,
     check_shapes,
+    map_floating,
 )
-from flray.functional.numerics import keep_rows, masked_mean, unit
-
-
-def class_means(outputs: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return the mean output of every class (FedSKC section III-A, before the gate).
-
-    Parameters
-    ----------
-    outputs : Tensor [n, D]
-        One row per sample; sums are accumulated in float64.
-    labels : Tensor [n] of integers
-        Classes in ``[0, num_classes)``.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    means : Tensor [C, D], dtype of `outputs`
-        A class without samples has a row of zeros.
-    counts : Tensor [C] of int64
-        Samples per class; 0 marks an absent class.
-
-    Raises
-    ------
-    ValueError
-        If shapes differ from the above or a label is out of range.
-    """
-    check_shapes(outputs=(outputs, "n D"), labels=(labels, "n"))
-    labels = check_labels(labels)
-    if num_classes < 1:
-        raise ValueError(f"num_classes: {num_classes}, expected at least 1")
-    if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= num_classes):
-        raise ValueError(f"labels: values {int(labels.min())} to {int(labels.max())}, expected 0 to {num_classes - 1}")
-    counts = torch.bincount(labels, minlength=num_classes)
-    # Sorted and summed class by class: unlike a scattered addition this has one order on a GPU, and unlike a
-    # product with one-hot rows it keeps a sample that is not finite within its own class.
-    groups = torch.split(outputs[labels.argsort(stable=True)], counts.tolist())
-    sums = torch.stack([group.double().sum(0) for group in groups])
-    return (sums / counts.clamp(min=1).unsqueeze(1)).to(outputs.dtype), counts
-
-
-def structural_knowledge(
-    outputs: Tensor, labels: Tensor, num_classes: int, gate: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Return a client's class knowledge ``c * sigmoid(c)``, c being the class means (FedSKC section III-A).
-
-    Parameters
-    ----------
-    outputs : Tensor [n, D]
-        The client's logits.
-    labels : Tensor [n] of integers
-    num_classes : int
-        C.
-    gate : bool
-        False leaves the plain class means, as the authors' released code does.
-
-    Returns
-    -------
-    knowledge : Tensor [C, D]
-        Rows of absent classes are zero.
-    counts : Tensor [C] of int64
-
-    Raises
-    ------
-    ValueError
-        As `class_means`.
-    """
-    means, counts = class_means(outputs, labels, num_classes)
-    return (means * torch.sigmoid(means) if gate else means), counts
-
-
-def global_structural_knowledge(knowledge: Tensor, present: Tensor, neighbours: int = 1) -> tuple[Tensor, Tensor]:
-    """Merge the clients' knowledge, each vector first averaged with its nearest ones (FedSKC Eq. 1).
-
-    Per class, over the clients that hold it: every vector is averaged with its `neighbours` nearest others by
-    Euclidean distance (fewer where there are fewer), then the plain mean over holders is taken. Of equally near
-    clients the first is chosen. A single holder's vector is the result.
-
-    Parameters
-    ----------
-    knowledge : Tensor [K, C, D]
-        Rows that are not present may hold anything.
-    present : Tensor [K, C] of bool
-        Which client holds which class.
-    neighbours : int
-        The paper's M.
-
-    Returns
-    -------
-    global_ : Tensor [C, D]
-        Zero where no client holds the class.
-    present : Tensor [C] of bool
-
-    Raises
-    ------
-    ValueError
-        If shapes differ from the above, the mask is not boolean or `neighbours` is negative.
-    """
-    sizes = check_shapes(knowledge=(knowledge, "K C D"), present=(present, "K C"))
-    check_mask("present", present)
-    if neighbours < 0:
-        raise ValueError(f"neighbours: {neighbours}, expected 0 or more")
-    merged = []
-    for held, vectors in zip(present.T, knowledge.transpose(0, 1), strict=True):
-        holders = vectors[held]
-        if not len(holders):
-            merged.append(knowledge.new_zeros(sizes["D"]))
-            continue
-        values = holders.detach().double()
-        distances = torch.linalg.vector_norm(values.unsqueeze(1) - values.unsqueeze(0), dim=2)
-        distances.fill_diagonal_(-1.0)  # every vector comes first in its own group
-        nearest = distances.argsort(dim=1, stable=True)[:, :neighbours + 1]
-        merged.append(holders.double()[nearest].mean(1).mean(0).to(knowledge.dtype))
-    return torch.stack(merged) if merged else knowledge.new_zeros(0, sizes["D"]), present.any(0)
+from flray.functional.numerics import keep_rows, masked_cross_entropy, masked_mean, unit
 
 
 def local_contrastive_loss(
@@ -156,7 +47,7 @@ def local_contrastive_loss(
     ----------
     logits : Tensor [n, C]
     labels : Tensor [n] of integers
-        Samples whose class is not present are skipped: they count in ``U`` only.
+        Samples whose class is not present are skipped (see `without_prototype`): they count in ``U`` only.
     prototypes : Tensor [C, C]
         Global knowledge; rows that are not present may hold anything.
     present : Tensor [C] of bool
@@ -165,10 +56,10 @@ def local_contrastive_loss(
     normaliser : {"distance", "none"}
         "none" sets ``U = 1``, as the authors' released code does.
     positive_twice : bool
-        Add the positive to the denominator once more, as the authors' released code does.
+        Add the positive to the softmax's denominator once more, as the authors' released code does.
     without_prototype : {"skip", "own"}
-        "own" does not skip a sample without prototype but takes its own logits, a constant, as the positive beside
-        all prototypes, with ``U = 1``: the authors' released code.
+        "own" does not skip a sample without prototype but takes its own logits, as a constant and with ``U = 1``,
+        for the positive beside all prototypes, as the authors' released code does.
 
     Returns
     -------
@@ -192,14 +83,186 @@ def local_contrastive_loss(
         distances = torch.cdist(logits.detach(), prototypes, compute_mode="donot_use_mm_for_euclid_dist")
         mean_distance = distances.sum(0) / max(len(logits), 1)
         similarity = similarity / torch.where(mean_distance > 0, mean_distance, 1)
-    # With no class present every sample is skipped below; all classes stay candidates only to keep the softmax finite.
-    candidates = present | (~present.any() & (without_prototype == "skip"))
-    scores = (similarity / temperature).masked_fill(~candidates, float("-inf"))
-    counted, positive = present[labels], scores.gather(1, labels.unsqueeze(1)).squeeze(1)
-    added = counted if positive_twice else torch.zeros_like(counted)
-    if without_prototype == "own":
-        own = (unit(logits) * unit(logits.detach())).sum(1) / temperature
-        positive, added = torch.where(counted, positive, own), added | ~counted
-        counted = torch.ones_like(counted)
-    extra = positive.masked_fill(~added, float("-inf")).unsqueeze(1)
-    return masked_mean(torch.logsumexp(torch.cat([scores, extra], 1), 1) - positive, counted)
+    scores = similarity / temperature
+    if without_prototype == "skip" and not positive_twice:
+        return masked_cross_entropy(scores, labels, present)
+    scores = scores.masked_fill(~present, float("-inf"))
+    own = (unit(logits) * unit(logits.detach())).sum(1) / temperature
+    held = present[labels]
+    positive = torch.where(held, scores.gather(1, labels.unsqueeze(1)).squeeze(1), own)
+    once_more = positive.masked_fill(held & (not positive_twice), float("-inf")).unsqueeze(1)
+    counted = held | (without_prototype == "own")
+    return masked_mean(torch.logsumexp(torch.cat([scores, once_more], 1), 1) - positive, counted)
+
+
+def knowledge_discrepancy(knowledge: Tensor, present: Tensor, global_: Tensor) -> Tensor:
+    """Return ``d_k``, the distances of a client's knowledge to the global one summed over its classes (FedSKC III-B).
+
+    Parameters
+    ----------
+    knowledge : Tensor [K, C, D]
+        Rows that are not present may hold anything.
+    present : Tensor [K, C] of bool
+    global_ : Tensor [C, D]
+        Rows of classes that no client holds may hold anything.
+
+    Returns
+    -------
+    Tensor [K]
+        0 for a client that holds no class.
+
+    Raises
+    ------
+    ValueError
+        If shapes differ from the above or the mask is not boolean.
+    """
+    check_shapes(knowledge=(knowledge, "K C D"), present=(present, "K C"), global_=(global_, "C D"))
+    check_mask("present", present)
+    difference = keep_rows(knowledge, present) - keep_rows(global_.expand_as(knowledge), present)
+    distances: Tensor = torch.linalg.vector_norm(difference.double(), dim=2)
+    return distances.sum(1).to(knowledge.dtype)
+
+
+def discrepancy_weights(
+    num_samples: Tensor, discrepancy: Tensor, *, sample_scale: Literal["raw", "fraction"] = "raw"
+) -> Tensor:
+    """Return the aggregation weights ``e_k`` of global discrepancy aggregation (GDA, FedSKC Eq. 4).
+
+    ``e_k`` is proportional to ``sigmoid(N_k - a_k d_k + b_k)``, ``a_k = d_k / sum d`` and ``b_k = N_k / sum N``.
+    Computed as the softmax of log-sigmoids, which neither saturates nor underflows where the plain ratio is 0 / 0.
+    With ``N_k`` beyond about 40 every sigmoid is 1 and the weights are uniform.
+
+    Parameters
+    ----------
+    num_samples : Tensor [K]
+        Samples per client, integers or floats.
+    discrepancy : Tensor [K]
+        ``d_k`` of `knowledge_discrepancy`.
+    sample_scale : {"raw", "fraction"}
+        "fraction" puts ``N_k / sum N`` in place of ``N_k`` inside the sigmoid, so that the discrepancy can act.
+
+    Returns
+    -------
+    Tensor [K]
+        Sums to 1; dtype of `discrepancy`. All discrepancies zero: ``a_k = 0``. All sizes zero: ``b_k = 0``.
+
+    Raises
+    ------
+    ValueError
+        If shapes differ from the above or a value is negative or not finite.
+    """
+    check_shapes(num_samples=(num_samples, "K"), discrepancy=(discrepancy, "K"))
+    check_choice("sample_scale", sample_scale, ("raw", "fraction"))
+    for name, values in (("num_samples", num_samples), ("discrepancy", discrepancy)):
+        if not bool((torch.isfinite(values) & (values >= 0)).all()):
+            raise ValueError(f"{name}: {values.tolist()}, expected finite values of 0 or more")
+    if not len(num_samples):
+        raise ValueError("num_samples: shape [0], expected at least one client")
+    distance = discrepancy.double()
+    fraction = _shares(num_samples.double())
+    size = num_samples.double() if sample_scale == "raw" else fraction
+    weights = torch.softmax(F.logsigmoid(size - _shares(distance) * distance + fraction), dim=0)
+    return weights.to(discrepancy.dtype) if discrepancy.is_floating_point() else weights
+
+
+def _shares(values: Tensor) -> Tensor:
+    largest = values.max()
+    scaled = values / torch.where(largest > 0, largest, 1)
+    return scaled / torch.where(largest > 0, scaled.sum(), 1)
+
+
+def variance_change(
+    knowledge_now: Tensor,
+    knowledge_before: Tensor,
+    present_now: Tensor | None = None,
+    present_before: Tensor | None = None,
+) -> float | None:
+    """Return ``rho``, the relative change of the knowledge's variance between two rounds (FedSKC Eq. 5).
+
+    ``rho = (sum_j var_r(j) - sum_j var_{r-1}(j)) / sum_j var_{r-1}(j)`` over the classes present in both rounds; the
+    variance is over the D entries of a class's vector, divided by D.
+
+    Parameters
+    ----------
+    knowledge_now, knowledge_before : Tensor [C, D]
+        Rows that are not present may hold anything.
+    present_now, present_before : Tensor [C] of bool, optional
+        Without a mask every row whose entries are all finite counts.
+
+    Returns
+    -------
+    float or None
+        None where ``rho`` is undefined: no class in both rounds, or no variance at all before.
+
+    Raises
+    ------
+    ValueError
+        If shapes differ from the above or a mask is not boolean.
+    """
+    check_shapes(knowledge_now=(knowledge_now, "C D"), knowledge_before=(knowledge_before, "C D"))
+    both = torch.ones(len(knowledge_now), dtype=torch.bool, device=knowledge_now.device)
+    for name, knowledge, present in (("present_now", knowledge_now, present_now),
+                                     ("present_before", knowledge_before, present_before)):
+        if present is None:
+            both = both & torch.isfinite(knowledge).all(1)
+        else:
+            check_shapes(knowledge=(knowledge, "C D"), **{name: (present, "C")})
+            check_mask(name, present)
+            both = both & present
+    now, before = (float(_spread(knowledge[both])) for knowledge in (knowledge_now, knowledge_before))
+    return (now - before) / before if before > 0 else None
+
+
+def _spread(knowledge: Tensor) -> Tensor:
+    # Shifted by a row's own first entry: a constant row then has a variance of exactly zero.
+    shifted = knowledge.double() - knowledge[:, :1].double()
+    return (shifted - shifted.mean(1, keepdim=True)).square().mean(1).sum()
+
+
+def period_review(
+    current: TensorOrTree,
+    previous: TensorOrTree,
+    knowledge_now: Tensor,
+    knowledge_before: Tensor,
+    beta: float = 0.95,
+    *,
+    present_now: Tensor | None = None,
+    present_before: Tensor | None = None,
+    review: Literal["paper", "interpolate"] = "paper",
+) -> TensorOrTree:
+    """Correct the global model by the previous one (global period review, GPR, FedSKC Eq. 5).
+
+    "paper": ``beta w + (1 - beta) rho (w' - w)``, as printed: its coefficients sum to `beta`, so that the model
+    shrinks by ``1 - beta`` a round. "interpolate": ``w + (1 - beta) rho (w' - w)``. ``rho`` as in `variance_change`.
+    Where ``rho`` is undefined there is nothing to review by and `current` is returned, as in the first round.
+
+    Parameters
+    ----------
+    current, previous : Tensor or dict of Tensor
+        ``w`` and ``w'``. Integer and boolean tensors are returned as `current` has them.
+    knowledge_now, knowledge_before : Tensor [C, D]
+        Global structural knowledge of this round and of the one before.
+    beta : float
+        Momentum, 0 to 1.
+    present_now, present_before : Tensor [C] of bool, optional
+        Classes that each knowledge holds; without a mask, every row whose entries are all finite.
+    review : {"paper", "interpolate"}
+
+    Returns
+    -------
+    Tensor or dict of Tensor
+        Like `current`; computed in float64.
+
+    Raises
+    ------
+    ValueError
+        If shapes or names differ, a mask is not boolean or `beta` is outside 0 to 1.
+    """
+    check_choice("review", review, ("paper", "interpolate"))
+    if not 0 <= beta <= 1:
+        raise ValueError(f"beta: {beta}, expected 0 to 1")
+    rho = variance_change(knowledge_now, knowledge_before, present_now, present_before)
+    if rho is None:
+        return map_floating(lambda w, _: w.clone(), current, previous=previous)
+    kept, pull = (beta if review == "paper" else 1.0), (1 - beta) * rho
+    return map_floating(lambda w, w_before: kept * w + pull * (w_before - w), current, previous=previous)

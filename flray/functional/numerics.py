@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -45,5 +46,22 @@ def keep_rows(rows: Tensor, present: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the batch mean of the cross-entropy of logits[B, C] and labels[B]; zero for an empty batch."""
-    return batch_mean(-torch.log_softmax(logits, dim=1).gather(1, labels.unsqueeze(1)).squeeze(1))
+    """Return PyTorch's batch mean of the cross-entropy of logits[B, C] and labels[B]; zero for an empty batch."""
+    return F.cross_entropy(logits, labels) if len(labels) else logits.sum()
+
+
+def masked_cross_entropy(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
+    """Return the cross-entropy over the present classes, mean over the samples whose class is present.
+
+    Parameters
+    ----------
+    scores : Tensor [n, C]
+        Columns of absent classes must be finite; they get no share and no gradient.
+    labels : Tensor [n] of int64
+    present : Tensor [C] of bool
+        No sample of a present class: a zero that still has a gradient.
+    """
+    # With no class present every sample is skipped; all classes stay candidates only to keep the softmax finite.
+    candidates = present | ~present.any()
+    log_shares = torch.log_softmax(scores.masked_fill(~candidates, float("-inf")), dim=1)
+    return masked_mean(-log_shares.gather(1, labels.unsqueeze(1)).squeeze(1), present[labels])

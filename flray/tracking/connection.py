@@ -137,8 +137,9 @@ def _prepare_database(uri: str, database: Path) -> None:
         with lock(database.with_name(f".{database.name}.lock"), seconds=60):
             if database.exists() and database.stat().st_size > 0:
                 return
-            made = database.with_name(f".{database.name}.{os.getpid()}")
-            made.unlink(missing_ok=True)
+            made = database.with_name(f".{database.name}.new")
+            for rest in (made, made.with_name(f"{made.name}-journal")):  # of a process killed on the way
+                rest.unlink(missing_ok=True)
             store = call(uri, SqlAlchemyStore, f"sqlite:///{made}", str(database.parent / "mlruns"))
             store.engine.dispose()
             made.replace(database)

@@ -20,7 +20,7 @@ from flray.tracking.connection import (
     quiet,
     resolve_uri,
 )  # fmt: skip
-from flray.tracking.cursor import Cursor, load, save, unsent_lines
+from flray.tracking.cursor import Cursor, load, read, save, unsent_lines
 from flray.tracking.journal import JOURNAL, Event, decode
 from flray.tracking.names import clean_name
 
@@ -130,6 +130,8 @@ class MlflowSender:
         """Have the run directory to oneself and a client at hand."""
         limits = http_limits() if self.uri.startswith("http") else contextlib.nullcontext()
         with lock(self.run_dir, seconds=seconds), limits, quiet():
+            if read(self.run_dir) is None:
+                save(self.run_dir, Cursor(self.uri))  # so that `flray sync` knows where to, should this fail
             if self._client is None:
                 self._client = connect(self.uri)
             yield

@@ -16,7 +16,6 @@ import pytest
 
 from flray.tracking.journal import JOURNAL, Journal
 
-
 Point = tuple[int, float, int]  # step, value, time [ms]
 
 

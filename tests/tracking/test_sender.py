@@ -97,7 +97,7 @@ def test_killed_between_making_the_run_and_writing_the_cursor(
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from flray.tracking import sender\n"
-        "sender.save = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sender.save = lambda _, cursor: cursor.run_id and os.kill(os.getpid(), signal.SIGKILL)\n"
         "sender.MlflowSender(Path(sys.argv[1]), sys.argv[2]).pump()\n"
     )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run"), store], env=os.environ, timeout=120)
@@ -305,3 +305,31 @@ def test_two_processes_on_a_fresh_database(
     for name, journal in zip(("a", "b"), journals, strict=True):
         run_id = json.loads((tmp_path / name / "tracking.json").read_text())["run_id"]
         assert points(uri, run_id, "m49") == recorded(journal, "m49")
+
+
+def test_a_process_killed_while_making_the_database_leaves_no_broken_one(
+    make_run: MakeRun, tmp_path: Path, points: Points, recorded: Recorded
+) -> None:
+    journal = make_run()
+    journal.record_round(0, {"loss": 0.5})
+    database = tmp_path / "fresh" / "mlflow.db"
+    code = (
+        "import os, signal, sys\n"
+        "from alembic.runtime import migration\n"
+        "from pathlib import Path\n"
+        "from flray.tracking.sender import MlflowSender\n"
+        "done = []\n"
+        "original = migration.HeadMaintainer.update_to_step\n"
+        "def update(*args):\n"
+        "    done.append(1); original(*args); len(done) == 20 and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "migration.HeadMaintainer.update_to_step = update\n"
+        "MlflowSender(Path(sys.argv[1]), sys.argv[2]).pump()\n"
+    )
+    arguments = [str(tmp_path / "run"), f"sqlite:///{database}"]
+    killed = subprocess.run([sys.executable, "-c", code, *arguments], env=os.environ, timeout=120)
+    assert killed.returncode == -9
+    assert (tmp_path / "fresh" / ".mlflow.db.new").stat().st_size > 0
+    assert not database.exists()
+    sender = MlflowSender(tmp_path / "run", arguments[1])
+    assert sender.pump() == 0
+    assert points(sender.uri, run_id_of(sender), "loss") == recorded(journal, "loss")

@@ -1,0 +1,172 @@
+"""The command line: parse, call, print. A user's mistake is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flray.errors import FlrayError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Which federated-learning method works under this data heterogeneity, at which settings, and how sure are we?")
+data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and look at partitions.")
+app.add_typer(data_app, name="data")
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="the experiment or search space")]
+Overrides = Annotated[list[str] | None, typer.Argument(
+    metavar="[KEY=VALUE]...", help="settings that replace the file's, for example local.lr=0.05")]
+Address = Annotated[str | None, typer.Option(help="a running Ray cluster ('auto' on its head); default: this machine")]
+
+
+@app.command("run")
+def run_command(file: ConfigFile, overrides: Overrides = None, address: Address = None) -> None:
+    """Run one federation."""
+    from flray import display, running
+
+    with display.RunProgress() as progress:
+        result = running.run(file, overrides or (), address=address, progress=progress)
+    display.show_result(result)
+
+
+@app.command("tune")
+def tune_command(file: ConfigFile, overrides: Overrides = None, address: Address = None) -> None:
+    """Run a sweep over the file's space."""
+    from flray import display, tuning
+
+    with display.SweepProgress() as progress:
+        result = tuning.tune(file, overrides or (), address=address, progress=progress)
+    display.show_sweep(result)
+
+
+@app.command("resume")
+def resume_command(
+    target: Annotated[str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")],
+    address: Address = None,
+    output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+) -> None:
+    """Go on with an interrupted run or sweep, to the same bits."""
+    from flray import display, rundir, running
+
+    folder = rundir.find(target, output)
+    if rundir.kind(folder) == "run":
+        with display.RunProgress() as progress:
+            result = running.resume(folder, address=address, progress=progress)
+        display.show_result(result)
+    else:
+        from flray import tuning
+
+        with display.SweepProgress() as sweep_progress:
+            swept = tuning.resume(folder, address=address, progress=sweep_progress)
+        display.show_sweep(swept)
+
+
+@app.command("sync")
+def sync_command(
+    target: Annotated[str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")],
+    uri: Annotated[str | None, typer.Option(help="another tracking server than the one in the run's settings")] = None,
+    output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+) -> None:
+    """Send what could not be sent to MLflow while the run went on."""
+    from flray import rundir
+    from flray.loading import load
+    from flray.tracking.sync import sync
+
+    folder = rundir.find(target, output)
+    uri = uri or load(folder / rundir.CONFIG).experiment.tracking.uri
+    if uri is None:
+        raise FlrayError(f"{folder}: tracking.uri is null in its settings; name a server with --uri")
+    typer.echo(str(sync(folder, uri)))
+
+
+@app.command("list")
+def list_command(
+    what: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions")],
+    name: Annotated[str | None, typer.Argument(help="show one with its options")] = None,
+) -> None:
+    """Show what a YAML file may name."""
+    from flray import display
+
+    display.show_list(what, name)
+
+
+@app.command("schema")
+def schema_command() -> None:
+    """Print the JSON schema of the YAML file, for editors that complete it."""
+    from flray.loading import schema
+
+    typer.echo(json.dumps(schema(), indent=1))
+
+
+@app.command("doctor")
+def doctor_command() -> None:
+    """Show versions, CPUs, GPUs, data and what is missing."""
+    from flray import display
+
+    display.show_doctor()
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="a data set, for example digits5-local")]) -> None:
+    """Download a data set into the cache, checked by checksum."""
+    from flray.data.cache import data_root
+    from flray.data.get import get
+
+    get(name, data_root())
+
+
+@data_app.command("show")
+def data_show(
+    file: ConfigFile, overrides: Overrides = None,
+    plot: Annotated[Path | None, typer.Option(help="write a bubble chart of the partition here (PNG)")] = None,
+) -> None:
+    """Show who holds which samples under a file's partition."""
+    from flray import display
+
+    display.show_partition(file, overrides or [], plot)
+
+
+def main(prefix: str | None = None) -> None:
+    """Entry point.
+
+    Parameters
+    ----------
+    prefix : str, optional
+        A command to put before the arguments.
+    """
+    arguments = sys.argv[1:]
+    if prefix is not None:
+        arguments = [prefix, *arguments]
+    sys.exit(invoke(arguments))
+
+
+def invoke(arguments: list[str]) -> int:
+    """Run a command line and return the exit code: 0, 1 for a failed run, 2 for a mistake, 130 for Ctrl-C."""
+    from flray.federation.executor import ClientError
+    from flray.running import InterruptedRunError
+
+    try:
+        app(arguments)
+        return 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        return 130
+    except InterruptedRunError as error:
+        typer.echo(str(error), err=True)
+        return 130
+    except ClientError as error:
+        typer.echo(str(error), err=True)
+        return 1
+    except FlrayError as error:
+        typer.echo(f"flray: {error}", err=True)
+        return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What a person sees in the terminal: progress while it runs, tables at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from flray import registry
+from flray.errors import FlrayError, nearest
+from flray.federation.federation import Round
+from flray.federation.world import World
+from flray.running import Result
+
+console = Console(stderr=False, highlight=False, soft_wrap=True)
+
+
+class RunProgress:
+    """A bar on a terminal, otherwise a line per round (at most one a second) so that logs stay readable."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._begun = self._printed = time.monotonic()
+        self._done_at_start = 0
+        self._total = 0
+
+    def __enter__(self) -> RunProgress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.end()
+
+    def begin(self, world: World, done: int) -> None:
+        """Show that the rounds start after `done`."""
+        self._total, self._done_at_start = world.config.rounds, done
+        self._begun = time.monotonic()
+        if done:
+            self.say(f"going on after round {done} of {self._total}")
+        if console.is_terminal:
+            self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                                 TextColumn("{task.fields[score]}"), TimeRemainingColumn(), console=console)
+            self._task = self._bar.add_task("round", total=self._total, completed=done, score="")
+            self._bar.start()
+
+    def round(self, finished: Round, metric: str) -> None:
+        """Show a finished round."""
+        value = finished.metrics.get(metric)
+        score = f"{metric} {value:.4f}" if value is not None else ""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=finished.number, score=score)
+            return
+        now = time.monotonic()
+        if now - self._printed >= 1.0 or finished.number in (1, self._total):
+            self._printed = now
+            pace = (now - self._begun) / max(1, finished.number - self._done_at_start)
+            left = pace * (self._total - finished.number)
+            self.say(f"round {finished.number}/{self._total}  {score}  "
+                     f"{finished.metrics['time/round']:.2f} s  {left:.0f} s left")
+
+    def say(self, line: str) -> None:
+        """Show a line for the user."""
+        (self._bar.console if self._bar is not None else console).print(line, markup=False)
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def show_result(result: Result) -> None:
+    """Print a finished run's table, where it lies, and its digest."""
+    metrics, name = result.metrics, result.experiment.algorithm.name
+    table = Table(title=f"{name} after {len(result.history)} rounds", title_justify="left")
+    views = [v for v in ("global/common", "global/local", "personal/local", "personal/others")
+             if any(m.startswith(f"{v}/") for m in metrics)]
+    measure = result.metric.rsplit("/", 1)[1]
+    clients = sorted({m.rsplit("/client/", 1)[1] for m in metrics if f"/{measure}/client/" in m})
+    shown = clients if len(clients) <= 12 else []
+    table.add_column(measure)
+    for heading in ("mean", "std", "worst", *shown):
+        table.add_column(heading, justify="right")
+    for view in views:
+        key = f"{view}/{measure}"
+        cells = [_percent(metrics.get(key)), _percent(metrics.get(f"{key}/std")), _percent(metrics.get(f"{key}/worst"))]
+        table.add_row(view, *cells, *(_percent(metrics.get(f"{key}/client/{c}")) for c in shown))
+    console.print(table)
+    last = result.history[result.metric].dropna().tail(result.experiment.evaluation.last)
+    best = result.history[result.metric].idxmax()
+    console.print(f"{result.metric}: last {_percent(last.iloc[-1])}, mean of the last {len(last)} "
+                  f"{_percent(float(last.mean()))}, best {_percent(float(result.history[result.metric].max()))} "
+                  f"in round {int(result.history['round'][best])}", markup=False)
+    console.print(f"model SHA-256: {result.sha256}", markup=False)
+    console.print(f"run: {result.folder}", markup=False)
+    if result.experiment.tracking.uri is not None:
+        console.print(f"see it: mlflow ui --backend-store-uri {result.experiment.tracking.uri}", markup=False)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f}"
+
+
+def show_list(what: str, name: str | None) -> None:
+    """Print the registered names of a kind, or one with its options.
+
+    Raises
+    ------
+    FlrayError
+        If the kind or the name is unknown.
+    """
+    if what not in registry.ALL:
+        raise FlrayError(f"nothing called {what!r} to list{nearest(what, registry.ALL)}; "
+                         f"one of {', '.join(registry.ALL)}")
+    entries = registry.ALL[what]
+    if name is None:
+        table = Table("name", "what it is", title=f"{what} (details: flray list {what} NAME)", title_justify="left")
+        for entry in entries.names():
+            table.add_row(entry, _first_line(entries.get(entry)))
+        console.print(table)
+        return
+    item = entries.get(name)
+    console.print(f"{name}: {_first_line(item)}", markup=False)
+    table = Table("option", "default", "allowed", "meaning", "source")
+    options = entries.params(name).model_json_schema()
+    for option, field in options.get("properties", {}).items():
+        required = option in options.get("required", [])
+        table.add_row(option, "(required)" if required else repr(field.get("default")), _allowed(field),
+                      field.get("description", ""), field.get("source", ""))
+    console.print(table if options.get("properties") else "it has no options")
+
+
+def _first_line(item: Any) -> str:
+    return (item.__doc__ or "").strip().splitlines()[0] if item.__doc__ else ""
+
+
+def _allowed(field: dict[str, Any]) -> str:
+    forms = field.get("anyOf", [field])
+    words = []
+    for form in forms:
+        if "enum" in form:
+            words.append(" | ".join(map(str, form["enum"])))
+            continue
+        limits = [f"{sign} {form[key]:g}" for key, sign in (
+            ("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<")) if key in form]
+        words.append(" ".join([str(form.get("type", form.get("const", "any"))), *limits]))
+    return " or ".join(words)
+
+
+def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
+    """Print the table of a partition, and draw its bubble chart."""
+    from flray.data.show import bubble_chart, partition_table
+    from flray.federation.world import make_world
+    from flray.loading import load
+
+    world = make_world(load(file, overrides).experiment)
+    console.print(partition_table(world.data).to_string(index=False), markup=False)
+    console.print(f"partition fingerprint: {world.data.partition_fingerprint}", markup=False)
+    if plot is not None:
+        bubble_chart(world.data, plot)
+        console.print(f"chart: {plot}", markup=False)
+
+
+def show_doctor() -> None:
+    """Print versions, machine and data."""
+    import os
+
+    import psutil
+    import torch
+
+    from flray import rundir
+    from flray.data.cache import data_root
+
+    table = Table("what", "found", title="flray doctor", title_justify="left")
+    for name, version in rundir.versions().items():
+        table.add_row(name, version)
+    table.add_row("CPUs for this process", str(len(os.sched_getaffinity(0))))
+    table.add_row("memory", f"{psutil.virtual_memory().available / 2**30:.1f} GiB free of "
+                  f"{psutil.virtual_memory().total / 2**30:.1f}")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    table.add_row("GPUs", ", ".join(gpus) or "none seen by torch")
+    root = data_root()
+    fetched = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+    table.add_row("data folder", f"{root} ({', '.join(fetched) or 'empty: try flray data get digits5-local'})")
+    console.print(table)

@@ -1,0 +1,97 @@
+"""Send what a run or sweep could not send while the tracking server was away: ``flray sync``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flray.errors import FlrayError
+from flray.tracking import cursor
+from flray.tracking.connection import http_limits
+from flray.tracking.journal import JOURNAL
+from flray.tracking.sender import MlflowSender
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What `sync` did.
+
+    Parameters
+    ----------
+    runs : int
+        Runs that were looked at.
+    events : int
+        Events that were sent.
+    uris : tuple of str
+        The addresses they were sent to.
+    notices : tuple of str
+        Lines for the user: what had to be left out.
+    """
+
+    runs: int
+    events: int
+    uris: tuple[str, ...] = ()
+    notices: tuple[str, ...] = field(default=())
+
+
+def run_directories(path: Path) -> list[tuple[Path, Path | None]]:
+    """Return the run directories in a run or sweep directory, each with its sweep's; the sweep's own comes first.
+
+    Parameters
+    ----------
+    path : Path
+        A directory with a journal, a sweep directory with run directories in ``trials/``, or both at once.
+    """
+    own = [(path, _sweep_of(path))] if (path / JOURNAL).exists() else []
+    sweep = path if own else None
+    return own + [(file.parent, sweep) for file in sorted(path.glob(f"trials/*/{JOURNAL}"))]
+
+
+def _sweep_of(run_dir: Path) -> Path | None:
+    folder = run_dir.absolute().parent
+    return folder.parent if folder.name == "trials" and (folder.parent / JOURNAL).exists() else None
+
+
+def sync(path: Path, uri: str | None = None) -> SyncReport:
+    """Send everything of a run or sweep that has not been sent.
+
+    Parameters
+    ----------
+    path : Path
+        Run directory or sweep directory.
+    uri : str, optional
+        MLflow's address; by default the one each run was told to use.
+
+    Raises
+    ------
+    FlrayError
+        If there is no run in `path`, no address is known, or the server is away or says no.
+    """
+    directories = run_directories(path)
+    if not directories:
+        raise FlrayError(f"{path}: no run here; expected {JOURNAL} or trials/*/{JOURNAL} in a run or sweep directory")
+    sent = 0
+    notices: list[str] = []
+    uris: set[str] = set()
+    with http_limits():
+        for run_dir, parent_dir in directories:
+            sender = MlflowSender(run_dir, uri or _known_uri(run_dir, parent_dir), parent_dir=parent_dir)
+            uris.add(sender.uri)
+            before = sender.unsent()
+            left = sender.pump()
+            sent += before - left
+            notices += sender.notices
+            if left:
+                raise FlrayError(
+                    f"tracking at {sender.uri} is still away: {sender.reason}; {left} events of {run_dir} and what "
+                    f"comes after it wait; sent so far: {sent}; run the same command again later"
+                )
+    return SyncReport(len(directories), sent, tuple(sorted(uris)), tuple(notices))
+
+
+def _known_uri(run_dir: Path, parent_dir: Path | None) -> str:
+    for folder in (run_dir, parent_dir):
+        known = cursor.read(folder) if folder is not None else None
+        if known is not None:
+            return known.uri
+    raise FlrayError(f"{run_dir}: this run has never been sent anywhere; say where to, for example sqlite:///mlflow.db")

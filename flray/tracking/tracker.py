@@ -1,0 +1,156 @@
+"""Sends runs to MLflow beside the training, never in its way."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flray.errors import FlrayError
+from flray.tracking.connection import HTTP_TIMEOUT, http_limits, resolve_uri
+from flray.tracking.sender import MlflowSender
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+
+
+class Tracker:
+    """One background thread that sends the journals of one or many run directories.
+
+    Whatever happens to the server, training goes on: events wait in the journals and are sent when the server
+    is back. The user hears one line when it goes away and one when it is back.
+
+    Parameters
+    ----------
+    uri : str
+        MLflow's address: ``sqlite:///...`` or ``http(s)://...``.
+    say : callable
+        Takes the lines for the user; called from the background thread.
+
+    Raises
+    ------
+    FlrayError
+        If the address is of no use.
+    """
+
+    def __init__(self, uri: str, say: Callable[[str], None]) -> None:
+        self.uri = resolve_uri(uri)
+        self._say = say
+        self._senders: list[MlflowSender] = []
+        self._refused: set[Path] = set()
+        self._away = False
+        self._pause = _FIRST_PAUSE
+        self._retry_at = 0.0
+        self._news = False
+        self._deadline: float | None = None
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._limits = contextlib.ExitStack()
+
+    def register(self, run_dir: Path, parent_dir: Path | None = None) -> None:
+        """Send the journal of `run_dir` from now on, its run shown under that of `parent_dir`.
+
+        Raises
+        ------
+        RuntimeError
+            If the tracker is closed.
+        """
+        with self._changed:
+            if self._deadline is not None:
+                raise RuntimeError("this tracker is closed")
+            if all(sender.run_dir != run_dir for sender in self._senders):
+                self._senders.append(MlflowSender(run_dir, self.uri, parent_dir=parent_dir))
+            if self._thread is None:
+                if self.uri.startswith("http"):
+                    self._limits.enter_context(http_limits())
+                self._thread = threading.Thread(target=self._work, name="flray-tracking", daemon=True)
+                self._thread.start()
+        self.notify()
+
+    def notify(self) -> None:
+        """Say that a journal has grown. Returns at once."""
+        with self._changed:
+            self._news = True
+            self._changed.notify()
+
+    def close(self, timeout: float = 30.0) -> int:
+        """Send what is left and stop the thread; return how many events could not be sent.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds for sending. A server known to be away gets one more try. A request under way is waited for,
+            which takes at most MLflow's HTTP timeout longer.
+        """
+        with self._changed:
+            if self._deadline is None:
+                self._deadline = time.monotonic() + timeout
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout + HTTP_TIMEOUT + 1)
+        self._limits.close()
+        return sum(sender.unsent() for sender in self._senders)
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        closing = False
+        while not closing:
+            with self._changed:
+                while self._deadline is None and (pause := self._until_due()) != 0.0:
+                    self._changed.wait(pause)
+                closing = self._deadline is not None
+                self._news = False
+                senders = [sender for sender in self._senders if sender.run_dir not in self._refused]
+            self._pump_all(senders)
+
+    def _until_due(self) -> float | None:
+        """Seconds until there is something to do: 0 for now, None for not before somebody says so."""
+        if not self._news:
+            return None
+        return max(0.0, self._retry_at - time.monotonic())
+
+    def _late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _pump_all(self, senders: list[MlflowSender]) -> None:
+        for sender in senders:
+            if self._late():
+                return
+            waiting = sender.unsent() > 0
+            try:
+                sender.pump(self._late)
+            except FlrayError as error:
+                self._give_up(sender, str(error))
+            except Exception as error:  # a full disk, a broken journal: not a reason to end the training
+                self._give_up(sender, f"{type(error).__name__}: {error}")
+            for notice in sender.notices:
+                self._say(notice)
+            sender.notices.clear()
+            if sender.reason is not None:
+                self._went_away(sender.reason)
+                return  # the others go to the same server
+            if waiting and sender.run_dir not in self._refused:
+                self._came_back()
+
+    def _give_up(self, sender: MlflowSender, why: str) -> None:
+        self._refused.add(sender.run_dir)
+        self._say(f"{why}; {sender.run_dir} is no longer sent, its values stay in {sender.journal.name}")
+
+    def _went_away(self, reason: str) -> None:
+        if not self._away:
+            self._say(f"tracking at {self.uri} is away: {reason}; training goes on, values are kept and sent later")
+        else:
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._away, self._retry_at = True, time.monotonic() + self._pause
+        self.notify()
+
+    def _came_back(self) -> None:
+        if self._away:
+            self._say(f"tracking at {self.uri} is back; what was kept is being sent")
+        self._away, self._pause, self._retry_at = False, _FIRST_PAUSE, 0.0

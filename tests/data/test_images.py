@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from flray.data.images import bundled_photos, channel_statistics, over_photos, photo_crops, resize
+
+
+def test_resize_agrees_with_pillow() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (5, 8, 8), dtype=np.uint8)
+    expected = [np.asarray(Image.fromarray(image).resize((32, 32), Image.Resampling.BILINEAR)) for image in images]
+    assert np.abs(resize(images, 32).astype(int) - np.stack(expected)).max() <= 1
+
+
+def test_resize_by_hand() -> None:
+    image = np.array([[0, 100], [0, 100]])
+    assert resize(image, 4).tolist() == [[0, 25, 75, 100]] * 4
+    assert np.array_equal(resize(np.full((2, 3, 28, 28), 200), 32), np.full((2, 3, 32, 32), 200))
+
+
+def test_crops_are_pieces_of_the_photos() -> None:
+    crops = photo_crops(20, 16, np.random.default_rng(0), max_scale=1)
+    assert crops.shape == (20, 3, 16, 16)
+    windows = [np.lib.stride_tricks.sliding_window_view(photo[..., 1], (16, 16)) for photo in bundled_photos()]
+    for crop in crops[:5, 1]:
+        found = 0
+        for seen in (crop, crop[:, ::-1]):
+            for window in windows:
+                corners = np.argwhere((window[..., 0, 0] == seen[0, 0]) & (window[..., 8, 8] == seen[8, 8]))
+                found += sum(np.array_equal(window[tuple(corner)], seen) for corner in corners)
+        assert found >= 1
+
+
+def test_crops_have_contrast_and_follow_the_generator() -> None:
+    crops, again, other = (photo_crops(300, 28, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert np.array_equal(crops, again)
+    assert not np.array_equal(crops, other)
+    assert (crops.std(axis=(2, 3)).mean(1) >= 20).mean() > 0.95
+
+
+def test_a_digit_over_a_photo_is_the_absolute_difference() -> None:
+    crop = np.array([[[[10, 250]], [[0, 128]], [[255, 1]]]], dtype=np.uint8)
+    digit = np.array([[[100, 255]]], dtype=np.uint8)
+    assert over_photos(digit, crop).tolist() == [[[[90, 5]], [[100, 127]], [[155, 254]]]]
+
+
+def test_statistics_agree_with_numpy() -> None:
+    parts = [np.random.default_rng(seed).integers(0, 256, (9, 3, 4, 4), dtype=np.uint8) for seed in (0, 1)]
+    mean, std = channel_statistics(parts)
+    pooled = np.concatenate(parts) / 255
+    assert mean == pytest.approx(pooled.mean((0, 2, 3)), abs=1e-6)
+    assert std == pytest.approx(pooled.std((0, 2, 3)), abs=1e-6)
