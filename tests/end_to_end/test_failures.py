@@ -126,9 +126,9 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(here: Path, digits: d
     whole = running.run({"experiment": {**digits, "name": "whole"}}, ["resources.executor=inline", "rounds=4"])
     killed: list[int] = []
 
-    class Killer(running.Silence):
-        lines: list[str] = []
+    lines: list[str] = []
 
+    class Killer(running.Silence):
         def round(self, finished: Any, metric: str) -> None:
             if finished.number == 2 and not killed:
                 servers = [p for p in psutil.Process().children(recursive=True)
@@ -137,12 +137,11 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(here: Path, digits: d
                 os.kill(servers[0].pid, signal.SIGKILL)
 
         def say(self, line: str) -> None:
-            self.lines.append(line)
+            lines.append(line)
 
-    progress = Killer()
-    result = running.run({"experiment": digits}, ["rounds=4"], progress=progress)
+    result = running.run({"experiment": digits}, ["rounds=4"], progress=Killer())
     assert killed
-    assert "the server actor died; going on from the last checkpoint" in progress.lines
+    assert "the server actor died; going on from the last checkpoint" in lines
     assert result.sha256 == whole.sha256
     assert list(result.history["round"]) == [1, 2, 3, 4]
 
