@@ -11,7 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     model_serializer,
     model_validator,
@@ -246,7 +248,21 @@ class RandInt(Interval):
     randint: tuple[int, int]
 
 
-Domain = Grid | Choice | Uniform | LogUniform | RandInt
+def _form(value: Any) -> str | None:
+    """Return which of the forms a domain has: the one whose word it uses."""
+    if isinstance(value, Mapping):
+        return next((word for word in FORMS if word in value), None)
+    return next((word for word in FORMS if word in type(value).model_fields), None) \
+        if isinstance(value, Section) else None
+
+
+FORMS = ("grid", "choice", "uniform", "loguniform", "randint")
+Domain = Annotated[
+    Annotated[Grid, Tag("grid")] | Annotated[Choice, Tag("choice")] | Annotated[Uniform, Tag("uniform")]
+    | Annotated[LogUniform, Tag("loguniform")] | Annotated[RandInt, Tag("randint")],
+    Discriminator(_form, custom_error_type="domain", custom_error_message=(
+        "a domain is one of {grid: [...]}, {choice: [...]}, {uniform: [low, high]}, {loguniform: [low, high]}, "
+        "{randint: [low, high]}"))]
 
 
 class Asha(Section):

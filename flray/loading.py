@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from flray import registry
-from flray.config import Component, Config, Experiment
+from flray.config import FORMS, Component, Config, Experiment
 from flray.errors import ConfigError, FlrayError, nearest
 
 PARTS = ("experiment", "space", "sweep")
@@ -119,7 +119,9 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str | tuple
     for override in overrides:
         path, value = parse_override(override) if isinstance(override, str) else override
         put(content, path, value)
-    load_plugins((content.get("experiment") or {}).get("plugins") or (), base=_folder(source))
+    experiment = content.get("experiment")
+    if isinstance(experiment, Mapping):
+        load_plugins(experiment.get("plugins") or (), base=_folder(source))
     try:
         config = Config.model_validate(content)
     except ValidationError as error:
@@ -251,8 +253,7 @@ def _explain(error: ValidationError, root: type[BaseModel]) -> Iterable[ConfigEr
 
 def _is_branch(part: int | str) -> bool:
     """Tell the names pydantic gives to a union's branches from keys of the file."""
-    return isinstance(part, str) and ("[" in part or part in {"Grid", "Choice", "Uniform", "LogUniform", "RandInt",
-                                                              "asha", "median", "pbt", "constrained-int", "int",
+    return isinstance(part, str) and ("[" in part or part in {*FORMS, "asha", "median", "pbt", "constrained-int", "int",
                                                               "float", "constrained-float"})
 
 

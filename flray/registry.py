@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -22,6 +22,10 @@ class Params(BaseModel):
     """Options of a registered component: unknown names are refused, values cannot change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def resolved(self) -> Self:
+        """Return the options with every value filled in that follows from another one. Default: as they are."""
+        return self
 
 
 def hyper(default: Any, doc: str, source: str, **limits: Any) -> Any:

@@ -1,6 +1,11 @@
-"""The federated methods, one file each; importing this package registers them."""
+"""The federated methods, one file each; importing this package imports every file in it, which registers them."""
 
-from flray.algorithms import fedavg
+import importlib
+import pkgutil
+
 from flray.algorithms.base import Algorithm, Phase, Stage
 
-__all__ = ["Algorithm", "Phase", "Stage", "fedavg"]
+__all__ = ["Algorithm", "Phase", "Stage"]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -19,8 +19,10 @@ from flray import registry
 from flray.algorithms.averaging import average
 
 if TYPE_CHECKING:
-    from flray.algorithms.client import Batch, Client
+    from flray.algorithms.client import Client
+    from flray.algorithms.samples import Batch
     from flray.algorithms.server import Replies, Reply, Server
+    from flray.config import Experiment
 
 Need = Literal["split", "batch_norm", "homogeneous", "public", "validation", "classification", "all_clients"]
 View = Literal["global", "personal"]
@@ -79,7 +81,7 @@ class Algorithm:
     views : tuple of {"global", "personal"}
         Which models are evaluated; the first is the method's own.
     hp : Params
-        The hyper-parameters.
+        The hyper-parameters, with those filled in that follow from others (see `Params.resolved`).
     """
 
     Params: ClassVar[type[registry.Params]] = registry.Params
@@ -89,7 +91,16 @@ class Algorithm:
     views: tuple[View, ...] = ("global",)
 
     def __init__(self, hp: registry.Params | None = None) -> None:
-        self.hp: Any = hp if hp is not None else self.Params()
+        self.hp: Any = (hp if hp is not None else self.Params()).resolved()
+
+    def check(self, config: Experiment) -> None:
+        """Refuse settings that the method cannot run with, before round 0. Default: nothing.
+
+        Raises
+        ------
+        ConfigError
+            Naming the setting and what to write instead.
+        """
 
     # --- client -------------------------------------------------------------------------------------------
 
@@ -100,6 +111,9 @@ class Algorithm:
         """Set all parameters and buffers of ``client.model`` from the message and the client's state."""
         client.load(client.message.get("weights", {}))
         client.load_personal()
+
+    def begin(self, client: Client) -> None:
+        """Prepare local training from the received model: references, constants of the round. Default: nothing."""
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Return the stretches of local training, in order. Default: one over everything."""
@@ -129,6 +143,7 @@ class Algorithm:
     def train(self, client: Client) -> dict[str, Any]:
         """Play the client's side of the stage ``train``."""
         self.receive(client)
+        self.begin(client)
         for phase in self.phases(client):
             for batch, optimizer in client.run(phase):
                 self.step(client, batch, optimizer)

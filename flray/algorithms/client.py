@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flray import keys, trees
 from flray.algorithms.base import Phase
+from flray.algorithms.samples import Batch, Samples
 from flray.data.tasks import Task
 from flray.models import groups
 
@@ -56,77 +57,6 @@ class Bench:
         return self._frozen[role].eval()
 
 
-class Batch:
-    """One batch with the outputs of the client's model, computed when first asked for.
-
-    Attributes
-    ----------
-    x : Tensor [B, ...]
-        Normalised inputs.
-    y : Tensor of int64 [B]
-        Labels.
-    step : int
-        Number of the step within the phase, from 0.
-    phase : Phase
-        The phase it belongs to.
-    """
-
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, step: int, phase: Phase) -> None:
-        self.x, self.y, self.step, self.phase = x, y, step, phase
-        self._model = model
-
-    @cached_property
-    def features(self) -> Tensor:
-        """Penultimate features [B, d] of the client's model (the model must be split)."""
-        features: Tensor = self._model.features(self.x)  # type: ignore[operator]
-        return features
-
-    @cached_property
-    def outputs(self) -> Tensor:
-        """Outputs of the client's model, for classification the logits [B, C]."""
-        split = isinstance(getattr(self._model, "features", None), nn.Module)
-        outputs: Tensor = self._model.classifier(self.features) if split else self._model(self.x)  # type: ignore[operator]
-        return outputs
-
-
-class Samples:
-    """Rows of the resident data that belong to one client or to the public set; indexed on the device.
-
-    Parameters
-    ----------
-    x, y : Tensor
-        All samples of the federation, on the device; uint8 images or float features.
-    rows : Tensor of int64
-        Which of them.
-    prepare : callable
-        Normalises a batch of raw samples.
-    """
-
-    def __init__(self, x: Tensor, y: Tensor | None, rows: Tensor, prepare: Callable[[Tensor], Tensor]) -> None:
-        self._x, self._y, self.rows, self._prepare = x, y, rows, prepare
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def labels(self) -> Tensor:
-        """Labels of all samples, int64 [n]."""
-        if self._y is None:
-            raise ValueError("these samples have no labels")
-        return self._y[self.rows]
-
-    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return normalised inputs and labels at positions within these samples (labels -1 where there are none)."""
-        rows = self.rows[positions]
-        x = self._prepare(self._x[rows])
-        return x, self._y[rows] if self._y is not None else torch.full_like(rows, -1)
-
-    def in_order(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield all samples in their stored order, in batches."""
-        for positions in torch.arange(len(self), device=self.rows.device).split(batch_size):
-            yield self.take(positions)
-
-
 class Client:
     """One client during one turn.
 
@@ -150,6 +80,8 @@ class Client:
         Share of the local steps to do; below 1 for stragglers.
     metrics : dict of str to float
         What the turn reports for tracking (see `log`).
+    scratch : dict
+        What hooks hand to each other within the turn; gone afterwards.
     """
 
     def __init__(self, *, id: int, round: int, stage_index: int, config: Experiment, bench: Bench, task: Task,
@@ -161,10 +93,12 @@ class Client:
         self.train, self.validation, self.public = train, validation, public
         self.num_classes, self.work, self.device = num_classes, work, device
         self.metrics: dict[str, float] = {}
+        self.scratch: dict[str, Any] = {}
         self._loaded: set[str] = set()
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._steps = 0
         self._trainable: list[nn.Parameter] = []
+        self._clip_norm = self.local.clip_norm
 
     # --- model --------------------------------------------------------------------------------------------
 
@@ -222,6 +156,25 @@ class Client:
                 entry.copy_(weights[name] if weights is not None and name in weights else self.bench.entries[name])
         return twin
 
+    @torch.no_grad()
+    def outputs(self, samples: Samples | None = None) -> tuple[Tensor, Tensor]:
+        """Return the model's outputs and the labels of all samples in their stored order, in eval mode.
+
+        Parameters
+        ----------
+        samples : Samples, optional
+            Default: the training data.
+
+        Returns
+        -------
+        outputs : Tensor [n, ...]
+        labels : Tensor of int64 [n]
+        """
+        self.model.eval()
+        batches = (self.train if samples is None else samples).in_order(self.config.evaluation.batch_size)
+        outputs, labels = zip(*((self.model(x), y) for x, y in batches), strict=True)
+        return torch.cat(outputs), torch.cat(labels)
+
     # --- randomness and tracking ----------------------------------------------------------------------------
 
     def generator(self, purpose: keys.Purpose, extra: int | str = 0) -> torch.Generator:
@@ -236,6 +189,11 @@ class Client:
         """Add a step's loss to the turn's mean."""
         self._loss_sum += loss.detach()
         self._steps += 1
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of this round's training, without a phase's own settings."""
+        return self.local.lr * self.local.lr_decay**self.round
 
     @property
     def steps(self) -> int:
@@ -265,22 +223,24 @@ class Client:
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(name in chosen)
         self._trainable = [p for n, p in self.parameters.items() if n in chosen]
+        self._clip_norm = local.clip_norm
         optimizer = make_optimizer(self._trainable, local, self.round)
         self.model.train()
         reseed = keys.key(self.seed, "dropout", round=self.round, client=self.id,
                           extra=f"{phase.tag}/{self.stage_index}") if self.bench.random else None
         try:
-            for step, positions in enumerate(self._positions(phase, local, samples)):
+            for step, (positions, last) in enumerate(self._positions(phase, local, samples)):
                 if reseed is not None:
                     torch.manual_seed(reseed + step)
                 x, y = samples.take(positions)
-                yield Batch(self.model, x, y, step, phase), optimizer
+                yield Batch(self.model, x, y, step, phase, last), optimizer
         finally:
             for parameter in self.parameters.values():
                 parameter.requires_grad_(True)
                 parameter.grad = None
 
-    def _positions(self, phase: Phase, local: Local, samples: Samples) -> Iterator[Tensor]:
+    def _positions(self, phase: Phase, local: Local, samples: Samples) -> Iterator[tuple[Tensor, bool]]:
+        """Yield each batch's positions and whether it belongs to the last epoch that is begun."""
         epochs = local.epochs if phase.epochs is None else phase.epochs
         count, size = len(samples), local.batch_size
         # BatchNorm has no variance for a single sample: such a last batch is left out, for all methods alike.
@@ -288,18 +248,19 @@ class Client:
         per_epoch = -(-count // size) - int(lone and size > 1)
         generator = self.generator("batches", extra=f"{phase.tag}/{self.stage_index}")
         left = math.ceil(epochs * per_epoch * self.work)
-        for _ in range(epochs):
+        last = -(-left // per_epoch) - 1 if per_epoch else 0
+        for epoch in range(epochs):
             order = torch.randperm(count, generator=generator).to(samples.rows.device)
             for positions in order.split(size)[:per_epoch]:
                 if left == 0:
                     return
                 left -= 1
-                yield positions
+                yield positions, epoch == last
 
     def clip_gradients(self) -> None:
-        """Clip the gradient's norm where ``local.clip_norm`` is set."""
-        if self.local.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._trainable, self.local.clip_norm)
+        """Clip the gradient's norm where ``local.clip_norm`` is set, for the phase or for all."""
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._trainable, self._clip_norm)
 
     def check_received(self) -> None:
         """Assert that the turn has set every value of the model, whatever an earlier turn left there."""

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from sklearn.datasets import load_digits
 
 from flray.data.images import channel_statistics, colour, over_photos, photo_crops, resize
 from flray.data.types import DataSet, Domain, Origin
@@ -43,6 +42,9 @@ def digits_sklearn(root: Path, *, seed: Seed = 0, domains: Chosen = None, sample
     samples : int, optional
         At most this many training samples per domain.
     """
+    # Imported here, as in the other data modules: every worker process imports this package, and it would cost 1.5 s.
+    from sklearn.datasets import load_digits
+
     bunch = load_digits()
     order = numpy_generator(seed, "data", extra="digits-sklearn").permutation(len(bunch.target))
     crops = numpy_generator(seed, "data", extra="digits-sklearn/photo")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -55,13 +57,7 @@ def write_arrays(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
             json.dump({"files": files}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.rename(folder)
-    except OSError:
-        # Another process may have put the same arrays there between the removal and the rename.
-        if not (folder / MANIFEST).exists():
-            raise
+        _put(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -102,3 +98,17 @@ def read_arrays(folder: Path, name: str) -> dict[str, NDArray[Any]]:
         arrays[path.stem] = np.load(path, allow_pickle=False)
     return arrays
 
+
+def _put(new: Path, folder: Path) -> None:
+    """Rename a folder to where another one may be, or may appear meanwhile: other processes write here too."""
+    old = new.with_name(f"{new.name}.old")
+    while True:
+        try:
+            new.rename(folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(old)
+        shutil.rmtree(old, ignore_errors=True)

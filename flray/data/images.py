@@ -6,11 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 Images = NDArray[np.uint8]
 
@@ -21,6 +19,9 @@ _MIN_CONTRAST = 20
 @cache
 def bundled_photos() -> tuple[Images, ...]:
     """Return the photos that scikit-learn (and matplotlib, where installed with its sample data) carry, [H, W, 3]."""
+    import matplotlib
+    from sklearn.datasets import load_sample_images
+
     photos = [np.asarray(photo, dtype=np.uint8) for photo in load_sample_images().images]
     hopper = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
     if hopper.exists():

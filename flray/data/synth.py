@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
@@ -56,6 +55,8 @@ def render_digits(labels: NDArray[np.int64], generator: np.random.Generator) -> 
 @cache
 def _atlas() -> tuple[Floats, Floats]:
     """Return glyph masks [fonts, 10, tile, tile] in [0, 1] and the glyphs' widths [fonts, 10] in atlas pixels."""
+    import matplotlib
+
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     tiles = np.zeros((len(FONTS), 10, _TILE, _TILE), dtype=np.float32)
     widths = np.zeros((len(FONTS), 10), dtype=np.float32)

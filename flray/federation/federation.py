@@ -57,6 +57,9 @@ class Federation:
         config, algorithm = world.config, world.algorithm
         benches = {key: Bench(world.build(key), algorithm.shared, config.aggregation.buffers == "local")
                    for key in world.architectures}
+        for key, bench in benches.items():
+            if "batch_norm" in algorithm.shared and not bench.batch_norm:
+                warn(f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the clients")
         counts = torch.from_numpy(world.data.class_counts())
         declared = config.aggregation.weights
         self.server = Server(

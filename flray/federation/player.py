@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from flray import keys, registry, trees
-from flray.algorithms.client import Bench, Client, Samples
+from flray.algorithms.client import Bench, Client
+from flray.algorithms.samples import Samples
 from flray.data.tasks import task
 from flray.federation.executor import Failure, Outcome, Turn, evidence_arrays, split_small
 from flray.federation.world import World

@@ -170,6 +170,7 @@ def check(world: World) -> None:
         raise ConfigError("experiment.evaluation.validation", "0", f"{name} needs a validation split, for example 0.2")
     if "all_clients" in needs and world.cohort_size < count:
         raise ConfigError("experiment.participation", f"{world.cohort_size} of {count}", f"{name} needs all clients")
+    algorithm.check(config)
     for key in world.architectures:
         model = world.build(key)
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):

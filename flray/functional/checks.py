@@ -17,8 +17,8 @@ def check_shapes(**arguments: tuple[Tensor, str]) -> dict[str, int]:
     Parameters
     ----------
     **arguments : (Tensor, str)
-        Argument name to ``(tensor, "K C D")``. The first tensor with a symbol fixes its size; ``B-1`` is one less
-        than ``B``. An empty string is a scalar.
+        Argument name to ``(tensor, "K C D")``. The first tensor with a symbol fixes its size; ``B-1``, after ``B``,
+        is one less. An empty string is a scalar.
 
     Raises
     ------
@@ -27,24 +27,18 @@ def check_shapes(**arguments: tuple[Tensor, str]) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for name, (tensor, symbols) in arguments.items():
-        wanted = symbols.split()
-        expected: list[int | None] = [_size(symbol, sizes) for symbol in wanted]
-        shape = tuple(tensor.shape)
-        fits = len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, expected, strict=True))
-        if fits:
-            for symbol, size in zip(wanted, shape, strict=True):
-                # a symbol that occurs twice in one tensor, as in [C, C], must have one size
-                fits = fits and sizes.setdefault(symbol, size) == size
-        if not fits:
-            known = ", ".join(f"{s}={v}" for s, v in zip(wanted, expected, strict=True) if v is not None)
-            raise ValueError(
-                f"{name}: shape {list(shape)}, expected [{', '.join(wanted)}]{' with ' + known if known else ''}")
+        wanted, known = symbols.split(), dict(sizes)
+        if len(wanted) != tensor.dim() or not all(
+                _fits(symbol, size, sizes) for symbol, size in zip(wanted, tensor.shape, strict=True)):
+            where = ", ".join(f"{symbol}={known[symbol]}" for symbol in dict.fromkeys(wanted) if symbol in known)
+            expected = f"[{', '.join(wanted)}]" + (f" with {where}" if where else "")
+            raise ValueError(f"{name}: shape {list(tensor.shape)}, expected {expected}")
     return sizes
 
 
-def _size(symbol: str, sizes: Mapping[str, int]) -> int | None:
+def _fits(symbol: str, size: int, sizes: dict[str, int]) -> bool:
     base, _, less = symbol.partition("-")
-    return max(sizes[base] - int(less), 0) if less and base in sizes else sizes.get(symbol)
+    return size == max(sizes[base] - int(less), 0) if less else sizes.setdefault(symbol, size) == size
 
 
 def check_mask(name: str, mask: Tensor) -> None:

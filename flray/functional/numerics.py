@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 def unit(vectors: Tensor, dim: int = -1) -> Tensor:
-    """Return vectors of length 1 along `dim`; a zero vector stays zero and gets a zero gradient.
+    """Return vectors of length 1 along `dim`; a zero vector stays zero and gets a zero gradient; NaN stays NaN.
 
     The largest entry is divided out first, so that squares neither overflow nor underflow. The direction does not
     depend on that scale, which is why it is a constant for the gradient.
@@ -20,9 +21,9 @@ def unit(vectors: Tensor, dim: int = -1) -> Tensor:
         The dimension that holds a vector's entries.
     """
     scale = vectors.detach().abs().amax(dim, keepdim=True)
-    scaled = vectors / torch.where(scale > 0, scale, 1)
+    scaled = vectors / torch.where(scale == 0, 1, scale)
     norm = torch.linalg.vector_norm(scaled, dim=dim, keepdim=True)
-    return torch.where(norm > 0, scaled / torch.where(norm > 0, norm, 1), 0)
+    return torch.where(norm == 0, 0, scaled / torch.where(norm == 0, 1, norm))
 
 
 def batch_mean(values: Tensor) -> Tensor:
@@ -45,5 +46,22 @@ def keep_rows(rows: Tensor, present: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the batch mean of the cross-entropy of logits[B, C] and labels[B]; zero for an empty batch."""
-    return batch_mean(-torch.log_softmax(logits, dim=1).gather(1, labels.unsqueeze(1)).squeeze(1))
+    """Return PyTorch's batch mean of the cross-entropy of logits[B, C] and labels[B]; zero for an empty batch."""
+    return F.cross_entropy(logits, labels) if len(labels) else logits.sum()
+
+
+def masked_cross_entropy(scores: Tensor, labels: Tensor, present: Tensor) -> Tensor:
+    """Return the cross-entropy over the present classes, mean over the samples whose class is present.
+
+    Parameters
+    ----------
+    scores : Tensor [n, C]
+        Columns of absent classes must be finite; they get no share and no gradient.
+    labels : Tensor [n] of int64
+    present : Tensor [C] of bool
+        No sample of a present class: a zero that still has a gradient.
+    """
+    # With no class present every sample is skipped; all classes stay candidates only to keep the softmax finite.
+    candidates = present | ~present.any()
+    log_shares = torch.log_softmax(scores.masked_fill(~candidates, float("-inf")), dim=1)
+    return masked_mean(-log_shares.gather(1, labels.unsqueeze(1)).squeeze(1), present[labels])

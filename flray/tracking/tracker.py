@@ -152,5 +152,5 @@ class Tracker:
 
     def _came_back(self) -> None:
         if self._away:
-            self._say(f"tracking at {self.uri} is back; what was kept has been sent")
+            self._say(f"tracking at {self.uri} is back; what was kept is being sent")
         self._away, self._pause, self._retry_at = False, _FIRST_PAUSE, 0.0

@@ -1,4 +1,5 @@
 import json
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,23 @@ def test_a_failed_write_leaves_the_old_arrays(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="allow_pickle"):
         write_arrays(tmp_path / "set", {"x": np.array([{}], dtype=object)})
     assert list(read_arrays(tmp_path / "set", "set")) == ["x", "y"]
+    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+
+
+def write_often(folder: Path, value: int) -> None:
+    for _ in range(40):
+        write_arrays(folder, {"x": np.full(1000, value)})
+
+
+def test_two_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=write_often, args=(tmp_path / "set", value)) for value in (1, 2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(timeout=60)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert len(set(read_arrays(tmp_path / "set", "set")["x"].tolist())) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
 
 

@@ -108,7 +108,7 @@ def test_similarity_edges() -> None:
     (lambda: cross_correlation(torch.zeros(3, 2), torch.zeros(3, 3)), "mean_logits: shape"),
     (lambda: instance_similarity(torch.zeros(3)), "features: shape"),
     (lambda: instance_similarity(torch.zeros(3, 2), -1.0), "temperature"),
-    (lambda: instance_similarity_loss(torch.zeros(3, 3), torch.zeros(3, 3)), r"similarity: shape \[3, 3\], expected"),
+    (lambda: instance_similarity_loss(torch.zeros(3, 3), torch.zeros(3, 3)), r"^similarity: shape \[3, 3\], expected"),
     (lambda: instance_similarity_loss(torch.zeros(3, 2), torch.zeros(4, 3)), "mean_similarity: shape"),
 ])
 def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]

@@ -1,0 +1,26 @@
+"""FedProx: a quadratic pull towards the round's global weights (Li et al., MLSys 2020)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flray import functional
+from flray.algorithms.base import Algorithm
+from flray.algorithms.client import Client
+from flray.algorithms.samples import Batch
+from flray.registry import Params, hyper, register_algorithm
+
+
+@register_algorithm("fedprox")
+class FedProx(Algorithm):
+    """Clients minimise ``F_k(w) + mu/2 ||w - w_t||^2``, ``w_t`` being the parameters received (no buffers)."""
+
+    class Params(Params):
+        """Hyper-parameters."""
+
+        mu: float = hyper(0.01, "strength of the pull", "FCCL+ Table VII; default of litian96/FedProx", ge=0)
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return the task's loss with the proximal term."""
+        received = {name: client.message["weights"][name] for name in client.parameters}
+        return super().loss(client, batch) + functional.proximal_penalty(client.parameters, received, self.hp.mu)

@@ -1,0 +1,85 @@
+"""Batches and samples as an algorithm's hooks see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from flray.algorithms.base import Phase
+
+
+class Batch:
+    """One batch with the outputs of the client's model, computed when first asked for.
+
+    Attributes
+    ----------
+    x : Tensor [B, ...]
+        Normalised inputs.
+    y : Tensor of int64 [B]
+        Labels.
+    step : int
+        Number of the step within the phase, from 0.
+    phase : Phase
+        The phase it belongs to.
+    last_epoch : bool
+        Whether it belongs to the last epoch of the phase.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, step: int, phase: Phase,
+                 last_epoch: bool = True) -> None:
+        self.x, self.y, self.step, self.phase, self.last_epoch = x, y, step, phase, last_epoch
+        self._model = model
+
+    @cached_property
+    def features(self) -> Tensor:
+        """Penultimate features [B, d] of the client's model (the model must be split)."""
+        features: Tensor = self._model.features(self.x)  # type: ignore[operator]
+        return features
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """Outputs of the client's model, for classification the logits [B, C]."""
+        split = isinstance(getattr(self._model, "features", None), nn.Module)
+        outputs: Tensor = self._model.classifier(self.features) if split else self._model(self.x)  # type: ignore[operator]
+        return outputs
+
+
+class Samples:
+    """Rows of the resident data that belong to one client or to the public set; indexed on the device.
+
+    Parameters
+    ----------
+    x, y : Tensor
+        All samples of the federation, on the device; uint8 images or float features.
+    rows : Tensor of int64
+        Which of them.
+    prepare : callable
+        Normalises a batch of raw samples.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor | None, rows: Tensor, prepare: Callable[[Tensor], Tensor]) -> None:
+        self._x, self._y, self.rows, self._prepare = x, y, rows, prepare
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels of all samples, int64 [n]."""
+        if self._y is None:
+            raise ValueError("these samples have no labels")
+        return self._y[self.rows]
+
+    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return normalised inputs and labels at positions within these samples (labels -1 where there are none)."""
+        rows = self.rows[positions]
+        x = self._prepare(self._x[rows])
+        return x, self._y[rows] if self._y is not None else torch.full_like(rows, -1)
+
+    def in_order(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all samples in their stored order, in batches."""
+        for positions in torch.arange(len(self), device=self.rows.device).split(batch_size):
+            yield self.take(positions)

@@ -1,0 +1,122 @@
+"""Federations from hand-made arrays on tiny networks, in float64 and in this process."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flray import registry, trees
+from flray.config import Config
+from flray.data.types import DataSet, Domain
+from flray.federation.federation import Federation
+from flray.federation.inline import InlineExecutor
+from flray.federation.world import World, make_world
+from flray.models import SplitModel
+
+Arrays = tuple[NDArray[Any], NDArray[np.int64]]
+_clients: dict[str, tuple[list[Arrays], int]] = {}
+
+
+@registry.register_dataset("hand-made")
+def hand_made(root: Path, *, key: str) -> DataSet:
+    clients, classes = _clients[key]
+    domains = tuple(Domain(f"client{i}", "random", x, y, x, y) for i, (x, y) in enumerate(clients))
+    public = np.concatenate([x for x, _ in clients])[:24] * np.asarray(0.7, dtype=clients[0][0].dtype)
+    return DataSet(f"hand-made {key}", domains, tuple(map(str, range(classes))), (0.0,), (1.0,), public=public)
+
+
+@registry.register_model("one-layer")
+def one_layer(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """No bias, so that a closed form is short."""
+    return SplitModel(nn.Flatten(), nn.Linear(shape[0], num_classes, bias=False))
+
+
+@registry.register_model("two-layer")
+def two_layer(shape: tuple[int, ...], num_classes: int, *, norm: bool = True, dropout: float = 0.0,
+              width: int = 5) -> nn.Module:
+    layers: OrderedDict[str, nn.Module] = OrderedDict(first=nn.Linear(shape[0], width))
+    if norm:
+        layers["middle"] = nn.BatchNorm1d(width)
+    layers["active"] = nn.ReLU()
+    if dropout:
+        layers["drop"] = nn.Dropout(dropout)
+    return SplitModel(nn.Sequential(layers), nn.Linear(width, num_classes), ["features.first"])
+
+
+def blobs(sizes: Sequence[int] = (12, 9, 15), classes: int = 3, features: int = 4, skew: bool = False) -> list[Arrays]:
+    """Return each client's samples: Gaussian around its classes' centres; skewed, client i has no class i."""
+    generator = np.random.default_rng(7)
+    centres = generator.normal(size=(classes, features)) * 2
+    clients = []
+    for i, size in enumerate(sizes):
+        held = [c for c in range(classes) if not (skew and c == i % classes)]
+        y = np.array([held[j % len(held)] for j in range(size)], dtype=np.int64)
+        x = centres[y] + generator.normal(size=(size, features)) + 0.3 * i
+        clients.append((x.astype(np.float64), y))
+    return clients
+
+
+def world_of(algorithm: str | Mapping[str, Any], clients: Sequence[Arrays] | None = None, *, classes: int = 3,
+             model: str | Mapping[str, Any] = "two-layer", local: Mapping[str, Any] | None = None,
+             **experiment: Any) -> World:
+    """Return a world of hand-made clients; `experiment` holds further sections."""
+    clients = list(blobs() if clients is None else clients)
+    key = str(hash(tuple(a.tobytes() for client in clients for a in client)))
+    _clients[key] = (clients, classes)
+    settings = {"precision": "float64", "lr": 0.1, "batch_size": 4, **(local or {})}
+    return make_world(Config.model_validate({"experiment": {
+        "rounds": 3, "data": {"name": "hand-made", "key": key}, "model": model, "algorithm": algorithm,
+        "local": settings, "resources": {"gpus_per_actor": 0}, **experiment}}).experiment)
+
+
+def federation_of(world: World, executor: Any = None) -> Federation:
+    return Federation(world, InlineExecutor(world) if executor is None else executor, warn=lambda line: None)
+
+
+def played(algorithm: str | Mapping[str, Any], clients: Sequence[Arrays] | None = None, *, rounds: int = 1,
+           **settings: Any) -> Federation:
+    """Return a federation after some rounds."""
+    federation = federation_of(world_of(algorithm, clients, **settings))
+    for _ in range(rounds):
+        federation.step()
+    return federation
+
+
+def state_of(federation: Federation, client: int) -> dict[str, Any]:
+    """Return what a client remembers; empty where it has never taken part."""
+    handle = federation.states[client]
+    return trees.unpack(federation.executor.fetch(handle)) if handle is not None else {}
+
+
+def settings_for(name: str) -> dict[str, Any]:
+    """Return settings under which any registered method runs on `blobs`, from what it declares to need."""
+    algorithm = registry.algorithms.get(name)
+    return {"evaluation": {"validation": 0.25}} if "validation" in algorithm.needs else {}
+
+
+def partial(name: str) -> dict[str, Any]:
+    """Return settings for partial participation, or none where a method needs all clients."""
+    return {} if "all_clients" in registry.algorithms.get(name).needs else {"participation": {"clients": 2}}
+
+
+def softmax_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return the gradient of the mean cross-entropy of logits ``x w^T`` in w, by hand: (p - onehot)^T x / n."""
+    p = torch.softmax(x @ w.T, dim=1)
+    p[torch.arange(len(y)), y] -= 1
+    return p.T @ x / len(y)
+
+
+def tensors(clients: Sequence[Arrays]) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in clients]
+
+
+def models_sha(federation: Federation) -> str:
+    """Return the digest of the global models alone, comparable between methods with different memories."""
+    return trees.sha256(federation.server.models)

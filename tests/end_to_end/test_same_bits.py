@@ -1,0 +1,89 @@
+"""The same experiment ends with the same bits wherever and however its turns were played."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from flray.federation.cluster import RayFederation, plan_for
+from flray.federation.executor import Job, Result
+from flray.federation.federation import Federation
+from flray.federation.inline import InlineExecutor
+from flray.federation.world import World, make_world
+from flray.loading import load
+
+METHODS = ("fedavg", "fedbn", "scaffold")
+
+
+def world_of(digits: dict[str, Any], method: str, **changes: Any) -> World:
+    digits = {**digits, "algorithm": method, "participation": {"fraction": 0.75}, **changes}
+    return make_world(load({"experiment": digits}).experiment)
+
+
+def inline_digest(world: World) -> str:
+    federation = Federation(world, InlineExecutor(world))
+    for _ in range(world.config.rounds):
+        federation.step()
+    return federation.sha256()
+
+
+class Backwards(InlineExecutor):
+    """Plays the last client first."""
+
+    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
+        yield from reversed(list(super().play(list(reversed(jobs)), timeout)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_client_order_does_not_matter(digits: dict[str, Any], method: str) -> None:
+    world = world_of(digits, method)
+    federation = Federation(world, Backwards(world))
+    for _ in range(world.config.rounds):
+        federation.step()
+    assert federation.sha256() == inline_digest(world)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("actors", [1, 2, 4])
+def test_number_of_actors_does_not_matter(
+        digits: dict[str, Any], ray_here: dict[str, float], method: str, actors: int) -> None:
+    world = world_of(digits, method, resources={"actors": actors})
+    federation = RayFederation(world, plan_for(world, ray_here), print)
+    try:
+        for _ in range(world.config.rounds):
+            federation.step()
+        assert federation.sha256() == inline_digest(world)
+    finally:
+        federation.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_client_actor_killed_in_the_middle_of_a_round(
+        digits: dict[str, Any], ray_here: dict[str, float], method: str) -> None:
+    long_turns = {**digits["local"], "epochs": 12}
+    world = world_of(digits, method, resources={"actors": 2}, local=long_turns)
+    federation = RayFederation(world, plan_for(world, ray_here), print)
+    try:
+        federation.step()
+        before = federation.client_pids()
+        victim = before[0]
+        killer = threading.Timer(0.15, os.kill, (victim, signal.SIGKILL))
+        killer.start()
+        began = time.monotonic()
+        federation.step()
+        killer.join()
+        assert time.monotonic() - began > 0.15, "the round was over before the actor was killed"
+        federation.step()
+        after = federation.client_pids()
+        assert victim not in after and len(after) == 2
+        assert federation.sha256() == inline_digest(world)
+    finally:
+        federation.close()
