@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from flray.data.cache import data_root
-from flray.data.types import ClientIndices, DataSet, FederatedData
+from flray.data.types import ClientIndices, DataSet, FederatedData, Pooled
 from flray.errors import ConfigError, DataError
 from flray.keys import numpy_generator
 from flray.registry import Registry, datasets, partitions
@@ -43,7 +43,8 @@ def load_dataset(name: str, options: dict[str, Any] | None = None, root: Path | 
 
 
 def federate(
-    dataset: DataSet, partition_name: str, options: dict[str, Any], seed: int, val_fraction: float = 0.0
+    dataset: DataSet, partition_name: str, options: dict[str, Any], seed: int, val_fraction: float = 0.0,
+    pooled: Pooled | None = None, fingerprint: str | None = None,
 ) -> FederatedData:
     """Partition a data set into clients.
 
@@ -64,6 +65,10 @@ def federate(
     val_fraction : float
         Share of each client's training samples set apart for validation, in [0, 1); the training part keeps at least
         one sample.
+    pooled : Pooled, optional
+        The data set's samples in one array where they exist already, so that they are not copied once more.
+    fingerprint : str, optional
+        The data set's fingerprint where it is known; computing it reads every sample.
 
     Raises
     ------
@@ -101,16 +106,17 @@ def federate(
         shuffled = numpy_generator(seed, "partition", client=k, extra="validation").permutation(rows)
         clients.append(ClientIndices(name, domain, np.sort(shuffled[size:]), np.sort(shuffled[:size]),
                                      tests[k] + len(train_y)))
+    pooled = pooled or Pooled.of(dataset)
     return FederatedData(
         dataset=dataset.name,
-        x=np.concatenate([d.train_x for d in dataset.domains] + [d.test_x for d in dataset.domains]),
-        y=np.concatenate([train_y, test_y]),
+        x=pooled.x,
+        y=pooled.y,
         clients=tuple(clients),
         test=np.concatenate([client.test for client in clients]),
         classes=dataset.classes, mean=dataset.mean, std=dataset.std, task=dataset.task,
         origins={d.name: d.origin for d in dataset.domains},
-        fingerprint=dataset.fingerprint,
-        public=dataset.public,
+        fingerprint=fingerprint or dataset.fingerprint,
+        public=pooled.public,
     )
 
 

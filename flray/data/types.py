@@ -81,6 +81,33 @@ class DataSet:
 
 
 @dataclass(frozen=True)
+class Pooled:
+    """The samples of all domains one after another: the large part of a federation's data, whatever the partition.
+
+    Attributes
+    ----------
+    x : ndarray [n, ...]
+        All training parts in domain order, then all test parts.
+    y : ndarray of int64 [n]
+        Labels.
+    public : ndarray of uint8 or None
+        The data set's public samples.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    public: NDArray[np.uint8] | None = None
+
+    @classmethod
+    def of(cls, dataset: DataSet) -> Pooled:
+        """Return a data set's samples, copied into one array."""
+        domains = dataset.domains
+        x = np.concatenate([d.train_x for d in domains] + [d.test_x for d in domains])
+        y = np.concatenate([d.train_y for d in domains] + [d.test_y for d in domains]).astype(np.int64)
+        return cls(x, y, dataset.public)
+
+
+@dataclass(frozen=True)
 class ClientIndices:
     """The samples of one client, as rows of `FederatedData.x`.
 

@@ -25,6 +25,10 @@ from flray.trees import Packed
 FORMAT = 1
 
 
+class DamagedCheckpointError(FlrayError):
+    """A checkpoint of which files are missing or altered."""
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that it is there whole or not at all, whenever the process or the machine dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +127,11 @@ def restore(federation: Federation, folder: Path) -> int:
     manifests = sorted(folder.glob("round-*.json"))
     if not manifests:
         return 0
-    manifest = json.loads(manifests[-1].read_text())
+    try:
+        manifest = json.loads(manifests[-1].read_text())
+    except ValueError:
+        raise DamagedCheckpointError(f"{manifests[-1]}: the checkpoint's list of files is damaged; restore it from a "
+                                     "backup, or start a new run") from None
     if manifest.get("format") != FORMAT:
         raise FlrayError(f"{manifests[-1]}: found checkpoint format {manifest.get('format')!r}; "
                          f"this flray reads {FORMAT}")
@@ -144,11 +152,12 @@ def _read(path: Path, digest: str) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise FlrayError(f"{path}: the checkpoint's file is missing; restore it, or start a new run") from None
+        raise DamagedCheckpointError(f"{path}: the checkpoint's file is missing; "
+                                     "restore it, or start a new run") from None
     found = hashlib.sha256(data).hexdigest()
     if found != digest:
-        raise FlrayError(f"{path}: the checkpoint's file is damaged (SHA-256 {found[:12]}, expected {digest[:12]}); "
-                         "restore it from a backup, or start a new run")
+        raise DamagedCheckpointError(f"{path}: the checkpoint's file is damaged (SHA-256 {found[:12]}, expected "
+                                     f"{digest[:12]}); restore it from a backup, or start a new run")
     return data
 
 

@@ -17,6 +17,7 @@ import torch
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flray.config import Experiment
+from flray.data.types import Pooled
 from flray.federation.executor import Failure, Handle, Job, Outcome, Result, Turn
 from flray.federation.player import Player
 from flray.federation.world import World
@@ -29,8 +30,14 @@ LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exc
 class ClientActor:
     """A process that plays clients' turns one at a time, on its share of the CPUs or of a GPU."""
 
-    def __init__(self, world: World, threads: int) -> None:
+    def __init__(self, world: World, threads: int, samples: Pooled | None = None) -> None:
+        self.reset(world, threads, samples)
+
+    def reset(self, world: World, threads: int, samples: Pooled | None = None) -> None:
+        """Play for another federation from now on; the process and its imports stay."""
         cuda = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU")) and torch.cuda.is_available()
+        if samples is not None:
+            world = world.with_samples(samples)
         self._player = Player(world, torch.device("cuda:0" if cuda else "cpu"), threads)
 
     def play(self, turn: Turn, common: Packed, private: Packed | None,
@@ -81,11 +88,14 @@ class RayExecutor:
         Where the actors live, one bundle each.
     first_bundle : int
         Bundle of the first actor.
+    samples : ObjectRef of Pooled, optional
+        The world's large arrays, where the world was put without them.
     """
 
     def __init__(self, world: Any, config: Experiment, actors: int, gpus: float, group: Any = None,
-                 first_bundle: int = 0) -> None:
+                 first_bundle: int = 0, samples: Any = None) -> None:
         self._world, self._config, self._gpus, self._group = world, config, gpus, group
+        self._samples = samples
         self._closed = False
         self._workers = [_Worker(self._start(first_bundle + i), first_bundle + i) for i in range(actors)]
 
@@ -126,7 +136,28 @@ class RayExecutor:
         if self._group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=bundle)
-        return ray.remote(ClientActor).options(**options).remote(self._world, max(1, math.floor(cpus)))
+        return ray.remote(ClientActor).options(**options).remote(self._world, self._threads, self._samples)
+
+    @property
+    def _threads(self) -> int:
+        return max(1, math.floor(self._config.resources.cpus_per_actor))
+
+    def reset(self, world: Any, config: Experiment, samples: Any = None) -> None:
+        """Play for another federation with the same actors; those that have died are replaced.
+
+        Parameters
+        ----------
+        world, config, samples
+            As in the constructor; the actors' number and shares stay.
+        """
+        self._world, self._config, self._samples = world, config, samples
+        calls = [worker.actor.reset.remote(world, self._threads, samples) for worker in self._workers]
+        for worker, call in zip(self._workers, calls, strict=True):
+            worker.waiting.clear()
+            try:
+                ray.get(call)
+            except LOST:
+                self.replace(worker)
 
     def replace(self, worker: _Worker) -> None:
         """Put a new actor in a dead one's place."""

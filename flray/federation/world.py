@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,11 +15,36 @@ from flray.algorithms.base import Algorithm
 from flray.config import Experiment, ModelChoice
 from flray.data.cache import data_root
 from flray.data.federate import federate
-from flray.data.types import DataSet, FederatedData
+from flray.data.types import DataSet, FederatedData, Pooled
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.models import groups
 
 _datasets: dict[str, DataSet] = {}
+
+
+@dataclass(frozen=True)
+class SharedData:
+    """A loaded data set that several federations use; its large arrays lie in `samples` alone.
+
+    Attributes
+    ----------
+    outline : DataSet
+        Names, labels and statistics; its images are empty.
+    samples : Pooled
+        All samples, once.
+    fingerprint : str
+        The data set's.
+    """
+
+    outline: DataSet
+    samples: Pooled
+    fingerprint: str
+
+    @classmethod
+    def of(cls, dataset: DataSet) -> SharedData:
+        """Return a data set in the form that is shared."""
+        domains = tuple(replace(d, train_x=d.train_x[:0], test_x=d.test_x[:0]) for d in dataset.domains)
+        return cls(replace(dataset, domains=domains, public=None), Pooled.of(dataset), dataset.fingerprint)
 
 
 @dataclass(frozen=True)
@@ -55,6 +81,16 @@ class World:
         return models.build(choice.name, self.data.shape, self.data.num_classes, choice.options, self.config.seed,
                             dtype)
 
+    def without_samples(self) -> World:
+        """Return the world without its large arrays, to travel apart from them."""
+        data = self.data
+        empty = np.empty((0, *data.x.shape[1:]), data.x.dtype)
+        return replace(self, data=replace(data, x=empty, public=None))
+
+    def with_samples(self, samples: Pooled) -> World:
+        """Return the world with its large arrays, not copied."""
+        return replace(self, data=replace(self.data, x=samples.x, y=samples.y, public=samples.public))
+
     @property
     def cohort_size(self) -> int:
         """Clients sampled in each round."""
@@ -73,17 +109,28 @@ def load_dataset(name: str, options: Mapping[str, Any]) -> DataSet:
     return _datasets[key]
 
 
-def make_world(config: Experiment) -> World:
+def make_world(config: Experiment, shared: SharedData | None = None) -> World:
     """Load the data and build the world of an experiment.
+
+    Parameters
+    ----------
+    config : Experiment
+        The experiment.
+    shared : SharedData, optional
+        Its data set where it is loaded already; nothing is read or copied then.
 
     Raises
     ------
     FlrayError
         If data are missing or the parts do not fit together; the message says what to change.
     """
-    dataset = load_dataset(config.data.name, config.data.options)
-    data = federate(dataset, config.partition.name, config.partition.options, config.seed,
-                    val_fraction=config.evaluation.validation)
+    if shared is None:
+        data = federate(load_dataset(config.data.name, config.data.options), config.partition.name,
+                        config.partition.options, config.seed, val_fraction=config.evaluation.validation)
+    else:
+        data = federate(shared.outline, config.partition.name, config.partition.options, config.seed,
+                        val_fraction=config.evaluation.validation, pooled=shared.samples,
+                        fingerprint=shared.fingerprint)
     architectures, architecture_of = _architectures(config, data)
     algorithm = registry.algorithms.get(config.algorithm.name)
     world = World(
@@ -153,4 +200,4 @@ def _architectures(config: Experiment, data: FederatedData) -> tuple[dict[str, M
     return keys, tuple(assigned)
 
 
-__all__ = ["FlrayError", "World", "check", "load_dataset", "make_world"]
+__all__ = ["FlrayError", "SharedData", "World", "check", "load_dataset", "make_world"]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def unit(vectors: Tensor, dim: int = -1) -> Tensor:
-    """Return vectors of length 1 along `dim`; a zero vector stays zero and gets a zero gradient.
+    """Return vectors of length 1 along `dim`; a zero vector stays zero and gets a zero gradient; NaN stays NaN.
 
     The largest entry is divided out first, so that squares neither overflow nor underflow. The direction does not
     depend on that scale, which is why it is a constant for the gradient.
@@ -21,9 +21,9 @@ def unit(vectors: Tensor, dim: int = -1) -> Tensor:
         The dimension that holds a vector's entries.
     """
     scale = vectors.detach().abs().amax(dim, keepdim=True)
-    scaled = vectors / torch.where(scale > 0, scale, 1)
+    scaled = vectors / torch.where(scale == 0, 1, scale)
     norm = torch.linalg.vector_norm(scaled, dim=dim, keepdim=True)
-    return torch.where(norm > 0, scaled / torch.where(norm > 0, norm, 1), 0)
+    return torch.where(norm == 0, 0, scaled / torch.where(norm == 0, 1, norm))
 
 
 def batch_mean(values: Tensor) -> Tensor:

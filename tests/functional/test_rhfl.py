@@ -47,7 +47,8 @@ def test_confidence_neutral_cases() -> None:
     uniform = pytest.approx([1 / 3] * 3)
     assert confidence_weights(losses, losses * 2, eta=0.0).tolist() == uniform
     assert confidence_weights(losses, losses).tolist() == uniform
-    assert confidence_weights(losses, losses / 2).tolist() == uniform  # rising losses would reverse the ranking
+    rising = confidence_weights(losses, torch.tensor([0.9, 1.0, 1.0]))
+    assert rising.tolist() == uniform  # a negative sum of efficiencies would reverse the ranking
     assert confidence_weights(losses[:1]).tolist() == confidence_weights(losses[:1], losses[:1]).tolist() == [0.0]
     perfect = confidence_weights(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     assert torch.isfinite(perfect).all() and perfect[0] > perfect[1] and perfect.sum().item() == pytest.approx(1.0)

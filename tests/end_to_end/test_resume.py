@@ -1,0 +1,170 @@
+"""A driver killed or stopped at any moment and resumed ends with the bits and the history of one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flray import rundir, running
+from flray.cli import invoke
+from flray.errors import FlrayError
+from flray.loading import load
+
+
+def write(folder: Path, digits: dict[str, Any], **changes: Any) -> Path:
+    path = folder / "x.yaml"
+    path.write_text(yaml.safe_dump({"experiment": {**digits, **changes}}))
+    return path
+
+
+def recorded(run: Path) -> list[int]:
+    journal = run / rundir.JOURNAL
+    if not journal.exists():
+        return []
+    events = [json.loads(line) for line in journal.read_bytes().split(b"\n") if line.endswith(b"}")]
+    return [event["round"] for event in events if event["type"] == "round"]
+
+
+def driver(file: Path, *overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "flray.run", str(file), *overrides], cwd=file.parent, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def until(condition: Any, process: subprocess.Popen[str], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "the run did not get that far in time"
+        time.sleep(0.02)
+
+
+def mlflow_points(database: Path, metric: str) -> list[tuple[int, float]]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{database}")
+    experiment = client.get_experiment_by_name("flray")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    return sorted((point.step, point.value) for point in client.get_metric_history(run.info.run_id, metric))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "executor", "kill_at"), [
+    ("fedavg", "inline", (1,)), ("fedbn", "inline", (2, 3)), ("scaffold", "inline", (3,)), ("scaffold", "ray", (2,)),
+    ("fedskc", "inline", (2,)),
+])
+def test_driver_killed_and_resumed(here: Path, digits: dict[str, Any], method: str, executor: str,
+                                   kill_at: tuple[int, ...]) -> None:
+    changes: dict[str, Any] = {
+        "algorithm": method, "rounds": 5, "participation": {"fraction": 0.75},
+        "tracking": {"uri": "sqlite:///mlflow.db"}, "local": {**digits["local"], "epochs": 3}}
+    file = write(here, digits, **changes)
+    whole = running.run({"experiment": {**digits, **changes, "name": "whole", "tracking": {"uri": None},
+                                        "resources": {"executor": "inline"}}})
+    run = here / "runs" / "digits" / "001"
+    command = [sys.executable, "-m", "flray.run", "x.yaml", f"resources.executor={executor}"]
+    for number, kill in enumerate(kill_at):
+        if number:
+            command = [sys.executable, "-c", "import sys; from flray.cli import invoke; "
+                       "sys.exit(invoke(['resume', 'digits']))"]
+        process = subprocess.Popen(command, cwd=file.parent, text=True, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT)
+        until(lambda kill=kill: len(recorded(run)) >= kill, process)
+        process.kill()
+        process.communicate(timeout=60)
+        assert len(recorded(run)) < 5, "the run was over before it was killed"
+    resumed = running.resume(run)
+    assert resumed.sha256 == whole.sha256
+    assert list(resumed.history["round"]) == [1, 2, 3, 4, 5]
+    steady = [c for c in whole.history.columns if not str(c).startswith(("time/", "memory/", "train/seconds"))]
+    assert resumed.history[steady].equals(whole.history[steady])
+    points = mlflow_points(here / "mlflow.db", "train/loss")
+    assert [step for step, _ in points] == [1, 2, 3, 4, 5]
+    assert [value for _, value in points] == list(whole.history["train/loss"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["inline", "ray"])
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(here: Path, digits: dict[str, Any], executor: str) -> None:
+    file = write(here, digits, rounds=6, local={**digits["local"], "epochs": 3})
+    whole = running.run(load(file).model_dump(mode="json"), ["resources.executor=inline", "name=whole"])
+    run = here / "runs" / "digits" / "001"
+    process = driver(file, f"resources.executor={executor}")
+    until(lambda: len(recorded(run)) >= 2, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "go on with: flray resume runs/digits/001" in output
+    assert "Traceback" not in output
+    assert rundir.read(run)["status"] == "interrupted"
+    assert list((run / rundir.CHECKPOINT).glob("round-*.json"))
+    resumed = running.resume(run)
+    assert resumed.sha256 == whole.sha256
+    assert list(resumed.history["round"]) == [1, 2, 3, 4, 5, 6]
+
+
+def test_resuming_a_finished_run_returns_its_result(here: Path, digits: dict[str, Any]) -> None:
+    first = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=2"])
+    again = running.resume(first.folder)
+    assert again.sha256 == first.sha256
+    assert again.history.equals(first.history)
+
+
+def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own(here: Path, digits: dict[str, Any]) -> None:
+    runs = [running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"]) for _ in range(2)]
+    assert [str(r.folder) for r in runs] == ["runs/digits/001", "runs/digits/002"]
+    assert runs[0].sha256 == runs[1].sha256
+
+
+def test_a_run_that_still_runs_is_not_resumed(here: Path, digits: dict[str, Any]) -> None:
+    from flray.tracking.journal import Journal
+
+    result = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
+    rundir.update(result.folder, status="running")
+    with Journal(result.folder / rundir.JOURNAL), pytest.raises(FlrayError, match="still runs"):
+        running.resume(result.folder)
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "changed"])
+def test_a_damaged_checkpoint_is_named(here: Path, digits: dict[str, Any], damage: str,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    result = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=2"])
+    rundir.update(result.folder, status="interrupted")
+    victim = max((result.folder / rundir.CHECKPOINT).glob("server-*.safetensors"))
+    data = victim.read_bytes()
+    if damage == "gone":
+        victim.unlink()
+    else:
+        victim.write_bytes(data[:-100] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+    assert invoke(["resume", str(result.folder)]) == 2
+    message = capsys.readouterr().err
+    assert victim.name in message
+    assert ("missing" if damage == "gone" else "damaged") in message
+    assert "Traceback" not in message
+
+
+def test_other_data_than_at_the_start_are_refused(here: Path, digits: dict[str, Any]) -> None:
+    result = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
+    rundir.update(result.folder, status="interrupted")
+    config = yaml.safe_load((result.folder / rundir.CONFIG).read_text())
+    config["experiment"]["data"]["samples"] = 95
+    (result.folder / rundir.CONFIG).write_text(yaml.safe_dump(config))
+    with pytest.raises(FlrayError, match="the data differ from those the run began with"):
+        running.resume(result.folder)
+
+
+def test_unknown_runs_name_the_nearest(here: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
+    assert invoke(["resume", "digit"]) == 2
+    assert "did you mean 'digits'?" in capsys.readouterr().err
+    assert os.listdir(here) == ["runs"]
