@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from flray.algorithms.server import Replies, Reply, Server
     from flray.config import Experiment
 
-Need = Literal["split", "batch_norm", "homogeneous", "public", "validation", "classification", "all_clients"]
+Need = Literal["split", "batch_norm", "homogeneous", "same_features", "public", "validation", "classification",
+               "all_clients"]
 View = Literal["global", "personal"]
 Predictor = Callable[[Tensor], Tensor]
 
@@ -104,6 +105,18 @@ class Algorithm:
         ConfigError
             Naming the setting and what to write instead.
         """
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Return the network to be trained, made from the freshly initialised one. Default: the same.
+
+        The same bits in every process, so from nothing but the model and the hyper-parameters.
+
+        Raises
+        ------
+        ConfigError
+            Before round 0, if the method cannot be run on it.
+        """
+        return model
 
     # --- client -------------------------------------------------------------------------------------------
 

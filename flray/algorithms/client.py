@@ -214,6 +214,8 @@ class Client:
     def run(self, phase: Phase, samples: Samples | None = None) -> Iterator[tuple[Batch, torch.optim.Optimizer]]:
         """Yield the batches of a phase with its optimiser, the model in train mode and the other groups frozen.
 
+        A batch norm outside the trained group is in eval mode: its statistics are as frozen as its parameters.
+
         Parameters
         ----------
         phase : Phase
@@ -230,6 +232,9 @@ class Client:
         self._clip_norm = local.clip_norm
         optimizer = make_optimizer(self._trainable, local, self.round)
         self.model.train()
+        for name, norm in groups.batch_norm_modules(self.model):
+            if not any(f"{name}.{entry}" in chosen for entry in norm.state_dict()):
+                norm.eval()
         reseed = keys.key(self.seed, "dropout", round=self.round, client=self.id,
                           extra=f"{phase.tag}/{self.stage_index}") if self.bench.random else None
         try:
