@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from flray.algorithms.server import Replies, Reply, Server
     from flray.config import Experiment
 
-Need = Literal["split", "batch_norm", "homogeneous", "public", "validation", "classification", "all_clients"]
+Need = Literal["split", "batch_norm", "homogeneous", "same_features", "public", "validation", "classification",
+               "all_clients"]
 View = Literal["global", "personal"]
 Predictor = Callable[[Tensor], Tensor]
 
@@ -80,6 +81,8 @@ class Algorithm:
         Weights of the average.
     views : tuple of {"global", "personal"}
         Which models are evaluated; the first is the method's own.
+    normalise : bool
+        Whether images are normalised by the data set's mean and deviation, or only scaled to [0, 1].
     hp : Params
         The hyper-parameters, with those filled in that follow from others (see `Params.resolved`).
     """
@@ -89,6 +92,7 @@ class Algorithm:
     needs: frozenset[Need] = frozenset()
     weighting: Literal["samples", "uniform"] = "samples"
     views: tuple[View, ...] = ("global",)
+    normalise: bool = True
 
     def __init__(self, hp: registry.Params | None = None) -> None:
         self.hp: Any = (hp if hp is not None else self.Params()).resolved()
@@ -101,6 +105,18 @@ class Algorithm:
         ConfigError
             Naming the setting and what to write instead.
         """
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Return the network to be trained, made from the freshly initialised one. Default: the same.
+
+        The same bits in every process, so from nothing but the model and the hyper-parameters.
+
+        Raises
+        ------
+        ConfigError
+            Before round 0, if the method cannot be run on it.
+        """
+        return model
 
     # --- client -------------------------------------------------------------------------------------------
 

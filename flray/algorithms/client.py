@@ -140,6 +140,10 @@ class Client:
         names = self.bench.shared if names is None else names
         return {name: entry.detach() for name, entry in self.bench.entries.items() if name in names}
 
+    def snapshot(self, names: frozenset[str] | None = None) -> dict[str, Tensor]:
+        """Return copies of the model's current values, by default of all parameters and buffers."""
+        return trees.clone(self.weights(frozenset(self.bench.entries) if names is None else names))
+
     def reference(self, weights: Mapping[str, Tensor] | None = None, role: str = "reference") -> nn.Module:
         """Return a frozen twin of the model in eval mode.
 
@@ -210,6 +214,8 @@ class Client:
     def run(self, phase: Phase, samples: Samples | None = None) -> Iterator[tuple[Batch, torch.optim.Optimizer]]:
         """Yield the batches of a phase with its optimiser, the model in train mode and the other groups frozen.
 
+        A batch norm outside the trained group is in eval mode: its statistics are as frozen as its parameters.
+
         Parameters
         ----------
         phase : Phase
@@ -226,6 +232,9 @@ class Client:
         self._clip_norm = local.clip_norm
         optimizer = make_optimizer(self._trainable, local, self.round)
         self.model.train()
+        for name, norm in groups.batch_norm_modules(self.model):
+            if not any(f"{name}.{entry}" in chosen for entry in norm.state_dict()):
+                norm.eval()
         reseed = keys.key(self.seed, "dropout", round=self.round, client=self.id,
                           extra=f"{phase.tag}/{self.stage_index}") if self.bench.random else None
         try:

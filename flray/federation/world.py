@@ -75,11 +75,11 @@ class World:
     components: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def build(self, key: str) -> nn.Module:
-        """Return a freshly initialised network of an architecture: the same bits in every process."""
+        """Return a freshly initialised network of an architecture as the method trains it: the same bits in every process."""
         choice = self.architectures[key]
         dtype = torch.float64 if self.config.local.precision == "float64" else torch.float32
-        return models.build(choice.name, self.data.shape, self.data.num_classes, choice.options, self.config.seed,
-                            dtype)
+        return self.algorithm.network(models.build(
+            choice.name, self.data.shape, self.data.num_classes, choice.options, self.config.seed, dtype))
 
     def without_samples(self) -> World:
         """Return the world without its large arrays, to travel apart from them."""
@@ -171,6 +171,7 @@ def check(world: World) -> None:
     if "all_clients" in needs and world.cohort_size < count:
         raise ConfigError("experiment.participation", f"{world.cohort_size} of {count}", f"{name} needs all clients")
     algorithm.check(config)
+    sizes: dict[str, int] = {}
     for key in world.architectures:
         model = world.build(key)
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
@@ -178,7 +179,12 @@ def check(world: World) -> None:
                 raise ConfigError("experiment.model", key, f"{name} needs a network with {group.replace('_', ' ')}")
         if "split" in needs:
             groups.select(model, "features")
+        if "same_features" in needs:
+            sizes[key] = models.feature_dim(model)
         groups.select(model, algorithm.shared)
+    if len(set(sizes.values())) > 1:
+        found = ", ".join(f"{key}: {size}" for key, size in sizes.items())
+        raise ConfigError("experiment.models", found, f"{name} compares features, so all networks need equally many")
 
 
 def _architectures(config: Experiment, data: FederatedData) -> tuple[dict[str, ModelChoice], tuple[str, ...]]:

@@ -186,6 +186,10 @@ TRAFFIC: dict[str, Bytes] = {
     "fedbn": same("not_batch_norm"),
     "scaffold": lambda f: (size(f, "all") + parameters(f),) * 2,
     **dict.fromkeys(("fedopt", "fedavgm", "fedadagrad", "fedadam", "fedyogi"), same("all")),
+    # three offline classifiers down, the own one up
+    "fedco2": lambda f: (size(f, "not_batch_norm") + 3 * size(f, "classifier"),
+                         size(f, "not_batch_norm") + size(f, "classifier")),
+    "lgmix": lambda f: (2 * size(f, "all"), size(f, "all")),  # u before training and after it
     # knowledge of C x C with a mask down, with int64 counts up
     "fedskc": lambda f: (size(f, "all") + C * C * ITEM + C, size(f, "all") + C * C * ITEM + C * 8),
 }

@@ -48,7 +48,7 @@ def test_draws_have_the_distributions_they_are_named_after(content: dict[str, An
     assert logs.min() > -4 and logs.max() < 0 and abs(logs.mean() + 2) < 0.1 and abs(logs.std() - 4 / 12**0.5) < 0.05
     momenta = np.array([s["local.momentum"] for s in found])
     assert momenta.min() > 0.2 and momenta.max() < 0.6 and abs(momenta.mean() - 0.4) < 0.01
-    assert set(s["local.epochs"] for s in found) == {1, 2, 3}
+    assert {s["local.epochs"] for s in found} == {1, 2, 3}
     assert abs(np.mean([s["local.batch_size"] == 8 for s in found]) - 0.5) < 0.05
 
 
