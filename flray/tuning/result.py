@@ -147,7 +147,7 @@ class SweepResult:
         for name in varying or ["algorithm"]:
             table.add_column(name)
         for name in ("score", *(c.removeprefix(CLIENT) for c in clients), "seeds", "rounds"):
-            table.add_column(name, justify="right", no_wrap=True)
+            table.add_column(name, justify="right")
         for _, row in summary.iterrows():
             cells = ["" if _missing(row[name]) else shown(row[name]) for name in varying] or [self.label(row)]
             cells += [_spread(row[n], row[f"{n}_std"], percent) for n in ("score", *clients)]
@@ -203,8 +203,8 @@ def _row(folder: TrialFolder) -> dict[str, Any]:
     measure = measure.split("/")[0]
     own = f"{metric.split('/')[0]}/local/{measure}/client/"
     return {
-        "trial": folder.number, "settings": columns(identity.get("setting_at_end") or identity["setting"]), "seed": identity["seed"],
-        "status": identity["status"], "rounds": len(history), "score": last.get("score", math.nan),
+        "trial": folder.number, "settings": columns(identity.get("setting_at_end") or identity["setting"]),
+        "seed": identity["seed"], "status": identity["status"], "rounds": len(history), "score": last.get("score", math.nan),
         "metric": metric or None, "seconds": float(history["time/round"].sum()) if "time/round" in history else 0.0,
         "sha256": identity.get("sha256"), "failure": identity.get("failure"),
         "views": {f"{view}/{measure}": last[f"{view}/{measure}"] for view in VIEWS if f"{view}/{measure}" in last},
