@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -17,6 +17,9 @@ from flray.errors import FlrayError, nearest
 from flray.federation.federation import Round
 from flray.federation.world import World
 from flray.running import Result
+
+if TYPE_CHECKING:
+    from flray.tuning.result import SweepResult
 
 console = Console(stderr=False, highlight=False, soft_wrap=True)
 
@@ -191,3 +194,75 @@ def show_doctor() -> None:
     fetched = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
     table.add_row("data folder", f"{root} ({', '.join(fetched) or 'empty: try flray data get digits5-local'})")
     console.print(table)
+
+
+class SweepProgress:
+    """A bar over trials with the running ones' newest scores; on a file, a line per trial and now and then a round."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._total = self._done = 0
+        self._printed = 0.0
+
+    def __enter__(self) -> SweepProgress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.end()
+
+    def begin(self, total: int, done: int) -> None:
+        """Show that `total` trials run, `done` of them already."""
+        self._total, self._done = total, done
+        self.say(f"{total} trials" + (f", {done} of them done before" if done else ""))
+        if console.is_terminal:
+            self._bar = Progress(TextColumn("trials"), BarColumn(), MofNCompleteColumn(),
+                                 TextColumn("{task.fields[news]}"), console=console)
+            self._task = self._bar.add_task("trials", total=total, completed=done, news="")
+            self._bar.start()
+
+    def trial_started(self, number: str, label: str, rounds_done: int) -> None:
+        """Show that a trial begins or goes on."""
+        if self._bar is None:
+            self.say(f"trial {number} begins: {label}" + (f" (after round {rounds_done})" if rounds_done else ""))
+
+    def round(self, number: str, label: str, done: int, rounds: int, score: float, left: float) -> None:
+        """Show a finished round of a trial, with the seconds the sweep will still take."""
+        news = f"{label}: round {done}/{rounds}, score {score:.4f}, about {_minutes(left)} left"
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, news=news)
+        elif time.monotonic() - self._printed >= 10.0:
+            self._printed = time.monotonic()
+            self.say(f"trial {number} {news}")
+
+    def trial_done(self, number: str, label: str, status: str, rounds_done: int, score: float) -> None:
+        """Show that a trial ended."""
+        self._done += 1
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done)
+        self.say(f"trial {number} {status} after {rounds_done} rounds, score {score:.4f}: {label} "
+                 f"({self._done}/{self._total})")
+
+    def say(self, line: str) -> None:
+        """Show a line for the user."""
+        (self._bar.console if self._bar is not None else console).print(line, markup=False)
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def show_sweep(result: SweepResult) -> None:
+    """Print a finished sweep's table, and where to see more."""
+    console.print(result.table())
+    console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)", markup=False)
+    if result.uri is not None:
+        console.print(f"see it: mlflow ui --backend-store-uri {result.uri}", markup=False)

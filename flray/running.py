@@ -17,6 +17,7 @@ from flray.errors import FlrayError
 from flray.federation.cluster import (
     SERVER_RESTARTS,
     InlineFederation,
+    LostServerError,
     RayFederation,
     Running,
     local_resources,
@@ -277,26 +278,29 @@ class Rounds:
         metric = measure(self._world)
         restarts = 0
         try:
-            while self._done < self._world.config.rounds:
+            while True:
                 try:
-                    finished = self._federation.step()
-                except Exception as error:
-                    if not _server_died(error) or restarts >= SERVER_RESTARTS:
+                    while self._done < self._world.config.rounds:
+                        self._round(metric)
+                    return self._federation.sha256()
+                except LostServerError:
+                    if restarts >= SERVER_RESTARTS:
                         raise
                     restarts += 1
                     self._progress.say("the server actor died; going on from the last checkpoint")
                     self._restart()
-                    continue
-                self._done = finished.number
-                self._journal.record_round(finished.number, finished.metrics)
-                self._progress.round(finished, metric)
-                self._checkpoint()
-            return self._federation.sha256()
         except KeyboardInterrupt:
             self._progress.say("stopping after this round; the checkpoint is written")
             with contextlib.suppress(KeyboardInterrupt):
                 self._save_after_interrupt()
             raise
+
+    def _round(self, metric: str) -> None:
+        finished = self._federation.step()
+        self._done = finished.number
+        self._journal.record_round(finished.number, finished.metrics)
+        self._progress.round(finished, metric)
+        self._checkpoint()
 
     def _checkpoint(self) -> None:
         settings = self._world.config.checkpoint
@@ -331,13 +335,6 @@ def measure(world: World) -> str:
     from flray.data.tasks import task
 
     return main_metric(world.algorithm.views, task(world.data.task).metric)
-
-
-def _server_died(error: Exception) -> bool:
-    import sys
-
-    exceptions = sys.modules.get("ray.exceptions")
-    return exceptions is not None and isinstance(error, exceptions.RayActorError)
 
 
 def _artifacts(folder: Path, journal: Journal, world: World) -> None:

@@ -81,6 +81,8 @@ class Algorithm:
         Weights of the average.
     views : tuple of {"global", "personal"}
         Which models are evaluated; the first is the method's own.
+    normalise : bool
+        Whether images are normalised by the data set's mean and deviation, or only scaled to [0, 1].
     hp : Params
         The hyper-parameters, with those filled in that follow from others (see `Params.resolved`).
     """
@@ -90,6 +92,7 @@ class Algorithm:
     needs: frozenset[Need] = frozenset()
     weighting: Literal["samples", "uniform"] = "samples"
     views: tuple[View, ...] = ("global",)
+    normalise: bool = True
 
     def __init__(self, hp: registry.Params | None = None) -> None:
         self.hp: Any = (hp if hp is not None else self.Params()).resolved()

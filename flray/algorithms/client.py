@@ -140,6 +140,10 @@ class Client:
         names = self.bench.shared if names is None else names
         return {name: entry.detach() for name, entry in self.bench.entries.items() if name in names}
 
+    def snapshot(self, names: frozenset[str] | None = None) -> dict[str, Tensor]:
+        """Return copies of the model's current values, by default of all parameters and buffers."""
+        return trees.clone(self.weights(frozenset(self.bench.entries) if names is None else names))
+
     def reference(self, weights: Mapping[str, Tensor] | None = None, role: str = "reference") -> nn.Module:
         """Return a frozen twin of the model in eval mode.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import Tensor
 
+from flray import functional
 from flray.algorithms.base import Algorithm
 from flray.algorithms.server import Server
 from flray.registry import Params, hyper, register_algorithm
@@ -62,31 +62,18 @@ class FedOpt(Algorithm):
                 for key, weights in server.models.items()}
 
     def apply(self, server: Server, architecture: str, mean: Weights) -> None:
-        """Step every parameter that travels."""
-        weights, state = server.models[architecture], server.state
-        m, v = dict(state["m"][architecture]), dict(state["v"][architecture])
-        stepped: Weights = {}
-        for name in [name for name in mean if name in m]:
-            w = weights[name].double()
-            m[name], v[name], step = self.step_of(mean[name].double() - w, m[name], v[name])
-            stepped[name] = (w + self.hp.server_lr * step).to(weights[name].dtype)
-        state["m"], state["v"] = {**state["m"], architecture: m}, {**state["v"], architecture: v}
-        super().apply(server, architecture, {**mean, **stepped})
-
-    def step_of(self, delta: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the new moments and the direction of the step, from the mean update and the old moments."""
-        hp, squared = self.hp, delta.square()
+        """Step every parameter."""
+        hp, state, weights = self.hp, server.state, server.models[architecture]
+        m, v = state["m"][architecture], state["v"][architecture]
+        delta = {name: mean[name].double() - weights[name].double() for name in m}
         if hp.server_optimizer == "avgm":
-            m = hp.beta1 * m + delta
-            return m, v, m
-        m = hp.beta1 * m + (1 - hp.beta1) * delta
-        if hp.server_optimizer == "adagrad":
-            v = v + squared
-        elif hp.server_optimizer == "adam":
-            v = hp.beta2 * v + (1 - hp.beta2) * squared
+            step, m = functional.momentum_step(delta, m, hp.server_lr, hp.beta1)
         else:
-            v = v - (1 - hp.beta2) * squared * torch.sign(v - squared)
-        return m, v, m / (v.sqrt() + hp.tau)
+            step, m, v = functional.adaptive_step(
+                delta, m, v, hp.server_optimizer, hp.server_lr, hp.beta1, hp.beta2, hp.tau)
+        state["m"], state["v"] = {**state["m"], architecture: m}, {**state["v"], architecture: v}
+        stepped = {name: (weights[name].double() + step[name]).to(weights[name].dtype) for name in step}
+        super().apply(server, architecture, {**mean, **stepped})
 
 
 @register_algorithm("fedavgm")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from flray import functional
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.samples import Batch
@@ -22,7 +22,5 @@ class FedProx(Algorithm):
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the task's loss with the proximal term."""
-        received = client.message["weights"]
-        distances = [(w - received[name]).square().sum() for name, w in client.parameters.items() if name in received]
-        penalty: Tensor = self.hp.mu / 2 * torch.stack(distances).sum()
-        return super().loss(client, batch) + penalty
+        received = {name: client.message["weights"][name] for name in client.parameters}
+        return super().loss(client, batch) + functional.proximal_penalty(client.parameters, received, self.hp.mu)

@@ -168,8 +168,8 @@ class FedSKC(Algorithm):
         for reply, d_k, e_k in zip(replies, discrepancy, e, strict=True):
             server.log("fedskc/d_k", d_k, reply.client)
             server.log("fedskc/e_k", e_k, reply.client)
-        if self.hp.gda:
-            return {reply.client: float(e_k) for reply, e_k in zip(replies, e, strict=True)}
+        if self.hp.gda:  # relative to the largest, so that equal weights give the bits of the plain mean
+            return {reply.client: float(e_k / e.max()) for reply, e_k in zip(replies, e, strict=True)}
         return {reply.client: self.weigh(server, reply) for reply in replies}
 
     def reviewed(self, server: Server, architecture: str, mean: Weights, before: dict[str, Tensor]) -> Weights:

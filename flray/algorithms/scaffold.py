@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from flray import functional
 from flray.algorithms.averaging import average
 from flray.algorithms.base import Algorithm, Stage
 from flray.algorithms.client import Client
@@ -75,15 +76,12 @@ class Scaffold(Algorithm):
     def report(self, client: Client) -> dict[str, Any]:
         """Keep the new c_i and send its change beside the weights."""
         c, c_i, received = client.message["c"], client.state["c"], client.message["weights"]
-        steps = client.steps
+        new: Weights = c_i
         if self.hp.option == "I":
             new = client.scratch["gradient"]
-        elif steps:
-            scale = 1 / (steps * client.lr)
-            new = {name: c_i[name] - c[name] + scale * (received[name] - w.detach())
-                   for name, w in client.parameters.items()}
-        else:
-            new = c_i
+        elif client.steps:
+            start, end = {name: received[name] for name in c}, client.weights(frozenset(c))
+            new = dict(functional.control_variate(c_i, c, start, end, client.steps * client.lr))
         client.state["c"] = new
         return {**super().report(client), "c": {name: new[name] - c_i[name] for name in c}}
 

@@ -43,7 +43,15 @@ def write_atomically(path: Path, data: bytes) -> None:
 def tree_to_bytes(tree: Mapping[str, Any]) -> bytes:
     """Return a tree as safetensors; what is no tensor goes into the header as JSON."""
     leaves = dict(trees.flatten(tree))
-    tensors = {path: leaf.detach().cpu().contiguous() for path, leaf in leaves.items() if isinstance(leaf, Tensor)}
+    tensors: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for path, leaf in leaves.items():
+        if isinstance(leaf, Tensor):
+            tensor = leaf.detach().cpu().contiguous()
+            place = tensor.untyped_storage().data_ptr()
+            # safetensors refuses a tensor under two names, which a method's state may well hold
+            tensors[path] = tensor.clone() if place in places else tensor
+            places.add(place)
     rest = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Tensor)}
     order = list(leaves)
     data: bytes = safetensors.torch.save(tensors, metadata={"rest": json.dumps(rest), "order": json.dumps(order)})

@@ -17,6 +17,11 @@ from flray.federation.placement import Plan, make_plan
 from flray.federation.world import World
 
 SERVER_RESTARTS = 3
+PLUGIN_PREFIX = "flray_plugin_"
+
+
+class LostServerError(FlrayError):
+    """The server actor died, or could not be started."""
 
 
 class Running(Protocol):
@@ -91,6 +96,7 @@ class RayFederation:
         from ray.util.placement_group import placement_group
 
         self._plan, self._warn = plan, warn
+        carry_plugins()
         self._world = ray.put(world)
         self._group = placement_group(
             [{"CPU": plan.cpus_per_actor, **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {})}]
@@ -117,6 +123,9 @@ class RayFederation:
 
         try:
             return ray.get(reference)
+        except ray.exceptions.RayActorError as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise LostServerError(f"the server actor died: {lines[-1] if lines else type(error).__name__}") from error
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, FlrayError):
                 raise error.cause from None
@@ -232,6 +241,17 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
         yield ray.cluster_resources()
     finally:
         ray.shutdown()
+
+
+def carry_plugins() -> None:
+    """Let the user's own files travel to the other processes with what is defined in them."""
+    import sys
+
+    from ray import cloudpickle
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith(PLUGIN_PREFIX):
+            cloudpickle.register_pickle_by_value(module)
 
 
 def plan_for(world: World, available: dict[str, float]) -> Plan:

@@ -160,7 +160,7 @@ class Federation:
         token = uuid.uuid4().hex
         commons, sizes = self._timed("send", lambda: self.message(stage))
         jobs: list[Job] = []
-        for client in server.cohort:
+        for client in [client for client in server.cohort if client not in played.left_out]:
             private = algorithm.send_private(server, client, stage)
             packed = trees.pack(private) if private else None
             info = server.clients[client]
@@ -204,9 +204,13 @@ class Played:
         self.resident: dict[int, float] = {}
 
     def add(self, result: Result) -> None:
-        """Take in one client's outcome."""
+        """Take in one client's outcome of a stage: steps add up, other numbers are those of the last stage."""
         for name, value in result.outcome.metrics.items():
-            self.metrics.setdefault(name, {})[result.turn.client] = value
+            values, client = self.metrics.setdefault(name, {}), result.turn.client
+            if name == "steps":
+                values[client] = values.get(client, 0.0) + value
+            elif client not in values or not math.isnan(value):
+                values[client] = value
         self.metrics.setdefault("seconds", {}).setdefault(result.turn.client, 0.0)
         self.metrics["seconds"][result.turn.client] += result.outcome.seconds
         self.resident[result.turn.client] = float(result.outcome.resident)

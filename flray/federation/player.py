@@ -58,8 +58,9 @@ class Player:
         self._x = torch.from_numpy(data.x).to(device)
         self._y = torch.from_numpy(data.y).to(device)
         self._public = torch.from_numpy(data.public).to(device) if data.public is not None else None
-        std = torch.tensor(data.std, dtype=torch.float64).view(-1, 1, 1)
-        mean = torch.tensor(data.mean, dtype=torch.float64).view(-1, 1, 1)
+        means, deviations = (data.mean, data.std) if world.algorithm.normalise else ((0.0,), (1.0,))
+        std = torch.tensor(deviations, dtype=torch.float64).view(-1, 1, 1)
+        mean = torch.tensor(means, dtype=torch.float64).view(-1, 1, 1)
         self._scale = (1.0 / (255.0 * std)).to(device, self._dtype)
         self._shift = (-mean / std).to(device, self._dtype)
 

@@ -22,7 +22,7 @@ from flray.functional.checks import (
     check_shapes,
     map_floating,
 )
-from flray.functional.numerics import keep_rows, masked_mean, unit
+from flray.functional.numerics import keep_rows, masked_cross_entropy, masked_mean, unit
 
 
 def local_contrastive_loss(
@@ -47,7 +47,7 @@ def local_contrastive_loss(
     ----------
     logits : Tensor [n, C]
     labels : Tensor [n] of integers
-        Samples whose class is not present are skipped: they count in ``U`` only.
+        Samples whose class is not present are skipped (see `without_prototype`): they count in ``U`` only.
     prototypes : Tensor [C, C]
         Global knowledge; rows that are not present may hold anything.
     present : Tensor [C] of bool
@@ -56,10 +56,10 @@ def local_contrastive_loss(
     normaliser : {"distance", "none"}
         "none" sets ``U = 1``, as the authors' released code does.
     positive_twice : bool
-        Add the positive to the denominator once more, as the authors' released code does.
+        Add the positive to the softmax's denominator once more, as the authors' released code does.
     without_prototype : {"skip", "own"}
-        "own" does not skip a sample without prototype but takes its own logits, a constant, as the positive beside
-        all prototypes, with ``U = 1``: the authors' released code.
+        "own" does not skip a sample without prototype but takes its own logits, as a constant and with ``U = 1``,
+        for the positive beside all prototypes, as the authors' released code does.
 
     Returns
     -------
@@ -83,17 +83,16 @@ def local_contrastive_loss(
         distances = torch.cdist(logits.detach(), prototypes, compute_mode="donot_use_mm_for_euclid_dist")
         mean_distance = distances.sum(0) / max(len(logits), 1)
         similarity = similarity / torch.where(mean_distance > 0, mean_distance, 1)
-    # With no class present every sample is skipped below; all classes stay candidates only to keep the softmax finite.
-    candidates = present | (~present.any() & (without_prototype == "skip"))
-    scores = (similarity / temperature).masked_fill(~candidates, float("-inf"))
-    counted, positive = present[labels], scores.gather(1, labels.unsqueeze(1)).squeeze(1)
-    added = counted if positive_twice else torch.zeros_like(counted)
-    if without_prototype == "own":
-        own = (unit(logits) * unit(logits.detach())).sum(1) / temperature
-        positive, added = torch.where(counted, positive, own), added | ~counted
-        counted = torch.ones_like(counted)
-    extra = positive.masked_fill(~added, float("-inf")).unsqueeze(1)
-    return masked_mean(torch.logsumexp(torch.cat([scores, extra], 1), 1) - positive, counted)
+    scores = similarity / temperature
+    if without_prototype == "skip" and not positive_twice:
+        return masked_cross_entropy(scores, labels, present)
+    scores = scores.masked_fill(~present, float("-inf"))
+    own = (unit(logits) * unit(logits.detach())).sum(1) / temperature
+    held = present[labels]
+    positive = torch.where(held, scores.gather(1, labels.unsqueeze(1)).squeeze(1), own)
+    once_more = positive.masked_fill(held & (not positive_twice), float("-inf")).unsqueeze(1)
+    counted = held | (without_prototype == "own")
+    return masked_mean(torch.logsumexp(torch.cat([scores, once_more], 1), 1) - positive, counted)
 
 
 def knowledge_discrepancy(knowledge: Tensor, present: Tensor, global_: Tensor) -> Tensor:

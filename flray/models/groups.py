@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from flray.errors import FlrayError, nearest
 from flray.models.base import as_split
 
-GROUPS = ("all", "none", "features", "classifier", "batch_norm", "not_batch_norm")
+GROUPS = ("all", "none", "features", "classifier", "batch_norm", "not_batch_norm", "buffers")
 Norm = Literal["batch", "group", "none"]
 _MAX_GROUPS = 32  # Wu and He, Group Normalization, ECCV 2018, Table 3
 
@@ -50,6 +50,8 @@ def _group(model: nn.Module, name: str, expression: str) -> frozenset[str]:
         return names
     if name == "none":
         return frozenset()
+    if name == "buffers":
+        return names - {n for n, _ in model.named_parameters()}
     if name in ("features", "classifier"):
         return frozenset(n for n in as_split(model).state_dict() if n.startswith(f"{name}."))
     if name in ("batch_norm", "not_batch_norm"):

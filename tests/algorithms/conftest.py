@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flray import registry
+from flray import registry, trees
 from flray.config import Config
 from flray.data.types import DataSet, Domain
-from flray.errors import FlrayError
 from flray.federation.federation import Federation
 from flray.federation.inline import InlineExecutor
 from flray.federation.world import World, make_world
@@ -93,8 +91,6 @@ def played(algorithm: str | Mapping[str, Any], clients: Sequence[Arrays] | None 
 
 def state_of(federation: Federation, client: int) -> dict[str, Any]:
     """Return what a client remembers; empty where it has never taken part."""
-    from flray import trees
-
     handle = federation.states[client]
     return trees.unpack(federation.executor.fetch(handle)) if handle is not None else {}
 
@@ -121,13 +117,6 @@ def tensors(clients: Sequence[Arrays]) -> list[tuple[Tensor, Tensor]]:
     return [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in clients]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-__all__ = ["FlrayError", "blobs", "federation_of", "partial", "played", "settings_for", "softmax_gradient", "state_of",
-           "tensors", "world_of"]
+def models_sha(federation: Federation) -> str:
+    """Return the digest of the global models alone, comparable between methods with different memories."""
+    return trees.sha256(federation.server.models)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -167,4 +166,4 @@ def test_unknown_runs_name_the_nearest(here: Path, digits: dict[str, Any], capsy
     running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
     assert invoke(["resume", "digit"]) == 2
     assert "did you mean 'digits'?" in capsys.readouterr().err
-    assert os.listdir(here) == ["runs"]
+    assert [p.name for p in here.iterdir()] == ["runs"]

@@ -1,0 +1,180 @@
+"""Fed-CO2: an online and an offline model cooperate, inside a client and through classifiers between clients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from flray import functional, trees
+from flray.algorithms.base import Algorithm, Phase, Predictor, Stage, View
+from flray.algorithms.client import Client
+from flray.algorithms.samples import Batch
+from flray.algorithms.server import Replies, Server
+from flray.algorithms.variants import VariantParams
+from flray.registry import hyper, register_algorithm
+
+Which = Literal["online", "offline"]
+
+
+@register_algorithm("fedco2")
+class FedCO2(Algorithm):
+    """Each client trains two models; the sum of their logits predicts (Eq. 3).
+
+    A turn, for each of the two models: a mutual phase that distils the other one as it was at the start (Eq. 4-5),
+    then training with ``CE + mu * sum_j CE(head_j(features))`` over the other clients' offline classifiers (Eq. 6-7).
+    Down: the online model's shared part and all clients' offline classifiers. Up: the online model's shared part and
+    the own offline classifier. Client state: the online model's personal part, the whole offline model. Classifiers
+    of clients that have not taken part yet are the initial one. The Digits network's number of convolutions, in which
+    paper and released code differ as well, is an option of the model.
+    """
+
+    class Params(VariantParams):
+        """Hyper-parameters; those without a default here depend on the form and the variant."""
+
+        deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {"first_mutual": (True, False)}
+        skewed_labels: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+            "weights": ("uniform", "samples"), "statistics": ("personal", "averaged")}
+        """Values for label skew in the paper and in the released code; for feature skew both have the first ones."""
+
+        form: Literal["feature_skew", "label_skew"] = hyper(
+            "feature_skew", "label_skew leaves out both transfers of knowledge: only predictions are fused",
+            "Algorithms 1 and 2")
+        mu: float = hyper(1.0, "weight of the other clients' classifiers", "Eq. 7: 1 by default", ge=0)
+        mutual_epochs: int = hyper(1, "epochs of the mutual phase", "released code: one", ge=0)
+        intra: Literal["both", "to_online", "to_offline", "none"] | None = hyper(
+            None, "which model learns from the other one in the mutual phase", "Algorithm 1: both; Algorithm 2: none")
+        inter: Literal["both", "online", "offline", "none"] | None = hyper(
+            None, "which model learns from the other clients' classifiers", "Algorithm 1: both; Algorithm 2: none")
+        personal: Literal["batch_norm", "classifier"] = hyper(
+            "batch_norm", "the online model's personal part", "section 3.2: batch norm; the classifier is an ablation")
+        first_mutual: bool | None = hyper(
+            None, "whether round 1 has a mutual phase", "Algorithm 1: yes; released code: skipped")
+        weights: Literal["uniform", "samples"] | None = hyper(
+            None, "weights of the average", "Eq. 2: 1/N; released code for label skew: sample counts")
+        statistics: Literal["personal", "averaged"] | None = hyper(
+            None, "running statistics of batch norms stay personal like the rest of them, or are averaged",
+            "section 3.2: personal; released code for label skew: averaged")
+
+        def resolved(self) -> Self:
+            """Fill in what follows from form and variant."""
+            skewed = self.form == "label_skew"
+            released = int(skewed and self.variant == "released")
+            own = {"intra": "none" if skewed else "both", "inter": "none" if skewed else "both",
+                   **{name: values[released] for name, values in self.skewed_labels.items()}}
+            chosen = {name: value for name, value in own.items() if getattr(self, name) is None}
+            return super().resolved().model_copy(update=chosen)
+
+    needs = frozenset({"split", "homogeneous", "classification"})
+    views = ("personal",)
+
+    def __init__(self, hp: Params | None = None) -> None:
+        super().__init__(hp)
+        self.weighting = self.hp.weights
+        self.shared = "all-classifier" if self.hp.personal == "classifier" else "not_batch_norm"
+        if self.hp.personal == "batch_norm" and self.hp.statistics == "averaged":
+            self.shared = "not_batch_norm+buffers"
+
+    # --- client -------------------------------------------------------------------------------------------
+
+    def setup(self, client: Client) -> None:
+        """Start the offline model at the initial values."""
+        client.state["offline"] = trees.clone(client.bench.initial)
+
+    def begin(self, client: Client) -> None:
+        """Freeze both models as teachers, and the other clients' classifiers."""
+        online, offline = client.snapshot(), client.state["offline"]
+        client.scratch.update(
+            online=online, offline=offline, heads=heads_of(client),
+            teacher_of_offline=client.reference(online, "online"),
+            teacher_of_online=client.reference(offline, "offline"))
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        """Distil the other model where that is on, then adapt."""
+        mutual = self.hp.intra in ("both", f"to_{client.scratch['trains']}")
+        if not mutual or (client.round == 0 and not self.hp.first_mutual):
+            return (Phase(),)
+        return (Phase("mutual", epochs=self.hp.mutual_epochs), Phase())
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return Eq. 4 or 5 in the mutual phase, Eq. 7 in the adaptation."""
+        trains: Which = client.scratch["trains"]
+        if batch.phase.tag == "mutual":
+            with torch.no_grad():
+                teacher = client.scratch[f"teacher_of_{trains}"](batch.x)
+            return functional.distillation_loss(batch.outputs, teacher)
+        loss = super().loss(client, batch)
+        if self.hp.inter not in ("both", trains):
+            return loss
+        peers = functional.peer_classifier_loss(batch.features, batch.y, client.scratch["heads"], client.id)
+        return loss + float(self.hp.mu) * peers
+
+    def train(self, client: Client) -> dict[str, Any]:
+        """Train the offline, then the online model, both from the start-of-round copies."""
+        self.receive(client)
+        self.begin(client)
+        for trains in ("offline", "online"):
+            client.scratch["trains"] = trains
+            client.load(client.scratch[trains])
+            for phase in self.phases(client):
+                for batch, optimizer in client.run(phase):
+                    self.step(client, batch, optimizer)
+            if trains == "offline":
+                client.state["offline"] = client.snapshot()
+        return self.report(client)
+
+    def report(self, client: Client) -> dict[str, Any]:
+        """Send the online model's shared part and the offline classifier."""
+        reply = super().report(client)
+        if self.hp.inter == "none":
+            return reply
+        return {**reply, "head": classifier_of(client.state["offline"])}
+
+    def predictor(self, client: Client, view: View) -> Predictor:
+        """Add up both models' logits (Eq. 3)."""
+        online, offline = client.model.eval(), client.reference(client.state["offline"], "offline")
+        return lambda x: functional.fuse_predictions(online(x), offline(x))
+
+    # --- server -------------------------------------------------------------------------------------------
+
+    def server_setup(self, server: Server) -> None:
+        """Start with the initial classifier for every client."""
+        if self.hp.inter != "none":
+            head = classifier_of(server.model)
+            server.state["heads"] = {str(client): head for client in range(len(server.clients))}
+
+    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+        """Send all clients' offline classifiers where they are used."""
+        return {} if self.hp.inter == "none" else {"heads": server.state["heads"]}
+
+    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
+        """Average the online models' shared part; collect the offline classifiers."""
+        arrived = replies.wait()
+        super().aggregate(server, stage, replies)
+        if self.hp.inter != "none":
+            server.state["heads"] = {**server.state["heads"],
+                                     **{str(reply.client): trees.clone(reply["head"]) for reply in arrived}}
+
+
+def classifier_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the classifier's entries of a split model's state."""
+    return {name: value for name, value in weights.items() if name.startswith("classifier.")}
+
+
+def heads_of(client: Client) -> list[nn.Module]:
+    """Return all clients' classifiers, in client order, as modules over the message's own tensors."""
+    heads: Mapping[str, Mapping[str, Tensor]] = client.message.get("heads", {})
+    if not heads:
+        return []
+    model: Any = client.model
+    skeleton = copy.deepcopy(model.classifier).to("meta")  # shapes only, so that no head is copied
+    modules: list[nn.Module] = []
+    for index in sorted(map(int, heads)):
+        module = copy.deepcopy(skeleton)
+        state = {name.removeprefix("classifier."): value for name, value in heads[str(index)].items()}
+        module.load_state_dict(state, assign=True)
+        modules.append(module.requires_grad_(False))
+    return modules

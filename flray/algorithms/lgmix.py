@@ -1,0 +1,155 @@
+"""LG-Mix: every client mixes its own and the global update by the convergence they promise (LG-Mix, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from flray import functional, trees
+from flray.algorithms.base import Algorithm, Stage
+from flray.algorithms.client import Client
+from flray.algorithms.samples import Batch
+from flray.algorithms.server import Server
+from flray.algorithms.variants import VariantParams
+from flray.registry import hyper, register_algorithm
+from flray.trees import Weights
+
+
+@register_algorithm("lgmix")
+class LGMix(Algorithm):
+    """A round has two exchanges: clients train from their personalised models, then mix the updates.
+
+    Server: ``u``, which is not the mean of the personalised models. Client state: ``own``, the personalised model
+    w_c (before its first turn: the u it receives), and ``ratios``, lambda of earlier rounds; within a round also the
+    trained model and the u it was trained beside. Up: ``u + Delta_c`` in one model, so that the mean over clients is
+    ``u + sum_c p_c Delta_c`` and, with lambda = 0 throughout, FedAvg's average to the bit. Down: u before training,
+    for the features, and after it. Counters follow the larger share.
+    """
+
+    class Params(VariantParams):
+        """Hyper-parameters; those without a default here depend on the variant."""
+
+        deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+            "centred": (False, True),
+            "drop_smallest": (False, True),
+            "history": ("earlier", "all"),
+            "inputs": ("normalised", "unit"),
+            "update": ("round", "last_epoch"),
+        }
+
+        server_lr: float = hyper(
+            1.0, "eta_g, step of the server along the mean update", "Algorithm 1 leaves it open; 1 is plain averaging",
+            gt=0)
+        ratio: float | None = hyper(
+            None, "a fixed lambda instead of the traces' ratio: 0 is FedAvg, 1 is local training", "Eq. 2", ge=0, le=1)
+        centred: bool | None = hyper(None, "traces of centred features", "Eq. 5: no; released code: yes")
+        drop_smallest: bool | None = hyper(
+            None, "traces without the smallest eigenvalue", "Eq. 5: all of them; released code: without it")
+        history: Literal["earlier", "all", "none"] | None = hyper(
+            None, "lambda is the mean over the rounds before this one, over all up to this one, or this round's own",
+            "below Eq. 6: rounds before t; released code: includes t; Table 4 has none")
+        inputs: Literal["normalised", "unit"] | None = hyper(
+            None, "images normalised by the data set's mean and deviation, or only scaled to [0, 1]",
+            "not said: as for all methods here; released code: scaled only")
+        update: Literal["round", "last_epoch"] | None = hyper(
+            None, "the local update is the whole round's, or that of its last epoch",
+            "Algorithm 1; in the released code only the last epoch's survives")
+
+    needs = frozenset({"split", "homogeneous"})
+    views = ("personal", "global")
+
+    def __init__(self, hp: Params | None = None) -> None:
+        super().__init__(hp)
+        self.normalise = self.hp.inputs == "normalised"
+
+    # --- client: local training ---------------------------------------------------------------------------
+
+    def receive(self, client: Client) -> None:
+        """Load the personalised model; before the first turn that is u."""
+        client.load(client.state.get("own", client.message["weights"]))
+        client.load_personal()
+
+    def begin(self, client: Client) -> None:
+        """Keep where training starts, and u for its features."""
+        client.scratch["start"] = client.snapshot(client.bench.shared)
+        client.scratch["u"] = client.reference(client.message["weights"], "u")
+        client.scratch["traces"] = torch.zeros(2, dtype=torch.float64, device=client.device)
+
+    def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+        """Do one step; note where the last epoch starts."""
+        if self.hp.update == "last_epoch" and batch.last_epoch and "late" not in client.scratch:
+            client.scratch["late"] = client.snapshot(client.bench.shared)
+        super().step(client, batch, optimizer)
+
+    def after_backward(self, client: Client, batch: Batch) -> None:
+        """Add up the traces of both models' features on the batch (Eq. 5)."""
+        if self.hp.ratio is None:
+            with torch.no_grad():
+                features = (batch.features.detach(), client.scratch["u"].features(batch.x))
+            client.scratch["traces"] += torch.stack([self.trace(values).double() for values in features])
+
+    def trace(self, features: Tensor) -> Tensor:
+        """Return the Gram trace of penultimate features [B, m] or, pooled over positions, [B, m, ...]."""
+        pooled = features if features.dim() == 2 else features.flatten(2).mean(2)
+        return functional.gram_trace(pooled.double(), self.hp.centred, drop_smallest=self.hp.drop_smallest)
+
+    def report(self, client: Client) -> dict[str, Any]:
+        """Keep the trained model for mixing; send u + Delta_c."""
+        start, u = client.scratch["start"], client.message["weights"]
+        trained = client.snapshot(client.bench.shared)
+        if "late" in client.scratch:
+            trained = _moved(start, client.scratch["late"], trained)
+        ratio = float(functional.trace_ratio(*client.scratch["traces"])) if self.hp.ratio is None else self.hp.ratio
+        client.state.update(own=start, trained=trained, before=trees.clone(u), ratio=ratio)
+        client.log("lgmix/lambda_of_round", ratio)
+        return {"weights": _moved(u, start, trained)}
+
+    # --- client: mixing -----------------------------------------------------------------------------------
+
+    def exchanges(self, server: Server) -> Iterable[Stage]:
+        """Train, then hand out the new u for mixing."""
+        yield Stage("train")
+        yield Stage("mix")
+
+    def mix(self, client: Client) -> dict[str, Any]:
+        """Return nothing; the personalised model becomes w_c + lambda Delta_c + (1 - lambda) Delta_u (Eq. 2)."""
+        self.receive(client)
+        state, u = client.state, client.message["weights"]
+        earlier = state.get("ratios", torch.zeros(0, dtype=torch.float64)).tolist()
+        share = state["ratio"]
+        if self.hp.history != "none":
+            share = functional.stabilised_ratio(earlier, share, include_current=self.hp.history == "all")
+        client.log("lgmix/lambda", share)
+        local, common = _difference(state["trained"], state["own"]), _difference(u, state["before"])
+        mixed = functional.mix_updates(_floats(state["own"]), local, common, share)
+        larger = state["trained"] if share >= 0.5 else u
+        client.state = {"own": {name: mixed.get(name, value) for name, value in larger.items()},
+                        "ratios": torch.tensor([*earlier, state["ratio"]], dtype=torch.float64)}
+        return {}
+
+
+    # --- server -------------------------------------------------------------------------------------------
+
+    def apply(self, server: Server, architecture: str, mean: Weights) -> None:
+        """Step from u towards the mean of u + Delta_c: u + eta_g sum_c p_c Delta_c."""
+        u = server.models[architecture]
+        stepped = {name: torch.lerp(u[name], value, self.hp.server_lr) for name, value in _floats(mean).items()}
+        super().apply(server, architecture, {**mean, **stepped})
+
+
+def _floats(weights: Mapping[str, Tensor]) -> Weights:
+    return {name: value for name, value in weights.items() if value.is_floating_point()}
+
+
+def _difference(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Weights:
+    return {name: value.double() - old[name].double() for name, value in _floats(new).items()}
+
+
+def _moved(origin: Mapping[str, Tensor], start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Weights:
+    """Return ``origin + (end - start)``, in float64 and rounded once; counters as in `end`."""
+    update = _difference(end, start)
+    return {name: (origin[name].double() + update[name]).to(value.dtype) if name in update else value
+            for name, value in end.items()}

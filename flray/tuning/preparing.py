@@ -1,0 +1,147 @@
+"""Before a sweep: every setting is checked against its data, and the machine is dealt out to the trials."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flray import registry
+from flray.config import Experiment
+from flray.errors import ConfigError
+from flray.federation.cluster import uses_ray
+from flray.federation.placement import Plan, make_plan
+from flray.federation.world import SharedData, load_dataset, make_world
+from flray.loading import ConfigErrors
+from flray.tuning.space import Point
+
+Bundles = list[dict[str, float]]
+
+
+class Preparation:
+    """Loads each data set once and plans each trial.
+
+    Parameters
+    ----------
+    available : mapping
+        ``"CPU"`` and ``"GPU"`` of the machine or cluster.
+    trials : int
+        Trials in all.
+    concurrency : int or "auto"
+        Trials at once.
+    """
+
+    def __init__(self, available: Mapping[str, float], trials: int, concurrency: int | str) -> None:
+        self._available = dict(available)
+        self._slots = trials if concurrency == "auto" else min(int(concurrency), trials)
+        self._data: dict[str, SharedData] = {}
+        self._references: dict[str, Any] = {}
+        self._bundles: dict[str, Bundles] = {}
+
+    def check(self, points: Iterable[Point]) -> None:
+        """Refuse settings that do not fit their data or the machine.
+
+        Raises
+        ------
+        ConfigErrors
+            One line per setting.
+        """
+        errors: dict[str, ConfigError] = {}
+        for point in points:
+            try:
+                self.bundles(point.experiment)
+            except ConfigError as error:
+                errors[str(error)] = error
+        if errors:
+            raise ConfigErrors(list(errors.values()))
+
+    def bundles(self, experiment: Experiment) -> Bundles:
+        """Return what a trial needs: Tune's head bundle, then one bundle per client actor.
+
+        Raises
+        ------
+        FlrayError
+            If the experiment cannot be run.
+        """
+        key = _structure(experiment)
+        if key not in self._bundles:
+            world = make_world(experiment, self._load(experiment))
+            self._bundles[key] = self._deal(experiment, len(world.data.clients), world.cohort_size)
+        return self._bundles[key]
+
+    @property
+    def slots(self) -> int:
+        """Trials that run at once, as far as the resources carry them."""
+        needs = [sum(bundle.get("CPU", 0.0) for bundle in bundles) for bundles in self._bundles.values()]
+        room = math.floor(self._available.get("CPU", 1.0) / max(needs, default=1.0) + 1e-9)
+        return max(1, min(room, self._slots))
+
+    def share(self) -> dict[str, Any]:
+        """Put the data sets into Ray's object store, once each, and return their references by `data_key`."""
+        import ray
+
+        for key, data in self._data.items():
+            if key not in self._references:
+                self._references[key] = [ray.put(data.outline), ray.put(data.samples), data.fingerprint]
+        return self._references
+
+    def _load(self, experiment: Experiment) -> SharedData:
+        key = data_key(experiment)
+        if key not in self._data:
+            self._data[key] = SharedData.of(load_dataset(experiment.data.name, experiment.data.options))
+        return self._data[key]
+
+    def _deal(self, experiment: Experiment, clients: int, cohort: int) -> Bundles:
+        """Give a trial its part: as many trials at once as fit, and the actors that are left over to each."""
+        if not uses_ray(experiment):
+            return [_bundle(make_plan(_with(experiment, actors="auto"), clients, cohort, self._available))]
+        plan = make_plan(experiment, clients, cohort, self._available)
+        if experiment.resources.actors != "auto":
+            return [{}, *[_bundle(plan)] * plan.actors]
+        widest = _with(experiment, gpus_per_actor=plan.gpus_per_actor)
+        room = make_plan(widest, clients, 10**9, self._available).actors
+        actors = max(1, min(math.floor(room / max(1, min(self._slots, room))), cohort))
+        return [{}, *[_bundle(plan)] * actors]
+
+
+def data_key(experiment: Experiment) -> str:
+    """Return a text that two experiments share exactly if they use the same data set."""
+    return json.dumps(experiment.data.model_dump(), sort_keys=True, default=str)
+
+
+def added_components() -> dict[str, dict[str, Any]]:
+    """Return what the user registered, made ready to be pickled by value: other processes lack the user's files."""
+    import sys
+    import sysconfig
+
+    from ray import cloudpickle
+
+    installed = sysconfig.get_paths()
+    components = {kind: entries.added() for kind, entries in registry.ALL.items()}
+    for item in (item for entries in components.values() for item in entries.values()):
+        module = sys.modules.get(getattr(item, "__module__", ""))
+        path = getattr(module, "__file__", None)
+        if module is not None and path and not path.startswith((installed["purelib"], installed["platlib"])):
+            cloudpickle.register_pickle_by_value(module)
+    return components
+
+
+def _bundle(plan: Plan) -> dict[str, float]:
+    return {"CPU": plan.cpus_per_actor, **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {})}
+
+
+def _with(experiment: Experiment, **resources: Any) -> Experiment:
+    return experiment.model_copy(update={"resources": experiment.resources.model_copy(update=resources)})
+
+
+def _structure(experiment: Experiment) -> str:
+    """Return everything of an experiment that decides whether it fits its data and what it needs.
+
+    Real-valued options of the method and the details of local training do not.
+    """
+    content = experiment.model_dump(mode="json", include={
+        "data", "partition", "model", "models", "participation", "resources", "algorithm"})
+    content["algorithm"] = {k: v for k, v in content["algorithm"].items() if not isinstance(v, float)}
+    content["validation"], content["precision"] = experiment.evaluation.validation, experiment.local.precision
+    return json.dumps(content, sort_keys=True)

@@ -1,0 +1,243 @@
+"""What a sweep brought: a row per trial, mean and standard deviation over seeds per setting, and the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+
+from flray import rundir
+from flray.tracking.journal import history_of, read_events
+from flray.tuning.space import columns, shown, words
+from flray.tuning.trials import TrialFolder, folders
+
+VIEWS = ("global/common", "global/local", "personal/local", "personal/others")
+CLIENT = "client/"
+_SHOWN_CLIENTS = 12
+
+
+class SweepResult:
+    """The trials of a sweep's folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The sweep's folder.
+
+    Attributes
+    ----------
+    folder : Path
+        Where everything lies.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def results(self) -> pd.DataFrame:
+        """One row per trial.
+
+        Columns: ``trial``; the settings; ``seed``, ``status`` (finished, stopped, failed), ``rounds``, ``score``
+        and the ``metric`` it is; the views' means; ``client/NAME``, each client's value under the method's own view
+        (personal models for personal methods, the global model for the others); ``seconds`` of training,
+        ``sha256`` of what was learnt, ``failure``.
+        """
+        rows = [_row(folder) for folder in folders(self.folder)]
+        settings = self._in_order({name for row in rows for name in row["settings"]})
+        views = list(dict.fromkeys(n for row in rows for n in row["views"]))
+        clients = list(dict.fromkeys(name for row in rows for name in row["clients"]))
+        made = [{"trial": row["trial"], **{s: row["settings"].get(s) for s in settings},
+                 **{k: row[k] for k in ("seed", "status", "rounds", "score", "metric")},
+                 **{v: row["views"].get(v, math.nan) for v in views},
+                 **{c: row["clients"].get(c, math.nan) for c in clients},
+                 **{k: row[k] for k in ("seconds", "sha256", "failure")}} for row in rows]
+        table = pd.DataFrame(made)
+        table.attrs["settings"] = settings
+        return table
+
+    @property
+    def settings(self) -> list[str]:
+        """The columns of `results` that are settings."""
+        return list(self.results.attrs["settings"])
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """One row per setting, best first.
+
+        ``score`` is the mean over the seeds that brought one, ``score_std`` their standard deviation (n - 1; NaN
+        for one seed), ``seeds`` how many they are; likewise for each client and view. ``rounds_min`` and
+        ``rounds_max`` differ where some stopped early; ``stopped`` and ``failed`` count trials.
+        """
+        table, settings = self.results, self.settings
+        keys = table[settings].astype(str).agg("|".join, axis=1) if settings else pd.Series("", index=table.index)
+        measured = ["score", *(c for c in table.columns if c.startswith((*VIEWS, CLIENT)))]
+        rows: list[dict[str, Any]] = []
+        for _, group in table.groupby(keys, sort=False):
+            good = group[group["status"] != "failed"]
+            row: dict[str, Any] = {name: group[name].iloc[0] for name in settings}
+            row |= {"seeds": int(good["score"].notna().sum()), "metric": group["metric"].iloc[0],
+                    "rounds_min": _whole(good["rounds"].min()), "rounds_max": _whole(good["rounds"].max()),
+                    "stopped": int((group["status"] == "stopped").sum()),
+                    "failed": int((group["status"] == "failed").sum())}
+            for name in measured:
+                row[name], row[f"{name}_std"] = float(good[name].mean()), float(good[name].std(ddof=1))
+            rows.append(row)
+        made = pd.DataFrame(rows)
+        return made.sort_values("score", ascending=self.mode == "min", na_position="last", ignore_index=True,
+                                kind="stable")
+
+    @property
+    def mode(self) -> str:
+        """Whether the score is better high (``max``) or low (``min``)."""
+        return str(self._config["sweep"]["mode"])
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The settings, score, standard deviation and number of seeds of the best setting."""
+        first = self.summary.iloc[0]
+        return {name: first[name] for name in (*self.settings, "score", "score_std", "seeds")}
+
+    @property
+    def uri(self) -> str | None:
+        """Where the sweep is tracked."""
+        uri = self._config["experiment"]["tracking"]["uri"]
+        return None if uri is None else str(uri)
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        import yaml
+
+        content: dict[str, Any] = yaml.safe_load((self.folder / rundir.CONFIG).read_text(encoding="utf-8"))
+        return content
+
+    def label(self, row: pd.Series[Any]) -> str:
+        """Return a row's setting in a few words: the settings that vary."""
+        flat = {name: row[name] for name in self._varying() if not _missing(row[name])}
+        return words(flat) or str(self._config["experiment"]["algorithm"]["name"])
+
+    def failures(self) -> list[str]:
+        """Return one line per failed trial: number, setting, seed, and what went wrong first."""
+        table = self.results
+        return [f"trial {row['trial']} ({self.label(row)} seed={row['seed']}) failed: "
+                f"{str(row['failure']).splitlines()[0]}"
+                for _, row in table[table["status"] == "failed"].iterrows()]
+
+    def table(self) -> Table:
+        """Return the table of the settings, best first: mean ± standard deviation over seeds, in percent."""
+        summary, varying = self.summary, self._varying()
+        percent = _is_share(summary)
+        metrics = sorted(set(summary["metric"].dropna()))
+        clients = [c for c in summary.columns if c.startswith(CLIENT) and not c.endswith("_std")]
+        clients = clients if len(clients) <= _SHOWN_CLIENTS else []
+        heading = f"{self._config['experiment']['name']}: {' or '.join(metrics)}{', %' if percent else ''}, " \
+                  f"mean ± std over seeds"
+        table = Table(title=heading, title_justify="left")
+        for name in varying or ["algorithm"]:
+            table.add_column(name)
+        for name in ("score", *(c.removeprefix(CLIENT) for c in clients), "seeds", "rounds"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for _, row in summary.iterrows():
+            cells = ["" if _missing(row[name]) else shown(row[name]) for name in varying] or [self.label(row)]
+            cells += [_spread(row[n], row[f"{n}_std"], percent) for n in ("score", *clients)]
+            table.add_row(*cells, str(row["seeds"]), _rounds(row))
+        notes = self._notes(len(clients))
+        if notes:
+            table.caption, table.caption_justify = "\n".join(notes), "left"
+        return table
+
+    def _notes(self, shown_clients: int) -> list[str]:
+        table = self.results
+        stopped = table[table["status"] == "stopped"]
+        notes = []
+        if len(stopped):
+            low, high = int(stopped["rounds"].min()), int(stopped["rounds"].max())
+            span = f"{low}" if low == high else f"{low} to {high}"
+            notes.append(f"* {len(stopped)} of {len(table)} trials stopped early, after {span} "
+                         f"round{'s' if high > 1 else ''}")
+        if any(str(m).startswith("global/") for m in set(table["metric"])) and shown_clients:
+            notes.append("per client: the global model for methods with one, the client's own for the others")
+        return notes + self.failures()
+
+    def _in_order(self, names: set[str]) -> list[str]:
+        """Return settings in the order of the space."""
+        paths = [path.removeprefix("experiment.").removesuffix(".name") for path in self._config["space"]]
+        place = {path: position for position, path in enumerate(paths)}
+
+        def key(name: str) -> tuple[int, str]:
+            parts = name.split(".")
+            prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+            return next((place[prefix] for prefix in prefixes if prefix in place), len(place)), name
+
+        return sorted(names, key=key)
+
+    def _varying(self) -> list[str]:
+        return [name for name in self.settings if self.results[name].astype(str).nunique() > 1]
+
+    def history(self, trial: str) -> pd.DataFrame:
+        """Return the rounds of one trial: column ``round``, then one per metric."""
+        return history_of(read_events(TrialFolder(self.folder, trial).path / rundir.JOURNAL))
+
+
+def _row(folder: TrialFolder) -> dict[str, Any]:
+    """Return one trial's row in parts."""
+    identity = folder.identity
+    history = history_of(read_events(folder.path / rundir.JOURNAL))
+    last = {str(name): float(values.dropna().iloc[-1]) for name, values in history.items() if values.notna().any()}
+    metric = identity.get("metric") or ""
+    _, _, measure = metric.partition("/")[2].partition("/")
+    measure = measure.split("/")[0]
+    own = f"{metric.split('/')[0]}/local/{measure}/client/"
+    return {
+        "trial": folder.number, "settings": columns(identity["setting"]), "seed": identity["seed"],
+        "status": identity["status"], "rounds": len(history), "score": last.get("score", math.nan),
+        "metric": metric or None, "seconds": float(history["time/round"].sum()) if "time/round" in history else 0.0,
+        "sha256": identity.get("sha256"), "failure": identity.get("failure"),
+        "views": {f"{view}/{measure}": last[f"{view}/{measure}"] for view in VIEWS if f"{view}/{measure}" in last},
+        "clients": {f"{CLIENT}{name.removeprefix(own)}": value for name, value in last.items()
+                    if measure and name.startswith(own)},
+    }
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _whole(value: Any) -> int:
+    return 0 if pd.isna(value) else int(value)
+
+
+def _is_share(summary: pd.DataFrame) -> bool:
+    """Tell whether the score is a share between 0 and 1, which is shown in percent."""
+    known = summary["score"].dropna()
+    loss = any("loss" in str(metric) for metric in set(summary["metric"].dropna()))
+    return not loss and bool(((known >= 0) & (known <= 1)).all())
+
+
+def _spread(mean: float, std: float, percent: bool) -> str:
+    if math.isnan(mean):
+        return "-"
+    factor, digits = (100.0, 2) if percent else (1.0, 4)
+    spread = "" if math.isnan(std) else f" ± {factor * std:.{digits}f}"
+    return f"{factor * mean:.{digits}f}{spread}"
+
+
+def _rounds(row: pd.Series[Any]) -> str:
+    low, high = row["rounds_min"], row["rounds_max"]
+    text = str(high) if low == high else f"{low}-{high}"
+    return f"{text} *" if row["stopped"] else text
+
+
+def scores_by_label(result: SweepResult) -> Iterator[tuple[str, list[float]]]:
+    """Yield each setting's label with the scores of its seeds, best first, for the overview figure."""
+    table = result.results
+    for _, setting in result.summary.iterrows():
+        label = result.label(setting)
+        same = [result.label(row) == label for _, row in table.iterrows()]
+        scores = table[same]["score"].dropna()
+        if len(scores):
+            yield label, [float(score) for score in scores]

@@ -1,0 +1,266 @@
+"""The rest of Tune's plugs: schedulers that remember an interrupted sweep, and Optuna's suggestions."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, PopulationBasedTraining
+from ray.tune.search import Searcher
+
+from flray import keys
+from flray.config import Asha, Choice, Config, Domain, Grid, LogUniform, Median, Pbt, RandInt, Uniform
+from flray.errors import FlrayError
+from flray.tuning.space import Point, Values
+
+TIME = "training_iteration"
+_UNFIT = 50
+"""Suggestions in a row that cannot be run before the search gives up."""
+Scores = Sequence[tuple[int, float]]
+
+
+class _Ended:
+    """Stands for a trial that ended before this session."""
+
+    def __init__(self, name: str) -> None:
+        self.trial_id = self._name = name
+
+    def __str__(self) -> str:
+        return self._name
+
+
+class _Remembering:
+    """Tells a scheduler what trials reached before the sweep was interrupted.
+
+    Early stopping compares trials with each other; without this the first ones after a resume would have nobody
+    to be compared with. The scheduler's answers are dropped: those decisions were made.
+    """
+
+    past: Mapping[str, Scores] = {}
+    ended: Sequence[str] = ()
+
+    def remember(self, past: Mapping[str, Scores], ended: Sequence[str]) -> None:
+        """Take in each trial's rounds and scores; `ended` names the trials that will not come again."""
+        self.past = past
+        for name in ended:
+            trial = _Ended(name)
+            self.on_trial_add(None, trial)
+
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        """Repeat what the trial reported in earlier sessions."""
+        super().on_trial_add(controller, trial)  # type: ignore[misc]
+        for round_, score in self.past.get(str(trial), ()):
+            self._repeat(controller, trial, {TIME: round_, "score": score})
+
+    def _repeat(self, controller: Any, trial: Any, result: dict[str, float]) -> None:
+        super().on_trial_result(controller, trial, result)  # type: ignore[misc]
+
+
+class RememberingAsha(_Remembering, ASHAScheduler):  # type: ignore[misc]
+    """Asynchronous successive halving across sessions."""
+
+
+class RememberingMedian(_Remembering, MedianStoppingRule):  # type: ignore[misc]
+    """The median rule across sessions."""
+
+    def _repeat(self, controller: Any, trial: Any, result: dict[str, float]) -> None:
+        self._results[trial].append(result)
+
+
+def scheduler(config: Config, past: Mapping[str, Scores], ended: Sequence[str]) -> Any:
+    """Return Tune's scheduler of a sweep, or None.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep.
+    past : mapping of str to sequence of (int, float)
+        Rounds and scores of trials from earlier sessions.
+    ended : sequence of str
+        The trials among them that are over.
+    """
+    chosen, mode = config.sweep.scheduler, config.sweep.mode
+    made: Any = None
+    match chosen:
+        case Asha():
+            made = RememberingAsha(
+                time_attr=TIME, metric="score", mode=mode, max_t=config.experiment.rounds,
+                grace_period=min(chosen.grace_period, config.experiment.rounds),
+                reduction_factor=chosen.reduction_factor)
+        case Median():
+            made = RememberingMedian(
+                time_attr=TIME, metric="score", mode=mode, grace_period=chosen.grace_period,
+                min_samples_required=chosen.min_samples, min_time_slice=math.inf)  # never pause a trial to wait
+        case Pbt():
+            # In step: members copy each other at the same round, so no member's history has a gap.
+            return PopulationBasedTraining(
+                time_attr=TIME, metric="score", mode=mode, perturbation_interval=chosen.perturbation_interval,
+                quantile_fraction=chosen.quantile, synch=True, log_config=False,
+                hyperparam_mutations={"point": {"values": {p: mutation(d) for p, d in config.space.items()}}},
+                custom_explore_fn=_Bounds(config.space))
+    if made is not None:
+        made.remember(past, ended)
+    return made
+
+
+def mutation(domain: Domain) -> Any:
+    """Return a domain as population based training resamples it."""
+    match domain:
+        case Grid():
+            return list(domain.grid)
+        case Choice():
+            return list(domain.choice)
+        case Uniform():
+            return tune.uniform(*domain.uniform)
+        case LogUniform():
+            return tune.loguniform(*domain.loguniform)
+        case RandInt():
+            return tune.randint(*domain.randint)
+
+
+class _Bounds:
+    """Keeps perturbed values within their domains."""
+
+    def __init__(self, space: Mapping[str, Domain]) -> None:
+        self._ends: dict[str, tuple[float, float]] = {}
+        for path, domain in space.items():
+            match domain:
+                case Uniform():
+                    self._ends[path] = domain.uniform
+                case LogUniform():
+                    self._ends[path] = domain.loguniform
+                case RandInt():
+                    self._ends[path] = (domain.randint[0], domain.randint[1] - 1)
+
+    def __call__(self, config: dict[str, Any]) -> dict[str, Any]:
+        values = config["point"]["values"]
+        for path, (low, high) in self._ends.items():
+            values[path] = min(max(values[path], low), high)
+        return config
+
+
+def _failed() -> Any:
+    import optuna
+
+    return optuna.trial.TrialState.FAIL
+
+
+class OptunaSearch(Searcher):  # type: ignore[misc]
+    """Suggestions of Optuna's tree-structured Parzen estimator, each repeated with every seed.
+
+    Ray's own wrapper, with `Repeater` around it, keeps its state in pickles that are as old as Tune's last save;
+    this one is told all trials of the sweep's folder and so goes on after any kill.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep.
+    known : sequence of (dict, sequence of Point, sequence of float)
+        Settings suggested before, in order: the setting, its trials that are still to run, and the last scores of
+        those that are over.
+    make : callable
+        Makes the trials of a new setting, given how many came before it.
+    describe : callable
+        Returns Tune's configuration of a trial.
+    """
+
+    def __init__(self, config: Config, known: Sequence[tuple[Values, Sequence[Point], Sequence[float]]],
+                 make: Callable[[Values, int], list[Point]], describe: Callable[[Point], dict[str, Any]]) -> None:
+        super().__init__(metric="score", mode=config.sweep.mode)
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._config, self._make, self._describe = config, make, describe
+        direction = "maximize" if config.sweep.mode == "max" else "minimize"
+        sampler = optuna.samplers.TPESampler(seed=keys.key(config.sweep.seed, "sampling", extra="optuna") % 2**32)
+        self._study = optuna.create_study(direction=direction, sampler=sampler)
+        self._asked: dict[int, Any] = {}
+        self._scores: dict[int, list[float]] = {}
+        self._open: dict[int, int] = {}
+        self._waiting: deque[tuple[int, Point]] = deque()
+        self._running: dict[str, int] = {}
+        self._count = 0
+        for setting, left, scores in known:
+            self._study.enqueue_trial(self._indices(setting))
+            self._ask(left, scores)
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """Return the next trial: another seed of a setting under way, or a new setting."""
+        if not self._waiting:
+            if self._count >= self._config.sweep.samples:
+                return str(Searcher.FINISHED)
+            self._ask(None, ())
+        index, point = self._waiting.popleft()
+        self._running[trial_id] = index
+        return self._describe(point)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Tell Optuna a setting's mean score once all its seeds are over."""
+        index = self._running.pop(trial_id)
+        self._scores[index].append(float((result or {}).get("score", math.nan)))
+        self._open[index] -= 1
+        self._tell(index)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Do nothing: everything is in the trials' folders."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Do nothing: everything is in the trials' folders."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def _ask(self, left: Sequence[Point] | None, scores: Sequence[float]) -> None:
+        index, self._count = self._count, self._count + 1
+        for attempt in range(_UNFIT):
+            asked = self._asked[index] = self._study.ask()
+            setting = {path: self._value(asked, path, domain) for path, domain in self._config.space.items()}
+            try:
+                trials = self._make(setting, index) if left is None else left
+                break
+            except FlrayError:
+                # Options of one method beside another's name: not every combination can be run.
+                self._study.tell(asked, state=_failed())
+                if attempt + 1 == _UNFIT:
+                    raise
+        self._scores[index], self._open[index] = list(scores), len(trials)
+        self._waiting.extend((index, point) for point in trials)
+        self._tell(index)
+
+    def _tell(self, index: int) -> None:
+        if self._open[index]:
+            return
+        known = [score for score in self._scores[index] if not math.isnan(score)]
+        if known:
+            self._study.tell(self._asked[index], sum(known) / len(known))
+        else:
+            self._study.tell(self._asked[index], state=_failed())
+
+    def _value(self, asked: Any, path: str, domain: Domain) -> Any:
+        match domain:
+            case Grid():
+                return domain.grid[asked.suggest_categorical(path, list(range(len(domain.grid))))]
+            case Choice():
+                return domain.choice[asked.suggest_categorical(path, list(range(len(domain.choice))))]
+            case Uniform():
+                return asked.suggest_float(path, *domain.uniform)
+            case LogUniform():
+                return asked.suggest_float(path, *domain.loguniform, log=True)
+            case RandInt():
+                return asked.suggest_int(path, domain.randint[0], domain.randint[1] - 1)
+
+    def _indices(self, setting: Values) -> dict[str, Any]:
+        """Return a setting in Optuna's terms: a choice is its position."""
+        indices: dict[str, Any] = {}
+        for path, domain in self._config.space.items():
+            match domain:
+                case Grid():
+                    indices[path] = domain.grid.index(setting[path])
+                case Choice():
+                    indices[path] = domain.choice.index(setting[path])
+                case _:
+                    indices[path] = setting[path]
+        return indices

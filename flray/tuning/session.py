@@ -1,0 +1,172 @@
+"""One session of Ray Tune over the trials that are left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from flray import keys
+from flray.config import Config, Pbt
+from flray.tuning.preparing import Preparation, added_components
+from flray.tuning.recorder import Recorder
+from flray.tuning.searching import OptunaSearch, scheduler
+from flray.tuning.space import Point, Values, points
+from flray.tuning.trainable import TRIAL, FederationTrial, Shared
+from flray.tuning.trials import OVER, TUNE, TrialFolder, folders, next_session
+
+ENVIRONMENT = {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "600",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+}
+"""Tune writes neither tables nor logs of its own: the journals hold all of it."""
+
+
+class Session:
+    """Starts Tune anew on whatever has not ended.
+
+    Tune can restore its own state, but writes it every ten seconds and without care for a kill in the middle,
+    and forgets what the scheduler knew. The trials' folders are exact at every moment, so they are what a resume
+    reads: which trials ended, how far the others came, and Tune's checkpoints of them.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep.
+    sweep : Path
+        Its folder.
+    preparation : Preparation
+        Data and plans.
+    known : dict of str to Point
+        The trials so far by number; a search that suggests adds to it.
+    """
+
+    def __init__(self, config: Config, sweep: Path, preparation: Preparation, known: dict[str, Point]) -> None:
+        self._config, self._sweep, self._preparation, self._points = config, sweep, preparation, known
+        self._over = [f.number for f in folders(sweep) if f.status in OVER]
+
+    def run(self, recorder: Recorder) -> None:
+        """Run until all trials have ended or the user interrupts."""
+        config, sweep = self._config, self._config.sweep
+        left = [point for number, point in self._points.items() if number not in self._over]
+        scores = {folder.number: folder.scores() for folder in folders(self._sweep)}
+        searching = sweep.search == "optuna"
+        search = OptunaSearch(config, self._suggested(scores), self._suggest, self._configuration) if searching \
+            else None
+        tuner = tune.Tuner(
+            self._trainable(),
+            param_space={} if searching else {"point": tune.grid_search([self._point(point) for point in left])},
+            tune_config=tune.TuneConfig(
+                metric=None, mode=None, search_alg=search, scheduler=scheduler(config, scores, self._over),
+                num_samples=sweep.samples * len(sweep.seeds) if searching else 1,
+                max_concurrent_trials=self._concurrency(searching), reuse_actors=True,
+                trial_name_creator=_name, trial_dirname_creator=_name),
+            run_config=tune.RunConfig(
+                name=next_session(self._sweep), storage_path=str((self._sweep / TUNE).resolve()), verbose=0,
+                failure_config=tune.FailureConfig(max_failures=sweep.max_failures),
+                checkpoint_config=tune.CheckpointConfig(
+                    num_to_keep=4 if isinstance(sweep.scheduler, Pbt) else 2, checkpoint_at_end=True),
+                callbacks=[recorder]))
+        with _reproducible(sweep.seed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tuner.fit()
+
+    def _trainable(self) -> Any:
+        shared = Shared(self._config, self._preparation.share(), added_components(),
+                        str((self._sweep / TUNE).resolve()))
+        return tune.with_resources(tune.with_parameters(FederationTrial, shared=shared), _resources)
+
+    def _concurrency(self, searching: bool) -> int | None:
+        """Return the limit of trials at once; a search that learns is asked for no more than can run."""
+        if self._config.sweep.concurrency != "auto":
+            return int(self._config.sweep.concurrency)
+        return self._preparation.slots if searching else None
+
+    def _configuration(self, point: Point) -> dict[str, Any]:
+        return {"point": self._point(point)}
+
+    def _point(self, point: Point) -> dict[str, Any]:
+        """Return what a trial is told; after population based training changed its setting, the one it had last."""
+        changed = _last_setting(self._sweep, point) if isinstance(self._config.sweep.scheduler, Pbt) else {}
+        values = {**point.values, **changed}
+        return {"number": point.number, "values": values, "bundles": self._preparation.bundles(point.experiment)}
+
+    def _suggest(self, setting: Values, position: int) -> list[Point]:
+        """Make the trials of a new suggestion, on disk first."""
+        made = points(self._config, [setting], first=position)
+        self._preparation.check(made)
+        for point in made:
+            self._points[point.number] = point
+            TrialFolder(self._sweep, point.number).create(point, self._config)
+        return made
+
+    def _suggested(self, scores: Mapping[str, list[tuple[int, float]]]
+                   ) -> list[tuple[Values, list[Point], list[float]]]:
+        ordered = list(self._points.values())
+        seeds = len(self._config.sweep.seeds)
+        groups = [ordered[i:i + seeds] for i in range(0, len(ordered), seeds)]
+        return [(group[0].setting, [p for p in group if p.number not in self._over],
+                 [scores[p.number][-1][1] for p in group if p.number in self._over and scores[p.number]])
+                for group in groups]
+
+
+def _name(trial: Any) -> str:
+    return str(trial.config["point"]["number"])
+
+
+def _resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
+    return tune.PlacementGroupFactory([dict(bundle) for bundle in config["point"]["bundles"]], strategy="PACK")
+
+
+def _last_setting(sweep: Path, point: Point) -> Values:
+    """Return the values a trial's newest checkpoint was trained with, where they changed on the way."""
+    notes = []
+    for note in (sweep / TUNE).glob(f"*/{point.number}/checkpoint_*/{TRIAL}"):
+        rounds = [int(p.stem.removeprefix("round-")) for p in note.parent.glob("round-*.json")]
+        with contextlib.suppress(OSError, ValueError):
+            notes.append((max(rounds, default=0), str(note), json.loads(note.read_text())["values"]))
+    return max(notes, key=lambda found: found[:2])[2] if notes else {}
+
+
+@contextlib.contextmanager
+def _reproducible(seed: int) -> Iterator[None]:
+    """Seed the global generator that population based training draws from, and put it back."""
+    before = random.getstate()
+    random.seed(keys.key(seed, "sampling", extra="population"))
+    try:
+        yield
+    finally:
+        random.setstate(before)
+
+
+@contextlib.contextmanager
+def quiet_ray() -> Iterator[None]:
+    """Keep Ray's and Tune's own reports off the terminal; what concerns a user is said by the recorder."""
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air", "ray.data")]
+    levels = [logger.level for logger in loggers]
+    os.environ.update(ENVIRONMENT)
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,213 @@
+"""From a search space to settings: grids, draws by key, and how a setting is named in tables."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flray import keys, registry
+from flray.config import Choice, Config, Domain, Experiment, Grid, LogUniform, Pbt, RandInt, Uniform
+from flray.errors import ConfigError
+from flray.loading import ConfigErrors, variant
+
+Values = dict[str, Any]
+
+_OF_THE_SWEEP = ("name", "output", "tracking", "plugins")
+_SHOWN_ERRORS = 20
+
+
+@dataclass(frozen=True)
+class Point:
+    """One trial: a setting with a seed.
+
+    Attributes
+    ----------
+    number : str
+        Names the trial and its folder; the same after a resume.
+    setting : dict
+        Value of each path of the space.
+    seed : int
+        The repetition.
+    experiment : Experiment
+        Everything resolved.
+    """
+
+    number: str
+    setting: Values
+    seed: int
+    experiment: Experiment
+
+    @property
+    def values(self) -> Values:
+        """The setting with its seed."""
+        return {**self.setting, "seed": self.seed}
+
+    @property
+    def label(self) -> str:
+        """The trial in a few words."""
+        return f"{label(self.setting) or self.experiment.algorithm.name} seed={self.seed}"
+
+
+def resolved(config: Config) -> Config:
+    """Return the configuration with the sweep's seeds filled in, after refusing sweeps that make no sense.
+
+    Raises
+    ------
+    ConfigErrors
+        One line per mistake.
+    """
+    if "seeds" not in config.sweep.model_fields_set:
+        sweep = config.sweep.model_copy(update={"seeds": (config.experiment.seed,)})
+        config = config.model_copy(update={"sweep": sweep})
+    errors = [ConfigError(f"space.{path}", "a setting of the whole sweep", "it cannot vary within it")
+              for path in config.space if path.split(".")[0] in _OF_THE_SWEEP]
+    if "seed" in config.space:
+        errors.append(ConfigError("space.seed", "seeds as part of the space",
+                                  "list them in sweep.seeds, so that they are averaged over"))
+    random = [path for path, domain in config.space.items() if not isinstance(domain, Grid)]
+    if config.sweep.search == "grid" and random:
+        names = ", ".join(random)
+        errors.append(ConfigError("sweep.search", f"'grid', and {names} is no grid",
+                                  "write the values as {grid: [...]}, or set sweep.search to random"))
+    if config.sweep.samples > 1 and not random and config.sweep.search != "optuna":
+        errors.append(ConfigError("sweep.samples", str(config.sweep.samples),
+                                  "without a random domain in the space every sample is the same; set 1, and list "
+                                  "repetitions in sweep.seeds"))
+    if config.sweep.search == "optuna" and not config.space:
+        errors.append(ConfigError("sweep.search", "'optuna' with an empty space", "there is nothing to search"))
+    errors += _population_errors(config)
+    if errors:
+        raise ConfigErrors(errors)
+    return config
+
+
+def settings(config: Config) -> list[Values]:
+    """Return all settings of a grid or random search: every grid combination for each of the sweep's samples.
+
+    Draws are keyed by sample and path, so adding a path or a sample does not change the others. Settings that
+    come up twice (few choices, many samples) are tried once.
+    """
+    grids = {path: domain.grid for path, domain in config.space.items() if isinstance(domain, Grid)}
+    random = {path: domain for path, domain in config.space.items() if not isinstance(domain, Grid)}
+    found: dict[str, Values] = {}
+    for sample in range(config.sweep.samples):
+        drawn = {path: draw(domain, config.sweep.seed, sample, path) for path, domain in random.items()}
+        for combination in itertools.product(*grids.values()):
+            chosen = {**dict(zip(grids, combination, strict=True)), **drawn}
+            setting = {path: chosen[path] for path in config.space}
+            found.setdefault(json.dumps(setting, sort_keys=True), setting)
+    return list(found.values())
+
+
+def draw(domain: Domain, seed: int, sample: int, path: str) -> Any:
+    """Return one value of a random domain; the same for the same seed, sample and path."""
+    generator = keys.numpy_generator(seed, "sampling", extra=f"sweep/{sample}/{path}")
+    match domain:
+        case Choice():
+            return domain.choice[int(generator.integers(len(domain.choice)))]
+        case Uniform():
+            return float(generator.uniform(*domain.uniform))
+        case LogUniform():
+            return math.exp(generator.uniform(math.log(domain.loguniform[0]), math.log(domain.loguniform[1])))
+        case RandInt():
+            return int(generator.integers(*domain.randint))
+    raise TypeError(f"{path}: a grid is not drawn from")
+
+
+def points(config: Config, given: Sequence[Values], first: int = 0) -> list[Point]:
+    """Return the trials of settings, each seed of each setting, numbered in order.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep.
+    given : sequence of dict
+        Settings.
+    first : int
+        How many settings came before them.
+
+    Raises
+    ------
+    ConfigErrors
+        One line per setting that cannot be run.
+    """
+    seeds, errors = config.sweep.seeds, []
+    made: list[Point] = []
+    for position, setting in enumerate(given, start=first):
+        try:
+            for repetition, seed in enumerate(seeds):
+                experiment = variant(config, {**setting, "seed": seed})
+                made.append(Point(number(position * len(seeds) + repetition), setting, seed, experiment))
+        except ConfigErrors as error:
+            for one in error.errors:
+                errors.append(ConfigError(f"space ({label(setting)}): {one.path}", one.found, one.allowed))
+    if len(errors) > _SHOWN_ERRORS:
+        left = len(errors) - _SHOWN_ERRORS
+        errors[_SHOWN_ERRORS:] = [ConfigError("space", f"{left} more settings that cannot be run", "see those above")]
+    if errors:
+        raise ConfigErrors(errors)
+    return made
+
+
+def number(index: int) -> str:
+    """Return a trial's name, from 0001."""
+    return f"{index + 1:04d}"
+
+
+def columns(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a setting with one scalar per column: a component's name stands under its path, options below it.
+
+    For example ``{"algorithm": {"name": "fedprox", "mu": 0.1}}`` becomes
+    ``{"algorithm": "fedprox", "algorithm.mu": 0.1}``.
+    """
+    flat: dict[str, Any] = {}
+    for path, value in setting.items():
+        path = path.removeprefix("experiment.").removesuffix(".name")
+        if isinstance(value, Mapping):
+            flat.update({(path if key == "name" else f"{path}.{key}"): part for key, part in columns(value).items()})
+        else:
+            flat[path] = value
+    return flat
+
+
+def label(setting: Mapping[str, Any]) -> str:
+    """Return a setting in a few words, for example ``fedprox mu=0.1 lr=0.05``."""
+    return words(columns(setting))
+
+
+def words(flat: Mapping[str, Any]) -> str:
+    """Return columns in a few words; components by their name alone."""
+    return " ".join(str(value) if path in registry_paths() else f"{path.rsplit('.', 1)[-1]}={shown(value)}"
+                    for path, value in flat.items())
+
+
+def registry_paths() -> frozenset[str]:
+    """Return the paths that hold a component's name."""
+    return frozenset({"data"} | {kind.removesuffix("s") for kind in registry.ALL} - {"dataset"})
+
+
+def shown(value: Any) -> str:
+    """Return a value as a table shows it: four digits of a real number."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _population_errors(config: Config) -> Iterable[ConfigError]:
+    if not isinstance(config.sweep.scheduler, Pbt):
+        return
+    path = "sweep.scheduler"
+    if len(config.sweep.seeds) > 1:
+        yield ConfigError("sweep.seeds", f"{len(config.sweep.seeds)} seeds with scheduler pbt",
+                          "members of a population copy each other and are no repetitions; give one seed")
+    if config.sweep.search == "optuna":
+        yield ConfigError("sweep.search", "'optuna' with scheduler pbt", "pbt is a search of its own; set random")
+    if not config.space:
+        yield ConfigError(path, "pbt with an empty space", "there is nothing to perturb")
+    for name in config.space:
+        parts = name.removeprefix("experiment.").split(".")
+        if parts[0] not in ("local", "algorithm") or len(parts) < 2 or parts[-1] in ("name", "precision"):
+            yield ConfigError(f"space.{name}", "a setting that pbt cannot change within a run",
+                              "pbt perturbs local.* and algorithm.<option>; run one sweep per value instead")

@@ -1,0 +1,206 @@
+"""The driver of a sweep: ``flray tune`` and, after any interruption, ``flray resume``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flray import rundir
+from flray.config import Config
+from flray.federation.cluster import local_resources, ray_session
+from flray.loading import load
+from flray.running import InterruptedRunError
+from flray.tracking.journal import Journal
+from flray.tracking.tracker import Tracker
+from flray.tuning.finishing import finish
+from flray.tuning.preparing import Preparation
+from flray.tuning.progress import Silence, SweepProgress
+from flray.tuning.result import SweepResult
+from flray.tuning.space import Point, points, resolved, settings
+from flray.tuning.trials import OVER, TRIALS, TrialFolder, folders, settings_text, suggested
+
+
+def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, address: str | None = None,
+         progress: SweepProgress | None = None, **replaced: Any) -> SweepResult:
+    """Run a sweep.
+
+    Parameters
+    ----------
+    source : path or mapping
+        A YAML file with ``experiment``, ``space`` and ``sweep``, or its content.
+    overrides : iterable of str
+        ``key=value``, as on the command line.
+    address : str, optional
+        A running Ray cluster; without it Ray is started on this machine.
+    progress : SweepProgress, optional
+        How to show what happens; nothing is shown without.
+    **replaced
+        Parts of the experiment to replace, for example ``rounds=5``.
+
+    Raises
+    ------
+    FlrayError
+        If a setting or a data file is wrong; then nothing has been created.
+    InterruptedRunError
+        If the user stopped it; the message says how to go on.
+    """
+    config = resolved(load(source, [*overrides, *replaced.items()]))
+    with contextlib.ExitStack() as stack:
+        sweep = _Sweep(config, address, progress or Silence(), stack)
+        sweep.check()
+        folder = rundir.create(config.experiment.output, config.experiment.name)
+        rundir.save_config(folder, config)
+        rundir.write(folder, "sweep", rundir.new_identity())
+        return sweep.drive(folder)
+
+
+def resume(folder: Path, *, address: str | None = None, progress: SweepProgress | None = None) -> SweepResult:
+    """Continue an interrupted sweep, or return the result of a finished one. Failed trials are tried again.
+
+    Parameters
+    ----------
+    folder : Path
+        The sweep's folder.
+    address, progress
+        As in `tune`.
+
+    Raises
+    ------
+    FlrayError
+        If the sweep's files are damaged, or another process runs it.
+    InterruptedRunError
+        If the user stopped it again.
+    """
+    config = resolved(load(folder / rundir.CONFIG))
+    with contextlib.ExitStack() as stack:
+        sweep = _Sweep(config, address, progress or Silence(), stack)
+        if rundir.read(folder)["status"] == "finished" and all(f.status in OVER for f in folders(folder)):
+            return SweepResult(folder)
+        sweep.check(folder)
+        return sweep.drive(folder)
+
+
+class _Sweep:
+    """A sweep from its checked configuration to its result.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep.
+    address : str or None
+        A Ray cluster.
+    progress : SweepProgress
+        What the user sees.
+    stack : ExitStack
+        Gives back what was opened.
+    """
+
+    def __init__(self, config: Config, address: str | None, progress: SweepProgress, stack: contextlib.ExitStack
+                 ) -> None:
+        self._config, self._address, self._progress, self._stack = config, address, progress, stack
+        self._points: dict[str, Point] = {}
+        self._connected = False
+
+    @property
+    def _total(self) -> int:
+        sweep = self._config.sweep
+        return sweep.samples * len(sweep.seeds) if sweep.search == "optuna" else len(self._points)
+
+    def check(self, folder: Path | None = None) -> None:
+        """Make the trials and refuse what cannot run, before anything is created."""
+        sweep = self._config.sweep
+        if sweep.search == "optuna":
+            known = suggested(folder, len(sweep.seeds)) if folder is not None else []
+        else:
+            known = settings(self._config)
+        self._points = {point.number: point for point in points(self._config, known)}
+        available = local_resources() if self._address is None else self._connect()
+        self._preparation = Preparation(available, self._total, sweep.concurrency)
+        self._preparation.check(self._points.values() if known else self._probes())
+
+    def _probes(self) -> Iterator[Point]:
+        """Yield one trial to check where a search has not suggested any yet: the first value of every domain."""
+        setting = {path: next(iter(domain.model_dump().values()))[0] for path, domain in self._config.space.items()}
+        yield from points(self._config, [setting])
+
+    def drive(self, folder: Path) -> SweepResult:
+        """Run what is left, finish the parent run, and return the result."""
+        identity, experiment = rundir.read(folder), self._config.experiment
+        journal = self._stack.enter_context(Journal(folder / rundir.JOURNAL))
+        tags = {f"version.{name}": version for name, version in identity["versions"].items()}
+        if not journal.start(uid=identity["uid"], experiment=experiment.tracking.experiment,
+                             name=f"{experiment.name} {folder.name}", params=settings_text(self._config),
+                             tags={**tags, "flray.folder": str(folder), "flray.kind": "sweep"}):
+            journal.resume()
+        rundir.update(folder, status="running")
+        for point in self._points.values():
+            TrialFolder(folder, point.number).create(point, self._config)
+        for trial in folders(folder):
+            if trial.status == "failed":
+                rundir.update(trial.path, status="waiting")
+        with _tracking(folder, experiment.tracking.uri, self._progress) as tracker:
+            try:
+                self._run(folder, tracker)
+                result = finish(folder, self._config, journal)
+            except BaseException as error:
+                stopped = isinstance(error, KeyboardInterrupt | InterruptedRunError)
+                journal.end("KILLED" if stopped else "FAILED")
+                rundir.update(folder, status="interrupted" if stopped else "failed")
+                if isinstance(error, KeyboardInterrupt):
+                    raise InterruptedRunError(_stopped(folder)) from None
+                raise
+            finally:
+                self._progress.end()
+            journal.end("FINISHED")
+            rundir.update(folder, status="finished")
+        return result
+
+    def _run(self, folder: Path, tracker: Tracker | None) -> None:
+        """Hand the trials that have not ended to Tune."""
+        from flray.tuning.recorder import Recorder
+        from flray.tuning.session import Session, quiet_ray
+
+        over = sum(f.status in OVER for f in folders(folder))
+        self._progress.begin(self._total, over)
+        if over == self._total:
+            return
+        with quiet_ray():
+            if not self._connected:
+                self._connect()
+            rounds = (self._total - over) * self._config.experiment.rounds
+            recorder = Recorder(folder, self._points, rounds, tracker, self._progress)
+            try:
+                Session(self._config, folder, self._preparation, self._points).run(recorder)
+            finally:
+                recorder.close()
+        ended = sum(f.status in (*OVER, "failed") for f in folders(folder))
+        if ended < self._total:
+            raise InterruptedRunError(_stopped(folder))
+
+    def _connect(self) -> dict[str, float]:
+        self._connected = True
+        return self._stack.enter_context(ray_session(self._address))
+
+
+def _stopped(folder: Path) -> str:
+    return f"stopped; go on with: flray resume {folder}"
+
+
+@contextlib.contextmanager
+def _tracking(folder: Path, uri: str | None, progress: SweepProgress) -> Iterator[Tracker | None]:
+    """Send the parent's and the trials' journals while the sweep goes on, and what is left at its end."""
+    if uri is None:
+        yield None
+        return
+    tracker = Tracker(uri, say=progress.say)
+    tracker.register(folder)
+    for trial in sorted((folder / TRIALS).glob(f"*/{rundir.JOURNAL}")):
+        tracker.register(trial.parent, parent_dir=folder)
+    try:
+        yield tracker
+    finally:
+        unsent = tracker.close(timeout=60.0)
+        if unsent:
+            progress.say(f"{unsent} entries could not be sent to {uri}; they are kept: flray sync {folder}")

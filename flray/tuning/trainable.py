@@ -1,0 +1,210 @@
+"""A trial is a federation: Tune's trainable is the server actor, its client actors live in the trial's bundles."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray import tune
+
+from flray import registry
+from flray.config import Checkpointing, Config, Experiment
+from flray.data.tasks import task
+from flray.errors import FlrayError, nearest
+from flray.federation import checkpoint
+from flray.federation.clients import RayExecutor
+from flray.federation.cluster import uses_ray
+from flray.federation.evaluation import main_metric
+from flray.federation.federation import Federation
+from flray.federation.inline import InlineExecutor
+from flray.federation.player import describe
+from flray.federation.world import SharedData, World, make_world
+from flray.loading import variant
+from flray.tuning.preparing import Bundles, data_key
+
+TRIAL = "trial.json"
+PASSING = (ray.exceptions.RayError, OSError, MemoryError, torch.OutOfMemoryError)
+"""Errors that another attempt may not meet; all others would only come again."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all trials of a sweep have in common.
+
+    Attributes
+    ----------
+    config : Config
+        The sweep.
+    data : dict
+        By `flray.tuning.preparing.data_key`: references to a data set's outline and samples, and its fingerprint.
+    components : dict
+        What the user registered, by kind.
+    folder : str
+        Where Tune keeps the checkpoints of all sessions of this sweep.
+    """
+
+    config: Config
+    data: Mapping[str, Any]
+    components: Mapping[str, Mapping[str, Any]]
+    folder: str
+
+
+class FederationTrial(tune.Trainable):  # type: ignore[misc]
+    """One trial; a step is a round.
+
+    A trial that is started without a checkpoint looks for its own newest one among those of earlier sessions, so
+    that a sweep whose driver was killed goes on from what lies on the disk, whatever Tune had noted of it.
+    """
+
+    _shared: Shared
+    _values: dict[str, Any]
+    _mutable: bool
+    _rounds: int
+    _metric: str
+    _checkpointing: Checkpointing
+
+    def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
+        """Open the federation of a point of the space."""
+        assert shared is not None
+        torch.set_num_threads(1)
+        logging.getLogger("ray").setLevel(logging.ERROR)  # a line per checkpoint concerns nobody
+        for kind, entries in shared.components.items():
+            registry.ALL[kind].add(entries)
+        self._shared = shared
+        self._executor: Any = None
+        self._bundles: Bundles = []
+        self._open(config["point"])
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Go on to another point of the space in the same processes."""
+        self._open(new_config["point"])
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Run a round; where all are done already, only report so."""
+        report: dict[str, Any] = {}
+        with self._failures():
+            if self._failure is None and self._federation.rounds_done < self._rounds:
+                metrics = self._federation.step().metrics
+                self._score = metrics["score"] = self._measured(metrics)
+                if self._mutable:
+                    metrics.update({f"setting/{path}": float(value) for path, value in self._values.items()
+                                    if isinstance(value, (int, float))})
+                report["metrics"] = metrics
+            if self._failure is None and self._federation.rounds_done >= self._rounds:
+                report["sha256"] = self._federation.sha256()
+        done = 0 if self._federation is None else self._federation.rounds_done
+        report |= {"metric": self._metric, "values": self._values, "lines": list(self._lines), "failure": self._failure}
+        self._lines.clear()
+        ended = self._failure is not None or done >= self._rounds
+        # Tune keeps statistics of every number it is told: all but the few it needs travel as text.
+        return {"report": json.dumps(report), "score": math.nan if self._failure else self._score,
+                "training_iteration": done, "done": ended, "should_checkpoint": not ended and self._due(done)}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Write the federation's checkpoint; see `flray.federation.checkpoint`."""
+        if self._federation is not None:
+            checkpoint.save(self._federation, Path(checkpoint_dir), keep=1)
+        note = {"values": self._values, "score": self._score}
+        checkpoint.write_atomically(Path(checkpoint_dir) / TRIAL, json.dumps(note).encode())
+        self._saved_at = time.monotonic()
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Go to a checkpoint, this trial's own or (in population based training) another's."""
+        with self._failures():
+            if self._failure is None:
+                self._restore(Path(checkpoint_dir))
+
+    def cleanup(self) -> None:
+        """Stop the client actors."""
+        if self._executor is not None:
+            self._executor.close()
+
+    def _open(self, point: Mapping[str, Any]) -> None:
+        self._failure: str | None = None
+        self._federation: Any = None
+        self._lines: list[str] = []
+        self._score, self._metric = math.nan, ""
+        self._saved_at = time.monotonic()
+        self._values = dict(point["values"])
+        self._mutable = self._shared.config.sweep.scheduler is not None and \
+            self._shared.config.sweep.scheduler.name == "pbt"
+        with self._failures():
+            experiment = variant(self._shared.config, self._values)
+            self._rounds, self._checkpointing = experiment.rounds, experiment.checkpoint
+            data = self._shared.data.get(data_key(experiment))
+            outline, samples, fingerprint = data if data is not None else (None, None, "")
+            shared = SharedData(ray.get(outline), ray.get(samples), fingerprint) if data is not None else None
+            world = make_world(experiment, shared)
+            metric = self._shared.config.sweep.metric
+            self._metric = metric if metric != "auto" else main_metric(
+                world.algorithm.views, task(world.data.task).metric)
+            self._executor = self._staff(experiment, world, samples, point["bundles"])
+            self._federation = Federation(world, self._executor, self._lines.append)
+            self._restore_newest()
+
+    def _staff(self, experiment: Experiment, world: World, samples: Any, bundles: Bundles) -> Any:
+        """Return an executor: the one of the trial before where it fits."""
+        fits, self._bundles = bundles == self._bundles, bundles
+        if not uses_ray(experiment):
+            self.cleanup()
+            return InlineExecutor(world)
+        reference = ray.put(world.without_samples() if samples is not None else world)
+        if fits and isinstance(self._executor, RayExecutor):
+            self._executor.reset(reference, experiment, samples)
+            return self._executor
+        self.cleanup()
+        clients = bundles[1:]
+        return RayExecutor(reference, experiment, len(clients), clients[0].get("GPU", 0.0),
+                           ray.util.get_current_placement_group(), 0, samples)
+
+    def _restore_newest(self) -> None:
+        """Go to the newest checkpoint on disk; one that was cut short by a kill is passed over."""
+        found: list[tuple[int, str, Path]] = []
+        for manifest in Path(self._shared.folder).glob(f"*/{self.trial_name}/checkpoint_*/round-*.json"):
+            session = manifest.parent.parent.parent.name
+            found.append((int(manifest.stem.removeprefix("round-")), session, manifest.parent))
+        for _, _, folder in sorted(found, reverse=True):
+            with contextlib.suppress(checkpoint.DamagedCheckpointError):
+                self._restore(folder)
+                return
+
+    def _restore(self, folder: Path) -> None:
+        checkpoint.restore(self._federation, folder)
+        with contextlib.suppress(OSError, ValueError):
+            self._score = float(json.loads((folder / TRIAL).read_text())["score"])
+        self._saved_at = time.monotonic()
+
+    def _due(self, done: int) -> bool:
+        settings = self._checkpointing
+        return done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
+
+    def _measured(self, metrics: Mapping[str, float]) -> float:
+        """Return the score: the sweep's metric, or the last value of it in rounds without an evaluation."""
+        evaluated = any(name.startswith(("global/", "personal/")) for name in metrics)
+        if evaluated and self._metric not in metrics:
+            raise FlrayError(f"sweep.metric: found {self._metric!r}; this trial measures no such thing"
+                             f"{nearest(self._metric, metrics)} (auto takes the method's own accuracy)")
+        return float(metrics.get(self._metric, self._score))
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Keep an error that another attempt would meet again; it ends the trial at its next step."""
+        try:
+            yield
+        except PASSING:
+            raise
+        except FlrayError as error:
+            self._failure = str(error)
+        except Exception as error:
+            failure = describe(error)
+            self._failure = f"{failure.what} at {failure.where}\n{failure.trace}"

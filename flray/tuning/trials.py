@@ -1,0 +1,125 @@
+"""A sweep's folder: one run folder per trial, which is all a resume needs to know."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flray import rundir
+from flray.config import Config
+from flray.errors import FlrayError
+from flray.tracking.journal import Journal, read_events
+from flray.tuning.space import Point, Values, columns, number
+
+TRIALS, TUNE, RESULTS, SUMMARY, TABLE = "trials", "tune", "results.csv", "summary.csv", "table.txt"
+OVER = ("finished", "stopped")
+"""What a trial's ``status`` in its run.json is when it need not run again."""
+
+
+class TrialFolder:
+    """The folder of one trial.
+
+    Parameters
+    ----------
+    sweep : Path
+        The sweep's folder.
+    name : str
+        The trial's number.
+    """
+
+    def __init__(self, sweep: Path, name: str) -> None:
+        self.sweep, self.number = sweep, name
+        self.path = sweep / TRIALS / name
+
+    def create(self, point: Point, config: Config) -> None:
+        """Make the folder if it is not there; ``run.json`` comes last, so that what has one is whole."""
+        if rundir.kind(self.path) is not None:
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        sweep = config.sweep.model_copy(update={"seeds": (point.seed,)})
+        rundir.save_config(self.path, Config(experiment=point.experiment, sweep=sweep))
+        rundir.write(self.path, "run", {
+            **rundir.new_identity(), "status": "waiting", "number": point.number, "setting": point.setting,
+            "seed": point.seed, "rounds_planned": point.experiment.rounds})
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What ``run.json`` holds."""
+        return rundir.read(self.path)
+
+    @property
+    def status(self) -> str:
+        """waiting, running, finished, stopped (early) or failed."""
+        return str(self.identity["status"])
+
+    def begin(self, point: Point, parent: Mapping[str, Any]) -> Journal:
+        """Open the journal and record that the trial starts or goes on."""
+        identity = self.identity
+        journal = Journal(self.path / rundir.JOURNAL)
+        tags = {f"version.{name}": version for name, version in identity.get("versions", {}).items()}
+        tracking = point.experiment.tracking
+        began = journal.start(
+            uid=identity["uid"], experiment=tracking.experiment, parent=parent["uid"],
+            name=f"{point.number} {point.label}",
+            tags={**tags, "flray.folder": str(self.path), "trial": point.number},
+            params={**dict(rundir.flat(point.experiment.model_dump(mode="json"))),
+                    **{f"setting.{path}": str(value) for path, value in columns(point.setting).items()}})
+        if not began:
+            journal.resume()
+        rundir.update(self.path, status="running", failure=None)
+        return journal
+
+    def end(self, journal: Journal, status: str, **values: Any) -> None:
+        """Record how the trial ended: in the journal first, for a trial without end would be run again."""
+        tags = {"trial.status": status, "stopped_early": str(status == "stopped").lower()}
+        if values.get("sha256"):
+            tags["model.sha256"] = values["sha256"]
+        if values.get("failure"):
+            tags["failure"] = values["failure"].splitlines()[0]
+        journal.tags(tags)
+        journal.end("FAILED" if status == "failed" else "FINISHED")
+        rundir.update(self.path, status=status, **values)
+
+    def scores(self) -> list[tuple[int, float]]:
+        """Return round and score of every recorded round."""
+        return [(event["round"], event["metrics"]["score"]) for event in read_events(self.path / rundir.JOURNAL)
+                if event["type"] == "round" and not math.isnan(event["metrics"].get("score", math.nan))]
+
+
+def folders(sweep: Path) -> list[TrialFolder]:
+    """Return the trials' folders that are whole, in order."""
+    found = (path.parent.name for path in (sweep / TRIALS).glob("*/run.json"))
+    return [TrialFolder(sweep, name) for name in sorted(found)]
+
+
+def suggested(sweep: Path, seeds: int) -> list[Values]:
+    """Return the settings of a sweep's trial folders in order: what a search had suggested before it was killed.
+
+    Raises
+    ------
+    FlrayError
+        If a folder in between is missing.
+    """
+    settings: list[Values] = []
+    for position, folder in enumerate(folders(sweep)):
+        if folder.number != number(position):
+            raise FlrayError(f"{sweep / TRIALS}: the folder of trial {number(position)} is missing; restore it")
+        if position % seeds == 0:
+            settings.append(folder.identity["setting"])
+    return settings
+
+
+def next_session(sweep: Path) -> str:
+    """Return the name of Tune's next storage folder."""
+    names = [int(p.name) for p in (sweep / TUNE).glob("*") if p.name.isdigit()] if (sweep / TUNE).is_dir() else []
+    return f"{max(names, default=0) + 1:03d}"
+
+
+def settings_text(config: Config) -> dict[str, str]:
+    """Return the sweep's settings as flat text, for the parent run's parameters."""
+    content = config.model_dump(mode="json")
+    space = {f"space.{path}": json.dumps(domain) for path, domain in content["space"].items()}
+    return {**space, **dict(rundir.flat(content["sweep"], "sweep.")), **dict(rundir.flat(content["experiment"]))}

@@ -1,0 +1,205 @@
+"""What holds for every registered method; a new one is covered by being registered (and needs a row in `TRAFFIC`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flray import registry, trees
+from flray.federation import checkpoint
+from flray.federation.executor import Job, Result
+from flray.federation.federation import Federation
+from flray.federation.inline import InlineExecutor
+from flray.federation.world import World
+from flray.models import groups
+from tests.algorithms.conftest import blobs, federation_of, partial, played, settings_for, world_of
+
+BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
+every = pytest.mark.parametrize("name", BUILT_IN)
+C = 3  # classes of `blobs`
+ITEM = 8  # bytes of a float64
+
+
+@every
+def test_every_default_cites_its_source(name: str) -> None:
+    for field, info in registry.algorithms.params(name).model_fields.items():
+        extra = info.json_schema_extra
+        assert isinstance(extra, dict), f"{name}.{field} is not declared with hyper()"
+        assert len(str(extra["source"])) > 3 and info.description, f"{name}.{field}"
+
+
+@every
+def test_one_client_finishes(name: str) -> None:
+    federation = played(name, blobs((9,)), rounds=2, **settings_for(name))
+    assert federation.rounds_done == 2
+    assert all(bool(torch.isfinite(v).all()) for w in federation.server.models.values() for v in w.values())
+
+
+@every
+def test_repeats_to_the_same_bits(name: str) -> None:
+    runs = [played(name, rounds=2, model={"name": "two-layer", "dropout": 0.2}, **settings_for(name)).sha256()
+            for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+class Permuted(InlineExecutor):
+    """Plays the jobs in another order than the clients' and hands the results on in theirs, as many workers would."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._calls = 0
+
+    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
+        self._calls += 1
+        order = np.random.default_rng(self._calls).permutation(len(jobs))
+        results = dict(zip(order, super().play([jobs[i] for i in order], timeout), strict=True))
+        return iter([results[i] for i in range(len(jobs))])
+
+
+@every
+def test_the_order_in_which_clients_are_played_changes_no_bit(name: str) -> None:
+    world = world_of(name, **settings_for(name), **partial(name))
+    digests = []
+    for executor in (InlineExecutor(world), Permuted(world)):
+        federation = federation_of(world, executor)
+        for _ in range(3):
+            federation.step()
+        digests.append(federation.sha256())
+    assert digests[0] == digests[1]
+
+
+@every
+def test_a_client_that_is_not_sampled_keeps_its_state(name: str) -> None:
+    settings = partial(name)
+    if not settings:
+        pytest.skip("needs all clients")
+    federation = federation_of(world_of(name, **settings_for(name), **settings))
+    away = 0
+    for _ in range(4):
+        before = [federation.executor.fetch(h) if h is not None else None for h in federation.states]
+        federation.step()
+        for client in set(range(3)) - set(federation.server.cohort):
+            away += 1
+            after = federation.states[client]
+            assert (after is None) == (before[client] is None)
+            if after is not None:
+                assert trees.sha256(trees.unpack(after)) == trees.sha256(trees.unpack(before[client]))
+    assert away == 4
+
+
+class Watched(InlineExecutor):
+    """Asserts that no turn, evaluation included, changes what it was given."""
+
+    turns = 0
+
+    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
+        def given(job: Job) -> str:
+            return trees.sha256(*(trees.unpack(part) for part in (job.common, job.private, job.state) if part))
+
+        before = [given(job) for job in jobs]
+        for job, digest, result in zip(jobs, before, super().play(jobs, timeout), strict=True):
+            assert result.outcome.failure is None, result.outcome.failure
+            assert given(job) == digest, f"{job.turn.stage.name} changed its message or state"
+            self.turns += 1
+            yield result
+
+
+@every
+def test_a_turn_changes_neither_its_message_nor_its_state(name: str) -> None:
+    world = world_of(name, **settings_for(name))
+    executor = Watched(world)
+    federation = federation_of(world, executor)
+    for _ in range(3):
+        federation.step()
+    assert executor.turns >= 9
+
+
+@every
+def test_evaluation_changes_nothing(name: str) -> None:
+    federation = played(name, rounds=2, **settings_for(name))
+    before = federation.sha256()
+    metrics = federation.evaluate()
+    assert federation.sha256() == before
+    assert federation.evaluate() == metrics
+    views = registry.algorithms.get(name).views
+    measure = {"global": "global/common/accuracy", "personal": "personal/local/accuracy"}
+    assert all(0 <= metrics[measure[view]] <= 1 for view in views)
+
+
+@every
+def test_resuming_from_any_round_gives_the_same_bits(name: str, tmp_path: Path) -> None:
+    world = world_of(name, **settings_for(name), **partial(name))
+    whole = federation_of(world)
+    for done in range(4):
+        checkpoint.save(whole, tmp_path / str(done))
+        if done < 3:
+            whole.step()
+    for done in range(4):
+        resumed = federation_of(world)
+        assert checkpoint.restore(resumed, tmp_path / str(done)) == done
+        while resumed.rounds_done < 3:
+            resumed.step()
+        assert resumed.sha256() == whole.sha256(), f"resumed after round {done}"
+
+
+@every
+def test_counters_are_never_averaged_through_floats(name: str) -> None:
+    federation = played(name, rounds=1, **settings_for(name))
+    sizes = [len(client.train) for client in federation.world.data.clients]
+    steps = [-(-n // 4) - (n % 4 == 1) for n in sizes]  # a last batch of one sample is left out
+    (weights,) = federation.server.models.values()
+    (counter,) = [v for k, v in weights.items() if k.endswith("num_batches_tracked")]
+    assert counter.dtype == torch.int64
+    # the largest client's count (0 where batch norm stays local), which no mean of different counts gives
+    assert len(set(steps)) > 1 and int(counter) % max(steps) == 0
+
+
+def size(federation: Federation, group: str) -> int:
+    """Return the bytes of one group of the network."""
+    (model,) = [federation.world.build(key) for key in federation.world.architectures]
+    state = model.state_dict()
+    return sum(state[n].numel() * state[n].element_size() for n in groups.select(model, group))
+
+
+def parameters(federation: Federation) -> int:
+    (model,) = [federation.world.build(key) for key in federation.world.architectures]
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+Bytes = Callable[[Federation], tuple[int, int]]
+
+
+def same(group: str) -> Bytes:
+    """Return the traffic of a method that sends one group down and up."""
+    return lambda federation: (size(federation, group), size(federation, group))
+
+
+TRAFFIC: dict[str, Bytes] = {
+    "local": same("none"),
+    "fedavg": same("all"),
+    "fedprox": same("all"),
+    "fedbn": same("not_batch_norm"),
+    "scaffold": lambda f: (size(f, "all") + parameters(f),) * 2,
+    **dict.fromkeys(("fedopt", "fedavgm", "fedadagrad", "fedadam", "fedyogi"), same("all")),
+    # three offline classifiers down, the own one up
+    "fedco2": lambda f: (size(f, "not_batch_norm") + 3 * size(f, "classifier"),
+                         size(f, "not_batch_norm") + size(f, "classifier")),
+    "lgmix": lambda f: (2 * size(f, "all"), size(f, "all")),  # u before training and after it
+    # knowledge of C x C with a mask down, with int64 counts up
+    "fedskc": lambda f: (size(f, "all") + C * C * ITEM + C, size(f, "all") + C * C * ITEM + C * 8),
+}
+"""Bytes down to and up from one client in a round after the first, as its paper describes it."""
+
+
+@every
+def test_bytes_are_those_of_the_method_s_description(name: str) -> None:
+    assert name in TRAFFIC, f"say in TRAFFIC what {name} sends"
+    federation = played(name, rounds=1, **settings_for(name))
+    metrics: dict[str, Any] = federation.step().metrics
+    down, up = TRAFFIC[name](federation)
+    assert (metrics["bytes/down"], metrics["bytes/up"]) == (3 * down, 3 * up)

@@ -1,0 +1,172 @@
+"""Fed-CO2: a round by hand, FedBN and local training inside it, its ablations and the released code's differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flray import registry, trees
+from flray.models import groups
+from tests.algorithms.conftest import (
+    blobs,
+    federation_of,
+    models_sha,
+    played,
+    state_of,
+    tensors,
+    world_of,
+)
+
+FULL: dict[str, Any] = {"model": {"name": "two-layer", "norm": False}, "local": {"batch_size": 100, "epochs": 2}}
+ALONE = {"name": "fedco2", "mu": 0, "intra": "none"}
+Weights = dict[str, Tensor]
+
+
+def forward(w: Weights, x: Tensor, head: Weights | None = None) -> Tensor:
+    h = torch.relu(x @ w["features.first.weight"].T + w["features.first.bias"])
+    head = w if head is None else head
+    return h @ head["classifier.weight"].T + head["classifier.bias"]
+
+
+def step(w: Weights, loss_of: Any) -> Weights:
+    variables = {name: value.clone().requires_grad_(True) for name, value in w.items()}
+    gradients = torch.autograd.grad(loss_of(variables), list(variables.values()), allow_unused=True)
+    return {name: value - 0.1 * g for (name, value), g in zip(w.items(), gradients, strict=True) if g is not None}
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    return -torch.log_softmax(logits, 1)[torch.arange(len(y)), y].mean()
+
+
+def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    p = torch.softmax(teacher, 1)
+    return (p * (p.log() - torch.log_softmax(student, 1))).sum(1).mean()
+
+
+def trained(w: Weights, other: Weights, heads: list[Weights], own: int, x: Tensor, y: Tensor, mu: float,
+            mutual: bool, peers: bool) -> Weights:
+    if mutual:
+        teacher = forward(other, x)
+        w = step(w, lambda v: divergence(teacher, forward(v, x)))
+    for _ in range(2):
+        w = step(w, lambda v: cross_entropy(forward(v, x), y) + (mu if peers else 0) * sum(
+            cross_entropy(forward(v, x, head), y) for j, head in enumerate(heads) if j != own))
+    return w
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"mu": 0.3}, {"intra": "to_online"}, {"intra": "to_offline"}, {"intra": "none"}, {"inter": "online"},
+    {"inter": "offline"}, {"inter": "none"}, {"form": "label_skew"}, {"variant": "released"},
+    {"variant": "released", "form": "label_skew"},
+], ids=str)
+def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
+    """Full batches, no batch norm: one mutual epoch, two of adaptation; sampled weights only where released says so."""
+    fusion_only = options.get("form") == "label_skew"
+    intra, inter = (options.get(n, "none" if fusion_only else "both") for n in ("intra", "inter"))
+    released = options.get("variant") == "released"
+    clients = blobs((10, 9, 12))
+    federation = federation_of(world_of({"name": "fedco2", **options}, clients, **FULL))
+    shared = {name: value.clone() for name, value in federation.server.model.items()}
+    offline = [dict(shared) for _ in clients]
+    data = tensors(clients)
+    for number in range(3):
+        federation.step()
+        heads, online, new = [dict(w) for w in offline], [], []
+        for i, (x, y) in enumerate(data):
+            for which, start, other in (("online", shared, offline[i]), ("offline", offline[i], shared)):
+                mutual = intra in ("both", f"to_{which}") and not (released and number == 0)
+                result = trained(start, other, heads, i, x, y, options.get("mu", 1.0), mutual,
+                                 inter in ("both", which))
+                (online if which == "online" else new).append(result)
+        offline = new
+        counts = [len(y) / 31 if released and fusion_only else 1 / 3 for _, y in data]
+        shared = {name: sum(p * w[name] for p, w in zip(counts, online, strict=True)) for name in shared}
+        for name, value in shared.items():
+            torch.testing.assert_close(federation.server.model[name], value, rtol=1e-9, atol=1e-11)
+            for i in range(3):
+                torch.testing.assert_close(state_of(federation, i)["offline"][name], offline[i][name], rtol=1e-9,
+                                           atol=1e-11)
+    metrics = federation.evaluate()
+    for i, (x, y) in enumerate(data):
+        right = ((forward(shared, x) + forward(offline[i], x)).argmax(1) == y).double().mean()
+        assert metrics[f"personal/local/accuracy/client/client{i}"] == pytest.approx(float(right))
+
+
+def test_without_either_transfer_it_is_fedbn_and_local_side_by_side() -> None:
+    settings = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 4, "participation": {"clients": 2}}
+    both, norm, alone = (played(a, **settings) for a in (ALONE, "fedbn", "local"))
+    assert models_sha(both) == models_sha(norm)
+    for i in range(3):
+        state = state_of(both, i)
+        assert trees.sha256(state["personal"]) == trees.sha256(state_of(norm, i)["personal"])
+        assert trees.sha256(state["offline"]) == trees.sha256(state_of(alone, i)["personal"])
+
+
+def test_differs_from_fedbn_and_local_at_its_default() -> None:
+    both, norm, alone = (played(a, rounds=2) for a in ("fedco2", "fedbn", "local"))
+    assert models_sha(both) != models_sha(norm)
+    assert trees.sha256(state_of(both, 0)["offline"]) != trees.sha256(state_of(alone, 0)["personal"])
+
+
+def test_label_skew_sends_no_classifiers() -> None:
+    metrics = {form: played({"name": "fedco2", "form": form}).step().metrics
+               for form in ("feature_skew", "label_skew")}
+    plain = played("fedbn").step().metrics
+    for way in ("bytes/up", "bytes/down"):
+        assert metrics["label_skew"][way] == plain[way] < metrics["feature_skew"][way]
+
+
+def test_the_server_keeps_the_last_known_classifiers() -> None:
+    federation = federation_of(world_of("fedco2", participation={"clients": 1}))
+    initial = federation.server.model["classifier.weight"].clone()
+    seen = set()
+    for _ in range(4):
+        federation.step()
+        seen |= set(federation.server.cohort)
+    assert seen
+    for i in range(3):
+        head = federation.server.state["heads"][str(i)]["classifier.weight"]
+        assert torch.equal(head, state_of(federation, i)["offline"]["classifier.weight"] if i in seen else initial)
+
+
+@pytest.mark.parametrize(("options", "group"), [
+    ({}, "batch_norm"),
+    ({"personal": "classifier"}, "classifier"),
+    ({"form": "label_skew", "variant": "released"}, "batch_norm-buffers"),
+    ({"statistics": "averaged"}, "batch_norm-buffers"),
+], ids=str)
+def test_personal_part(options: dict[str, Any], group: str) -> None:
+    federation = played({"name": "fedco2", **options})
+    names = groups.select(federation.world.build("two-layer"), group)
+    assert set(state_of(federation, 0)["personal"]) == names
+
+
+def test_the_switch_changes_exactly_these_values() -> None:
+    params = registry.algorithms.params("fedco2")
+
+    def changed(form: str) -> dict[str, Any]:
+        one, other = (params(variant=v, form=form).resolved().model_dump() for v in ("paper", "released"))
+        return {name: (one[name], other[name]) for name in one if one[name] != other[name]}
+
+    first = {"variant": ("paper", "released"), "first_mutual": (True, False)}
+    assert changed("feature_skew") == first
+    assert changed("label_skew") == {**first, "weights": ("uniform", "samples"),
+                                     "statistics": ("personal", "averaged")}
+    for name, (one, other) in changed("label_skew").items():
+        if name != "variant":
+            assert getattr(params(form="label_skew", **{name: other}).resolved(), name) == other
+            assert getattr(params(form="label_skew", variant="released", **{name: one}).resolved(), name) == one
+
+
+def test_teachers_and_classifiers_are_frozen_during_the_turn() -> None:
+    """Batch norm and dropout: what the peers' heads and the teachers are does not depend on the order of training."""
+    twins = [blobs((12,))[0]] * 2
+    federation = played("fedco2", twins, rounds=1, model={"name": "two-layer", "dropout": 0.0},
+                        local={"batch_size": 100})
+    online, offline = federation.server.model, state_of(federation, 0)["offline"]
+    # both models start equal, see the same batches and have the same peers: they end equal
+    for name in groups.select(federation.world.build("two-layer"), "not_batch_norm"):
+        torch.testing.assert_close(online[name], offline[name], rtol=1e-9, atol=1e-11)

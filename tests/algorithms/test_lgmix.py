@@ -1,0 +1,167 @@
+"""LG-Mix: rounds by hand, FedAvg and local training at its two ends, and the released code's differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flray import registry, trees
+from flray.data.types import DataSet, Domain
+from flray.models import SplitModel
+from tests.algorithms.conftest import (
+    blobs,
+    federation_of,
+    models_sha,
+    played,
+    softmax_gradient,
+    state_of,
+    tensors,
+    world_of,
+)
+
+SINGLE = {"precision": "float32"}  # updates are formed in float64, so that the ends are exact for float32 models
+FULL: dict[str, Any] = {"model": "scaled", "local": {"batch_size": 100, "epochs": 2}}
+NAMES = ("features.layer.weight", "classifier.weight")
+
+
+@registry.register_model("scaled")
+def scaled(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Two linear layers without bias, so that features depend on the weights and gradients stay short."""
+    features = nn.Sequential()
+    features.add_module("layer", nn.Linear(shape[0], 4, bias=False))
+    return SplitModel(features, nn.Linear(4, num_classes, bias=False))
+
+
+def step(model: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    a, b = (model[name] for name in NAMES)
+    h = x @ a.T
+    by_b = softmax_gradient(b, h, y)
+    p = torch.softmax(h @ b.T, dim=1)
+    p[torch.arange(len(y)), y] -= 1
+    by_a = (p @ b).T @ x / len(y)
+    return {NAMES[0]: a - 0.1 * by_a, NAMES[1]: b - 0.1 * by_b}
+
+
+def trace(model: dict[str, Tensor], x: Tensor, centred: bool, drop: bool) -> float:
+    h = x @ model[NAMES[0]].T
+    h = h - h.mean(0) if centred else h
+    eigenvalues = torch.linalg.eigvalsh(h.T @ h)
+    return float(eigenvalues[1:].sum() if drop else eigenvalues.sum())
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"server_lr": 0.5}, {"history": "none"}, {"history": "all"}, {"centred": True},
+    {"drop_smallest": True}, {"update": "last_epoch"}, {"ratio": 0.3}, {"variant": "released"},
+], ids=str)
+def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
+    released = options.get("variant") == "released"
+    centred, drop = options.get("centred", released), options.get("drop_smallest", released)
+    history = options.get("history", "all" if released else "earlier")
+    last = options.get("update", "last_epoch" if released else "round") == "last_epoch"
+    clients = blobs((10, 9, 12))
+    federation = federation_of(world_of({"name": "lgmix", **options}, clients, **FULL))
+    u = {name: federation.server.model[name].clone() for name in NAMES}
+    own, ratios = [dict(u) for _ in clients], [[] for _ in clients]
+    data = tensors(clients)
+    for _ in range(4):
+        metrics = federation.step().metrics
+        updates = []
+        for i, (x, y) in enumerate(data):
+            first, second = step(own[i], x, y), None
+            second = step(first, x, y)
+            local = sum(trace(m, x, centred, drop) for m in (own[i], first))
+            common = 2 * trace(u, x, centred, drop)
+            ratios[i].append(options.get("ratio", local / (local + common)))
+            start = first if last else own[i]
+            updates.append({name: second[name] - start[name] for name in NAMES})
+        moved = {name: options.get("server_lr", 1.0) * sum(len(y) / 31 * d[name] for (_, y), d in
+                                                           zip(data, updates, strict=True)) for name in NAMES}
+        u = {name: u[name] + moved[name] for name in NAMES}
+        for i, update in enumerate(updates):
+            used = {"none": ratios[i][-1:], "all": ratios[i], "earlier": ratios[i][:-1] or ratios[i]}[history]
+            share = float(np.mean(used))
+            assert metrics[f"train/lgmix/lambda/client/client{i}"] == pytest.approx(share, rel=1e-9)
+            own[i] = {n: own[i][n] + share * update[n] + (1 - share) * moved[n] for n in NAMES}
+            for name in NAMES:
+                torch.testing.assert_close(state_of(federation, i)["own"][name], own[i][name], rtol=1e-9, atol=1e-11)
+        for name in NAMES:
+            torch.testing.assert_close(federation.server.model[name], u[name], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("model", [{"name": "two-layer", "dropout": 0.3}, "scaled"], ids=["norm", "plain"])
+def test_ratio_zero_is_fedavg(model: Any) -> None:
+    mixed, plain = (played(a, rounds=4, model=model, local=SINGLE) for a in ({"name": "lgmix", "ratio": 0}, "fedavg"))
+    assert models_sha(mixed) == models_sha(plain)
+    for i in range(3):
+        assert trees.sha256(state_of(mixed, i)["own"]) == trees.sha256(plain.server.model)
+
+
+@pytest.mark.parametrize("model", [{"name": "two-layer", "dropout": 0.3}, "scaled"], ids=["norm", "plain"])
+def test_ratio_one_is_local_training(model: Any) -> None:
+    mixed, alone = (played(a, rounds=4, model=model, local=SINGLE) for a in ({"name": "lgmix", "ratio": 1}, "local"))
+    for i in range(3):
+        assert trees.sha256(state_of(mixed, i)["own"]) == trees.sha256(state_of(alone, i)["personal"])
+
+
+def test_differs_from_both_ends_at_its_default() -> None:
+    mixed = played("lgmix", rounds=2, local=SINGLE)
+    own = {trees.sha256(state_of(mixed, i)["own"]) for i in range(3)}
+    assert len(own) == 3
+    assert models_sha(played("fedavg", rounds=2, local=SINGLE)) not in {models_sha(mixed), *own}
+    alone = played("local", rounds=2, local=SINGLE)
+    assert not own & {trees.sha256(state_of(alone, i)["personal"]) for i in range(3)}
+
+
+def test_u_is_not_the_mean_of_the_personalised_models() -> None:
+    federation = played("lgmix", blobs((12, 12, 12)), rounds=3, model="scaled")
+    mean = torch.stack([state_of(federation, i)["own"][NAMES[1]] for i in range(3)]).mean(0)
+    assert float((mean - federation.server.model[NAMES[1]]).abs().max()) > 1e-4
+
+
+def test_the_switch_changes_exactly_these_values() -> None:
+    params = registry.algorithms.params("lgmix")
+    paper, released = (params(variant=v).resolved().model_dump() for v in ("paper", "released"))
+    changed = {name: (paper[name], released[name]) for name in paper if paper[name] != released[name]}
+    assert changed == {"variant": ("paper", "released"), "centred": (False, True), "drop_smallest": (False, True),
+                       "history": ("earlier", "all"), "inputs": ("normalised", "unit"),
+                       "update": ("round", "last_epoch")}
+    for name, (one, other) in changed.items():
+        if name != "variant":
+            assert getattr(params(**{name: other}).resolved(), name) == other
+            assert getattr(params(variant="released", **{name: one}).resolved(), name) == one
+
+
+@registry.register_dataset("bright")
+def bright(root: Any) -> DataSet:
+    x = np.random.default_rng(0).integers(0, 256, (12, 1, 2, 2), dtype=np.uint8)
+    y = np.arange(12, dtype=np.int64) % 3
+    return DataSet("bright", (Domain("only", "random", x, y, x, y),), ("a", "b", "c"), (0.5,), (0.25,))
+
+
+@pytest.mark.parametrize(("inputs", "scale", "shift"), [("normalised", 4.0, -2.0), ("unit", 1.0, 0.0)])
+def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: float) -> None:
+    federation = federation_of(world_of({"name": "lgmix", "inputs": inputs}, model="linear", data={"name": "bright"},
+                                        local={"batch_size": 100}))
+    start = federation.server.model["classifier.weight"].clone()
+    bias = federation.server.model["classifier.bias"].clone()
+    federation.step()
+    data = federation.world.data
+    rows = data.clients[0].train
+    x = torch.from_numpy(data.x[rows]).double().flatten(1) / 255 * scale + shift
+    y = torch.from_numpy(data.y[rows])
+    p = torch.softmax(x @ start.T + bias, dim=1)
+    p[torch.arange(len(y)), y] -= 1
+    expected = start - 0.1 * p.T @ x / len(y)
+    torch.testing.assert_close(federation.server.model["classifier.weight"], expected, rtol=1e-9, atol=1e-11)
+
+
+def test_features_of_images_are_pooled_over_positions() -> None:
+    algorithm = registry.algorithms.get("lgmix")()
+    maps = torch.arange(24, dtype=torch.float64).reshape(2, 3, 2, 2)
+    pooled = maps.mean((2, 3))
+    assert float(algorithm.trace(maps)) == pytest.approx(float(pooled.square().sum()) / 3)
+    assert float(algorithm.trace(pooled)) == float(algorithm.trace(maps))

@@ -1,0 +1,120 @@
+"""SCAFFOLD: its update by hand, its identities, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flray.errors import ConfigError
+from tests.algorithms.conftest import (
+    blobs,
+    federation_of,
+    models_sha,
+    played,
+    softmax_gradient,
+    state_of,
+    tensors,
+    world_of,
+)
+
+FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 4}}
+W = "classifier.weight"
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+def test_two_rounds_by_hand_with_partial_participation(option: str, server_lr: float) -> None:
+    clients = blobs()
+    federation = federation_of(world_of({"name": "scaffold", "option": option, "server_lr": server_lr}, clients,
+                                        participation={"clients": 2}, **FULL))
+    w = federation.server.model[W].clone()
+    c, own = torch.zeros_like(w), [torch.zeros_like(w) for _ in clients]
+    data = tensors(clients)
+    for _ in range(3):
+        federation.step()
+        cohort = federation.server.cohort
+        moves, changes = [], []
+        for i in cohort:
+            theta = w.clone()
+            for _ in range(4):
+                theta = theta - 0.1 * (softmax_gradient(theta, *data[i]) + c - own[i])
+            new = softmax_gradient(w, *data[i]) if option == "I" else own[i] - c + (w - theta) / (4 * 0.1)
+            moves.append(theta - w)
+            changes.append(new - own[i])
+            own[i] = new
+        w = w + server_lr * torch.stack(moves).mean(0)  # uniform, over the cohort
+        c = c + torch.stack(changes).sum(0) / 3  # over all clients, not the cohort
+        torch.testing.assert_close(federation.server.model[W], w, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(federation.server.state["c"][W], c, rtol=1e-10, atol=1e-12)
+        for i in cohort:
+            torch.testing.assert_close(state_of(federation, i)["c"][W], own[i], rtol=1e-10, atol=1e-12)
+
+
+def test_counts_steps_and_not_epochs() -> None:
+    """Option II after round 1 is the mean of the gradients seen: the displacement over (optimiser steps x lr)."""
+    clients = blobs((12,))
+    federation = federation_of(world_of("scaffold", clients, model="one-layer",
+                                        local={"batch_size": 4, "epochs": 2, "lr": 0.05}))
+    start = federation.server.model[W].clone()
+    federation.step()
+    expected = (start - federation.server.model[W]) / (6 * 0.05)  # 2 epochs of 3 batches
+    torch.testing.assert_close(state_of(federation, 0)["c"][W], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_counts_the_steps_a_straggler_managed() -> None:
+    settings = {"participation": {"stragglers": 1.0, "straggler_work": 0.5}}
+    federation = federation_of(world_of("scaffold", blobs((12,)), model="one-layer", **settings,
+                                        local={"batch_size": 4, "epochs": 2, "lr": 0.05}))
+    start = federation.server.model[W].clone()
+    federation.step()
+    expected = (start - federation.server.model[W]) / (3 * 0.05)
+    torch.testing.assert_close(state_of(federation, 0)["c"][W], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_uses_the_round_s_decayed_learning_rate() -> None:
+    federation = federation_of(world_of("scaffold", blobs((12,)), model="one-layer",
+                                        local={"batch_size": 100, "lr": 0.2, "lr_decay": 0.5}))
+    federation.step()
+    start = federation.server.model[W].clone()
+    federation.step()
+    ((x, y),) = tensors(blobs((12,)))
+    torch.testing.assert_close(state_of(federation, 0)["c"][W], softmax_gradient(start, x, y), rtol=1e-9, atol=1e-12)
+
+
+def test_its_first_round_is_uniform_fedavg() -> None:
+    uniform = played("fedavg", aggregation={"weights": "uniform"})
+    assert models_sha(played("scaffold")) == models_sha(uniform)
+
+
+def test_its_second_round_is_not() -> None:
+    uniform = played("fedavg", rounds=2, aggregation={"weights": "uniform"})
+    assert models_sha(played("scaffold", rounds=2)) != models_sha(uniform)
+
+
+def test_c_is_the_mean_of_all_c_i_under_full_participation() -> None:
+    federation = played("scaffold", rounds=3)
+    for name, c in federation.server.state["c"].items():
+        mean = torch.stack([state_of(federation, i)["c"][name] for i in range(3)]).mean(0)
+        torch.testing.assert_close(c, mean, rtol=1e-9, atol=1e-12)
+
+
+def test_one_client_follows_sequential_sgd() -> None:
+    one = blobs((10,))
+    found, expected = (played(name, one, rounds=3).server.model for name in ("scaffold", "fedavg"))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-11)
+
+
+def test_control_variates_cover_parameters_only() -> None:
+    federation = played("scaffold")
+    names = {name for name, _ in federation.world.build("two-layer").named_parameters()}
+    assert set(federation.server.state["c"]) == names == set(state_of(federation, 0)["c"])
+
+
+@pytest.mark.parametrize("local", [{"momentum": 0.9}, {"optimizer": "adam"}])
+def test_option_two_refuses_what_its_formula_does_not_hold_for(local: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="option: I"):
+        world_of("scaffold", local=local)
+    assert played({"name": "scaffold", "option": "I"}, local=local).rounds_done == 1

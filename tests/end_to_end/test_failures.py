@@ -1,0 +1,170 @@
+"""A client that raises, hangs or kills its process; a server actor that dies; a user's own components on Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from flray import running
+from flray.cli import invoke
+from flray.federation.cluster import RayFederation, plan_for
+from flray.federation.world import make_world
+from flray.loading import load
+
+BROKEN = '''
+import os
+import signal
+import time
+
+from flray import register_algorithm
+from flray.algorithms import Algorithm
+
+
+@register_algorithm("breaks")
+class Breaks(Algorithm):
+    """Breaks at client 2 in round 2."""
+
+    def loss(self, client, batch):
+        if client.id == 2 and client.round == 1:
+            raise ValueError("this batch is not to my taste")
+        return super().loss(client, batch)
+
+
+@register_algorithm("hangs")
+class Hangs(Algorithm):
+    """Does not answer at client 1 in round 2."""
+
+    def loss(self, client, batch):
+        if client.id == 1 and client.round == 1:
+            time.sleep(600)
+        return super().loss(client, batch)
+
+
+@register_algorithm("crashes")
+class Crashes(Algorithm):
+    """Takes its process down at client 0, every time."""
+
+    def loss(self, client, batch):
+        if client.id == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(client, batch)
+'''
+
+
+def broken(here: Path, digits: dict[str, Any], **changes: Any) -> str:
+    (here / "broken.py").write_text(BROKEN)
+    content = {**digits, "plugins": ["broken.py"], **changes}
+    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    return "x.yaml"
+
+
+@pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
+def test_the_first_line_names_client_round_exception_file_and_line(
+        here: Path, digits: dict[str, Any], executor: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = broken(here, digits, algorithm="breaks", resources={"executor": executor})
+    assert invoke(["run", file]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    line = BROKEN.splitlines().index('            raise ValueError("this batch is not to my taste")') + 1
+    assert lines[0] == (f"client 2 (rotated), round 2, train: ValueError: this batch is not to my taste "
+                        f"at {here / 'broken.py'}:{line}")
+    assert any(text.startswith("Traceback") for text in lines[1:])
+
+
+def test_a_failing_client_can_be_left_out_and_is_reported(here: Path, digits: dict[str, Any],
+                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    file = broken(here, digits, algorithm="breaks", resources={"executor": "inline"},
+                  faults={"on_client_error": "skip"})
+    assert invoke(["run", file]) == 0
+    assert "left out: client 2 (rotated), round 2, train: ValueError" in capsys.readouterr().out
+    history = running.resume(here / "runs" / "digits" / "001").history
+    assert list(history["cohort/left_out"]) == [0, 1, 0]
+    assert history["train/steps"][1] == history["train/steps"][0] * 3 / 4
+
+
+@pytest.mark.slow
+def test_a_client_that_hangs_is_left_out_after_the_timeout(here: Path, digits: dict[str, Any],
+                                                           ray_here: dict[str, float]) -> None:
+    file = broken(here, digits, algorithm="hangs", rounds=3, faults={"round_timeout": 8.0}, resources={"actors": 2})
+    lines: list[str] = []
+    world = make_world(load(here / file).experiment)
+    federation = RayFederation(world, plan_for(world, ray_here), lines.append)
+    try:
+        rounds = [federation.step().metrics for _ in range(3)]
+    finally:
+        federation.close()
+    assert rounds[1]["cohort/left_out"] >= 1
+    assert rounds[2]["cohort/left_out"] == 0
+    assert any("client 1 (inverted), round 2, train: no answer within 8 s" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_client_that_kills_its_process_is_named_after_some_attempts(
+        here: Path, digits: dict[str, Any], ray_here: dict[str, float]) -> None:
+    file = broken(here, digits, algorithm="crashes", faults={"on_client_error": "skip", "attempts": 2},
+                  resources={"actors": 2})
+    lines: list[str] = []
+    world = make_world(load(here / file).experiment)
+    federation = RayFederation(world, plan_for(world, ray_here), lines.append)
+    try:
+        metrics = federation.step().metrics
+    finally:
+        federation.close()
+    assert metrics["cohort/left_out"] == 1
+    assert len(lines) == 1
+    assert "client 0 (plain), round 1, train: its actor died 2 times" in lines[0]
+
+
+@pytest.mark.slow
+def test_a_dead_server_actor_is_replaced_and_the_bits_stay(here: Path, digits: dict[str, Any],
+                                                           ray_here: dict[str, float]) -> None:
+    whole = running.run({"experiment": {**digits, "name": "whole"}}, ["resources.executor=inline", "rounds=4"])
+    killed: list[int] = []
+
+    lines: list[str] = []
+
+    class Killer(running.Silence):
+        def round(self, finished: Any, metric: str) -> None:
+            if finished.number == 2 and not killed:
+                servers = [p for p in psutil.Process().children(recursive=True)
+                           if " ".join(p.cmdline()).startswith("ray::ServerActor")]
+                killed.append(servers[0].pid)
+                os.kill(servers[0].pid, signal.SIGKILL)
+
+        def say(self, line: str) -> None:
+            lines.append(line)
+
+    result = running.run({"experiment": digits}, ["rounds=4"], progress=Killer())
+    assert killed
+    assert "the server actor died; going on from the last checkpoint" in lines
+    assert result.sha256 == whole.sha256
+    assert list(result.history["round"]) == [1, 2, 3, 4]
+
+
+OWN = '''
+@register_algorithm("half-way")
+class HalfWay(Algorithm):
+    """Moves only half way to the clients' mean."""
+
+    def apply(self, server, architecture, mean):
+        old = server.models[architecture]
+        server.models[architecture] = {**old, **{
+            name: (old[name] + value) / 2 if value.is_floating_point() else value for name, value in mean.items()}}
+'''
+
+
+@pytest.mark.slow
+def test_a_new_algorithm_from_a_string_runs_on_ray(here: Path, digits: dict[str, Any],
+                                                  ray_here: dict[str, float]) -> None:
+    exec(compile(f"from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n{OWN}", "own", "exec"),
+         {"__name__": "own"})
+    results = {(method, executor): running.run({"experiment": digits}, [
+        f"algorithm={method}", f"resources.executor={executor}"]).sha256
+        for method in ("half-way", "fedavg") for executor in ("ray", "inline")}
+    assert results["half-way", "ray"] == results["half-way", "inline"]
+    assert results["half-way", "ray"] != results["fedavg", "ray"]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flray.federation.world import SharedData, load_dataset, make_world
+from flray.loading import ConfigErrors, load
+from flray.tuning.preparing import Preparation
+from flray.tuning.space import points, resolved, settings
+
+
+def _bundles(content: dict[str, Any], available: dict[str, float], trials: int, concurrency: int | str = "auto",
+             **resources: Any) -> list[dict[str, float]]:
+    content["experiment"]["resources"] = resources
+    return Preparation(available, trials, concurrency).bundles(load(content).experiment)
+
+
+@pytest.mark.parametrize(("cpus", "trials", "concurrency", "actors"), [
+    (2, 8, "auto", 1),  # two trials at once, one actor each
+    (2, 1, "auto", 2),  # the only trial gets all
+    (16, 2, "auto", 4),  # eight would fit, four clients want no more
+    (6, 2, "auto", 3),
+    (8, 8, 2, 4),
+    (1, 8, "auto", 1),
+])
+def test_the_machine_is_dealt_out_to_the_trials(
+        content: dict[str, Any], cpus: int, trials: int, concurrency: int | str, actors: int) -> None:
+    assert _bundles(content, {"CPU": cpus}, trials, concurrency) == [{}, *[{"CPU": 1.0}] * actors]
+
+
+def test_an_inline_trial_is_one_bundle(content: dict[str, Any]) -> None:
+    assert _bundles(content, {"CPU": 4}, 8, executor="inline") == [{"CPU": 1.0}]
+
+
+def test_gpus_are_shared(content: dict[str, Any]) -> None:
+    bundles = _bundles(content, {"CPU": 16, "GPU": 1}, 8)
+    assert bundles == [{}, {"CPU": 1.0, "GPU": 0.25}]
+    assert _bundles(content, {"CPU": 16, "GPU": 2}, 8, actors=2, gpus_per_actor=0.5) == [
+        {}, *[{"CPU": 1.0, "GPU": 0.5}] * 2]
+
+
+def test_what_does_not_fit_is_refused_with_one_line_each(content: dict[str, Any]) -> None:
+    content["space"] = {"participation.clients": {"grid": [2, 9]}, "resources.actors": {"grid": [1, 3]}}
+    content["experiment"]["resources"] = {}
+    config = resolved(load(content))
+    made = points(config, settings(config))
+    with pytest.raises(ConfigErrors) as caught:
+        Preparation({"CPU": 2.0}, len(made), "auto").check(made)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2
+    assert "experiment.participation.clients: found 9" in str(caught.value)
+    assert "experiment.resources.actors: found 3" in str(caught.value)
+
+
+def test_shared_data_make_the_same_world_without_a_copy(content: dict[str, Any]) -> None:
+    experiment = load(content).experiment
+    shared = SharedData.of(load_dataset(experiment.data.name, experiment.data.options))
+    one, two = make_world(experiment), make_world(experiment, shared)
+    assert two.data.x is shared.samples.x
+    assert np.array_equal(one.data.x, two.data.x) and np.array_equal(one.data.y, two.data.y)
+    assert one.data.fingerprint == two.data.fingerprint
+    assert one.data.partition_fingerprint == two.data.partition_fingerprint
+    assert all(domain.train_x.nbytes == 0 for domain in shared.outline.domains)
+    apart = two.without_samples()
+    assert apart.data.x.nbytes == 0 and apart.data.shape == two.data.shape
+    assert apart.with_samples(shared.samples).data.x is shared.samples.x

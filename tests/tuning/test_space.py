@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flray.errors import FlrayError
+from flray.loading import ConfigErrors, load
+from flray.tuning.space import columns, label, points, resolved, settings
+
+
+def _settings(content: dict[str, Any], space: dict[str, Any], **sweep: Any) -> list[dict[str, Any]]:
+    content["space"], content["sweep"] = space, sweep
+    return settings(resolved(load(content)))
+
+
+def test_a_grid_is_tried_completely_and_once(content: dict[str, Any]) -> None:
+    found = _settings(content, {"local.lr": {"grid": [0.1, 0.2]}, "local.epochs": {"grid": [1, 2, 3]}})
+    assert found == [{"local.lr": lr, "local.epochs": e} for lr in (0.1, 0.2) for e in (1, 2, 3)]
+
+
+def test_each_sample_draws_anew_and_has_every_grid_value(content: dict[str, Any]) -> None:
+    space = {"local.epochs": {"grid": [1, 2]}, "local.lr": {"loguniform": [0.001, 1.0]}}
+    found = _settings(content, space, samples=3)
+    assert len(found) == 6
+    assert [s["local.epochs"] for s in found] == [1, 2] * 3
+    lrs = [s["local.lr"] for s in found]
+    assert lrs[0] == lrs[1] and lrs[2] == lrs[3] and len(set(lrs)) == 3
+
+
+def test_draws_depend_on_the_sweeps_seed_and_path_alone(content: dict[str, Any]) -> None:
+    space = {"local.lr": {"uniform": [0.1, 0.2]}}
+    alone = _settings(content, space, samples=4, seed=7)
+    assert alone == _settings(content, space, samples=4, seed=7)
+    assert alone != _settings(content, space, samples=4, seed=8)
+    beside = _settings(content, {"local.epochs": {"randint": [1, 100]}, **space}, samples=4, seed=7)
+    assert [s["local.lr"] for s in beside] == [s["local.lr"] for s in alone]
+    more = _settings(content, space, samples=6, seed=7)
+    assert more[:4] == alone
+
+
+def test_draws_have_the_distributions_they_are_named_after(content: dict[str, Any]) -> None:
+    space = {"local.lr": {"loguniform": [1e-4, 1.0]}, "local.momentum": {"uniform": [0.2, 0.6]},
+             "local.epochs": {"randint": [1, 4]}, "local.batch_size": {"choice": [8, 16]}}
+    found = _settings(content, space, samples=2000)
+    logs = np.log10([s["local.lr"] for s in found])
+    assert logs.min() > -4 and logs.max() < 0 and abs(logs.mean() + 2) < 0.1 and abs(logs.std() - 4 / 12**0.5) < 0.05
+    momenta = np.array([s["local.momentum"] for s in found])
+    assert momenta.min() > 0.2 and momenta.max() < 0.6 and abs(momenta.mean() - 0.4) < 0.01
+    assert {s["local.epochs"] for s in found} == {1, 2, 3}
+    assert abs(np.mean([s["local.batch_size"] == 8 for s in found]) - 0.5) < 0.05
+
+
+def test_draws_that_come_twice_are_tried_once(content: dict[str, Any]) -> None:
+    assert len(_settings(content, {"local.batch_size": {"choice": [8, 16]}}, samples=30)) == 2
+
+
+def test_every_seed_of_every_setting_is_a_trial(content: dict[str, Any]) -> None:
+    config = resolved(load(content))
+    made = points(config, settings(config))
+    assert [(p.number, p.setting["local.lr"], p.seed) for p in made] == [
+        ("0001", 0.02, 0), ("0002", 0.02, 1), ("0003", 0.1, 0), ("0004", 0.1, 1)]
+    assert [(p.experiment.local.lr, p.experiment.seed) for p in made] == [(0.02, 0), (0.02, 1), (0.1, 0), (0.1, 1)]
+    assert made[2].label == "lr=0.1 seed=0"
+
+
+def test_without_seeds_the_experiments_own_is_used(content: dict[str, Any]) -> None:
+    content["experiment"]["seed"], content["sweep"] = 5, {}
+    assert resolved(load(content)).sweep.seeds == (5,)
+
+
+def test_whole_components_can_vary(content: dict[str, Any]) -> None:
+    content["space"] = {"partition": {"grid": ["domains", {"name": "iid", "clients": 3}]},
+                        "model": {"grid": ["lenet"]}}
+    config = resolved(load(content))
+    made = points(config, settings(config))
+    assert made[2].experiment.partition.options["clients"] == 3
+    assert columns(made[2].setting) == {"partition": "iid", "partition.clients": 3, "model": "lenet"}
+    assert label({"algorithm": {"name": "fedprox", "mu": 0.1}, "local.lr": 0.123456}) == "fedprox mu=0.1 lr=0.1235"
+
+
+def test_every_bad_setting_has_one_line(content: dict[str, Any]) -> None:
+    content["space"] = {"local.momentum": {"grid": [0.0, 0.9]}, "local.lr": {"grid": [0.1]}}
+    config = resolved(load(content))
+    with pytest.raises(ConfigErrors) as caught:
+        points(config, [{"local.momentum": 1.5}, {"local.momentum": 0.5}, {"local.lr": -1.0}])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("space (momentum=1.5): experiment.local.momentum: found 1.5")
+    assert "lr=-1" in lines[1] and "greater than 0" in lines[1]
+
+
+@pytest.mark.parametrize(("space", "sweep", "line"), [
+    ({"local.lr": {"uniform": [0.1, 0.2]}}, {"search": "grid"}, "sweep.search: found 'grid', and local.lr is no grid"),
+    ({"local.lr": {"grid": [0.1]}}, {"samples": 4}, "sweep.samples: found 4"),
+    ({"seed": {"grid": [1, 2]}}, {}, "space.seed"),
+    ({"output": {"grid": ["a", "b"]}}, {}, "space.output"),
+    ({}, {"search": "optuna", "samples": 3}, "sweep.search: found 'optuna' with an empty space"),
+    ({"local.lr": {"uniform": [0.1, 0.2]}}, {"samples": 4, "seeds": [0, 1], "scheduler": "pbt"}, "sweep.seeds"),
+    ({"algorithm": {"choice": ["fedavg"]}}, {"scheduler": "pbt"}, "space.algorithm: found a setting that pbt cannot"),
+    ({"local.lr": {"uniform": [0.1, 0.2]}}, {"samples": 4, "search": "optuna", "scheduler": "pbt"}, "sweep.search"),
+])
+def test_sweeps_that_make_no_sense_are_refused_in_one_line(
+        content: dict[str, Any], space: dict[str, Any], sweep: dict[str, Any], line: str) -> None:
+    with pytest.raises(FlrayError) as caught:
+        _settings(content, space, **sweep)
+    assert str(caught.value).startswith(line) and len(str(caught.value).splitlines()) == 1

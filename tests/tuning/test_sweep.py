@@ -1,0 +1,169 @@
+"""Whole sweeps on a real Ray with a real MLflow database."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from flray import running, tuning
+from flray.errors import FlrayError
+from flray.loading import load
+from flray.tracking.journal import read_events
+from flray.tuning.progress import Silence
+from flray.tuning.trials import folders
+
+pytestmark = pytest.mark.slow
+
+
+class Lines(Silence):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_killed_twice_it_ends_with_one_parent_and_eight_children(content: dict[str, Any], tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    content["experiment"] |= {"rounds": 4, "tracking": {"uri": uri, "experiment": "sweeps"},
+                              "resources": {"executor": "ray"}, "checkpoint": {"min_seconds": 0.0}}
+    content["space"] = {"local.lr": {"grid": [0.02, 0.1]},
+                        "algorithm": {"grid": ["fedavg"]}, "local.batch_size": {"grid": [16, 32]}}
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump(content))
+    folder = tmp_path / "runs" / "small" / "001"
+
+    _killed("tune", str(file), when=lambda: (folder / "sweep.json").exists())
+    _killed("resume", str(folder), when=lambda: _rounds(folder) >= 6)
+    before = {f.number: f.identity["uid"] for f in folders(folder)}
+    rounds_before = _rounds(folder)
+    result = tuning.resume(folder)
+
+    assert len(result.results) == 8 and set(result.results["status"]) == {"finished"}
+    assert {f.number: f.identity["uid"] for f in folders(folder)} == before
+    assert rounds_before < 8 * 4 == _rounds(folder)
+    assert result.results["sha256"].nunique() == 8
+    for trial in folders(folder)[:3]:
+        assert trial.identity["sha256"] == _digest_alone(trial.path, tmp_path)
+    _check_tracked(uri, folder)
+
+    again = tuning.resume(folder)  # of a finished sweep: the same result, and nothing is run or tracked again
+    assert again.results["sha256"].tolist() == result.results["sha256"].tolist()
+    _check_tracked(uri, folder)
+
+
+def _killed(*arguments: str, when: Callable[[], bool]) -> None:
+    """Run a command and kill its driver with SIGKILL once `when` holds."""
+    script = "import sys; from pathlib import Path; from flray import tuning\n" \
+             "getattr(tuning, sys.argv[1])(Path(sys.argv[2]))"
+    process = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 120
+    while not when():
+        assert process.poll() is None, process.communicate()[0].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(timeout=10)
+
+
+def _rounds(folder: Path) -> int:
+    return sum(event["type"] == "round" for trial in folders(folder) for event in read_events(trial.path))
+
+
+def _digest_alone(trial: Path, tmp_path: Path) -> str:
+    """Return the digest of the trial's own configuration, run inline and uninterrupted by `flray run`."""
+    overrides = ["resources.executor=inline", f"output={tmp_path / 'alone'}", "tracking.uri=null"]
+    return running.run(trial / "config.yaml", overrides).sha256
+
+
+def _check_tracked(uri: str, folder: Path) -> None:
+    from flray.tracking.connection import connect
+
+    client = connect(uri)
+    experiment = client.get_experiment_by_name("sweeps")
+    runs = client.search_runs([experiment.experiment_id])
+    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert len(parents) == 1 and len(children) == 8
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parents[0].info.run_id}
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    digests = {f.number: f.identity["sha256"] for f in folders(folder)}
+    assert {run.data.tags["trial"]: run.data.tags["model.sha256"] for run in children} == digests
+    for run in children:
+        for name in ("score", "global/common/accuracy", "train/loss"):
+            assert [m.step for m in client.get_metric_history(run.info.run_id, name)] == [1, 2, 3, 4]
+    assert {f.path for f in client.list_artifacts(parents[0].info.run_id)} >= {
+        "config.yaml", "results.csv", "summary.csv", "table.txt", "figures"}
+    assert parents[0].data.metrics["trials/finished"] == 8.0
+
+
+def test_methods_of_the_users_own_and_one_that_fails(content: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from flray.algorithms.base import Algorithm\n"
+        "from flray.registry import register_algorithm\n\n\n"
+        "@register_algorithm('own-good')\n"
+        "class Good(Algorithm):\n"
+        "    '''FedAvg under another name.'''\n\n\n"
+        "@register_algorithm('own-bad')\n"
+        "class Bad(Algorithm):\n"
+        "    '''Raises at one client.'''\n\n"
+        "    def loss(self, client, x, y):\n"
+        "        if client.id == 2 and client.round == 1:\n"
+        "            raise ValueError('no such luck')\n"
+        "        return super().loss(client, x, y)\n")
+    content["experiment"] |= {"plugins": ["own.py"], "resources": {"executor": "ray"}}
+    content["space"] = {"algorithm": {"grid": ["own-good", "own-bad", "fedavg"]}}
+    content["sweep"] = {"seeds": [0]}
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump(content))
+    progress = Lines()
+    result = tuning.tune(file, progress=progress)
+    rows = {row["algorithm"]: row for row in result.results.to_dict("records")}
+    assert [rows[name]["status"] for name in ("own-good", "own-bad", "fedavg")] == ["finished", "failed", "finished"]
+    assert rows["own-good"]["sha256"] == rows["fedavg"]["sha256"]
+    failure = rows["own-bad"]["failure"].splitlines()[0]
+    assert failure.startswith("client 2 (") and "round 2" in failure and "ValueError: no such luck at" in failure
+    assert "own.py:16" in failure
+    assert rows["own-bad"]["rounds"] == 1
+    assert not any("tried again" in line for line in progress.lines)
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    console.print(result.table())
+    assert "no such luck" in console.export_text()
+
+
+def test_a_sweep_with_early_stopping_and_a_scheduler_after_resume(content: dict[str, Any]) -> None:
+    content["experiment"]["rounds"] = 6
+    content["space"] = {"local.lr": {"grid": [0.1, 1e-6, 1e-7, 1e-8]}}
+    content["sweep"] = {"scheduler": {"name": "asha", "reduction_factor": 2}, "seeds": [0], "concurrency": 1}
+    result = tuning.tune(content)
+    rows = result.results.set_index("local.lr")
+    assert rows.loc[0.1, "status"] == "finished" and rows.loc[0.1, "rounds"] == 6
+    assert "stopped" in set(rows["status"]) and rows["rounds"].sum() < 24
+    assert (rows[rows["status"] == "stopped"]["rounds"] < 6).all()
+    assert result.best["local.lr"] == 0.1
+
+
+def test_an_unknown_metric_fails_with_the_nearest_name(content: dict[str, Any]) -> None:
+    content["sweep"] = {"metric": "global/common/acuracy", "seeds": [0]}
+    content["space"] = {}
+    result = tuning.tune(content)
+    assert "did you mean 'global/common/accuracy'" in result.failures()[0]
+
+
+def test_a_mistake_creates_nothing(content: dict[str, Any], tmp_path: Path) -> None:
+    content["space"] = {"participation.clients": {"grid": [2, 50]}}
+    with pytest.raises(FlrayError, match="the partition has 4 clients"):
+        tuning.tune(content)
+    assert not (tmp_path / "runs").exists()
+    assert load(content).space  # the file itself is well-formed
