@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from flray import trees
-from tests.algorithms.conftest import blobs, federation_of, played, softmax_gradient, tensors
-from tests.algorithms.networks import models_sha
+from tests.algorithms.conftest import blobs, federation_of, models_sha, played, softmax_gradient, tensors
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
 

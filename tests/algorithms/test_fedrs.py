@@ -5,8 +5,7 @@ import torch
 
 from flray import trees
 from flray.errors import FlrayError
-from tests.algorithms.conftest import blobs, federation_of, played, tensors, world_of
-from tests.algorithms.networks import models_sha
+from tests.algorithms.conftest import blobs, federation_of, models_sha, played, tensors, world_of
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
 SKEWED = blobs(skew=True)
