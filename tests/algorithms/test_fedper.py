@@ -6,7 +6,16 @@ import torch
 from flray import trees
 from flray.errors import FlrayError
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import blobs, federation_of, models_sha, played, softmax_gradient, state_of, tensors, world_of
+from tests.algorithms.conftest import (
+    blobs,
+    federation_of,
+    models_sha,
+    played,
+    softmax_gradient,
+    state_of,
+    tensors,
+    world_of,
+)
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
 

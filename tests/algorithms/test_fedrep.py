@@ -7,7 +7,16 @@ from flray import trees
 from flray.algorithms.client import Client
 from flray.algorithms.fedrep import FedRep
 from flray.algorithms.samples import Batch
-from tests.algorithms.conftest import blobs, federation_of, models_sha, played, softmax_gradient, state_of, tensors, world_of
+from tests.algorithms.conftest import (
+    blobs,
+    federation_of,
+    models_sha,
+    played,
+    softmax_gradient,
+    state_of,
+    tensors,
+    world_of,
+)
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
 
