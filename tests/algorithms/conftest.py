@@ -51,6 +51,20 @@ def two_layer(shape: tuple[int, ...], num_classes: int, *, norm: bool = True, dr
     return SplitModel(nn.Sequential(layers), nn.Linear(width, num_classes), ["features.first"])
 
 
+@registry.register_model("linear-body")
+def linear_body(shape: tuple[int, ...], num_classes: int, *, width: int = 5) -> nn.Module:
+    """No bias and no activation, so that a closed form is short."""
+    body = nn.Sequential(OrderedDict(first=nn.Linear(shape[0], width, bias=False)))
+    return SplitModel(body, nn.Linear(width, num_classes, bias=False), ["features.first"])
+
+
+@registry.register_model("deep-classifier")
+def deep_classifier(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A classifier of several layers, with batch norm and dropout."""
+    head = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, num_classes))
+    return SplitModel(nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU()), head)
+
+
 def blobs(sizes: Sequence[int] = (12, 9, 15), classes: int = 3, features: int = 4, skew: bool = False) -> list[Arrays]:
     """Return each client's samples: Gaussian around its classes' centres; skewed, client i has no class i."""
     generator = np.random.default_rng(7)

@@ -186,6 +186,8 @@ TRAFFIC: dict[str, Bytes] = {
     "fedbn": same("not_batch_norm"),
     "scaffold": lambda f: (size(f, "all") + parameters(f),) * 2,
     **dict.fromkeys(("fedopt", "fedavgm", "fedadagrad", "fedadam", "fedyogi"), same("all")),
+    **dict.fromkeys(("fedper", "fedrep", "fedbabu"), same("features")),
+    "fedrs": same("all"),
     # three offline classifiers down, the own one up
     "fedco2": lambda f: (size(f, "not_batch_norm") + 3 * size(f, "classifier"),
                          size(f, "not_batch_norm") + size(f, "classifier")),
