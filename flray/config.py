@@ -268,12 +268,18 @@ Domain = Annotated[
         "{randint: [low, high]}"))]
 
 
+Compared = Annotated[Literal["alike", "all"], Field(
+    description="alike: a trial is compared with those of the same method, data, partition, network and seed, so that "
+                "settings compete, not methods or repetitions; all: with every trial")]
+
+
 class Asha(Section):
     """Asynchronous successive halving: the worse part of the trials stops early."""
 
     name: Literal["asha"]
     grace_period: int = Field(1, ge=1, description="rounds before a trial may be stopped")
     reduction_factor: float = Field(3, gt=1)
+    compared: Compared = "alike"
 
 
 class Median(Section):
@@ -282,6 +288,7 @@ class Median(Section):
     name: Literal["median"]
     grace_period: int = Field(1, ge=1)
     min_samples: int = Field(3, ge=1)
+    compared: Compared = "alike"
 
 
 class Pbt(Section):
