@@ -113,6 +113,9 @@ class Local(Section):
     weight_decay: float = Field(0.0, ge=0)
     betas: tuple[float, float] = Field((0.9, 0.999), description="Adam and AdamW only")
     clip_norm: float | None = Field(None, gt=0, description="clip the gradient's norm to this")
+    augment: Literal["none", "flip", "crop", "resized"] = Field(
+        "none", description="of training images: flip; crop: shift by up to 4 pixels, flip; resized: a part of 20 to "
+        "100 % of the area resized to the image, flip")
     precision: Literal["float32", "float64"] = "float32"
     memory_format: Literal["channels_last", "contiguous"] = Field(
         "channels_last", description="layout of images; channels_last is the faster one for most networks")

@@ -70,6 +70,7 @@ class Federation:
             shared_names={key: bench.shared for key, bench in benches.items()},
             parameter_names={key: frozenset(bench.parameters) for key, bench in benches.items()},
             num_classes=world.data.num_classes,
+            num_public=len(world.data.public) if world.data.public is not None else 0,
             weighting=algorithm.weighting if declared == "method" else declared)
         algorithm.server_setup(self.server)
         self.states: list[Handle] = [None] * len(world.data.clients)

@@ -75,7 +75,7 @@ class World:
     components: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def build(self, key: str) -> nn.Module:
-        """Return a freshly initialised network of an architecture as the method trains it: the same bits in every process."""
+        """Return a fresh network of an architecture as the method trains it: the same bits in every process."""
         choice = self.architectures[key]
         dtype = torch.float64 if self.config.local.precision == "float64" else torch.float32
         return self.algorithm.network(models.build(

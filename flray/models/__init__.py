@@ -1,7 +1,7 @@
 """The papers' networks, each split into features and classifier, and the groups of their state that methods name."""
 
 from flray.models import convnets, densenet, inception, mobile, resnet, small
-from flray.models.base import SplitModel, as_split, feature_dim
+from flray.models.base import SplitModel, as_split, feature_dim, linear_classifier
 from flray.models.building import build
 from flray.models.groups import GROUPS, batch_norm_modules, layer_taps, norm_layer, select
 
@@ -16,6 +16,7 @@ __all__ = [
     "feature_dim",
     "inception",
     "layer_taps",
+    "linear_classifier",
     "mobile",
     "norm_layer",
     "resnet",

@@ -86,6 +86,23 @@ def feature_dim(model: nn.Module) -> int:
     raise FlrayError(f"model {type(model).__name__}: its classifier has no nn.Linear, so its feature size is unknown")
 
 
+def linear_classifier(model: nn.Module) -> nn.Linear:
+    """Return the classifier of a split model, having checked that it is a single linear layer.
+
+    Raises
+    ------
+    FlrayError
+        If the model is not split, or its classifier is anything else.
+    """
+    classifier = as_split(model).classifier
+    if not isinstance(classifier, nn.Linear):
+        raise FlrayError(
+            f"model {type(model).__name__}: this needs one linear layer as classifier, found "
+            f"{type(classifier).__name__}; take the last layer alone ('digit-cnn' and 'alexnet' do with split: head)"
+        )
+    return classifier
+
+
 def image_shape(name: str, shape: Sequence[int], minimum: int) -> tuple[int, int, int]:
     """Return ``(channels, height, width)``, having checked that a network can take such images.
 

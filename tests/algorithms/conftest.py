@@ -41,13 +41,28 @@ def one_layer(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 @registry.register_model("two-layer")
 def two_layer(shape: tuple[int, ...], num_classes: int, *, norm: bool = True, dropout: float = 0.0,
               width: int = 5) -> nn.Module:
-    layers: OrderedDict[str, nn.Module] = OrderedDict(first=nn.Linear(shape[0], width))
+    """No bias before the norm, whose gradient would be rounding noise that Adam makes large."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(first=nn.Linear(shape[0], width, bias=not norm))
     if norm:
         layers["middle"] = nn.BatchNorm1d(width)
     layers["active"] = nn.ReLU()
     if dropout:
         layers["drop"] = nn.Dropout(dropout)
     return SplitModel(nn.Sequential(layers), nn.Linear(width, num_classes), ["features.first"])
+
+
+@registry.register_model("linear-body")
+def linear_body(shape: tuple[int, ...], num_classes: int, *, width: int = 5) -> nn.Module:
+    """No bias and no activation, so that a closed form is short."""
+    body = nn.Sequential(OrderedDict(first=nn.Linear(shape[0], width, bias=False)))
+    return SplitModel(body, nn.Linear(width, num_classes, bias=False), ["features.first"])
+
+
+@registry.register_model("deep-classifier")
+def deep_classifier(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A classifier of several layers, with batch norm and dropout."""
+    head = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, num_classes))
+    return SplitModel(nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU()), head)
 
 
 def blobs(sizes: Sequence[int] = (12, 9, 15), classes: int = 3, features: int = 4, skew: bool = False) -> list[Arrays]:

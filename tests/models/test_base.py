@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from flray.errors import FlrayError
-from flray.models import SplitModel, as_split, feature_dim
+from flray.models import SplitModel, as_split, feature_dim, linear_classifier
 
 
 class Users(nn.Module):
@@ -47,3 +47,10 @@ def test_state_outside_the_two_parts_is_refused() -> None:
 def test_an_unknown_feature_size_is_an_error() -> None:
     with pytest.raises(FlrayError, match=r"its classifier has no nn\.Linear"):
         feature_dim(Users(features=nn.Linear(3, 4), classifier=nn.Identity()))
+
+
+def test_a_single_linear_layer_as_classifier_is_returned_and_anything_else_refused() -> None:
+    model = SplitModel(nn.Flatten(), nn.Linear(4, 3))
+    assert linear_classifier(model) is model.classifier
+    with pytest.raises(FlrayError, match="one linear layer as classifier, found Sequential"):
+        linear_classifier(SplitModel(nn.Flatten(), nn.Sequential(nn.Linear(4, 3))))

@@ -1,0 +1,32 @@
+"""FedPer: the last layers stay personal, everything is trained together (Arivazhagan et al., 2019)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flray import registry
+from flray.algorithms.base import Algorithm
+from flray.registry import hyper, register_algorithm
+
+
+@register_algorithm("fedper")
+class FedPer(Algorithm):
+    """FedAvg on everything but the personal group, which each client keeps between its turns.
+
+    All clients begin with the same personal values. With nothing personal this is FedAvg, with everything `Local`.
+    """
+
+    class Params(registry.Params):
+        """Hyper-parameters."""
+
+        personal: str = hyper(
+            "classifier", "group that stays at the client (groups are joined by + and -)",
+            "FedPer: the last layers; Fed-CO2's code: the classifier (digit-cnn and alexnet cut it by `split`)")
+
+    needs = frozenset({"split"})
+    shared = "features"
+    views = ("personal",)
+
+    def __init__(self, hp: Any = None) -> None:
+        super().__init__(hp)
+        self.shared = f"all-{self.hp.personal}"

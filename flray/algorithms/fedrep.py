@@ -1,0 +1,44 @@
+"""FedRep: first the own head on a fixed body, then the shared body under the new head (Collins et al., ICML 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flray import registry
+from flray.algorithms.base import Algorithm, Phase, Predictor, View
+from flray.algorithms.client import Client
+from flray.registry import hyper, register_algorithm
+
+
+@register_algorithm("fedrep")
+class FedRep(Algorithm):
+    """The body is averaged, the head stays at the client. Each phase has its own optimiser.
+
+    The body's batch norms keep their statistics in the head's phase. ``local.epochs`` counts only where a phase's own
+    number is null.
+    """
+
+    class Params(registry.Params):
+        """Hyper-parameters."""
+
+        head_epochs: int | None = hyper(
+            10, "epochs on the head; null: local.epochs", "lgcollins/FedRep: local_ep 11 less local_rep_ep 1", ge=0)
+        body_epochs: int | None = hyper(
+            1, "epochs on the body; null: local.epochs", "lgcollins/FedRep: local_rep_ep 1", ge=0)
+        evaluation_epochs: int = hyper(
+            0, "epochs on the head before the model is tested, on a copy",
+            "a decision: none; lgcollins/FedRep fits all heads for 10 epochs after the last round", ge=0)
+
+    needs = frozenset({"split", "classification"})
+    shared = "features"
+    views = ("personal",)
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        """Train the head, then the body."""
+        return (Phase("personal", "classifier", self.hp.head_epochs), Phase("train", "features", self.hp.body_epochs))
+
+    def predictor(self, client: Client, view: View) -> Predictor:
+        """Return the body with the own head, which is first fitted to the new body where that is asked for."""
+        for batch, optimizer in client.run(Phase("adapt", "classifier", self.hp.evaluation_epochs)):
+            self.step(client, batch, optimizer)
+        return super().predictor(client, view)

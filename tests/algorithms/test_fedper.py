@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flray import trees
+from flray.errors import FlrayError
+from flray.federation.federation import Federation
+from tests.algorithms.conftest import (
+    blobs,
+    federation_of,
+    models_sha,
+    played,
+    softmax_gradient,
+    state_of,
+    tensors,
+    world_of,
+)
+
+DROPOUT = {"name": "two-layer", "dropout": 0.2}
+
+
+def personal(federation: Federation) -> list[str]:
+    """Return a digest of what each client keeps of the model."""
+    return [trees.sha256(state_of(federation, i)["personal"]) for i in range(3)]
+
+
+def test_nothing_personal_is_fedavg() -> None:
+    fedper = played({"name": "fedper", "personal": "none"}, rounds=2, model=DROPOUT)
+    assert models_sha(fedper) == models_sha(played("fedavg", rounds=2, model=DROPOUT))
+
+
+def test_everything_personal_is_local() -> None:
+    assert personal(played({"name": "fedper", "personal": "all"}, rounds=2, model=DROPOUT)) == \
+        personal(played("local", rounds=2, model=DROPOUT))
+
+
+def test_personal_batch_norm_is_fedbn() -> None:
+    uniform = {"weights": "uniform"}
+    fedper = played({"name": "fedper", "personal": "batch_norm"}, rounds=2, aggregation=uniform)
+    fedbn = played("fedbn", rounds=2)
+    assert models_sha(fedper) == models_sha(fedbn)
+    assert personal(fedper) == personal(fedbn)
+
+
+def test_body_is_averaged_and_heads_are_not() -> None:
+    federation = played("fedper", rounds=1)
+    fedavg = played("fedavg", rounds=1)
+    for name, value in federation.server.model.items():
+        initial = federation_of(federation.world).server.model[name]
+        assert torch.equal(value, initial if name.startswith("classifier") else fedavg.server.model[name]), name
+    heads = [state_of(federation, i)["personal"]["classifier.weight"] for i in range(3)]
+    sizes = torch.tensor([12.0, 9.0, 15.0], dtype=torch.float64)
+    mean = (torch.stack(heads) * (sizes / sizes.sum()).view(-1, 1, 1)).sum(0)
+    torch.testing.assert_close(mean, fedavg.server.model["classifier.weight"], rtol=1e-12, atol=1e-14)
+
+
+def test_a_head_continues_from_its_last_turn() -> None:
+    """One full-batch step a round on a single layer, of which all is personal: two steps of gradient descent."""
+    federation = played("fedper", rounds=2, model="one-layer", local={"batch_size": 99})
+    for i, (x, y) in enumerate(tensors(blobs())):
+        w = federation_of(federation.world).server.model["classifier.weight"].clone()
+        for _ in range(2):
+            w -= 0.1 * softmax_gradient(w, x, y)
+        torch.testing.assert_close(state_of(federation, i)["personal"]["classifier.weight"], w, rtol=1e-12, atol=1e-14)
+
+
+def test_an_unknown_group_is_refused() -> None:
+    with pytest.raises(FlrayError, match="unknown parameter group 'head'"):
+        world_of({"name": "fedper", "personal": "head"})

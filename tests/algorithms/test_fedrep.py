@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flray import trees
+from flray.algorithms.client import Client
+from flray.algorithms.fedrep import FedRep
+from flray.algorithms.samples import Batch
+from tests.algorithms.conftest import (
+    blobs,
+    federation_of,
+    models_sha,
+    played,
+    softmax_gradient,
+    state_of,
+    tensors,
+    world_of,
+)
+
+DROPOUT = {"name": "two-layer", "dropout": 0.2}
+
+
+def rep(head: int | None, body: int | None, **options: int) -> dict[str, object]:
+    return {"name": "fedrep", "head_epochs": head, "body_epochs": body, **options}
+
+
+def test_each_phase_leaves_the_other_part_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics included, and with the momentum and weight decay that move weights of zero gradient."""
+    seen: list[tuple[str, str, str]] = []
+    step = FedRep.step
+
+    def watched(self: FedRep, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+        step(self, client, batch, optimizer)
+        features, classifier = (trees.sha256({n: v for n, v in client.bench.entries.items() if n.startswith(part)})
+                                for part in ("features", "classifier"))
+        seen.append((batch.phase.tag, features, classifier))
+
+    monkeypatch.setattr(FedRep, "step", watched)
+    federation = federation_of(world_of(rep(2, 1), blobs((12,)), local={"momentum": 0.9, "weight_decay": 0.1}))
+    federation.step()
+    head, body = [s for s in seen if s[0] == "personal"], [s for s in seen if s[0] == "train"]
+    assert (len(head), len(body)) == (6, 3) and seen == head + body
+    assert len({s[1] for s in head}) == 1 and len({s[2] for s in head}) == 6
+    assert len({s[1] for s in body}) == 3 and {s[2] for s in body} == {head[-1][2]}
+
+
+def test_without_body_epochs_the_body_stays_the_initial_one() -> None:
+    federation = played(rep(3, 0), rounds=2)
+    initial = federation_of(federation.world).server.models
+    assert models_sha(federation) == trees.sha256(initial)
+    assert state_of(federation, 0)["personal"]["classifier.bias"].norm() > 0
+
+
+def test_head_phase_is_softmax_regression_on_the_received_features() -> None:
+    """On a network whose body has no parameters: 2 + 0 epochs of one full-batch step."""
+    federation = played(rep(2, 0), rounds=1, model="one-layer", local={"batch_size": 99})
+    for i, (x, y) in enumerate(tensors(blobs())):
+        w = federation.server.model["classifier.weight"].clone()
+        for _ in range(2):
+            w -= 0.1 * softmax_gradient(w, x, y)
+        torch.testing.assert_close(state_of(federation, i)["personal"]["classifier.weight"], w, rtol=1e-12, atol=1e-14)
+
+
+def test_without_head_epochs_training_is_fedbabu_s() -> None:
+    settings = {"model": DROPOUT, "aggregation": {"weights": "uniform"}}
+    babu = played("fedbabu", rounds=3, **settings)
+    assert models_sha(played(rep(0, None), rounds=3, **settings)) == models_sha(babu)
+    assert models_sha(played(rep(1, None), rounds=3, **settings)) != models_sha(babu)
+
+
+def test_heads_fitted_for_the_test_are_forgotten() -> None:
+    fitted, plain = played(rep(1, 1, evaluation_epochs=5), rounds=1), played(rep(1, 1), rounds=1)
+    loss = "personal/local/loss"
+    assert fitted.evaluate()[loss] < plain.evaluate()[loss]
+    assert fitted.sha256() == plain.sha256()
+    fitted.step()
+    plain.step()
+    assert fitted.sha256() == plain.sha256()
