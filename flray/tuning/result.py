@@ -204,7 +204,8 @@ def _row(folder: TrialFolder) -> dict[str, Any]:
     own = f"{metric.split('/')[0]}/local/{measure}/client/"
     return {
         "trial": folder.number, "settings": columns(identity.get("setting_at_end") or identity["setting"]),
-        "seed": identity["seed"], "status": identity["status"], "rounds": len(history), "score": last.get("score", math.nan),
+        "seed": identity["seed"], "status": identity["status"], "rounds": len(history),
+        "score": last.get("score", math.nan),
         "metric": metric or None, "seconds": float(history["time/round"].sum()) if "time/round" in history else 0.0,
         "sha256": identity.get("sha256"), "failure": identity.get("failure"),
         "views": {f"{view}/{measure}": last[f"{view}/{measure}"] for view in VIEWS if f"{view}/{measure}" in last},
