@@ -123,6 +123,16 @@ def show_list(what: str, name: str | None) -> None:
         raise FlrayError(f"nothing called {what!r} to list{nearest(what, registry.ALL)}; "
                          f"one of {', '.join(registry.ALL)}")
     entries = registry.ALL[what]
+    if name is None and what == "algorithms":
+        table = Table("name", "method", "shared", "needs", "evaluated", title_justify="left",
+                      title=f"{what} (details: flray list {what} NAME)")
+        for entry in entries.names():
+            method = entries.get(entry)
+            shared = method.shared if isinstance(method.shared, str) else "by its settings"
+            table.add_row(entry, _first_line(sys.modules[method.__module__]) or _first_line(method), shared,
+                          ", ".join(sorted(method.needs)), ", ".join(method.views))
+        console.print(table)
+        return
     if name is None:
         table = Table("name", "what it is", title=f"{what} (details: flray list {what} NAME)", title_justify="left")
         for entry in entries.names():
