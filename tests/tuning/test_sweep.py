@@ -209,3 +209,19 @@ def test_a_mistake_creates_nothing(content: dict[str, Any], tmp_path: Path) -> N
         tuning.tune(content)
     assert not (tmp_path / "runs").exists()
     assert load(content).space  # the file itself is well-formed
+
+
+def test_a_population_copies_and_perturbs_without_a_gap(content: dict[str, Any]) -> None:
+    content["experiment"]["rounds"] = 4
+    content["space"] = {"local.lr": {"loguniform": [1e-4, 0.2]}, "local.batch_size": {"choice": [8, 16, 32]}}
+    content["sweep"] = {"samples": 4, "scheduler": {"name": "pbt", "perturbation_interval": 2, "quantile": 0.5}}
+    result = tuning.tune(content)
+    assert set(result.results["status"]) == {"finished"} and len(result.summary) == 4
+    changed = [f for f in folders(result.folder) if "setting_at_end" in f.identity]
+    assert len(changed) == 2
+    for trial in folders(result.folder):
+        history = result.history(trial.number)
+        assert list(history["round"]) == [1, 2, 3, 4]
+        assert history["setting/local.lr"].iloc[0] == pytest.approx(trial.identity["setting"]["local.lr"])
+        end = trial.identity.get("setting_at_end", trial.identity["setting"])
+        assert history["setting/local.lr"].iloc[3] == pytest.approx(end["local.lr"])
