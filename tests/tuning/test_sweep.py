@@ -225,3 +225,25 @@ def test_a_population_copies_and_perturbs_without_a_gap(content: dict[str, Any])
         assert history["setting/local.lr"].iloc[0] == pytest.approx(trial.identity["setting"]["local.lr"])
         end = trial.identity.get("setting_at_end", trial.identity["setting"])
         assert history["setting/local.lr"].iloc[3] == pytest.approx(end["local.lr"])
+
+
+def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) -> None:
+    import ray
+
+    class Free(Silence):
+        def __init__(self) -> None:
+            self.gpus: list[float] = []
+
+        def round(self, *_: object) -> None:
+            self.gpus.append(ray.available_resources().get("GPU", 0.0))
+
+    content["experiment"]["resources"] = {"executor": "ray", "gpus_per_actor": 0.5}
+    progress = Free()
+    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR")
+    try:
+        result = tuning.tune(content, progress=progress)
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+    assert set(result.results["status"]) == {"finished"}
+    assert min(progress.gpus) == 0.0  # two trials at once, half a GPU each
