@@ -113,6 +113,9 @@ class Local(Section):
     weight_decay: float = Field(0.0, ge=0)
     betas: tuple[float, float] = Field((0.9, 0.999), description="Adam and AdamW only")
     clip_norm: float | None = Field(None, gt=0, description="clip the gradient's norm to this")
+    augment: Literal["none", "flip", "crop", "resized"] = Field(
+        "none", description="of training images: flip; crop: shift by up to 4 pixels, flip; resized: a part of 20 to "
+        "100 % of the area resized to the image, flip")
     precision: Literal["float32", "float64"] = "float32"
     memory_format: Literal["channels_last", "contiguous"] = Field(
         "channels_last", description="layout of images; channels_last is the faster one for most networks")
@@ -265,12 +268,18 @@ Domain = Annotated[
         "{randint: [low, high]}"))]
 
 
+Compared = Annotated[Literal["alike", "all"], Field(
+    description="alike: a trial is compared with those of the same method, data, partition, network and seed, so that "
+                "settings compete, not methods or repetitions; all: with every trial")]
+
+
 class Asha(Section):
     """Asynchronous successive halving: the worse part of the trials stops early."""
 
     name: Literal["asha"]
     grace_period: int = Field(1, ge=1, description="rounds before a trial may be stopped")
     reduction_factor: float = Field(3, gt=1)
+    compared: Compared = "alike"
 
 
 class Median(Section):
@@ -279,6 +288,7 @@ class Median(Section):
     name: Literal["median"]
     grace_period: int = Field(1, ge=1)
     min_samples: int = Field(3, ge=1)
+    compared: Compared = "alike"
 
 
 class Pbt(Section):

@@ -16,12 +16,13 @@ from flray import registry
 from flray.errors import FlrayError, nearest
 from flray.federation.federation import Round
 from flray.federation.world import World
+from flray.metrics.summary import course
 from flray.running import Result
 
 if TYPE_CHECKING:
     from flray.tuning.result import SweepResult
 
-console = Console(stderr=False, highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
 
 
 class RunProgress:
@@ -89,7 +90,7 @@ def show_result(result: Result) -> None:
     measure = result.metric.rsplit("/", 1)[1]
     clients = sorted({m.rsplit("/client/", 1)[1] for m in metrics if f"/{measure}/client/" in m})
     shown = clients if len(clients) <= 12 else []
-    table.add_column(measure)
+    table.add_column(measure, no_wrap=True)
     for heading in ("mean", "std", "worst", *shown):
         table.add_column(heading, justify="right")
     for view in views:
@@ -97,11 +98,9 @@ def show_result(result: Result) -> None:
         cells = [_percent(metrics.get(key)), _percent(metrics.get(f"{key}/std")), _percent(metrics.get(f"{key}/worst"))]
         table.add_row(view, *cells, *(_percent(metrics.get(f"{key}/client/{c}")) for c in shown))
     console.print(table)
-    last = result.history[result.metric].dropna().tail(result.experiment.evaluation.last)
-    best = int(result.history[result.metric].to_numpy().argmax())
-    console.print(f"{result.metric}: last {_percent(last.iloc[-1])}, mean of the last {len(last)} "
-                  f"{_percent(float(last.mean()))}, best {_percent(float(result.history[result.metric].max()))} "
-                  f"in round {int(result.history['round'].iloc[best])}", markup=False)
+    went = course(result.history, result.metric, result.experiment.evaluation.last)
+    console.print(f"{result.metric}: last {_percent(went.last)}, mean of the last {went.rounds} "
+                  f"{_percent(went.mean_of_last)}, best {_percent(went.best)} in round {went.best_round}", markup=False)
     console.print(f"model SHA-256: {result.sha256}", markup=False)
     console.print(f"run: {result.folder}", markup=False)
     if result.experiment.tracking.uri is not None:
@@ -124,6 +123,16 @@ def show_list(what: str, name: str | None) -> None:
         raise FlrayError(f"nothing called {what!r} to list{nearest(what, registry.ALL)}; "
                          f"one of {', '.join(registry.ALL)}")
     entries = registry.ALL[what]
+    if name is None and what == "algorithms":
+        table = Table("name", "method", "shared", "needs", "evaluated", title_justify="left",
+                      title=f"{what} (details: flray list {what} NAME)")
+        for entry in entries.names():
+            method = entries.get(entry)
+            shared = method.shared if isinstance(method.shared, str) else "by its settings"
+            table.add_row(entry, _first_line(sys.modules[method.__module__]) or _first_line(method), shared,
+                          ", ".join(sorted(method.needs)), ", ".join(method.views))
+        console.print(table)
+        return
     if name is None:
         table = Table("name", "what it is", title=f"{what} (details: flray list {what} NAME)", title_justify="left")
         for entry in entries.names():

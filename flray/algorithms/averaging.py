@@ -37,3 +37,13 @@ def average(replies: Iterable[Reply], weigh: Callable[[Reply], float],
         if tree:
             means.setdefault(reply.architecture, WeightedMean()).add(tree, weigh(reply))
     return {architecture: mean.result() for architecture, mean in sorted(means.items())}
+
+
+def average_outputs(replies: Iterable[Reply], entry: str) -> dict[str, Tensor]:
+    """Return the plain mean of one entry over all replies, whatever their architectures; nothing without replies."""
+    mean = WeightedMean()
+    some = False
+    for reply in replies:
+        mean.add(reply[entry], 1.0)
+        some = True
+    return mean.result() if some else {}

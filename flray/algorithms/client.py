@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from flray import keys, trees
 from flray.algorithms.base import Phase
+from flray.algorithms.optimizers import make_optimizer
 from flray.algorithms.samples import Batch, Samples
+from flray.data.augment import augmented
 from flray.data.tasks import Task
 from flray.models import groups
 
@@ -187,7 +189,7 @@ class Client:
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Track a number of this client in this round."""
-        self.metrics[name] = float(value)
+        self.metrics[name] = float(value.detach() if isinstance(value, Tensor) else value)
 
     def record_loss(self, loss: Tensor) -> None:
         """Add a step's loss to the turn's mean."""
@@ -214,8 +216,6 @@ class Client:
     def run(self, phase: Phase, samples: Samples | None = None) -> Iterator[tuple[Batch, torch.optim.Optimizer]]:
         """Yield the batches of a phase with its optimiser, the model in train mode and the other groups frozen.
 
-        A batch norm outside the trained group is in eval mode: its statistics are as frozen as its parameters.
-
         Parameters
         ----------
         phase : Phase
@@ -224,29 +224,44 @@ class Client:
             Other samples than the client's training data.
         """
         samples = self.train if samples is None else samples
-        local = self.local.model_copy(update=dict(phase.local)) if phase.local else self.local
-        chosen = groups.select(self.model, phase.trainable)
-        for name, parameter in self.parameters.items():
-            parameter.requires_grad_(name in chosen)
-        self._trainable = [p for n, p in self.parameters.items() if n in chosen]
-        self._clip_norm = local.clip_norm
-        optimizer = make_optimizer(self._trainable, local, self.round)
-        self.model.train()
-        for name, norm in groups.batch_norm_modules(self.model):
-            if not any(f"{name}.{entry}" in chosen for entry in norm.state_dict()):
-                norm.eval()
-        reseed = keys.key(self.seed, "dropout", round=self.round, client=self.id,
-                          extra=f"{phase.tag}/{self.stage_index}") if self.bench.random else None
+        local = self.settings(phase)
+        optimizer = self.optimizer(phase)
+        stream = f"{phase.tag}/{self.stage_index}"
+        reseed = keys.key(self.seed, "dropout", round=self.round, client=self.id, extra=stream) \
+            if self.bench.random else None
         try:
             for step, (positions, last) in enumerate(self._positions(phase, local, samples)):
                 if reseed is not None:
                     torch.manual_seed(reseed + step)
                 x, y = samples.take(positions)
+                if local.augment != "none":
+                    x = augmented(x, local.augment, self.generator("augmentation", f"{stream}/{step}"))
                 yield Batch(self.model, x, y, step, phase, last), optimizer
         finally:
             for parameter in self.parameters.values():
                 parameter.requires_grad_(True)
                 parameter.grad = None
+
+    def settings(self, phase: Phase) -> Local:
+        """Return the settings of ``local`` that hold in a phase."""
+        return self.local.model_copy(update=dict(phase.local)) if phase.local else self.local
+
+    def optimizer(self, phase: Phase) -> torch.optim.Optimizer:
+        """Return a phase's fresh optimiser; freeze the other groups and put the model into train mode.
+
+        A batch norm outside the trained group is in eval mode: its statistics are as frozen as its parameters.
+        """
+        local = self.settings(phase)
+        chosen = groups.select(self.model, phase.trainable)
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(name in chosen)
+        self._trainable = [p for n, p in self.parameters.items() if n in chosen]
+        self._clip_norm = local.clip_norm
+        self.model.train()
+        for name, norm in groups.batch_norm_modules(self.model):
+            if not any(f"{name}.{entry}" in chosen for entry in norm.state_dict()):
+                norm.eval()
+        return make_optimizer(self._trainable, local, self.round)
 
     def _positions(self, phase: Phase, local: Local, samples: Samples) -> Iterator[tuple[Tensor, bool]]:
         """Yield each batch's positions and whether it belongs to the last epoch that is begun."""
@@ -277,24 +292,3 @@ class Client:
         if missing:
             raise RuntimeError(f"receive() left {len(missing)} values of the model unset, {min(missing)!r} among them: "
                                "a turn must set all parameters and buffers")
-
-
-def make_optimizer(parameters: list[nn.Parameter], local: Local, round: int) -> torch.optim.Optimizer:
-    """Return a fresh optimiser for one turn.
-
-    Parameters
-    ----------
-    parameters : list of Parameter
-        What it may change.
-    local : Local
-        Its settings.
-    round : int
-        From 0; the learning rate is ``lr * lr_decay**round``.
-    """
-    lr = local.lr * local.lr_decay**round
-    if not parameters:
-        parameters = [nn.Parameter(torch.zeros(()))]
-    if local.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=local.momentum, weight_decay=local.weight_decay)
-    kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=lr, betas=local.betas, weight_decay=local.weight_decay)

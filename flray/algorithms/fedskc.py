@@ -14,10 +14,8 @@ from flray.algorithms.base import Algorithm, Phase, Stage
 from flray.algorithms.client import Client
 from flray.algorithms.samples import Batch
 from flray.algorithms.server import Replies, Reply, Server
-from flray.algorithms.variants import VariantParams
+from flray.algorithms.variants import VariantParams, refuse_overridden
 from flray.config import Experiment
-from flray.config import Local as LocalSettings
-from flray.errors import ConfigError
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 
@@ -89,10 +87,7 @@ class FedSKC(Algorithm):
 
     def check(self, config: Experiment) -> None:
         """Refuse a local learning rate that the variant would override."""
-        default = LocalSettings.model_fields["lr"].default
-        if self.hp.lr is not None and config.local.lr not in (default, self.hp.lr):
-            raise ConfigError("experiment.local.lr", f"{config.local.lr:g}", f"fedskc trains with {self.hp.lr:g} here; "
-                              f"write algorithm.lr: {config.local.lr:g} instead")
+        refuse_overridden(config, lr=self.hp.lr)
 
     @property
     def shares_knowledge(self) -> bool:

@@ -82,6 +82,8 @@ class Server:
         For each architecture the names that travel.
     parameter_names : dict of str to frozenset of str
         For each architecture the names that are trainable parameters (the others are buffers).
+    num_public : int
+        Public samples; 0 where there are none.
     metrics : dict of str to float
         What hooks wish to track this round (see `log`).
     """
@@ -93,6 +95,7 @@ class Server:
     parameter_names: dict[str, frozenset[str]]
     num_classes: int
     weighting: Literal["samples", "uniform"]
+    num_public: int = 0
     state: dict[str, Any] = field(default_factory=dict)
     cohort: list[int] = field(default_factory=list)
     round: int = 0

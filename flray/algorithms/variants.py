@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
+from flray.config import Experiment
+from flray.config import Local as LocalSettings
+from flray.errors import ConfigError
 from flray.registry import Params, hyper
 
 
@@ -28,3 +31,25 @@ class VariantParams(Params):
         column = ("paper", "released").index(self.variant)
         return self.model_copy(update={
             name: values[column] for name, values in self.deviations.items() if getattr(self, name) is None})
+
+
+def refuse_overridden(config: Experiment, **values: Any) -> None:
+    """Refuse settings of ``local`` that the method would replace by values of its own.
+
+    Parameters
+    ----------
+    config : Experiment
+        The experiment.
+    **values : Any
+        The method's value of each setting; None where it has none.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is neither the engine's default nor the method's value.
+    """
+    for name, value in values.items():
+        given = getattr(config.local, name)
+        if value is not None and given not in (LocalSettings.model_fields[name].default, value):
+            raise ConfigError(f"experiment.local.{name}", str(given), f"{config.algorithm.name} trains with {value} "
+                              f"here; write algorithm.{name}: {given} instead")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -38,3 +41,44 @@ def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
     """Mirror every image left to right with probability one half (parameters as in `random_crop`; not for digits)."""
     mirrored = torch.rand((len(images), 1, 1, 1), generator=generator, device=generator.device) < 0.5
     return torch.where(mirrored.to(images.device), images.flip(-1), images)
+
+
+def random_resized_crop(images: Tensor, generator: torch.Generator, smallest: float = 0.2) -> Tensor:
+    """Cut a random part out of every image and resize it to the image's size, bilinearly.
+
+    Parameters
+    ----------
+    images : Tensor [B, C, H, W]
+        Floating.
+    generator : torch.Generator
+        Draws on its own device.
+    smallest : float
+        Least share of the area; the share is uniform from it to 1, the side ratio log-uniform from 3/4 to 4/3. A side
+        that would be longer than the image is cut to it.
+
+    Returns
+    -------
+    Tensor
+        Same shape, dtype and device.
+    """
+    draws = torch.rand((4, len(images)), generator=generator, device=generator.device, dtype=torch.float64)
+    area = smallest + (1 - smallest) * draws[0]
+    ratio = torch.exp((2 * draws[1] - 1) * math.log(4 / 3))
+    width, height = ((area * r).sqrt().clamp(max=1) for r in (ratio, 1 / ratio))
+    # in the coordinates of affine_grid, -1 to 1: how much is seen, and where its middle lies
+    middle_x, middle_y = (1 - width) * (2 * draws[2] - 1), (1 - height) * (2 * draws[3] - 1)
+    zero = torch.zeros_like(width)
+    theta = torch.stack([torch.stack([width, zero, middle_x], 1), torch.stack([zero, height, middle_y], 1)], 1)
+    grid = F.affine_grid(theta.to(images.device, images.dtype), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def augmented(images: Tensor, how: Literal["none", "flip", "crop", "resized"], generator: torch.Generator) -> Tensor:
+    """Return a batch augmented as ``local.augment`` says; samples that are not images [B, C, H, W] stay as they are."""
+    if how == "none" or images.dim() != 4:
+        return images
+    if how == "crop":
+        images = random_crop(images, generator)
+    elif how == "resized":
+        images = random_resized_crop(images, generator)
+    return random_flip(images, generator)

@@ -18,6 +18,7 @@ from flray import trees
 from flray.algorithms.base import Stage
 from flray.data.tasks import task
 from flray.federation.executor import ClientError, Job, Turn
+from flray.federation.played import MAX_CLIENT_METRICS
 from flray.federation.player import BLOCK
 
 if TYPE_CHECKING:
@@ -124,8 +125,6 @@ def _join(parts: list[Evidence]) -> Evidence:
 def _over_clients(federation: Federation, view: str, values: Mapping[int, Mapping[str, float]],
                   suffix: str = "") -> dict[str, float]:
     """Return mean, std, worst and worst tenth over clients, and the clients' own values; empty test parts left out."""
-    from flray.federation.federation import MAX_CLIENT_METRICS
-
     metrics: dict[str, float] = {}
     names = next(iter(values.values()), {})
     for name in names:

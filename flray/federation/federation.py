@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from flray.algorithms.client import Bench
 from flray.algorithms.server import ClientInfo, Server
 from flray.federation.evaluation import evaluate
 from flray.federation.executor import ArrivedReply, ClientError, Executor, Handle, Job, Result, Turn
+from flray.federation.played import Played
 from flray.federation.world import World
 from flray.trees import Packed
 
@@ -70,6 +70,7 @@ class Federation:
             shared_names={key: bench.shared for key, bench in benches.items()},
             parameter_names={key: frozenset(bench.parameters) for key, bench in benches.items()},
             num_classes=world.data.num_classes,
+            num_public=len(world.data.public) if world.data.public is not None else 0,
             weighting=algorithm.weighting if declared == "method" else declared)
         algorithm.server_setup(self.server)
         self.states: list[Handle] = [None] * len(world.data.clients)
@@ -186,56 +187,6 @@ class Federation:
         result = call()
         self._seconds[name] += time.perf_counter() - begun
         return result
-
-
-class Played:
-    """What the clients of one round reported for tracking.
-
-    Parameters
-    ----------
-    server : Server
-        For names and the cohort.
-    """
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self.metrics: dict[str, dict[int, float]] = {}
-        self.left_out: set[int] = set()
-        self.resident: dict[int, float] = {}
-
-    def add(self, result: Result) -> None:
-        """Take in one client's outcome of a stage: steps add up, other numbers are those of the last stage."""
-        for name, value in result.outcome.metrics.items():
-            values, client = self.metrics.setdefault(name, {}), result.turn.client
-            if name == "steps":
-                values[client] = values.get(client, 0.0) + value
-            elif client not in values or not math.isnan(value):
-                values[client] = value
-        self.metrics.setdefault("seconds", {}).setdefault(result.turn.client, 0.0)
-        self.metrics["seconds"][result.turn.client] += result.outcome.seconds
-        self.resident[result.turn.client] = float(result.outcome.resident)
-
-    def summary(self) -> dict[str, float]:
-        """Return means over the cohort and single clients' values."""
-        server = self._server
-        summary = {"cohort/size": float(len(server.cohort)), "cohort/left_out": float(len(self.left_out))}
-        if self.resident:
-            summary["memory/client"] = max(self.resident.values())
-        for name, values in sorted(self.metrics.items()):
-            if name == "steps":
-                summary["train/steps"] = float(sum(values.values()))
-                continue
-            known = {c: v for c, v in sorted(values.items()) if not math.isnan(v)}
-            if known:
-                total = sum(server.clients[c].num_samples for c in known)
-                summary[f"train/{name}"] = sum(v * server.clients[c].num_samples for c, v in known.items()) / total
-            if len(server.clients) <= MAX_CLIENT_METRICS and name != "seconds":
-                summary.update({f"train/{name}/client/{server.clients[c].name}": v for c, v in known.items()})
-        return summary
-
-
-MAX_CLIENT_METRICS = 100
-"""With more clients than this only summaries over clients are tracked per round."""
 
 
 class StageReplies:

@@ -46,7 +46,8 @@ def _directions(logits: Tensor) -> Tensor:
     return unit(shifted - shifted.mean(0), dim=0)
 
 
-def cross_correlation_loss(logits: Tensor, mean_logits: Tensor, off_diagonal: float = 0.0051) -> Tensor:
+def cross_correlation_loss(logits: Tensor, mean_logits: Tensor, off_diagonal: float = 0.0051, *,
+                           shrunk: bool = False) -> Tensor:
     """Return ``sum_u (1 - M_uu)^2 + off_diagonal sum_{u != v} (1 + M_uv)^2`` (FCCL+ Eq. 2).
 
     Parameters
@@ -56,6 +57,9 @@ def cross_correlation_loss(logits: Tensor, mean_logits: Tensor, off_diagonal: fl
         Mean over participants, own logits included; no gradient reaches it.
     off_diagonal : float
         The paper's lambda.
+    shrunk : bool
+        Multiply the correlations by (B - 1) / B, as the authors' released code does, which divides by the unbiased
+        deviation and by B.
 
     Returns
     -------
@@ -67,6 +71,8 @@ def cross_correlation_loss(logits: Tensor, mean_logits: Tensor, off_diagonal: fl
         If shapes differ from the above.
     """
     correlation = cross_correlation(logits, mean_logits.detach())
+    if shrunk:
+        correlation = correlation * ((len(logits) - 1) / len(logits))
     same = torch.eye(len(correlation), dtype=torch.bool, device=correlation.device)
     agree, differ = (1 - correlation).square(), (1 + correlation).square()
     return torch.where(same, agree, 0).sum() + off_diagonal * torch.where(same, 0, differ).sum()

@@ -46,7 +46,7 @@ class Recorder(Callback):  # type: ignore[misc]
         self._values: dict[str, Any] = {}
         self._metrics: dict[str, str] = {}
         self._left = left
-        self._begun = time.monotonic()
+        self._begun: float | None = None
         self._played = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,6 +58,7 @@ class Recorder(Callback):  # type: ignore[misc]
         number = str(trial)
         if number in self._journals:
             return
+        self._begun = self._begun or time.monotonic()  # starting the first processes tells nothing about the rest
         point, folder = self._points[number], TrialFolder(self._sweep, number)
         journal = self._journals[number] = folder.begin(point, self._parent)
         self._done[number] = max((event["round"] for event in journal.rounds()), default=0)
@@ -84,7 +85,7 @@ class Recorder(Callback):  # type: ignore[misc]
         self._done[number] = done
         self._played += 1
         self._left -= 1
-        pace = (time.monotonic() - self._begun) / self._played
+        pace = (time.monotonic() - (self._begun or 0.0)) / self._played
         self._progress.round(number, point.label, done, point.experiment.rounds, float(result["score"]),
                              pace * max(0, self._left))
 

@@ -74,7 +74,9 @@ class SweepResult:
         ``rounds_max`` differ where some stopped early; ``stopped`` and ``failed`` count trials.
         """
         table, settings = self.results, self.settings
-        keys = table[settings].astype(str).agg("|".join, axis=1) if settings else pd.Series("", index=table.index)
+        # The members of a population are no repetitions of each other, even where their settings have met.
+        keys = pd.Series([row["trial"] if self._population else str([row[name] for name in settings])
+                          for row in table.to_dict("records")], index=table.index)
         measured = ["score", *(c for c in table.columns if c.startswith((*VIEWS, CLIENT)))]
         rows: list[dict[str, Any]] = []
         for _, group in table.groupby(keys, sort=False):
@@ -90,6 +92,11 @@ class SweepResult:
         made = pd.DataFrame(rows)
         return made.sort_values("score", ascending=self.mode == "min", na_position="last", ignore_index=True,
                                 kind="stable")
+
+    @property
+    def _population(self) -> bool:
+        scheduler = self._config["sweep"]["scheduler"]
+        return scheduler is not None and scheduler["name"] == "pbt"
 
     @property
     def mode(self) -> str:
@@ -140,7 +147,7 @@ class SweepResult:
         for name in varying or ["algorithm"]:
             table.add_column(name)
         for name in ("score", *(c.removeprefix(CLIENT) for c in clients), "seeds", "rounds"):
-            table.add_column(name, justify="right", no_wrap=True)
+            table.add_column(name, justify="right")
         for _, row in summary.iterrows():
             cells = ["" if _missing(row[name]) else shown(row[name]) for name in varying] or [self.label(row)]
             cells += [_spread(row[n], row[f"{n}_std"], percent) for n in ("score", *clients)]
@@ -161,6 +168,8 @@ class SweepResult:
                          f"round{'s' if high > 1 else ''}")
         if any(str(m).startswith("global/") for m in set(table["metric"])) and shown_clients:
             notes.append("per client: the global model for methods with one, the client's own for the others")
+        if self._population:
+            notes.append("settings are those at the end of each trial; population based training changed them")
         return notes + self.failures()
 
     def _in_order(self, names: set[str]) -> list[str]:
@@ -176,7 +185,8 @@ class SweepResult:
         return sorted(names, key=key)
 
     def _varying(self) -> list[str]:
-        return [name for name in self.settings if self.results[name].astype(str).nunique() > 1]
+        table = self.results
+        return [name for name in self.settings if len({str(v) for v in table[name] if not _missing(v)}) > 1]
 
     def history(self, trial: str) -> pd.DataFrame:
         """Return the rounds of one trial: column ``round``, then one per metric."""
@@ -193,8 +203,9 @@ def _row(folder: TrialFolder) -> dict[str, Any]:
     measure = measure.split("/")[0]
     own = f"{metric.split('/')[0]}/local/{measure}/client/"
     return {
-        "trial": folder.number, "settings": columns(identity["setting"]), "seed": identity["seed"],
-        "status": identity["status"], "rounds": len(history), "score": last.get("score", math.nan),
+        "trial": folder.number, "settings": columns(identity.get("setting_at_end") or identity["setting"]),
+        "seed": identity["seed"], "status": identity["status"], "rounds": len(history),
+        "score": last.get("score", math.nan),
         "metric": metric or None, "seconds": float(history["time/round"].sum()) if "time/round" in history else 0.0,
         "sha256": identity.get("sha256"), "failure": identity.get("failure"),
         "views": {f"{view}/{measure}": last[f"{view}/{measure}"] for view in VIEWS if f"{view}/{measure}" in last},

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, PopulationBasedTraining
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
 from ray.tune.search import Searcher
 
 from flray import keys
-from flray.config import Asha, Choice, Config, Domain, Grid, LogUniform, Median, Pbt, RandInt, Uniform
+from flray.config import Asha, Choice, Config, Domain, Experiment, Grid, LogUniform, Median, Pbt, RandInt, Uniform
 from flray.errors import FlrayError
 from flray.tuning.space import Point, Values
 
@@ -32,78 +33,109 @@ class _Ended:
         return self._name
 
 
-class _Remembering:
-    """Tells a scheduler what trials reached before the sweep was interrupted.
+class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
+    """One of Tune's stopping rules for each group of trials that may be compared, across sessions.
 
-    Early stopping compares trials with each other; without this the first ones after a resume would have nobody
-    to be compared with. The scheduler's answers are dropped: those decisions were made.
+    What trials reached before the sweep was interrupted is told to the rules again; without that the first ones
+    after a resume would have nobody to be compared with.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the rule of a group.
+    group : callable
+        Returns a trial's group, given its number.
+    past : mapping of str to sequence of (int, float)
+        Rounds and scores of trials from earlier sessions.
+    ended : sequence of str
+        The trials among them that will not come again.
     """
 
-    past: Mapping[str, Scores] = {}
-    ended: Sequence[str] = ()
-
-    def remember(self, past: Mapping[str, Scores], ended: Sequence[str]) -> None:
-        """Take in each trial's rounds and scores; `ended` names the trials that will not come again."""
-        self.past = past
+    def __init__(self, make: Callable[[], Any], group: Callable[[str], str], past: Mapping[str, Scores],
+                 ended: Sequence[str]) -> None:
+        super().__init__()
+        self._make, self._group, self._past = make, group, past
+        self._rules: dict[str, Any] = {}
         for name in ended:
-            trial = _Ended(name)
-            self.on_trial_add(None, trial)
+            self.on_trial_add(None, _Ended(name))
 
     def on_trial_add(self, controller: Any, trial: Any) -> None:
-        """Repeat what the trial reported in earlier sessions."""
-        super().on_trial_add(controller, trial)  # type: ignore[misc]
-        for round_, score in self.past.get(str(trial), ()):
-            self._repeat(controller, trial, {TIME: round_, "score": score})
+        """Enter a trial, with what it reported in earlier sessions; the decisions on that were made then."""
+        rule = self._rule(trial)
+        rule.on_trial_add(controller, trial)
+        for round_, score in self._past.get(str(trial), ()):
+            result = {TIME: round_, "score": score}
+            if isinstance(rule, MedianStoppingRule):
+                rule.on_trial_complete(controller, trial, result)  # which only takes note
+            else:
+                rule.on_trial_result(controller, trial, result)
 
-    def _repeat(self, controller: Any, trial: Any, result: dict[str, float]) -> None:
-        super().on_trial_result(controller, trial, result)  # type: ignore[misc]
+    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Ask the group's rule."""
+        return str(self._rule(trial).on_trial_result(controller, trial, result))
+
+    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Tell the group's rule."""
+        self._rule(trial).on_trial_complete(controller, trial, result)
+
+    def on_trial_error(self, controller: Any, trial: Any) -> None:
+        """Tell the group's rule."""
+        self._rule(trial).on_trial_error(controller, trial)
+
+    def on_trial_remove(self, controller: Any, trial: Any) -> None:
+        """Tell the group's rule."""
+        self._rule(trial).on_trial_remove(controller, trial)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def _rule(self, trial: Any) -> Any:
+        group = self._group(str(trial))
+        if group not in self._rules:
+            self._rules[group] = self._make()
+        return self._rules[group]
 
 
-class RememberingAsha(_Remembering, ASHAScheduler):  # type: ignore[misc]
-    """Asynchronous successive halving across sessions."""
+def alike(experiment: Experiment) -> str:
+    """Return a text that two trials share if their scores may be compared: same method, data, network and seed."""
+    content = experiment.model_dump(mode="json", include={"data", "partition", "model", "models", "seed"})
+    return json.dumps({**content, "algorithm": experiment.algorithm.name}, sort_keys=True)
 
 
-class RememberingMedian(_Remembering, MedianStoppingRule):  # type: ignore[misc]
-    """The median rule across sessions."""
-
-    def _repeat(self, controller: Any, trial: Any, result: dict[str, float]) -> None:
-        self._results[trial].append(result)
-
-
-def scheduler(config: Config, past: Mapping[str, Scores], ended: Sequence[str]) -> Any:
+def scheduler(config: Config, points: Mapping[str, Point], past: Mapping[str, Scores], ended: Sequence[str]) -> Any:
     """Return Tune's scheduler of a sweep, or None.
 
     Parameters
     ----------
     config : Config
         The sweep.
-    past : mapping of str to sequence of (int, float)
-        Rounds and scores of trials from earlier sessions.
-    ended : sequence of str
-        The trials among them that are over.
+    points : mapping of str to Point
+        The trials by number; a search that suggests adds to it.
+    past, ended
+        See `EarlyStopping`.
     """
-    chosen, mode = config.sweep.scheduler, config.sweep.mode
-    made: Any = None
-    match chosen:
-        case Asha():
-            made = RememberingAsha(
-                time_attr=TIME, metric="score", mode=mode, max_t=config.experiment.rounds,
-                grace_period=min(chosen.grace_period, config.experiment.rounds),
-                reduction_factor=chosen.reduction_factor)
-        case Median():
-            made = RememberingMedian(
-                time_attr=TIME, metric="score", mode=mode, grace_period=chosen.grace_period,
-                min_samples_required=chosen.min_samples, min_time_slice=math.inf)  # never pause a trial to wait
-        case Pbt():
-            # In step: members copy each other at the same round, so no member's history has a gap.
-            return PopulationBasedTraining(
-                time_attr=TIME, metric="score", mode=mode, perturbation_interval=chosen.perturbation_interval,
-                quantile_fraction=chosen.quantile, synch=True, log_config=False,
-                hyperparam_mutations={"point": {"values": {p: mutation(d) for p, d in config.space.items()}}},
-                custom_explore_fn=_Bounds(config.space))
-    if made is not None:
-        made.remember(past, ended)
-    return made
+    chosen, rounds = config.sweep.scheduler, config.experiment.rounds
+    common = {"time_attr": TIME, "metric": "score", "mode": config.sweep.mode}
+    if isinstance(chosen, Pbt):
+        # In step: members copy each other at the same round, so no member's history has a gap.
+        return PopulationBasedTraining(
+            **common, perturbation_interval=chosen.perturbation_interval, quantile_fraction=chosen.quantile,
+            synch=True, log_config=False, custom_explore_fn=_Bounds(config.space),
+            hyperparam_mutations={"point": {"values": {p: mutation(d) for p, d in config.space.items()}}})
+
+    def rule() -> Any:
+        if isinstance(chosen, Asha):
+            return ASHAScheduler(**common, max_t=rounds, grace_period=min(chosen.grace_period, rounds),
+                                 reduction_factor=chosen.reduction_factor)
+        assert isinstance(chosen, Median)
+        return MedianStoppingRule(**common, grace_period=chosen.grace_period, min_samples_required=chosen.min_samples,
+                                  min_time_slice=math.inf)  # never pause a trial to wait for others
+
+    def group(number: str) -> str:
+        assert chosen is not None
+        return alike(points[number].experiment) if chosen.compared == "alike" else ""
+
+    return None if chosen is None else EarlyStopping(rule, group, past, ended)
 
 
 def mutation(domain: Domain) -> Any:

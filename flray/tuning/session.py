@@ -69,7 +69,7 @@ class Session:
             self._trainable(),
             param_space={} if searching else {"point": tune.grid_search([self._point(point) for point in left])},
             tune_config=tune.TuneConfig(
-                metric=None, mode=None, search_alg=search, scheduler=scheduler(config, scores, self._over),
+                search_alg=search, scheduler=scheduler(config, self._points, scores, self._over),
                 num_samples=sweep.samples * len(sweep.seeds) if searching else 1,
                 max_concurrent_trials=self._concurrency(searching), reuse_actors=True,
                 trial_name_creator=_name, trial_dirname_creator=_name),

@@ -41,7 +41,8 @@ def one_layer(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 @registry.register_model("two-layer")
 def two_layer(shape: tuple[int, ...], num_classes: int, *, norm: bool = True, dropout: float = 0.0,
               width: int = 5) -> nn.Module:
-    layers: OrderedDict[str, nn.Module] = OrderedDict(first=nn.Linear(shape[0], width))
+    """No bias before the norm, whose gradient would be rounding noise that Adam makes large."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(first=nn.Linear(shape[0], width, bias=not norm))
     if norm:
         layers["middle"] = nn.BatchNorm1d(width)
     layers["active"] = nn.ReLU()

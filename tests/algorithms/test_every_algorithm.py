@@ -197,6 +197,9 @@ TRAFFIC: dict[str, Bytes] = {
     # three offline classifiers down, the own one up
     "fedco2": lambda f: (size(f, "not_batch_norm") + 3 * size(f, "classifier"),
                          size(f, "not_batch_norm") + size(f, "classifier")),
+    # one public batch of 24: logits, for FCCL+ also similarities to the 23 others
+    "fccl": lambda f: (24 * C * ITEM,) * 2,
+    "fcclplus": lambda f: (24 * (C + 23) * ITEM,) * 2,
     "lgmix": lambda f: (2 * size(f, "all"), size(f, "all")),  # u before training and after it
     # knowledge of C x C with a mask down, with int64 counts up
     "fedskc": lambda f: (size(f, "all") + C * C * ITEM + C, size(f, "all") + C * C * ITEM + C * 8),

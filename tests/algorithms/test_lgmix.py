@@ -116,6 +116,12 @@ def test_differs_from_both_ends_at_its_default() -> None:
     assert not own & {trees.sha256(state_of(alone, i)["personal"]) for i in range(3)}
 
 
+def test_the_mixing_stage_adds_no_steps_and_hides_no_loss() -> None:
+    metrics = played("lgmix").step().metrics
+    assert metrics["train/steps"] == played("fedavg").step().metrics["train/steps"] == 3 + 2 + 4
+    assert metrics["train/loss"] > 0
+
+
 def test_u_is_not_the_mean_of_the_personalised_models() -> None:
     federation = played("lgmix", blobs((12, 12, 12)), rounds=3, model="scaled")
     mean = torch.stack([state_of(federation, i)["own"][NAMES[1]] for i in range(3)]).mean(0)

@@ -1,6 +1,6 @@
 import torch
 
-from flray.data.augment import random_crop, random_flip
+from flray.data.augment import augmented, random_crop, random_flip, random_resized_crop
 from flray.keys import torch_generator
 
 
@@ -40,3 +40,28 @@ def test_the_generator_decides_and_the_batch_is_left_alone() -> None:
         assert torch.equal(first, again)
         assert not torch.equal(first, other)
     assert torch.equal(images, before)
+
+
+def test_a_resized_crop_shows_a_part_of_the_image_at_its_size() -> None:
+    """On a ramp in x and y, bilinear parts stay ramps: their slope is the side shown, at least sqrt(0.2 * 3/4)."""
+    ramp = torch.arange(16, dtype=torch.float64)
+    images = torch.stack([ramp.expand(16, 16), ramp.expand(16, 16).T]).expand(300, 2, 16, 16)
+    cropped = random_resized_crop(images, torch_generator(0, "augmentation"))
+    assert cropped.shape == images.shape and cropped.dtype == torch.float64
+    across, down = cropped[:, 0, 8, 4:12].diff(dim=1), cropped[:, 1, 4:12, 8].diff(dim=1)
+    for slopes in (across, down):
+        assert float((slopes - slopes[:, :1]).abs().max()) < 1e-9
+    shown = across[:, 0] * down[:, 0]
+    assert 0.2 - 1e-9 <= float(shown.min()) < 0.25 and 0.9 < float(shown.max()) <= 1 + 1e-9
+    ratios = across[:, 0] / down[:, 0]
+    assert float(ratios.min()) >= 3 / 4 - 1e-9 and float(ratios.max()) <= 4 / 3 + 1e-9
+    assert float(cropped.min()) >= 0 and float(cropped.max()) <= 15
+
+
+def test_what_is_no_image_is_left_alone() -> None:
+    features = torch.rand(5, 3)
+    assert augmented(features, "resized", torch_generator(0, "augmentation")) is features
+    images = torch.rand(5, 1, 8, 8)
+    assert augmented(images, "none", torch_generator(0, "augmentation")) is images
+    for how in ("flip", "crop", "resized"):
+        assert not torch.equal(augmented(images, how, torch_generator(0, "augmentation")), images)

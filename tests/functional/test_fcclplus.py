@@ -114,3 +114,12 @@ def test_similarity_edges() -> None:
 def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_shrunk_correlations_are_those_of_the_unbiased_deviation_divided_by_the_batch() -> None:
+    logits, mean = (torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in (0, 1))
+    z, other = ((v - v.mean(0)) / v.std(0) for v in (logits, mean))
+    m = z.T @ other / 6
+    off = ~torch.eye(3, dtype=torch.bool)
+    expected = ((1 - m.diagonal()) ** 2).sum() + 0.0051 * ((1 + m[off]) ** 2).sum()
+    torch.testing.assert_close(cross_correlation_loss(logits, mean, shrunk=True), expected)

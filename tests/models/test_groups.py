@@ -113,3 +113,11 @@ def test_norm_layers_by_kind() -> None:
     assert isinstance(norm_layer("batch", 4), nn.BatchNorm2d)
     assert isinstance(norm_layer("batch", 4, images=False), nn.BatchNorm1d)
     assert isinstance(norm_layer("none", 4), nn.Identity)
+
+
+def test_buffers_are_what_is_no_parameter() -> None:
+    model = build("lenet", (1, 16, 16), 3, {"norm": "batch"}, 0)
+    names = select(model, "buffers")
+    assert {name.rpartition(".")[2] for name in names} == {"running_mean", "running_var", "num_batches_tracked"}
+    assert names == frozenset(model.state_dict()) - {name for name, _ in model.named_parameters()}
+    assert select(model, "not_batch_norm+buffers") == select(model, "not_batch_norm") | names

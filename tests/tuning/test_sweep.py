@@ -118,10 +118,10 @@ def test_methods_of_the_users_own_and_one_that_fails(content: dict[str, Any], tm
         "@register_algorithm('own-bad')\n"
         "class Bad(Algorithm):\n"
         "    '''Raises at one client.'''\n\n"
-        "    def loss(self, client, x, y):\n"
+        "    def loss(self, client, batch):\n"
         "        if client.id == 2 and client.round == 1:\n"
         "            raise ValueError('no such luck')\n"
-        "        return super().loss(client, x, y)\n")
+        "        return super().loss(client, batch)\n")
     content["experiment"] |= {"plugins": ["own.py"], "resources": {"executor": "ray"}}
     content["space"] = {"algorithm": {"grid": ["own-good", "own-bad", "fedavg"]}}
     content["sweep"] = {"seeds": [0]}

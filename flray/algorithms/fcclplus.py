@@ -1,0 +1,250 @@
+"""FCCL+: cross-correlation and instance similarity on public data, non-target distillation locally."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from flray import functional
+from flray.algorithms.averaging import average_outputs
+from flray.algorithms.base import Phase, Stage
+from flray.algorithms.client import Client
+from flray.algorithms.public import Outputs, PublicCollaboration, PublicParams
+from flray.algorithms.samples import Batch
+from flray.algorithms.server import Replies, Server
+from flray.algorithms.variants import refuse_overridden
+from flray.config import Experiment
+from flray.registry import hyper, register_algorithm
+
+FINAL_LR = 0.1
+"""The released code's linear decay: round e of R runs at 1 - (1 - FINAL_LR) e / R, 0.12 in the last of 40."""
+FISHER_BATCH = 64
+
+
+class CollaborativeParams(PublicParams):
+    """Hyper-parameters that FCCL and FCCL+ share; those without a default here depend on the variant."""
+
+    deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        "public_batch_size": (512, 256), "public_optimizer": ("kept", "fresh"), "batch_size": (None, 128),
+        "lr_schedule": ("constant", "linear"), "epoch_optimizer": ("kept", "fresh"), "weight_decay": (None, 1e-5),
+        "augment": (None, "crop"), "shrunk": (False, True), "teacher_mode": ("eval", "train"),
+    }
+
+    off_diagonal: float = hyper(0.0051, "weight of different classes' correlations", "FCCL+ Eq. 2, Table VII", ge=0)
+    shrunk: bool | None = hyper(
+        None, "correlations times (B - 1) / B", "FCCL+ Eq. 1: no; released code: unbiased deviation, divided by B")
+    batch_size: int | None = hyper(
+        None, "private batch; null in the paper's variant: local.batch_size",
+        "FCCL+ section 4: 256; released code: 128", ge=1)
+    lr_schedule: Literal["constant", "linear"] | None = hyper(
+        None, "learning rate over the rounds", "FCCL+ section 4: 0.001; released code: to about 0.12 of it in round 40")
+    epoch_optimizer: Literal["kept", "fresh"] | None = hyper(
+        None, "the local optimiser lives for all epochs of a round, or for a single one",
+        "FCCL+ section 4: Adam, no more; released code: a new one per epoch")
+    weight_decay: float | None = hyper(
+        None, "weight decay; null in the paper's variant: local.weight_decay", "released code: 1e-5", ge=0)
+    augment: Literal["none", "flip", "crop", "resized"] | None = hyper(
+        None, "weak augmentation of private and public images; null in the paper's variant: local.augment",
+        "FCCL+ section 4: resized crops; released code: shifted crops")
+    teacher_mode: Literal["eval", "train"] | None = hyper(
+        None, "mode of the frozen teachers", "not said: eval, as everywhere here; released code: train")
+    pretrain_epochs: int = hyper(0, "epochs of local training before a client's first round", "FCCL+: none", ge=0)
+
+
+@register_algorithm("fcclplus")
+class FCCLPlus(PublicCollaboration):
+    """Per round: FCCM + omega FISL on every public batch, then CE + FNTD on private data.
+
+    Client state: the model, and ``teacher``, the model after its previous local updating (before the first one: the
+    initial model). Participants may have different architectures. With ``average`` all models are averaged between
+    collaborative and local updating (homogeneous mode, Table XV).
+    """
+
+    class Params(CollaborativeParams):
+        """Hyper-parameters; those without a default here depend on the variant."""
+
+        deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+            **CollaborativeParams.deviations, "tau_squared": (False, True)}
+
+        fccm: bool = hyper(True, "cross-correlation on public data", "Eq. 2")
+        fisl: bool = hyper(True, "instance similarity on public data", "Eq. 5")
+        omega: float = hyper(3.0, "weight of FISL", "Table VII", ge=0)
+        mu: float = hyper(0.02, "temperature of FISL", "text and released code; Table VII prints 0.002", gt=0)
+        local_term: Literal["fntd", "ewc", "two_teachers", "none"] = hyper(
+            "fntd", "what keeps local updating from forgetting: FNTD, EWC (Table XVI), or FCCL's two teachers",
+            "Eq. 14")
+        tau: float = hyper(3.0, "temperature of FNTD and KD", "Table VII", gt=0)
+        tau_squared: bool | None = hyper(None, "FNTD times tau^2", "Eq. 14: no; released code: yes")
+        kd_share: float = hyper(0.0, "share of plain distillation in place of FNTD", "Table XVII: 0", ge=0, le=1)
+        teacher: Literal["previous", "current"] = hyper(
+            "previous", "the model after the previous local updating, or after this round's collaborative updating",
+            "section 3.3; current is an ablation")
+        ewc: float = hyper(0.1, "strength of EWC", "Table XVI tries 0.01, 0.1, 0.7 and 1", ge=0)
+        average: bool = hyper(False, "average all models between collaborative and local updating", "Table XV")
+
+    def __init__(self, hp: Params | None = None) -> None:
+        super().__init__(hp)
+        self.needs = frozenset({"public", "classification"})
+        if self.hp.fisl:
+            self.needs |= {"split"}
+        if self.hp.average:
+            self.needs |= {"homogeneous"}
+
+    def check(self, config: Experiment) -> None:
+        """Refuse settings of ``local`` that the variant would override."""
+        refuse_overridden(config, batch_size=self.hp.batch_size, weight_decay=self.hp.weight_decay,
+                          augment=self.hp.augment)
+
+    # --- public data --------------------------------------------------------------------------------------
+
+    def public_outputs(self, client: Client, x: Tensor) -> Outputs:
+        """Return the logits Z_i and, for FISL, the similarities S_i (Eq. 3-4)."""
+        model: Any = client.model
+        if not self.hp.fisl:
+            return {"logits": model(x)}
+        features = model.features(x)
+        return {"logits": model.classifier(features),
+                "similarity": functional.instance_similarity(features, self.hp.mu)}
+
+    def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
+        """Return FCCM + omega FISL (Eq. 6)."""
+        loss = outputs["logits"].sum() * 0
+        if self.hp.fccm:
+            loss = loss + functional.cross_correlation_loss(
+                outputs["logits"], reduced["logits"], self.hp.off_diagonal, shrunk=self.hp.shrunk)
+        if self.hp.fisl:
+            loss = loss + self.hp.omega * functional.instance_similarity_loss(
+                outputs["similarity"], reduced["similarity"])
+        return loss
+
+    def public_phase(self, client: Client) -> Phase:
+        """Return the variant's settings."""
+        return Phase("public", local=self.local_settings(client))
+
+    def exchanges(self, server: Server) -> Iterable[Stage]:
+        """Leave out the public stages where nothing is learnt from them; average where that is on."""
+        *public, train = super().exchanges(server)
+        if self.hp.fccm or self.hp.fisl:
+            yield from public
+        if self.hp.average:
+            yield Stage("merge")
+        yield train
+
+    # --- client -------------------------------------------------------------------------------------------
+
+    def enter(self, client: Client) -> None:
+        """Load the model, before the first round pre-train it, and settle the public batch before."""
+        self.receive(client)
+        if "teacher" not in client.state:
+            pretraining = Phase("pretrain", epochs=self.hp.pretrain_epochs, local=self.local_settings(client))
+            for batch, optimizer in client.run(pretraining):
+                self.step(client, batch, optimizer)
+            client.state["teacher"] = client.snapshot()
+            if self.hp.local_term == "two_teachers":
+                client.state["pretrained"] = client.snapshot()
+        self.settle(client)
+
+    def merge(self, client: Client) -> dict[str, Any]:
+        """Send the whole model to be averaged."""
+        self.enter(client)
+        return {"weights": client.snapshot()}
+
+    def begin(self, client: Client) -> None:
+        """Take over the averaged model; freeze the teachers."""
+        client.load(client.message.get("merged", {}))
+        previous = None if self.hp.teacher == "current" else client.state["teacher"]
+        client.scratch["teacher"] = self.frozen(client, previous, "teacher")
+        if self.hp.local_term == "two_teachers":
+            client.scratch["pretrained"] = self.frozen(client, client.state["pretrained"], "pretrained")
+        if self.hp.local_term == "ewc":
+            teacher = client.scratch["teacher"]
+            client.scratch["anchor"] = {name: w.detach() for name, w in teacher.named_parameters()}
+            client.scratch["fisher"] = diagonal_fisher(client, teacher.eval())
+
+    def frozen(self, client: Client, weights: Mapping[str, Tensor] | None, role: str) -> nn.Module:
+        """Return a frozen model in the teachers' mode; without weights, the client's current ones."""
+        return client.reference(weights, role).train(self.hp.teacher_mode == "train")
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        """Train everything, in the released code with a new optimiser for every epoch."""
+        local, epochs = self.local_settings(client), client.local.epochs
+        if self.hp.epoch_optimizer == "kept":
+            return (Phase(local=local),)
+        return tuple(Phase(f"epoch {number}", epochs=1, local=local) for number in range(epochs))
+
+    def local_settings(self, client: Client) -> dict[str, Any]:
+        """Return what the variant changes in ``local``."""
+        own = {"batch_size": self.hp.batch_size, "weight_decay": self.hp.weight_decay, "augment": self.hp.augment}
+        if self.hp.lr_schedule == "linear":
+            own["lr"] = client.local.lr * (1 - (1 - FINAL_LR) * client.round / client.config.rounds)
+        return {name: value for name, value in own.items() if value is not None}
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return CE and the term against forgetting (Eq. 14); CE alone in pre-training."""
+        loss = super().loss(client, batch)
+        if batch.phase.tag == "pretrain" or self.hp.local_term == "none":
+            return loss
+        return loss + self.memory_term(client, batch)
+
+    def memory_term(self, client: Client, batch: Batch) -> Tensor:
+        """Return FNTD and KD in their shares, EWC's penalty, or FCCL's two distillations."""
+        hp, scratch = self.hp, client.scratch
+        if hp.local_term == "ewc":
+            return functional.ewc_penalty(client.parameters, scratch["anchor"], scratch["fisher"], hp.ewc)
+        with torch.no_grad():
+            teacher = scratch["teacher"](batch.x)
+            pretrained = scratch["pretrained"](batch.x) if hp.local_term == "two_teachers" else None
+        if pretrained is not None:
+            return functional.distillation_loss(batch.outputs, teacher) \
+                + functional.distillation_loss(batch.outputs, pretrained)
+        scale = (1 - hp.kd_share) * (hp.tau**2 if hp.tau_squared else 1.0)
+        term: Tensor = scale * functional.non_target_distillation_loss(batch.outputs, teacher, batch.y, hp.tau)
+        if hp.kd_share:
+            term = term + hp.kd_share * functional.scaled_distillation_loss(batch.outputs, teacher, hp.tau)
+        return term
+
+    def report(self, client: Client) -> dict[str, Any]:
+        """Send nothing; the trained model is the next round's teacher."""
+        client.state["teacher"] = client.snapshot()
+        return {}
+
+    # --- server -------------------------------------------------------------------------------------------
+
+    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+        """Send the mean outputs of the batch before; before local training, the averaged model."""
+        merged = {"merged": server.state["merged"]} if "merged" in server.state else {}
+        return {**super().send(server, stage), **merged}
+
+    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
+        """Take means of outputs, or of models."""
+        super().aggregate(server, stage, replies)
+        if stage.name == "merge":
+            merged = average_outputs(replies, "weights")
+            if merged:
+                server.state["merged"] = merged
+
+    def refine(self, server: Server) -> None:
+        """Forget what only the round needed."""
+        super().refine(server)
+        server.state.pop("merged", None)
+
+
+def diagonal_fisher(client: Client, model: nn.Module) -> dict[str, Tensor]:
+    """Return the mean over private samples of the squared gradients of log p(y | x) at a frozen model's parameters."""
+    constants = {name: w.detach() for name, w in model.named_parameters()}
+    buffers = dict(model.named_buffers())
+
+    def surprise(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        logits: Tensor = functional_call(model, (parameters, buffers), (x.unsqueeze(0),))
+        return F.cross_entropy(logits, y.unsqueeze(0))
+
+    sums = {name: torch.zeros_like(w) for name, w in constants.items()}
+    for x, y in client.train.in_order(FISHER_BATCH):
+        for name, gradients in vmap(grad(surprise), (None, 0, 0))(constants, x, y).items():
+            sums[name] += gradients.square().sum(0)
+    return {name: total / len(client.train) for name, total in sums.items()}

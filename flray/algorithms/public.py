@@ -1,0 +1,158 @@
+"""The exchange that methods on public data share: one stage per public batch, outputs up, their reduction down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flray import keys
+from flray.algorithms.averaging import average_outputs
+from flray.algorithms.base import Algorithm, Phase, Stage
+from flray.algorithms.client import Client
+from flray.algorithms.optimizers import memory, remind
+from flray.algorithms.server import Replies, Server
+from flray.algorithms.variants import VariantParams
+from flray.data.augment import augmented
+from flray.registry import hyper
+
+Outputs = dict[str, Tensor]
+
+
+class PublicParams(VariantParams):
+    """Hyper-parameters of the exchange."""
+
+    public_size: int = hyper(5000, "public samples, chosen once (all where there are fewer)", "FCCL+ section 4", ge=2)
+    public_batch_size: int | None = hyper(
+        None, "samples of a public batch", "FCCL+ section 4: 512; released code: 256", ge=2)
+    public_passes: int = hyper(1, "passes over the public samples per round", "FCCL+ section 4", ge=0)
+    public_optimizer: Literal["kept", "fresh"] | None = hyper(
+        None, "the optimiser lives for all public batches of a round, or for a single one",
+        "FCCL+ section 4: Adam, no more; released code: a new one per public batch")
+
+
+class PublicCollaboration(Algorithm):
+    """Whole models stay at the clients; on every public batch all compute outputs before anyone steps.
+
+    In stage b a client first steps on batch b - 1 with the server's reduction of its outputs, then computes its
+    outputs on batch b; the step on the last batch opens the stage after. Outputs are computed in train mode without
+    touching any buffer, and with the dropout masks of the step that follows, so that they are those of that step.
+    """
+
+    shared = "none"
+    views = ("personal",)
+
+    # --- what a method defines ----------------------------------------------------------------------------
+
+    def public_outputs(self, client: Client, x: Tensor) -> Outputs:
+        """Return what the client says of a public batch."""
+        raise NotImplementedError
+
+    def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
+        """Return what the client minimises on a public batch."""
+        raise NotImplementedError
+
+    def public_phase(self, client: Client) -> Phase:
+        """Return the settings of steps on public batches."""
+        return Phase("public")
+
+    def reduce(self, server: Server, replies: Replies) -> Outputs:
+        """Return what goes back to the clients. Default: the mean of their outputs."""
+        return average_outputs(replies, "outputs")
+
+    # --- client -------------------------------------------------------------------------------------------
+
+    def enter(self, client: Client) -> None:
+        """Open any stage: load the client's model and settle the public batch before."""
+        self.receive(client)
+        self.settle(client)
+
+    def collaborate(self, client: Client) -> dict[str, Any]:
+        """Settle the batch before, then return the outputs on this one."""
+        self.enter(client)
+        client.model.train()
+        buffers = client.snapshot(frozenset(client.bench.entries) - client.parameters.keys())
+        with torch.no_grad():
+            outputs = self.public_outputs(client, self.public_batch(client, client.stage_index))
+        client.load(buffers)
+        return {"outputs": outputs}
+
+    def settle(self, client: Client) -> None:
+        """Step on the public batch whose reduced outputs the server sent, if it sent any."""
+        reduced = client.message.get("reduced")
+        if not reduced:
+            return
+        kept = self.hp.public_optimizer == "kept"
+        optimizer = client.optimizer(self.public_phase(client))
+        if kept:
+            remind(optimizer, client.parameters, client.state.get("optimizer", {}))
+        outputs = self.public_outputs(client, self.public_batch(client, client.message["batch"]))
+        loss = self.public_loss(client, outputs, reduced)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        client.clip_gradients()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        client.log("public_loss", loss)
+        if kept:
+            client.state["optimizer"] = memory(optimizer, client.parameters)
+
+    def train(self, client: Client) -> dict[str, Any]:
+        """Settle the last public batch, then train on private data."""
+        self.enter(client)
+        client.state.pop("optimizer", None)
+        self.begin(client)
+        for phase in self.phases(client):
+            for batch, optimizer in client.run(phase):
+                self.step(client, batch, optimizer)
+        return self.report(client)
+
+    def public_batch(self, client: Client, index: int) -> Tensor:
+        """Return a round's public batch, the same for every client, and fix the dropout masks that go with it."""
+        assert client.public is not None
+        x, _ = client.public.take(self.public_order(client.seed, client.round, len(client.public))[index])
+        if client.bench.random:
+            torch.manual_seed(keys.key(client.seed, "dropout", round=client.round, client=client.id,
+                                       extra=f"public/{index}"))
+        how = client.settings(self.public_phase(client)).augment
+        generator = keys.torch_generator(client.seed, "augmentation", round=client.round, client=-1,
+                                         extra=f"public/{index}")
+        return augmented(x, how, generator)
+
+    def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
+        """Return the positions of a round's public batches; a last batch of one sample is left out."""
+        chosen = torch.randperm(available, generator=keys.torch_generator(seed, "public", client=-1, extra="choice"))
+        chosen = chosen[:self.hp.public_size]
+        batches: list[Tensor] = []
+        for number in range(self.hp.public_passes):
+            generator = keys.torch_generator(seed, "public", round=round, client=-1, extra=number)
+            order = chosen[torch.randperm(len(chosen), generator=generator)]
+            batches += [batch for batch in order.split(self.hp.public_batch_size) if len(batch) > 1]
+        return batches
+
+    # --- server -------------------------------------------------------------------------------------------
+
+    def exchanges(self, server: Server) -> Iterable[Stage]:
+        """Yield one stage per public batch, then local training."""
+        for index in range(len(self.public_order(server.config.seed, server.round, server.num_public))):
+            yield Stage("collaborate", index)
+        yield Stage("train")
+
+    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+        """Send the reduced outputs of the batch before."""
+        return {"reduced": server.state["reduced"], "batch": server.state["batch"]} if "reduced" in server.state else {}
+
+    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
+        """Reduce the outputs."""
+        server.state.pop("reduced", None)
+        if stage.name == "collaborate":
+            reduced = self.reduce(server, replies)
+            if reduced:
+                server.state.update(reduced=reduced, batch=stage.index)
+
+    def refine(self, server: Server) -> None:
+        """Forget the round's outputs."""
+        for entry in ("reduced", "batch"):
+            server.state.pop(entry, None)

@@ -1,0 +1,66 @@
+"""What a client offers to hooks: augmentation by setting, a phase's own settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from flray import registry
+from flray.algorithms.base import Algorithm, Phase
+from flray.algorithms.client import Client
+from flray.data.types import DataSet, Domain
+from tests.algorithms.conftest import models_sha, played
+
+SEEN: list[torch.Tensor] = []
+
+
+@registry.register_dataset("small-images")
+def small_images(root: Any) -> DataSet:
+    x = np.random.default_rng(1).integers(0, 256, (16, 1, 8, 8), dtype=np.uint8)
+    y = np.arange(16, dtype=np.int64) % 2
+    domains = tuple(Domain(name, "random", x, y, x, y) for name in ("one", "two"))
+    return DataSet("small-images", domains, ("a", "b"), (0.5,), (0.25,))
+
+
+@registry.register_algorithm("watching")
+class Watching(Algorithm):
+    """FedAvg that notes its batches."""
+
+    def loss(self, client: Client, batch: Any) -> torch.Tensor:
+        SEEN.append(batch.x.clone())
+        return super().loss(client, batch)
+
+
+def batches(**local: Any) -> list[torch.Tensor]:
+    SEEN.clear()
+    played("watching", model="linear", data={"name": "small-images"}, rounds=2, local={"batch_size": 8, **local})
+    return list(SEEN)
+
+
+def test_augmentation_is_keyed_and_moves_no_other_stream() -> None:
+    plain, flipped, again = batches(), batches(augment="flip"), batches(augment="flip")
+    assert len(plain) == len(flipped) == 2 * 2 * 2
+    changed = 0
+    for before, after, repeated in zip(plain, flipped, again, strict=True):
+        assert torch.equal(after, repeated)
+        for image, other in zip(before, after, strict=True):  # the same samples in the same order, mirrored or not
+            assert torch.equal(image, other) or torch.equal(image.flip(-1), other)
+            changed += not torch.equal(image, other)
+    assert 0 < changed < 64
+    assert not torch.equal(flipped[0] == plain[0], flipped[4] == plain[4]), "every round draws anew"
+
+
+@registry.register_algorithm("clipping")
+class Clipping(Algorithm):
+    """FedAvg with a phase of its own settings."""
+
+    def phases(self, client: Client) -> tuple[Phase, ...]:
+        return (Phase(local={"clip_norm": 0.01, "lr": 0.5}),)
+
+
+def test_a_phase_s_own_settings_hold_in_it() -> None:
+    direct = played("fedavg", local={"clip_norm": 0.01, "lr": 0.5})
+    assert models_sha(played("clipping")) == models_sha(direct)
+    assert models_sha(played("fedavg", local={"lr": 0.5})) != models_sha(direct)

@@ -1,0 +1,235 @@
+"""FCCL and FCCL+: the staged exchange against all participants in one loop, ablations, identities, deviations."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flray import functional, registry, trees
+from flray.errors import ConfigError
+from flray.federation.federation import Federation
+from tests.algorithms.conftest import blobs, federation_of, played, state_of, tensors, world_of
+
+ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.02, "batch_size": 100, "epochs": 2}
+CLIENTS = blobs((10, 9, 12))
+
+
+class Loop:
+    """All participants in one process, as the paper's pseudo-code has it: compute everything, then step."""
+
+    def __init__(self, federation: Federation, options: dict[str, Any]) -> None:
+        self.algorithm = federation.world.algorithm
+        self.options, self.hp, self.world = options, self.algorithm.hp, federation.world
+        self.models = [federation.world.build(key) for key in federation.world.architecture_of]
+        self.data = tensors(CLIENTS)
+        assert federation.world.data.public is not None
+        self.public = torch.from_numpy(federation.world.data.public)
+        self.teachers = [copy.deepcopy(m) for m in self.models]
+        self.rate, self.decay = 0.02, self.hp.weight_decay or 0.0
+        if self.hp.pretrain_epochs:
+            for i, model in enumerate(self.models):
+                self.local(i, model, self.hp.pretrain_epochs, term=False)
+        self.teachers = [copy.deepcopy(m) for m in self.models]
+        self.pretrained = [copy.deepcopy(m) for m in self.models]
+
+    def adam(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=self.rate, weight_decay=self.decay)
+
+    def round(self, number: int) -> None:
+        hp = self.hp
+        if hp.lr_schedule == "linear":
+            self.rate = 0.02 * (1 - 0.9 * number / 3)
+        optimizers = [self.adam(m) for m in self.models]
+        batches = self.algorithm.public_order(0, number, len(self.public)) if hp.fccm or hp.fisl else []
+        for positions in batches:
+            x = self.public[positions]
+            features = [m.train().features(x) for m in self.models]
+            logits = [m.classifier(f) for m, f in zip(self.models, features, strict=True)]
+            mean = torch.stack([z.detach() for z in logits]).mean(0)
+            if hp.fisl:
+                own = [functional.instance_similarity(f, hp.mu) for f in features]
+                similar = torch.stack([s.detach() for s in own]).mean(0)
+            for i, model in enumerate(self.models):
+                loss = logits[i].sum() * 0
+                if hp.fccm:
+                    m = functional.cross_correlation(logits[i], mean)
+                    m = m * ((len(x) - 1) / len(x)) if hp.shrunk else m
+                    off = ~torch.eye(3, dtype=torch.bool)
+                    loss = loss + ((1 - m.diagonal()) ** 2).sum() + 0.0051 * ((1 + m[off]) ** 2).sum()
+                if hp.fisl:
+                    loss = loss + hp.omega * kl(similar, own[i], 1.0).sum(1).mean()
+                optimizer = self.adam(model) if hp.public_optimizer == "fresh" else optimizers[i]
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        if hp.average:
+            states = [m.state_dict() for m in self.models]
+            mean_state = {n: torch.stack([s[n].double() for s in states]).mean(0).to(v.dtype)
+                          if v.is_floating_point() else torch.stack([s[n] for s in states]).amax(0)
+                          for n, v in states[0].items()}
+            for m in self.models:
+                m.load_state_dict(mean_state)
+        for i, model in enumerate(self.models):
+            if getattr(hp, "teacher", "previous") == "current":
+                self.teachers[i] = copy.deepcopy(model)
+            self.local(i, model, 2, term=True)
+        self.teachers = [copy.deepcopy(m) for m in self.models]
+
+    def local(self, i: int, model: nn.Module, epochs: int, term: bool) -> None:
+        x, y = self.data[i]
+        optimizer = self.adam(model)
+        guides = [copy.deepcopy(self.teachers[i])]
+        if term and self.hp.local_term == "two_teachers":
+            guides.append(copy.deepcopy(self.pretrained[i]))
+        fisher = self.fisher(guides[0].eval(), x, y) if self.hp.local_term == "ewc" else None
+        for number in range(epochs):
+            if number and self.hp.epoch_optimizer == "fresh" and term:
+                optimizer = self.adam(model)
+            logits = model.train()(x)
+            loss = nn.functional.cross_entropy(logits, y)
+            with torch.no_grad():
+                taught = [g.train(self.hp.teacher_mode == "train")(x) for g in guides]
+            if term:
+                loss = loss + self.term(model, guides[0], fisher, logits, taught, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    def term(self, model: nn.Module, teacher: nn.Module, fisher: Any, logits: Tensor, taught: list[Tensor],
+             y: Tensor) -> Tensor:
+        hp = self.hp
+        if hp.local_term == "none":
+            return torch.zeros(())
+        if hp.local_term == "ewc":
+            anchor = dict(teacher.named_parameters())
+            return hp.ewc / 2 * sum((fisher[n] * (w - anchor[n].detach()) ** 2).sum()
+                                    for n, w in model.named_parameters())
+        if hp.local_term == "two_teachers":
+            return sum(kl(t, logits, 1.0).sum(1).mean() for t in taught)
+        parts = kl(taught[0], logits, hp.tau)
+        other = parts.clone()
+        other[torch.arange(len(y)), y] = 0
+        scale = hp.tau**2 if hp.tau_squared else 1
+        return (1 - hp.kd_share) * scale * other.sum(1).mean() + hp.kd_share * hp.tau**2 * parts.sum(1).mean()
+
+    @staticmethod
+    def fisher(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        sums = {n: torch.zeros_like(w) for n, w in model.named_parameters()}
+        for row, label in zip(x, y, strict=True):
+            model.zero_grad()
+            nn.functional.cross_entropy(model(row[None]), label[None]).backward()
+            for n, w in model.named_parameters():
+                assert w.grad is not None
+                sums[n] += w.grad**2 / len(y)
+        return sums
+
+
+def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
+    p, q = (torch.log_softmax(z / tau, 1) for z in (teacher, student))
+    return p.exp() * (p - q)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"omega": 0.5, "mu": 0.1}, {"fccm": False}, {"fisl": False}, {"local_term": "none"}, {"public_passes": 2},
+    {"public_optimizer": "fresh"}, {"epoch_optimizer": "fresh"}, {"lr_schedule": "linear"}, {"shrunk": True},
+    {"tau_squared": True}, {"kd_share": 0.4}, {"teacher": "current"}, {"teacher_mode": "train"},
+    {"local_term": "ewc", "ewc": 5.0}, {"average": True}, {"weight_decay": 0.1}, {"name": "fccl", "pretrain_epochs": 3},
+    {"variant": "released", "public_batch_size": 10, "batch_size": 100},
+], ids=str)
+def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, Any]) -> None:
+    """Batch norm, Adam, three public batches a round, full private batches, three rounds."""
+    options = {"name": "fcclplus", "public_batch_size": 10, **options}
+    federation = federation_of(world_of(options, CLIENTS, local=ADAM))
+    loop = Loop(federation, options)
+    for number in range(3):
+        federation.step()
+        loop.round(number)
+        for i, model in enumerate(loop.models):
+            found = state_of(federation, i)["personal"]
+            for name, value in model.state_dict().items():
+                torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_participants_may_have_different_networks() -> None:
+    models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
+    federation = federation_of(world_of({"name": "fcclplus", "public_batch_size": 10}, CLIENTS, models=models,
+                                        local=ADAM))
+    loop = Loop(federation, {})
+    federation.step()
+    loop.round(0)
+    for i, model in enumerate(loop.models):
+        found = state_of(federation, i)["personal"]
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_every_public_sample_is_seen_once_per_pass_by_all() -> None:
+    algorithm = registry.algorithms.get("fcclplus")(
+        registry.algorithms.params("fcclplus")(public_size=20, public_batch_size=6, public_passes=2))
+    batches = algorithm.public_order(3, 5, 50)
+    assert [len(b) for b in batches] == [6, 6, 6, 2] * 2
+    first, second = torch.cat(list(batches[:4])), torch.cat(list(batches[4:]))
+    assert len(set(first.tolist())) == 20 and set(first.tolist()) == set(second.tolist())
+    assert first.tolist() != second.tolist()
+    other = torch.cat(list(algorithm.public_order(3, 6, 50)))
+    assert set(other.tolist()) == set(first.tolist()), "the public samples are chosen once"
+    assert other.tolist() != torch.cat(list(batches)).tolist()
+
+
+def personal(federation: Federation) -> str:
+    return trees.sha256(*(state_of(federation, i)["personal"] for i in range(3)))
+
+
+SETTINGS: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 3}
+
+
+@pytest.mark.parametrize("off", [{"public_passes": 0}, {"fccm": False, "fisl": False}], ids=str)
+def test_without_public_steps_and_memory_it_is_local_training(off: dict[str, Any]) -> None:
+    alone = personal(played("local", **SETTINGS))
+    assert personal(played({"name": "fcclplus", "local_term": "none", **off}, **SETTINGS)) == alone
+    assert personal(played({"name": "fcclplus", **off}, **SETTINGS)) != alone
+
+
+@pytest.mark.parametrize("without", [{"fisl": False}, {"omega": 0}], ids=str)
+def test_with_two_teachers_and_no_similarity_it_is_fccl(without: dict[str, Any]) -> None:
+    general = {"name": "fcclplus", "local_term": "two_teachers", "pretrain_epochs": 2, **without}
+    fccl = played({"name": "fccl", "pretrain_epochs": 2}, **SETTINGS)
+    assert personal(played(general, **SETTINGS)) == personal(fccl)
+    assert personal(played("fcclplus", **SETTINGS)) != personal(fccl)
+
+
+def test_pre_trained_model_never_changes_and_the_teacher_is_the_last_reported_model() -> None:
+    federation = federation_of(world_of({"name": "fccl", "pretrain_epochs": 2}))
+    federation.step()
+    pretrained = trees.sha256(state_of(federation, 0)["pretrained"])
+    for _ in range(2):
+        federation.step()
+        state = state_of(federation, 0)
+        assert trees.sha256(state["pretrained"]) == pretrained
+        assert trees.sha256(state["teacher"]) == trees.sha256(state["personal"])
+        assert "optimizer" not in state
+
+
+@pytest.mark.parametrize(("name", "more"), [("fcclplus", {"tau_squared": (False, True)}), ("fccl", {})])
+def test_the_switch_changes_exactly_these_values(name: str, more: dict[str, Any]) -> None:
+    params = registry.algorithms.params(name)
+    paper, released = (params(variant=v).resolved().model_dump() for v in ("paper", "released"))
+    changed = {n: (paper[n], released[n]) for n in paper if paper[n] != released[n]}
+    assert changed == {
+        "variant": ("paper", "released"), "public_batch_size": (512, 256), "public_optimizer": ("kept", "fresh"),
+        "batch_size": (None, 128), "lr_schedule": ("constant", "linear"), "epoch_optimizer": ("kept", "fresh"),
+        "weight_decay": (None, 1e-5), "augment": (None, "crop"), "shrunk": (False, True),
+        "teacher_mode": ("eval", "train"), **more}
+    for field, (_, other) in changed.items():
+        if field != "variant":
+            alone = params(**{field: other}).resolved().model_dump()
+            assert {n for n in paper if alone[n] != paper[n]} == {field}
+
+
+def test_private_batch_that_would_be_ignored_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.batch_size: 16"):
+        world_of({"name": "fcclplus", "variant": "released"}, local={"batch_size": 16})

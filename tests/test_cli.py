@@ -1,0 +1,146 @@
+"""What a person types and sees: lists, schema, doctor, partitions, runs; and the same from Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import flray
+from flray import registry
+from flray.cli import invoke
+from flray.loading import load, schema
+
+
+@pytest.fixture
+def file(here: Path, digits: dict[str, Any]) -> str:
+    content = {"experiment": {**digits, "rounds": 2, "resources": {"executor": "inline"}}}
+    (here / "x.yaml").write_text(yaml.safe_dump(content))
+    return "x.yaml"
+
+
+@pytest.mark.parametrize("kind", sorted(registry.ALL))
+def test_lists_name_everything(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["list", kind]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in registry.ALL[kind].names())
+
+
+def test_an_algorithm_is_listed_with_defaults_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["list", "algorithms", "fedprox"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "mu" in shown and "0.01" in shown and "Table VII" in shown and "number >= 0" in shown
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["list", "algoritms"], "did you mean 'algorithms'"), (["list", "algorithms", "fedprx"], "did you mean 'fedprox'"),
+    (["data", "get", "digit5-local"], "digits5-local")])
+def test_misspelt_names_are_answered_with_the_nearest(
+        here: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_schema_describes_every_component_with_its_options() -> None:
+    document = schema()
+    text = json.dumps(document)
+    for registered in registry.ALL.values():
+        for name in registered.names():
+            assert f'"const": "{name}"' in text
+    forms = document["$defs"]["AlgorithmChoice"]["anyOf"]
+    (prox,) = [f for f in forms if f.get("properties", {}).get("name", {}).get("const") == "fedprox"]
+    assert prox["properties"]["mu"]["default"] == 0.01
+    assert prox["additionalProperties"] is False
+    assert set(document["properties"]) == {"experiment", "space", "sweep"}
+    assert set(document["$defs"]["Local"]["properties"]) >= {"lr", "epochs", "batch_size"}
+
+
+def test_doctor_tells_versions_and_resources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("torch", "ray", "mlflow", "CPUs", "GPUs", "data folder"))
+
+
+def test_a_partition_is_shown_and_drawn(file: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["data", "show", file, "partition={name: dirichlet, clients: 3, alpha: 0.3}",
+                   "--plot", "p.png"]) == 0
+    shown = capsys.readouterr().out
+    assert "partition fingerprint: " in shown
+    assert (here / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    config = load(file, ["partition={name: dirichlet, clients: 3, alpha: 0.3}"])
+    from flray.federation.world import make_world
+
+    assert make_world(config.experiment).data.partition_fingerprint in shown
+
+
+def test_a_run_ends_with_table_digest_folder_and_how_to_see_it(
+        file: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["run", file, "tracking.uri=sqlite:///mlflow.db"]) == 0
+    shown = capsys.readouterr().out
+    identity = json.loads((here / "runs/digits/001/run.json").read_text())
+    assert identity["status"] == "finished"
+    assert f"model SHA-256: {identity['sha256']}" in shown
+    assert "run: runs/digits/001" in shown
+    assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in shown
+    assert "round 2/2" in shown and "global/common" in shown
+    assert {p.name for p in (here / "runs/digits/001/figures").iterdir()} == {"curves.png", "clients.png",
+                                                                              "partition.png"}
+
+
+def test_mlflow_holds_parameters_metrics_tags_and_pictures(file: str, here: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    result = flray.run(file, tracking={"uri": "sqlite:///mlflow.db"}, algorithm={"name": "fedprox", "mu": 0.5})
+    client = MlflowClient(tracking_uri="sqlite:///mlflow.db")
+    experiment = client.get_experiment_by_name("flray")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.params["algorithm.name"] == "fedprox"
+    assert run.data.params["algorithm.mu"] == "0.5"
+    assert run.data.params["local.momentum"] == "0.0"
+    assert run.data.tags["model.sha256"] == result.sha256
+    assert run.data.tags["version.torch"]
+    assert run.data.metrics["global/common/accuracy"] == result.metrics["global/common/accuracy"]
+    assert len(run.data.tags["partition.fingerprint"]) == 64
+    kept = {a.path for a in client.list_artifacts(run.info.run_id)} | \
+        {a.path for a in client.list_artifacts(run.info.run_id, "figures")}
+    assert {"config.yaml", "figures/curves.png", "figures/clients.png", "figures/partition.png"} <= kept
+
+
+def test_python_gives_a_history(file: str, here: Path) -> None:
+    result = flray.run(file, rounds=3, **{"local.lr": 0.1})
+    assert list(result.history["round"]) == [1, 2, 3]
+    assert result.experiment.local.lr == 0.1
+    assert result.history["global/common/accuracy"].between(0, 1).all()
+    assert result.metrics["time/round"] > 0
+    again = flray.run(file, ["local.lr=0.1", "rounds=3"])
+    assert again.sha256 == result.sha256
+    other = flray.run(file, ["local.lr=0.1", "rounds=3", "seed=1"])
+    assert other.sha256 != result.sha256
+
+
+def test_the_resolved_file_gives_the_same_run(file: str, here: Path) -> None:
+    first = flray.run(file)
+    again = flray.run(first.folder / "config.yaml")
+    assert again.sha256 == first.sha256
+
+
+def test_dropouts_and_stragglers_are_simulated_by_key(file: str, here: Path) -> None:
+    settings = ["participation={dropout: 0.4, stragglers: 0.5, straggler_work: 0.34}", "rounds=4"]
+    one, two = flray.run(file, settings), flray.run(file, settings)
+    assert one.sha256 == two.sha256
+    sizes, steps = list(one.history["cohort/size"]), list(one.history["train/steps"])
+    assert sizes == list(two.history["cohort/size"]) and len(set(sizes)) > 1
+    full = flray.run(file, ["rounds=1"]).history["train/steps"][0] / 4
+    assert all(count <= size * full for count, size in zip(steps, sizes, strict=True))
+    assert any(count < size * full for count, size in zip(steps, sizes, strict=True))
+
+
+def test_help_texts_name_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in ("run", "tune", "resume", "sync", "list", "schema", "doctor", "data"))
+    assert invoke(["runn"]) == 2
