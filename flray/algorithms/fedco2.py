@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Phase, Predictor, Stage, View
 from flray.algorithms.client import Client
+from flray.algorithms.heads import classifier_of, heads_of
 from flray.algorithms.samples import Batch
 from flray.algorithms.server import Replies, Server
 from flray.algorithms.variants import VariantParams
@@ -157,24 +157,3 @@ class FedCO2(Algorithm):
         if self.hp.inter != "none":
             server.state["heads"] = {**server.state["heads"],
                                      **{str(reply.client): trees.clone(reply["head"]) for reply in arrived}}
-
-
-def classifier_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the classifier's entries of a split model's state."""
-    return {name: value for name, value in weights.items() if name.startswith("classifier.")}
-
-
-def heads_of(client: Client) -> list[nn.Module]:
-    """Return all clients' classifiers, in client order, as modules over the message's own tensors."""
-    heads: Mapping[str, Mapping[str, Tensor]] = client.message.get("heads", {})
-    if not heads:
-        return []
-    model: Any = client.model
-    skeleton = copy.deepcopy(model.classifier).to("meta")  # shapes only, so that no head is copied
-    modules: list[nn.Module] = []
-    for index in sorted(map(int, heads)):
-        module = copy.deepcopy(skeleton)
-        state = {name.removeprefix("classifier."): value for name, value in heads[str(index)].items()}
-        module.load_state_dict(state, assign=True)
-        modules.append(module.requires_grad_(False))
-    return modules

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def world_of(algorithm: str | Mapping[str, Any], clients: Sequence[Arrays] | Non
              **experiment: Any) -> World:
     """Return a world of hand-made clients; `experiment` holds further sections."""
     clients = list(blobs() if clients is None else clients)
-    key = str(hash(tuple(a.tobytes() for client in clients for a in client)))
+    key = str(hash((classes, *(a.tobytes() for client in clients for a in client))))
     _clients[key] = (clients, classes)
     settings = {"precision": "float64", "lr": 0.1, "batch_size": 4, **(local or {})}
     return make_world(Config.model_validate({"experiment": {
@@ -126,6 +126,27 @@ def softmax_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     p = torch.softmax(x @ w.T, dim=1)
     p[torch.arange(len(y)), y] -= 1
     return p.T @ x / len(y)
+
+
+def descended(weights: Mapping[str, Tensor], loss: Callable[[Mapping[str, Tensor]], Tensor],
+              lr: float = 0.1) -> dict[str, Tensor]:
+    """Return the weights after one step of gradient descent on a loss that a test writes out."""
+    leaves = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
+    gradients = torch.autograd.grad(loss(leaves), list(leaves.values()), allow_unused=True)
+    return {name: w.detach() - (0 if g is None else lr * g)
+            for (name, w), g in zip(leaves.items(), gradients, strict=True)}
+
+
+def mean_of(weights: Sequence[Mapping[str, Tensor]], sizes: Sequence[int]) -> dict[str, Tensor]:
+    """Return the weighted mean, in the plainest way."""
+    return {name: sum((n * w[name] for n, w in zip(sizes, weights, strict=True)), torch.tensor(0.0)) / sum(sizes)
+            for name in weights[0]}
+
+
+def assert_weights(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Compare the expected weights' entries to 1e-12."""
+    for name, w in expected.items():
+        torch.testing.assert_close(actual[name], w, rtol=1e-12, atol=1e-13, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def tensors(clients: Sequence[Arrays]) -> list[tuple[Tensor, Tensor]]:

@@ -187,7 +187,14 @@ TRAFFIC: dict[str, Bytes] = {
     "scaffold": lambda f: (size(f, "all") + parameters(f),) * 2,
     **dict.fromkeys(("fedopt", "fedavgm", "fedadagrad", "fedadam", "fedyogi"), same("all")),
     **dict.fromkeys(("fedper", "fedrep", "fedbabu"), same("features")),
-    "fedrs": same("all"),
+    **dict.fromkeys(("fedrs", "moon", "fedrcl", "fedrod"), same("all")),
+    "copa": lambda f: (size(f, "features") + 3 * size(f, "classifier"), size(f, "all")),
+    # vectors of C classes with a mask down, with int64 counts up; 5 features
+    "fedproc": lambda f: (size(f, "all") + C * 5 * ITEM + C, size(f, "all") + C * 5 * ITEM + C * 8),
+    "fedproto": lambda f: (C * 5 * ITEM + C, C * 5 * ITEM + C * 8),
+    "fedhkd": lambda f: (size(f, "all") + C * (5 + C) * ITEM + C, size(f, "all") + C * (5 + C) * ITEM + C * 8),
+    # the class vectors come down as the classifier's weight; up go their directions in its place
+    "fednh": lambda f: (size(f, "all"), size(f, "all") + C * 8),
     # three offline classifiers down, the own one up
     "fedco2": lambda f: (size(f, "not_batch_norm") + 3 * size(f, "classifier"),
                          size(f, "not_batch_norm") + size(f, "classifier")),

@@ -1,0 +1,71 @@
+"""COPA: a shared body under one classifier per domain, each trained by its own domain alone (Wu, Gong, ICCV 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flray import functional, trees
+from flray.algorithms.base import Algorithm, Predictor, Stage, View
+from flray.algorithms.client import Client
+from flray.algorithms.heads import classifier_of, heads_of
+from flray.algorithms.samples import Batch
+from flray.algorithms.server import Replies, Server
+from flray.models import as_split
+from flray.registry import register_algorithm
+
+
+@register_algorithm("copa")
+class COPA(Algorithm):
+    """Clients minimise ``CE(own head) + sum_j CE(head_j)`` over the others' heads as they were at the round's start.
+
+    The others' heads are frozen; their gradient reaches the body. Down: body and all heads. Up: body and own head. The
+    mean of all heads' logits on the new body predicts, for every client alike. Heads of clients that have not taken
+    part yet are the initial one. The paper's hybrid norm and strong augmentation are not part of this, as in Fed-CO2
+    and MarsFL.
+    """
+
+    needs = frozenset({"split", "homogeneous", "classification"})
+    shared = "features"
+    views = ("personal",)
+
+    def begin(self, client: Client) -> None:
+        """Freeze the heads."""
+        client.scratch["heads"] = heads_of(client)
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return CE through the own head and, summed, through the others'."""
+        peers = functional.peer_classifier_loss(batch.features, batch.y, client.scratch["heads"], client.id)
+        return super().loss(client, batch) + peers
+
+    def report(self, client: Client) -> dict[str, Any]:
+        """Send the body and the own head."""
+        return {**super().report(client), "head": classifier_of(client.weights(client.bench.personal))}
+
+    def predictor(self, client: Client, view: View) -> Predictor:
+        """Return the mean of all heads' logits."""
+        body, heads = as_split(client.model.eval()).features, [head.eval() for head in heads_of(client)]
+
+        def predict(x: Tensor) -> Tensor:
+            features = body(x)
+            return torch.stack([head(features) for head in heads]).mean(0)
+
+        return predict
+
+    def server_setup(self, server: Server) -> None:
+        """Start with the initial head for every client."""
+        head = classifier_of(server.model)
+        server.state["heads"] = {str(client): head for client in range(len(server.clients))}
+
+    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+        """Send all heads."""
+        return {"heads": server.state["heads"]}
+
+    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
+        """Average the bodies, collect the heads."""
+        arrived = replies.wait()
+        super().aggregate(server, stage, replies)
+        collected = {str(reply.client): trees.clone(reply["head"]) for reply in arrived}
+        server.state["heads"] = {**server.state["heads"], **collected}

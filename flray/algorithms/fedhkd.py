@@ -1,0 +1,90 @@
+"""FedHKD: noisy class-mean features and predictions as targets to distil (Chen, Wang, Vikalo, ICLR 2023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flray import functional, registry
+from flray.algorithms.base import Algorithm, Predictor, Stage, View
+from flray.algorithms.client import Client
+from flray.algorithms.samples import Batch
+from flray.algorithms.server import Replies, Server
+from flray.algorithms.statistics import features_of, keep_class_means
+from flray.models import as_split
+from flray.registry import hyper, register_algorithm
+
+
+@register_algorithm("fedhkd")
+class FedHKD(Algorithm):
+    """Clients minimise ``CE + lam / C sum_c ||softmax(head(H_c) / T) - Q_c|| + gamma ||f(x) - H_y||``.
+
+    Down: weights, and from round 2 the hyper-knowledge H, Q with the mask of its classes. Up: weights, the client's
+    class means of clipped features with noise, of soft predictions without, and counts, for the classes above the
+    threshold. The noise is that of one release; no privacy over the rounds is claimed. The personal model is the
+    client's own after its last turn.
+    """
+
+    class Params(registry.Params):
+        """Hyper-parameters."""
+
+        lam: float = hyper(0.05, "weight of the distance between predictions", "FedHKD, experiments", ge=0)
+        gamma: float = hyper(0.05, "weight of the distance between features", "FedHKD, experiments", ge=0)
+        temperature: float = hyper(0.5, "T of the soft predictions", "FedHKD, experiments", gt=0)
+        threshold: float = hyper(
+            0.25, "least share of a client's samples for a class to be sent, nu", "FedHKD, experiments", ge=0, le=1)
+        noise: float = hyper(7.0, "sigma: the deviation is sigma 2 clip / n_c", "FedHKD, experiments", ge=0)
+        clip: float = hyper(
+            3.0, "zeta: norm to which features are clipped",
+            "a decision: FedHKD's code does not clip, KarhouTam/FL-bench takes the data's largest", gt=0)
+
+    needs = frozenset({"split", "homogeneous", "classification"})
+    views = ("personal", "global")
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return CE with both distances to the hyper-knowledge; CE alone as long as there is none."""
+        loss, known = super().loss(client, batch), client.message.get("knowledge")
+        if known is None:
+            return loss
+        head = as_split(client.model).classifier.eval()  # class means are no batch to take statistics from
+        predictions = functional.hyper_prediction_loss(
+            head(known["features"]), known["predictions"], known["present"], self.hp.temperature)
+        head.train()
+        features = functional.hyper_feature_loss(batch.features, batch.y, known["features"], known["present"])
+        return loss + float(self.hp.lam) * predictions + float(self.hp.gamma) * features
+
+    def report(self, client: Client) -> dict[str, Any]:
+        """Keep the trained model; send the weights and the client's hyper-knowledge."""
+        client.state["trained"] = client.snapshot()
+        return {**super().report(client), "knowledge": self.knowledge(client)}
+
+    @torch.no_grad()
+    def knowledge(self, client: Client) -> dict[str, Tensor]:
+        """Return class means of features and predictions with the counts of the classes that are sent."""
+        hp, C = self.hp, client.num_classes
+        raw, labels = features_of(client)
+        soft = torch.softmax(as_split(client.model).classifier(raw) / hp.temperature, dim=1)
+        features, counts = functional.class_means(functional.clip_norms(raw, hp.clip).cpu(), labels.cpu(), C)
+        predictions, _ = functional.class_means(soft.cpu(), labels.cpu(), C)
+        counts = torch.where(counts >= hp.threshold * len(labels), counts, 0)
+        client.log("fedhkd/classes_sent", int((counts > 0).sum()))
+        features = functional.noisy_class_means(features, counts, hp.clip, hp.noise, client.generator("noise"))
+        predictions = torch.where((counts > 0).unsqueeze(1), predictions, 0)
+        return {"features": features, "predictions": predictions, "counts": counts}
+
+    def predictor(self, client: Client, view: View) -> Predictor:
+        """Return the client's own last model, or the received one before its first turn."""
+        client.load(client.state.get("trained", {}))
+        return super().predictor(client, view)
+
+    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+        """Send the hyper-knowledge, once there is any."""
+        return {name: server.state[name] for name in ("knowledge",) if name in server.state}
+
+    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
+        """Average the weights, and the hyper-knowledge by counts."""
+        arrived = replies.wait()
+        super().aggregate(server, stage, replies)
+        keep_class_means(server, arrived, "knowledge", "samples")

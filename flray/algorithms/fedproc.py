@@ -1,0 +1,61 @@
+"""FedProc: features towards the global prototype of their class, away from the others (Mu et al., 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from flray import functional, registry
+from flray.algorithms.base import Algorithm, Stage
+from flray.algorithms.client import Client
+from flray.algorithms.samples import Batch
+from flray.algorithms.server import Replies, Server
+from flray.algorithms.statistics import class_features, keep_class_means
+from flray.registry import hyper, register_algorithm
+
+
+@register_algorithm("fedproc")
+class FedProc(Algorithm):
+    """Clients minimise ``alpha CE + (1 - alpha) l_pc``, alpha growing over the rounds; CE alone in the first one.
+
+    Down: weights, and from round 2 the prototypes P with the mask of their classes. Up: weights, the means of the
+    trained model's features over the client's samples of each class, and their counts. P is the mean over all samples.
+    """
+
+    class Params(registry.Params):
+        """Hyper-parameters."""
+
+        alpha: float | None = hyper(
+            None, "weight of CE; null: round / ramp, up to 1", "MuXutong/FedProc: grows; FCCL+ Table VII: 0.5",
+            ge=0, le=1)
+        ramp: int = hyper(100, "rounds until CE is alone", "MuXutong/FedProc: 100, the number of rounds", ge=1)
+        temperature: float = hyper(1.0, "divides the products with the prototypes", "MuXutong/FedProc: none", gt=0)
+        cosine: bool = hyper(
+            False, "features of length 1 in the products", "MuXutong/FedProc: no; WenkeHuang/MarsFL: yes")
+
+    needs = frozenset({"split", "homogeneous", "classification"})
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return CE and the prototypical contrast in the round's proportion."""
+        loss, known = super().loss(client, batch), client.message.get("prototypes")
+        if known is None:
+            return loss
+        alpha = float(min(client.round / self.hp.ramp, 1.0) if self.hp.alpha is None else self.hp.alpha)
+        contrast = functional.prototype_contrastive_loss(
+            batch.features, batch.y, known["vectors"], known["present"], self.hp.temperature, self.hp.cosine)
+        return alpha * loss + (1 - alpha) * contrast
+
+    def report(self, client: Client) -> dict[str, Any]:
+        """Send the weights and the class means of the trained model's features."""
+        return {**super().report(client), "prototypes": class_features(client)}
+
+    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+        """Send the prototypes, once there are any."""
+        return {name: server.state[name] for name in ("prototypes",) if name in server.state}
+
+    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
+        """Average the weights; the prototypes become the means over all samples."""
+        arrived = replies.wait()
+        super().aggregate(server, stage, replies)
+        keep_class_means(server, arrived, "prototypes", "samples")

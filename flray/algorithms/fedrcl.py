@@ -1,0 +1,75 @@
+"""FedRCL: contrast at several depths, relaxed where a class collapses (Seo, Kim, Kim, Han, CVPR 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from flray import functional, registry
+from flray.algorithms.base import Algorithm
+from flray.algorithms.client import Client
+from flray.algorithms.samples import Batch
+from flray.models import layer_taps
+from flray.registry import hyper, register_algorithm
+
+
+@register_algorithm("fedrcl")
+class FedRCL(Algorithm):
+    """Clients minimise ``CE + weight * mean_l (l_scl + beta l_pen)`` over the tapped layers l.
+
+    Layers are tapped before their ReLU and averaged over the image. The authors train with gradients clipped at 10
+    (``local.clip_norm``), which is no part of the method.
+    """
+
+    class Params(registry.Params):
+        """Hyper-parameters."""
+
+        weight: float = hyper(1.0, "weight of the mean over layers", "skynbe/FedRCL", ge=0)
+        beta: float = hyper(1.0, "weight of the penalty within it", "skynbe/FedRCL", ge=0)
+        tau: float = hyper(0.05, "temperature", "skynbe/FedRCL", gt=0)
+        threshold: float = hyper(
+            0.7, "lambda, similarity from which a pair of one class is too close; above 1: no penalty", "skynbe/FedRCL",
+            ge=-1)
+        pairs: Literal["top", "all"] = hyper(
+            "top", "the hardest pairs, as in the released code, or all, as in the paper's sums",
+            "skynbe/FedRCL, with which the paper's numbers were made")
+        negatives: int = hyper(2, "most similar samples of other classes that count, with top", "skynbe/FedRCL", ge=1)
+
+    needs = frozenset({"split", "homogeneous", "classification"})
+    weighting = "uniform"
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Refuse networks without a layer to look at."""
+        layer_taps(model)
+        return model
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return CE with the mean of the tapped layers' terms."""
+        hp = self.hp
+        with tapped(client.model) as layers:
+            loss = super().loss(client, batch)
+        terms = [functional.relaxed_contrastive_loss(
+            pooled(layer), batch.y, hp.tau, hp.threshold, hp.beta, hp.negatives, hp.pairs) for layer in layers]
+        return loss + float(hp.weight) * torch.stack(terms).mean()
+
+
+@contextmanager
+def tapped(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the outputs of the model's tapped layers, shallow to deep, during a forward pass."""
+    outputs: list[Tensor] = []
+    handles = [layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+               for _, layer in layer_taps(model)]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def pooled(output: Tensor) -> Tensor:
+    """Return a layer's output [B, channels, ...] averaged over all positions, [B, channels]."""
+    return output.flatten(2).mean(2) if output.dim() > 2 else output

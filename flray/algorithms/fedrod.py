@@ -1,0 +1,92 @@
+"""FedRoD, linear: a generic head for balanced risk, a personal one for the client's own (Chen, Chao, ICLR 2022)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from flray import functional, registry
+from flray.algorithms.base import Algorithm, Predictor, View
+from flray.algorithms.client import Client, make_optimizer
+from flray.algorithms.heads import classifier_of
+from flray.algorithms.samples import Batch
+from flray.models import as_split
+from flray.registry import hyper, register_algorithm
+
+
+@register_algorithm("fedrod")
+class FedRoD(Algorithm):
+    """Body and generic head are trained by the balanced softmax and averaged; the personal head never travels.
+
+    In each step the personal head g then learns by ``CE(z + g(f), y)`` with the generic logits z and the features f as
+    constants. ``z + g(f)`` predicts for the client, z alone is the global model; class shares appear in neither.
+    """
+
+    class Params(registry.Params):
+        """Hyper-parameters."""
+
+        generic_loss: Literal["balanced", "ce"] = hyper(
+            "balanced", "loss of body and generic head; ce is what Fed-CO2's table was made with",
+            "FedRoD, Eq. of balanced risk minimisation")
+        personal_init: Literal["copy", "zero"] = hyper(
+            "copy", "the personal head starts as the initial generic one, or at zero",
+            "Yutong-Dai/FedNH's FedRoD: a copy; zero makes both predictors equal at the start")
+
+    needs = frozenset({"split", "classification"})
+    views = ("personal", "global")
+
+    def setup(self, client: Client) -> None:
+        """Start the personal head."""
+        def start(name: str, value: Tensor) -> Tensor:
+            zero = self.hp.personal_init == "zero" and name in client.parameters
+            return torch.zeros_like(value) if zero else value.clone()
+
+        initial = classifier_of(client.bench.initial)
+        client.state["head"] = {name.removeprefix("classifier."): start(name, w) for name, w in initial.items()}
+
+    def begin(self, client: Client) -> None:
+        """Take up the personal head."""
+        head = self.head(client).train()
+        client.scratch.update(head=head, head_optimizer=make_optimizer(
+            list(head.parameters()), client.local, client.round))
+
+    def head(self, client: Client) -> nn.Module:
+        """Return the client's personal head."""
+        head = copy.deepcopy(as_split(client.model).classifier)
+        head.load_state_dict(client.state["head"])
+        return head
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return the generic predictor's loss."""
+        if self.hp.generic_loss == "ce":
+            return super().loss(client, batch)
+        return functional.balanced_softmax_loss(batch.outputs, batch.y, client.class_counts)
+
+    def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+        """Step body and generic head, then the personal head on the same forward pass."""
+        super().step(client, batch, optimizer)
+        head, own = client.scratch["head"], client.scratch["head_optimizer"]
+        own.zero_grad(set_to_none=True)
+        client.task.loss(batch.outputs.detach() + head(batch.features.detach()), batch.y).backward()
+        if client.local.clip_norm is not None:
+            nn.utils.clip_grad_norm_(head.parameters(), client.local.clip_norm)
+        own.step()
+
+    def report(self, client: Client) -> dict[str, Any]:
+        """Keep the personal head, send the rest."""
+        client.state["head"] = dict(client.scratch["head"].state_dict())
+        return super().report(client)
+
+    def predictor(self, client: Client, view: View) -> Predictor:
+        """Return the sum of both heads' logits."""
+        model, own = as_split(client.model.eval()), self.head(client).eval()
+
+        def predict(x: Tensor) -> Tensor:
+            features = model.features(x)
+            logits: Tensor = model.classifier(features) + own(features)
+            return logits
+
+        return predict

@@ -1,0 +1,32 @@
+"""Classifiers that travel apart from the rest of the model, and come back as frozen modules."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from flray.algorithms.client import Client
+
+
+def classifier_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the classifier's entries of a split model's state."""
+    return {name: value for name, value in weights.items() if name.startswith("classifier.")}
+
+
+def heads_of(client: Client) -> list[nn.Module]:
+    """Return all clients' classifiers, in client order, as modules over the message's own tensors."""
+    heads: Mapping[str, Mapping[str, Tensor]] = client.message.get("heads", {})
+    if not heads:
+        return []
+    model: Any = client.model
+    skeleton = copy.deepcopy(model.classifier).to("meta")  # shapes only, so that no head is copied
+    modules: list[nn.Module] = []
+    for index in sorted(map(int, heads)):
+        module = copy.deepcopy(skeleton)
+        state = {name.removeprefix("classifier."): value for name, value in heads[str(index)].items()}
+        module.load_state_dict(state, assign=True)
+        modules.append(module.requires_grad_(False))
+    return modules

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.algorithms.conftest import (
+    assert_weights,
+    blobs,
+    descended,
+    federation_of,
+    mean_of,
+    models_sha,
+    played,
+    tensors,
+    world_of,
+)
+
+W, V = "features.first.weight", "classifier.weight"
+EXACT = {"name": "fedhkd", "noise": 0.0, "clip": 1e6, "threshold": 0.0}
+
+
+@pytest.mark.parametrize("model", [{"name": "two-layer", "dropout": 0.2}, {"name": "deep-classifier"}])
+def test_without_both_terms_it_is_fedavg(model: dict[str, object]) -> None:
+    """On a classifier with batch norm and dropout as well: scoring H takes no statistics and no random numbers."""
+    off = {"name": "fedhkd", "lam": 0.0, "gamma": 0.0, "threshold": 0.0}
+    assert models_sha(played(off, rounds=3, model=model)) == models_sha(played("fedavg", rounds=3, model=model))
+
+
+def test_the_first_round_is_fedavg_s_and_the_second_is_not() -> None:
+    assert [models_sha(played("fedhkd", rounds=r)) == models_sha(played("fedavg", rounds=r)) for r in (1, 2)] == \
+        [True, False]
+
+
+def test_without_noise_the_knowledge_is_the_mean_over_all_samples() -> None:
+    federation = played(EXACT, blobs(skew=True), classes=4, model="one-layer")
+    known, clients = federation.server.state["knowledge"], tensors(blobs(skew=True))
+    x, y = torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients])
+    expected = torch.stack([x[y == c].mean(0) for c in range(3)])
+    torch.testing.assert_close(known["features"][:3], expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(known["predictions"].sum(1), torch.tensor([1, 1, 1, 0.0]).double(), rtol=1e-12, atol=0)
+    assert known["present"].tolist() == [True, True, True, False]
+
+
+def test_features_are_clipped_to_the_norm() -> None:
+    (client,) = blobs((12,))
+    known = played({**EXACT, "clip": 0.5}, [client], model="one-layer").server.state["knowledge"]
+    x, y = tensors([client])[0]
+    short = x * (0.5 / x.norm(dim=1, keepdim=True)).clamp(max=1)
+    expected = torch.stack([short[y == c].mean(0) for c in range(3)])
+    torch.testing.assert_close(known["features"], expected, rtol=1e-12, atol=1e-14)
+
+
+def test_the_noise_has_deviation_sigma_2_clip_over_n_and_is_drawn_for_each_class() -> None:
+    y = np.repeat(np.arange(3), (5, 10, 20)).astype(np.int64)
+    client = (np.zeros((35, 4000)), y)
+    noise = {**EXACT, "noise": 0.7, "clip": 2.0}
+    first, other = (played(noise, [client], model="one-layer", seed=seed).server.state["knowledge"]["features"]
+                    for seed in (0, 1))
+    # the mean of zeros is zero, so what is there is the noise; the estimate deviates by 1.1 % (one sigma)
+    torch.testing.assert_close(first.std(1), 0.7 * 2 * 2.0 / torch.tensor([5.0, 10, 20]).double(), rtol=0.05, atol=0)
+    vectors = F.normalize(torch.cat([first, other]))
+    assert (vectors @ vectors.T).fill_diagonal_(0).abs().max() < 0.08  # five sigma
+
+
+def test_a_class_below_the_threshold_is_not_sent() -> None:
+    (x, _), = blobs((12,))
+    y = np.array([0] * 7 + [1] * 3 + [2] * 2, dtype=np.int64)
+    federation = federation_of(world_of({**EXACT, "threshold": 0.25}, [(x, y)], model="one-layer"))
+    metrics = federation.step().metrics
+    known = federation.server.state["knowledge"]
+    assert known["present"].tolist() == [True, True, False]  # 3 of 12 is a quarter
+    assert not known["features"][2].any() and not known["predictions"][2].any()
+    assert metrics["train/fedhkd/classes_sent"] == 2
+
+
+def test_two_rounds_by_hand() -> None:
+    """Full-batch steps on a linear body; nobody has class 3, which counts as 0 in the mean over classes."""
+    sizes, clients = [12, 9, 15], tensors(blobs())
+    federation = played({**EXACT, "lam": 0.4, "gamma": 0.3}, classes=4, model="linear-body", local={"batch_size": 99},
+                        rounds=2)
+    start = federation_of(federation.world).server.model
+    trained = [descended(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y)) for x, y in clients]
+    features = torch.cat([x @ p[W].T for (x, _), p in zip(clients, trained, strict=True)])
+    soft = torch.cat([torch.softmax(x @ p[W].T @ p[V].T / 0.5, 1) for (x, _), p in zip(clients, trained, strict=True)])
+    labels = torch.cat([y for _, y in clients])
+    H, Q = (torch.stack([rows[labels == c].mean(0) for c in range(3)]) for rows in (features, soft))
+
+    def loss(p: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        f = x @ p[W].T
+        predictions = (torch.softmax(H @ p[V].T / 0.5, 1) - Q).square().sum(1).sqrt().sum() / 4
+        distance = (f - H[y]).square().sum(1).sqrt().mean()
+        return F.cross_entropy(f @ p[V].T, y) + 0.4 * predictions + 0.3 * distance
+
+    mean = mean_of(trained, sizes)
+    trained = [descended(mean, lambda p, x=x, y=y: loss(p, x, y)) for x, y in clients]
+    assert_weights(federation.server.model, mean_of(trained, sizes))
+
+
+def test_the_personal_model_is_the_client_s_last_one() -> None:
+    """The first round has nothing but CE, so what it leaves at a client is the model of local training."""
+    federation = played("fedhkd", rounds=1)
+    metrics = federation.evaluate()
+    assert metrics["personal/local/loss"] == played("local", rounds=1).evaluate()["personal/local/loss"]
+    assert metrics["global/local/loss"] == played("fedavg", rounds=1).evaluate()["global/local/loss"]
+    fresh = federation_of(federation.world).evaluate()
+    assert fresh["personal/local/loss"] == fresh["global/local/loss"]

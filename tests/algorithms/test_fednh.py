@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flray.algorithms.fednh import W, spread
+from flray.errors import FlrayError
+from flray.federation.federation import Federation
+from tests.algorithms.conftest import blobs, federation_of, models_sha, played, tensors, world_of
+
+S = "classifier.scale"
+
+
+def initial(federation: Federation) -> dict[str, Tensor]:
+    return federation_of(federation.world).server.model
+
+
+def random(classes: int, size: int) -> Tensor:
+    return torch.randn(classes, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def largest_cosine(vectors: Tensor) -> float:
+    return float((F.normalize(vectors) @ F.normalize(vectors).T).fill_diagonal_(-1).max())
+
+
+@pytest.mark.parametrize(("classes", "size", "cosine"), [
+    (3, 5, 0.0), (4, 4, 0.0), (7, 4, 0.0), (8, 4, 0.0), (7, 2, math.cos(2 * math.pi / 7)),
+    (8, 3, 0.2612), (12, 3, 1 / math.sqrt(5))])
+def test_the_class_vectors_start_far_apart(classes: int, size: int, cosine: float) -> None:
+    """Best known: the square antiprism for 8 in three dimensions, the icosahedron for 12."""
+    vectors = spread(random(classes, size))
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(classes, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert largest_cosine(vectors) == pytest.approx(cosine, abs=5e-3 if size == 3 else 1e-12)
+    assert largest_cosine(random(classes, size)) > cosine + 0.1
+    if classes <= size:
+        torch.testing.assert_close(vectors @ vectors.T, torch.eye(classes, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_with_full_momentum_w_keeps_its_bits_whatever_the_optimiser_does() -> None:
+    federation = played({"name": "fednh", "rho": 1.0}, rounds=3, local={"momentum": 0.9, "weight_decay": 0.1})
+    before, after = initial(federation), federation.server.model
+    assert torch.equal(before[W], after[W])
+    assert not torch.equal(before[S], after[S])
+    assert not torch.equal(before["features.first.weight"], after["features.first.weight"])
+
+
+def test_rows_of_w_have_length_1_after_every_round() -> None:
+    federation = federation_of(world_of("fednh", blobs(skew=True), participation={"clients": 1}))
+    for _ in range(4):
+        before = federation.server.model[W]
+        federation.step()
+        after = federation.server.model[W]
+        torch.testing.assert_close(after.norm(dim=1), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-12)
+        # a client lacks the class of its own number, whose vector then stays
+        assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == \
+            [c == federation.server.cohort[0] for c in range(3)]
+
+
+def test_a_round_by_hand() -> None:
+    """The body has no parameters: one full-batch step on s alone, and W from the directions of the inputs."""
+    federation = played({"name": "fednh", "rho": 0.7, "scale": 2.0}, blobs(skew=True), model="one-layer",
+                        local={"batch_size": 99})
+    w, scales, pull = initial(federation)[W], [], torch.zeros(3, 4, dtype=torch.float64)
+    for x, y in tensors(blobs(skew=True)):
+        directions = x / x.norm(dim=1, keepdim=True)
+        cosines = directions @ w.T
+        p = torch.softmax(2 * cosines, dim=1)
+        p[torch.arange(len(y)), y] -= 1
+        scales.append(2 - 0.1 * (p * cosines).sum() / len(y))
+        for c in y.unique():
+            u = directions[y == c].mean(0)
+            pull[c] += (y == c).sum() * u / u.norm()
+    moved = 0.7 * w + 0.3 * pull / pull.norm(dim=1, keepdim=True)
+    after = federation.server.model
+    torch.testing.assert_close(after[S], torch.stack(scales).mean(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(after[W], moved / moved.norm(dim=1, keepdim=True), rtol=1e-12, atol=1e-14)
+
+
+def test_a_fixed_scale_is_no_part_of_the_state_and_bounds_the_logits() -> None:
+    federation = played({"name": "fednh", "scale": 30.0, "train_scale": False}, rounds=2)
+    assert S not in federation.server.model
+    model = federation.world.build("two-layer")
+    model.load_state_dict(federation.server.model)
+    logits = model(torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    assert 20 < logits.abs().max() <= 30
+
+
+def test_personal_models_are_the_clients_last_ones_and_change_no_training() -> None:
+    with_personal, without = (played({"name": "fednh", "personal": on}, rounds=2) for on in (True, False))
+    assert models_sha(with_personal) == models_sha(without) != models_sha(played("fedavg", rounds=2))
+    assert all(handle is None for handle in without.states)
+    metrics = with_personal.evaluate()
+    assert metrics["personal/local/loss"] < metrics["global/local/loss"]
+    fresh = federation_of(with_personal.world).evaluate()
+    assert fresh["personal/local/loss"] == fresh["global/local/loss"]
+
+
+def test_a_classifier_of_several_layers_is_refused() -> None:
+    with pytest.raises(FlrayError, match="one linear layer as classifier, found Sequential"):
+        world_of("fednh", model="deep-classifier")

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flray.algorithms.fedrcl import pooled, tapped
+from flray.errors import FlrayError
+from flray.models import build
+from tests.algorithms.conftest import (
+    assert_weights,
+    blobs,
+    descended,
+    federation_of,
+    mean_of,
+    models_sha,
+    played,
+    tensors,
+    world_of,
+)
+
+DROPOUT = {"name": "two-layer", "dropout": 0.2}
+W, V = "features.first.weight", "classifier.weight"
+
+
+def test_weight_zero_is_fedavg_with_equal_weights() -> None:
+    fedavg = played("fedavg", rounds=3, model=DROPOUT, aggregation={"weights": "uniform"})
+    assert models_sha(played({"name": "fedrcl", "weight": 0.0}, rounds=3, model=DROPOUT)) == models_sha(fedavg)
+    assert models_sha(played("fedrcl", rounds=1, model=DROPOUT)) != models_sha(fedavg)
+
+
+def test_a_threshold_above_1_switches_the_penalty_off() -> None:
+    without = played({"name": "fedrcl", "beta": 0.0}, rounds=2)
+    assert_weights(played({"name": "fedrcl", "threshold": 1.1}, rounds=2).server.model, without.server.model)
+    assert models_sha(played("fedrcl", rounds=2)) != models_sha(without)
+
+
+def test_a_round_by_hand() -> None:
+    """One full-batch step, pair by pair; the only tap is the body's layer."""
+    tau, threshold, beta, weight = 0.5, 0.3, 0.8, 1.5
+    federation = played({"name": "fedrcl", "tau": tau, "threshold": threshold, "beta": beta, "weight": weight},
+                        model="linear-body", local={"batch_size": 99})
+
+    def loss(p: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        f = x @ p[W].T
+        s = F.normalize(f) @ F.normalize(f).T
+        terms = []
+        for a in range(len(y)):
+            positive = min(s[a, b] for b in range(len(y)) if y[b] == y[a] and b != a)
+            first, second, *_ = sorted((s[a, b] for b in range(len(y)) if y[b] != y[a]), reverse=True)
+            attracted = torch.exp(positive / tau)
+            terms.append(-torch.log(attracted / (attracted + torch.exp(first / tau) + torch.exp(second / tau))))
+            if positive >= threshold:
+                itself = torch.exp(torch.tensor(1 / tau, dtype=torch.float64))
+                terms.append(-beta * torch.log(itself / (itself + attracted)))
+        return F.cross_entropy(f @ p[V].T, y) + weight * torch.stack(terms).sum() / len(y)
+
+    start = federation_of(federation.world).server.model
+    trained = [descended(start, lambda p, x=x, y=y: loss(p, x, y)) for x, y in tensors(blobs())]
+    assert_weights(federation.server.model, mean_of(trained, [1, 1, 1]))
+
+
+def test_layers_are_tapped_before_their_relu_and_only_during_the_pass() -> None:
+    model = build("lenet", (1, 16, 16), 3, {}, seed=0)
+    x = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    with tapped(model) as layers:
+        model(x)
+    assert [tuple(pooled(layer).shape) for layer in layers] == [(2, 6), (2, 16), (2, 120), (2, 84)]
+    assert all((layer < 0).any() for layer in layers)
+    torch.testing.assert_close(pooled(layers[0])[1, 2], layers[0][1, 2].mean())
+    model(x)
+    assert len(layers) == 4
+
+
+def test_a_client_with_a_single_class_stays_finite() -> None:
+    (x, y), = blobs((9,))
+    federation = played("fedrcl", [(x, np.zeros_like(y))], rounds=2)
+    assert all(bool(torch.isfinite(w).all()) for w in federation.server.model.values())
+
+
+def test_a_network_without_layers_is_refused() -> None:
+    with pytest.raises(FlrayError, match="no layers before its classifier"):
+        world_of("fedrcl", model="one-layer")

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flray import trees
+from tests.algorithms.conftest import (
+    assert_weights,
+    blobs,
+    descended,
+    federation_of,
+    mean_of,
+    models_sha,
+    played,
+    state_of,
+    tensors,
+    world_of,
+)
+
+W, V = "features.first.weight", "classifier.weight"
+DROPOUT = {"name": "two-layer", "dropout": 0.2}
+
+
+@pytest.mark.parametrize("model", [DROPOUT, {"name": "deep-classifier"}])
+def test_with_plain_ce_the_generic_part_is_fedavg(model: dict[str, object]) -> None:
+    """So the personal head changes neither weights nor statistics nor random numbers of the generic part."""
+    plain = played({"name": "fedrod", "generic_loss": "ce"}, rounds=3, model=model, local={"clip_norm": 0.5})
+    assert models_sha(plain) == models_sha(played("fedavg", rounds=3, model=model, local={"clip_norm": 0.5}))
+
+
+def test_where_all_classes_are_equally_frequent_the_generic_part_is_fedavg_s() -> None:
+    assert_weights(played("fedrod", rounds=2).server.model, played("fedavg", rounds=2).server.model)
+    skewed = [models_sha(played(name, blobs(skew=True), rounds=1)) for name in ("fedrod", "fedavg")]
+    assert skewed[0] != skewed[1]
+
+
+@pytest.mark.parametrize("start", ["copy", "zero"])
+def test_two_steps_and_both_predictors_by_hand(start: str) -> None:
+    """Client i lacks class i, so its log share is that of 1e-12; g learns from z and f of before the step."""
+    clients = blobs(skew=True)
+    federation = played({"name": "fedrod", "personal_init": start}, clients, model="linear-body",
+                        local={"batch_size": 99, "epochs": 2})
+    initial, trained, heads = federation_of(federation.world).server.model, [], []
+    for x, y in tensors(clients):
+        shares = (torch.bincount(y, minlength=3).double() / len(y)).clamp(min=1e-12).log()
+        p = dict(initial)
+        g = {"g": initial[V] if start == "copy" else torch.zeros_like(initial[V])}
+        for _ in range(2):
+            f = x @ p[W].T
+            z = f @ p[V].T
+            p = descended(p, lambda q, x=x, y=y, s=shares: F.cross_entropy(x @ q[W].T @ q[V].T + s, y))
+            g = descended(g, lambda q, z=z, f=f, y=y: F.cross_entropy(z + f @ q["g"].T, y))
+        trained.append(p)
+        heads.append(g["g"])
+    mean = mean_of(trained, [12, 9, 15])
+    assert_weights(federation.server.model, mean)
+    metrics = federation.evaluate()
+    for i, (x, y) in enumerate(tensors(clients)):
+        assert_weights(state_of(federation, i)["head"], {"weight": heads[i]})
+        f = x @ mean[W].T
+
+        def loss(logits: Tensor, y: Tensor = y) -> object:
+            return pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-12)
+
+        assert metrics[f"personal/local/loss/client/client{i}"] == loss(f @ mean[V].T + f @ heads[i].T)
+        assert metrics[f"global/local/loss/client/client{i}"] == loss(f @ mean[V].T)
+
+
+def test_a_personal_head_of_zeros_makes_both_predictors_equal_at_the_start() -> None:
+    fresh = {start: federation_of(world_of({"name": "fedrod", "personal_init": start})).evaluate()
+             for start in ("zero", "copy")}
+    assert fresh["zero"]["personal/local/loss"] == fresh["zero"]["global/local/loss"]
+    assert fresh["copy"]["personal/local/loss"] != fresh["copy"]["global/local/loss"]
+
+
+def test_the_personal_head_of_an_absent_client_stays() -> None:
+    federation = federation_of(world_of("fedrod", participation={"clients": 2}))
+    heads: dict[int, str] = {}
+    for _ in range(4):
+        federation.step()
+        now = {i: trees.sha256(state_of(federation, i)["head"]) for i in range(3) if federation.states[i] is not None}
+        for client in heads.keys() - set(federation.server.cohort):
+            assert now[client] == heads[client]
+        assert all(now[client] != heads.get(client) for client in federation.server.cohort)
+        heads = now
+    assert len(heads) == 3
