@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Predictor, View
-from flray.algorithms.client import Client, make_optimizer
+from flray.algorithms.client import Client
 from flray.algorithms.heads import classifier_of
+from flray.algorithms.optimizers import make_optimizer
 from flray.algorithms.samples import Batch
 from flray.models import as_split
 from flray.registry import hyper, register_algorithm

@@ -9,7 +9,6 @@ from flray.federation.federation import Federation
 from tests.algorithms.conftest import (
     blobs,
     federation_of,
-    models_sha,
     played,
     softmax_gradient,
     state_of,
@@ -17,30 +16,10 @@ from tests.algorithms.conftest import (
     world_of,
 )
 
-DROPOUT = {"name": "two-layer", "dropout": 0.2}
-
 
 def personal(federation: Federation) -> list[str]:
     """Return a digest of what each client keeps of the model."""
     return [trees.sha256(state_of(federation, i)["personal"]) for i in range(3)]
-
-
-def test_nothing_personal_is_fedavg() -> None:
-    fedper = played({"name": "fedper", "personal": "none"}, rounds=2, model=DROPOUT)
-    assert models_sha(fedper) == models_sha(played("fedavg", rounds=2, model=DROPOUT))
-
-
-def test_everything_personal_is_local() -> None:
-    assert personal(played({"name": "fedper", "personal": "all"}, rounds=2, model=DROPOUT)) == \
-        personal(played("local", rounds=2, model=DROPOUT))
-
-
-def test_personal_batch_norm_is_fedbn() -> None:
-    uniform = {"weights": "uniform"}
-    fedper = played({"name": "fedper", "personal": "batch_norm"}, rounds=2, aggregation=uniform)
-    fedbn = played("fedbn", rounds=2)
-    assert models_sha(fedper) == models_sha(fedbn)
-    assert personal(fedper) == personal(fedbn)
 
 
 def test_body_is_averaged_and_heads_are_not() -> None:

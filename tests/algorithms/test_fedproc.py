@@ -19,14 +19,8 @@ from tests.algorithms.conftest import (
     world_of,
 )
 
-DROPOUT = {"name": "two-layer", "dropout": 0.2}
 FULL = {"batch_size": 99}
 W, V = "features.first.weight", "classifier.weight"
-
-
-def test_alpha_one_is_fedavg() -> None:
-    assert models_sha(played({"name": "fedproc", "alpha": 1.0}, rounds=3, model=DROPOUT)) == \
-        models_sha(played("fedavg", rounds=3, model=DROPOUT))
 
 
 def test_the_first_round_is_fedavg_s_and_the_second_is_not() -> None:

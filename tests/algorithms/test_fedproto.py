@@ -15,7 +15,6 @@ from tests.algorithms.conftest import (
     blobs,
     descended,
     federation_of,
-    models_sha,
     played,
     state_of,
     tensors,
@@ -36,12 +35,6 @@ def test_lam_zero_is_local_and_so_is_the_first_round() -> None:
     assert personal(played({"name": "fedproto", "lam": 0.0}, rounds=2, model=DROPOUT)) == local[1]
     assert personal(played("fedproto", rounds=1, model=DROPOUT)) == local[0]
     assert personal(played("fedproto", rounds=2, model=DROPOUT)) != local[1]
-
-
-def test_lam_zero_with_averaged_weights_is_fedavg() -> None:
-    averaging = {"name": "fedproto", "lam": 0.0, "aggregate_weights": True}
-    assert models_sha(played(averaging, rounds=2, model=DROPOUT)) == \
-        models_sha(played("fedavg", rounds=2, model=DROPOUT))
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])

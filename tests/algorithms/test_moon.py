@@ -26,11 +26,6 @@ DROPOUT = {"name": "two-layer", "dropout": 0.2}
 W, V = "features.first.weight", "classifier.weight"
 
 
-def test_mu_zero_is_fedavg() -> None:
-    assert models_sha(played({"name": "moon", "mu": 0.0}, rounds=3, model=DROPOUT)) == \
-        models_sha(played("fedavg", rounds=3, model=DROPOUT))
-
-
 def test_first_turns_have_a_loss_of_log_2_and_no_gradient_from_it() -> None:
     world, plain = world_of("moon", model=DROPOUT), world_of("fedavg", model=DROPOUT)
     moon, fedavg = federation_of(world), federation_of(plain)
