@@ -129,7 +129,7 @@ def show_list(what: str, name: str | None) -> None:
         for entry in entries.names():
             method = entries.get(entry)
             shared = method.shared if isinstance(method.shared, str) else "by its settings"
-            table.add_row(entry, _first_line(sys.modules[method.__module__]) or _first_line(method), shared,
+            table.add_row(entry, _first_line(sys.modules.get(method.__module__)) or _first_line(method), shared,
                           ", ".join(sorted(method.needs)), ", ".join(method.views))
         console.print(table)
         return

@@ -82,6 +82,8 @@ def put(content: dict[str, Any], path: str, value: Any) -> None:
     one's options.
     """
     *parents, last = absolute(path).split(".")
+    if parents[:1] == ["space"]:  # the keys of a space are paths themselves
+        parents, last = ["space"], absolute(path).removeprefix("space.")
     node = content
     for parent in parents:
         child = node.get(parent)
@@ -121,7 +123,10 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str | tuple
         put(content, path, value)
     experiment = content.get("experiment")
     if isinstance(experiment, Mapping):
-        load_plugins(experiment.get("plugins") or (), base=_folder(source))
+        # Whole paths: the resolved configuration must be found again from any other folder.
+        found = load_plugins(experiment.get("plugins") or (), base=_folder(source))
+        if found:
+            content["experiment"] = {**experiment, "plugins": [str(path) for path in found]}
     try:
         config = Config.model_validate(content)
     except ValidationError as error:
@@ -130,8 +135,8 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str | tuple
     return config
 
 
-def load_plugins(paths: Iterable[str], base: Path | None = None) -> None:
-    """Run the user's own Python files, which register components.
+def load_plugins(paths: Iterable[str], base: Path | None = None) -> list[Path]:
+    """Run the user's own Python files, which register components, and return where they lie.
 
     Parameters
     ----------
@@ -140,6 +145,7 @@ def load_plugins(paths: Iterable[str], base: Path | None = None) -> None:
     base : Path, optional
         Folder of the YAML file.
     """
+    found: list[Path] = []
     for text in paths:
         candidates = [folder / text for folder in (base, Path.cwd()) if folder is not None]
         path = next((c for c in candidates if c.is_file()), None)
@@ -157,6 +163,8 @@ def load_plugins(paths: Iterable[str], base: Path | None = None) -> None:
         except Exception as error:
             raise ConfigError("experiment.plugins", repr(text), f"running it raised {type(error).__name__}: {error}") \
                 from error
+        found.append(path.resolve())
+    return found
 
 
 def variant(config: Config, values: Mapping[str, Any]) -> Experiment:

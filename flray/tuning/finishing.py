@@ -41,8 +41,9 @@ def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
     if scores:
         figures = folder / rundir.FIGURES
         figures.mkdir(exist_ok=True)
-        metrics = " or ".join(sorted(set(result.results["metric"].dropna())))
-        plots.sweep_overview(scores, metrics, figures / "overview.png", title=config.experiment.name)
+        metrics = sorted(set(result.results["metric"].dropna()))
+        name = metrics[0] if len(metrics) == 1 else " or ".join(sorted({m.rsplit("/", 1)[-1] for m in metrics}))
+        plots.sweep_overview(scores, name, figures / "overview.png", title=config.experiment.name)
         made.append(f"{rundir.FIGURES}/overview.png")
     for name in made:
         journal.artifact(name, rundir.FIGURES if name.startswith(rundir.FIGURES) else "")

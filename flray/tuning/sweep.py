@@ -116,7 +116,10 @@ class _Sweep:
         else:
             known = settings(self._config)
         self._points = {point.number: point for point in points(self._config, known)}
-        available = local_resources() if self._address is None else self._connect()
+        import ray
+
+        # Where a Ray is to be joined its resources count; a Ray of our own is started once all is checked.
+        available = self._connect() if self._address is not None or ray.is_initialized() else local_resources()
         self._preparation = Preparation(available, self._total, sweep.concurrency)
         self._preparation.check(self._points.values() if known else self._probes())
 

@@ -16,6 +16,7 @@ from flray.cli import invoke
 from flray.federation.cluster import RayFederation, plan_for
 from flray.federation.world import make_world
 from flray.loading import load
+from flray.rounds import Silence
 
 BROKEN = '''
 import os
@@ -128,7 +129,7 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(here: Path, digits: d
 
     lines: list[str] = []
 
-    class Killer(running.Silence):
+    class Killer(Silence):
         def round(self, finished: Any, metric: str) -> None:
             if finished.number == 2 and not killed:
                 servers = [p for p in psutil.Process().children(recursive=True)

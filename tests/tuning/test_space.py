@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from flray.errors import FlrayError
 from flray.loading import ConfigErrors, load
@@ -106,3 +108,16 @@ def test_sweeps_that_make_no_sense_are_refused_in_one_line(
     with pytest.raises(FlrayError) as caught:
         _settings(content, space, **sweep)
     assert str(caught.value).startswith(line) and len(str(caught.value).splitlines()) == 1
+
+
+def test_a_path_of_the_space_can_be_replaced_on_the_command_line(content: dict[str, Any]) -> None:
+    config = load(content, ["space.local.lr={uniform: [0.1, 0.2]}", "space.local.epochs={grid: [1, 2]}"])
+    assert config.space["local.lr"].model_dump() == {"uniform": (0.1, 0.2)}
+    assert config.space["local.epochs"].model_dump() == {"grid": [1, 2]}
+
+
+def test_plugins_are_found_again_from_any_folder(content: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("")
+    content["experiment"]["plugins"] = ["mine.py"]
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(content))
+    assert load(tmp_path / "sweep.yaml").experiment.plugins == (str(tmp_path.resolve() / "mine.py"),)

@@ -108,41 +108,83 @@ def _check_tracked(uri: str, folder: Path) -> None:
     assert parents[0].data.metrics["trials/finished"] == 8.0
 
 
-def test_methods_of_the_users_own_and_one_that_fails(content: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        "from flray.algorithms.base import Algorithm\n"
-        "from flray.registry import register_algorithm\n\n\n"
-        "@register_algorithm('own-good')\n"
-        "class Good(Algorithm):\n"
-        "    '''FedAvg under another name.'''\n\n\n"
-        "@register_algorithm('own-bad')\n"
-        "class Bad(Algorithm):\n"
-        "    '''Raises at one client.'''\n\n"
-        "    def loss(self, client, batch):\n"
-        "        if client.id == 2 and client.round == 1:\n"
-        "            raise ValueError('no such luck')\n"
-        "        return super().loss(client, batch)\n")
-    content["experiment"] |= {"plugins": ["own.py"], "resources": {"executor": "ray"}}
-    content["space"] = {"algorithm": {"grid": ["own-good", "own-bad", "fedavg"]}}
+OWN_METHODS = '''
+import os, signal
+from flray.algorithms.base import Algorithm
+from flray.registry import register_algorithm
+
+
+@register_algorithm("own-good")
+class Good(Algorithm):
+    """FedAvg under another name."""
+
+
+@register_algorithm("own-bad")
+class Bad(Algorithm):
+    """Raises at one client."""
+
+    def loss(self, client, batch):
+        if client.id == 2 and client.round == 1:
+            raise ValueError("no such luck")
+        return super().loss(client, batch)
+
+
+@register_algorithm("own-crash")
+class Crash(Algorithm):
+    """Takes its server's process down, once."""
+
+    def aggregate(self, server, stage, replies):
+        if server.round == 1 and not os.path.exists(MARK):
+            open(MARK, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().aggregate(server, stage, replies)
+'''
+
+
+def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(content: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(f"MARK = {str(tmp_path / 'mark')!r}\n{OWN_METHODS}")
+    content["experiment"] |= {"plugins": ["own.py"], "resources": {"executor": "ray"},
+                              "checkpoint": {"min_seconds": 0.0}}
+    content["space"] = {"algorithm": {"grid": ["own-good", "own-bad", "own-crash", "fedavg"]}}
     content["sweep"] = {"seeds": [0]}
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
     progress = Lines()
     result = tuning.tune(file, progress=progress)
     rows = {row["algorithm"]: row for row in result.results.to_dict("records")}
-    assert [rows[name]["status"] for name in ("own-good", "own-bad", "fedavg")] == ["finished", "failed", "finished"]
-    assert rows["own-good"]["sha256"] == rows["fedavg"]["sha256"]
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "own-good": "finished", "own-bad": "failed", "own-crash": "finished", "fedavg": "finished"}
+    assert rows["own-good"]["sha256"] == rows["own-crash"]["sha256"] == rows["fedavg"]["sha256"]
     failure = rows["own-bad"]["failure"].splitlines()[0]
     assert failure.startswith("client 2 (") and "round 2" in failure and "ValueError: no such luck at" in failure
-    assert "own.py:16" in failure
+    assert "own.py:19" in failure
     assert rows["own-bad"]["rounds"] == 1
-    assert not any("tried again" in line for line in progress.lines)
+    assert [line[:18] for line in progress.lines if "tried again" in line] == ["trial 0003 crashed"]
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
     console.print(result.table())
     assert "no such luck" in console.export_text()
 
 
-def test_a_sweep_with_early_stopping_and_a_scheduler_after_resume(content: dict[str, Any]) -> None:
+def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path) -> None:
+    content["experiment"]["tracking"] = {"uri": f"sqlite:///{tmp_path}/mlflow.db", "experiment": "sweeps"}
+    content["sweep"], content["space"] = {"seeds": [0]}, {}
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump(content))
+    script = "import sys; from flray import tuning; tuning.tune(sys.argv[1])"
+    processes = [subprocess.Popen([sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT) for _ in range(2)]
+    outputs = [process.communicate(timeout=200)[0].decode() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    digests = {tuning.SweepResult(tmp_path / "runs" / "small" / n).results["sha256"][0] for n in ("001", "002")}
+    assert len(digests) == 1
+    from flray.tracking.connection import connect
+
+    client = connect(f"sqlite:///{tmp_path}/mlflow.db")
+    runs = client.search_runs([client.get_experiment_by_name("sweeps").experiment_id])
+    assert len(runs) == 4 and {run.info.status for run in runs} == {"FINISHED"}
+
+
+def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, Any]) -> None:
     content["experiment"]["rounds"] = 6
     content["space"] = {"local.lr": {"grid": [0.1, 1e-6, 1e-7, 1e-8]}}
     content["sweep"] = {"scheduler": {"name": "asha", "reduction_factor": 2}, "seeds": [0], "concurrency": 1}
@@ -167,3 +209,41 @@ def test_a_mistake_creates_nothing(content: dict[str, Any], tmp_path: Path) -> N
         tuning.tune(content)
     assert not (tmp_path / "runs").exists()
     assert load(content).space  # the file itself is well-formed
+
+
+def test_a_population_copies_and_perturbs_without_a_gap(content: dict[str, Any]) -> None:
+    content["experiment"]["rounds"] = 4
+    content["space"] = {"local.lr": {"loguniform": [1e-4, 0.2]}, "local.batch_size": {"choice": [8, 16, 32]}}
+    content["sweep"] = {"samples": 4, "scheduler": {"name": "pbt", "perturbation_interval": 2, "quantile": 0.5}}
+    result = tuning.tune(content)
+    assert set(result.results["status"]) == {"finished"} and len(result.summary) == 4
+    changed = [f for f in folders(result.folder) if "setting_at_end" in f.identity]
+    assert len(changed) == 2
+    for trial in folders(result.folder):
+        history = result.history(trial.number)
+        assert list(history["round"]) == [1, 2, 3, 4]
+        assert history["setting/local.lr"].iloc[0] == pytest.approx(trial.identity["setting"]["local.lr"])
+        end = trial.identity.get("setting_at_end", trial.identity["setting"])
+        assert history["setting/local.lr"].iloc[3] == pytest.approx(end["local.lr"])
+
+
+def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) -> None:
+    import ray
+
+    class Free(Silence):
+        def __init__(self) -> None:
+            self.gpus: list[float] = []
+
+        def round(self, *_: object) -> None:
+            self.gpus.append(ray.available_resources().get("GPU", 0.0))
+
+    content["experiment"]["resources"] = {"executor": "ray", "gpus_per_actor": 0.5}
+    progress = Free()
+    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR")
+    try:
+        result = tuning.tune(content, progress=progress)
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+    assert set(result.results["status"]) == {"finished"}
+    assert min(progress.gpus) == 0.0  # two trials at once, half a GPU each

@@ -1,0 +1,137 @@
+"""The loop over a run's rounds: step, journal, checkpoint, and what the user sees of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Protocol
+
+from flray import rundir
+from flray.federation.cluster import SERVER_RESTARTS, LostServerError, RayFederation, Running
+from flray.federation.evaluation import main_metric
+from flray.federation.federation import Round
+from flray.federation.world import World
+from flray.tracking.journal import Journal
+
+
+class Progress(Protocol):
+    """Shows how far a run is."""
+
+    def begin(self, world: World, done: int) -> None:
+        """Show that the rounds start after `done`."""
+
+    def round(self, finished: Round, metric: str) -> None:
+        """Show a finished round."""
+
+    def say(self, line: str) -> None:
+        """Show a line for the user."""
+
+    def end(self) -> None:
+        """Take away what is shown."""
+
+
+class Silence:
+    """A progress display that shows nothing."""
+
+    def begin(self, world: World, done: int) -> None:
+        """Do nothing."""
+
+    def round(self, finished: Round, metric: str) -> None:
+        """Do nothing."""
+
+    def say(self, line: str) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+class Rounds:
+    """The loop over rounds with journal and checkpoints.
+
+    Parameters
+    ----------
+    world : World
+        What is run.
+    federation : Running
+        Where it runs.
+    folder : Path
+        The run's folder.
+    journal : Journal
+        Gets every round before a checkpoint knows of it, so that no round is ever missing from the history.
+    progress : Progress
+        What the user sees.
+    """
+
+    def __init__(self, world: World, federation: Running, folder: Path, journal: Journal, progress: Progress) -> None:
+        self._world, self._federation, self._folder, self._journal = world, federation, folder, journal
+        self._progress = progress
+        self._done = 0
+        self._saved_at = time.monotonic()
+        self._saved_round = -1
+
+    def play(self) -> str:
+        """Run what is left; on Ctrl-C save before giving up."""
+        self._done = self._saved_round = self._federation.restore(self._folder / rundir.CHECKPOINT)
+        self._progress.begin(self._world, self._done)
+        metric = measure(self._world)
+        restarts = 0
+        try:
+            while True:
+                try:
+                    while self._done < self._world.config.rounds:
+                        self._round(metric)
+                    return self._federation.sha256()
+                except LostServerError:
+                    if restarts >= SERVER_RESTARTS:
+                        raise
+                    restarts += 1
+                    self._progress.say("the server actor died; going on from the last checkpoint")
+                    self._restart()
+        except KeyboardInterrupt:
+            self._progress.say("stopping after this round; the checkpoint is written")
+            with contextlib.suppress(KeyboardInterrupt):
+                self._save_after_interrupt()
+            raise
+
+    def _round(self, metric: str) -> None:
+        finished = self._federation.step()
+        self._done = finished.number
+        self._journal.record_round(finished.number, finished.metrics)
+        self._progress.round(finished, metric)
+        self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        settings = self._world.config.checkpoint
+        last = self._done == self._world.config.rounds
+        due = self._done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
+        if last or due:
+            self._save()
+
+    def _save(self) -> None:
+        self._journal.sync()
+        self._federation.save(self._folder / rundir.CHECKPOINT, self._world.config.checkpoint.keep)
+        self._saved_at, self._saved_round = time.monotonic(), self._done
+
+    def _save_after_interrupt(self) -> None:
+        """Let the round under way end and save it; an inline round that was cut in two is played again later."""
+        if isinstance(self._federation, RayFederation):
+            finished = self._federation.settle()
+            if finished is not None:
+                self._done = finished.number
+                self._journal.record_round(finished.number, finished.metrics)
+            if self._done > self._saved_round:
+                self._save()
+
+    def _restart(self) -> None:
+        assert isinstance(self._federation, RayFederation)
+        self._federation.restart()
+        self._done = self._federation.restore(self._folder / rundir.CHECKPOINT)
+
+
+def measure(world: World) -> str:
+    """Return the name of the method's own measure."""
+    from flray.data.tasks import task
+
+    return main_metric(world.algorithm.views, task(world.data.task).metric)

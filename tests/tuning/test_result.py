@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flray import rundir
+from flray.loading import load
+from flray.tuning.result import SweepResult
+from flray.tuning.space import points, resolved, settings
+from flray.tuning.trials import TrialFolder, folders, next_session, suggested
+
+
+@pytest.fixture
+def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
+    """A sweep's folder with two methods at two seeds, one trial stopped early, and a third method that failed."""
+    content["space"] = {"algorithm": {"grid": ["fedavg", {"name": "fedprox", "mu": 0.5}, "local"]}}
+    config = resolved(load(content))
+    rundir.save_config(tmp_path, config)
+    rundir.write(tmp_path, "sweep", rundir.new_identity())
+    parent = rundir.read(tmp_path)
+    finals = {"0001": (0.8, 3), "0002": (0.9, 3), "0003": (0.6, 3), "0004": (0.5, 1)}
+    for point in points(config, settings(config)):
+        folder = TrialFolder(tmp_path, point.number)
+        folder.create(point, config)
+        journal = folder.begin(point, parent)
+        final, rounds = finals.get(point.number, (0.0, 0))
+        for round_ in range(1, rounds + 1):
+            score = final - 0.1 * (rounds - round_)
+            journal.record_round(round_, {
+                "score": score, "global/common/accuracy": score, "global/local/accuracy": score,
+                "global/local/accuracy/client/a": score + 0.05, "global/local/accuracy/client/b": score - 0.05,
+                "time/round": 2.0})
+        if rounds == 0:
+            folder.end(journal, "failed", failure="client 1 (b), round 1: ValueError: no\nmore", metric=None)
+        else:
+            folder.end(journal, "finished" if rounds == 3 else "stopped", metric="global/common/accuracy",
+                       sha256="ab" if rounds == 3 else None)
+        journal.close()
+    return tmp_path
+
+
+def test_a_row_per_trial(sweep: Path) -> None:
+    table = SweepResult(sweep).results
+    assert list(table["status"]) == ["finished", "finished", "finished", "stopped", "failed", "failed"]
+    assert list(table["algorithm"]) == ["fedavg"] * 2 + ["fedprox"] * 2 + ["local"] * 2
+    assert list(table["rounds"]) == [3, 3, 3, 1, 0, 0]
+    assert list(table["seconds"]) == [6.0, 6.0, 6.0, 2.0, 0.0, 0.0]
+    assert table["client/a"][1] == pytest.approx(0.95) and table["client/b"][3] == pytest.approx(0.45)
+    assert math.isnan(table["score"][4])
+
+
+def test_mean_and_standard_deviation_over_seeds(sweep: Path) -> None:
+    summary = SweepResult(sweep).summary
+    assert list(summary["algorithm"]) == ["fedavg", "fedprox", "local"]
+    first, second, third = summary.to_dict("records")
+    assert first["score"] == pytest.approx(0.85) and first["score_std"] == pytest.approx(0.1 / math.sqrt(2))
+    assert first["client/a"] == pytest.approx(0.90) and first["client/a_std"] == pytest.approx(0.1 / math.sqrt(2))
+    assert (first["seeds"], first["rounds_min"], first["rounds_max"], first["stopped"]) == (2, 3, 3, 0)
+    assert (second["seeds"], second["rounds_min"], second["rounds_max"], second["stopped"]) == (2, 1, 3, 1)
+    assert (third["seeds"], third["failed"]) == (0, 2) and math.isnan(third["score"])
+    assert SweepResult(sweep).best["algorithm"] == "fedavg"
+
+
+def test_the_table_says_what_matters(sweep: Path) -> None:
+    buffer = io.StringIO()
+    Console(file=buffer, width=160).print(SweepResult(sweep).table())
+    lines = buffer.getvalue().splitlines()
+    heading = next(line for line in lines if "algorithm" in line)
+    assert "algorithm.mu" not in heading and "a" in heading and "rounds" in heading
+    fedavg, fedprox = (next(line for line in lines if name in line) for name in ("fedavg", "fedprox"))
+    assert "85.00 ± 7.07" in fedavg and "90.00 ± 7.07" in fedavg and "80.00 ± 7.07" in fedavg
+    assert "1-3 *" in fedprox
+    assert any("1 of 6 trials stopped early, after 1 round" in line for line in lines)
+    assert any("trial 0005 (local seed=0) failed: client 1 (b), round 1: ValueError: no" in line for line in lines)
+
+
+def test_the_folder_is_all_a_resume_needs(sweep: Path) -> None:
+    assert [f.number for f in folders(sweep)] == [f"{i:04d}" for i in range(1, 7)]
+    assert suggested(sweep, seeds=2) == [
+        {"algorithm": "fedavg"}, {"algorithm": {"mu": 0.5, "name": "fedprox"}}, {"algorithm": "local"}]
+    assert folders(sweep)[3].scores() == [(1, 0.5)]
+    assert next_session(sweep) == "001"
+    (sweep / "tune" / "007").mkdir(parents=True)
+    assert next_session(sweep) == "008"
