@@ -216,6 +216,8 @@ class Client:
     def run(self, phase: Phase, samples: Samples | None = None) -> Iterator[tuple[Batch, torch.optim.Optimizer]]:
         """Yield the batches of a phase with its optimiser, the model in train mode and the other groups frozen.
 
+        A group without parameters, such as the features of a linear model, has nothing to train: no batches.
+
         Parameters
         ----------
         phase : Phase
@@ -230,6 +232,8 @@ class Client:
         reseed = keys.key(self.seed, "dropout", round=self.round, client=self.id, extra=stream) \
             if self.bench.random else None
         try:
+            if not self._trainable:
+                return
             for step, (positions, last) in enumerate(self._positions(phase, local, samples)):
                 if reseed is not None:
                     torch.manual_seed(reseed + step)

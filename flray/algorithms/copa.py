@@ -46,7 +46,8 @@ class COPA(Algorithm):
 
     def predictor(self, client: Client, view: View) -> Predictor:
         """Return the mean of all heads' logits."""
-        body, heads = as_split(client.model.eval()).features, [head.eval() for head in heads_of(client)]
+        body = as_split(client.model.eval()).features
+        heads = heads_of(client)  # copies of the classifier, so in eval mode as well
 
         def predict(x: Tensor) -> Tensor:
             features = body(x)

@@ -52,10 +52,12 @@ def two_layer(shape: tuple[int, ...], num_classes: int, *, norm: bool = True, dr
 
 
 @registry.register_model("linear-body")
-def linear_body(shape: tuple[int, ...], num_classes: int, *, width: int = 5) -> nn.Module:
+def linear_body(shape: tuple[int, ...], num_classes: int, *, layers: int = 1) -> nn.Module:
     """No bias and no activation, so that a closed form is short."""
-    body = nn.Sequential(OrderedDict(first=nn.Linear(shape[0], width, bias=False)))
-    return SplitModel(body, nn.Linear(width, num_classes, bias=False), ["features.first"])
+    sizes = [shape[0], *[5] * layers]
+    body = nn.Sequential(OrderedDict(
+        (name, nn.Linear(sizes[i], 5, bias=False)) for i, name in enumerate(("first", "second")[:layers])))
+    return SplitModel(body, nn.Linear(5, num_classes, bias=False))
 
 
 @registry.register_model("deep-classifier")

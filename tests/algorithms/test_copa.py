@@ -26,6 +26,7 @@ def test_one_client_is_local(model: dict[str, object]) -> None:
     copa, local = (played(name, blobs((12,)), rounds=2, model=model) for name in ("copa", "local"))
     whole = {**copa.server.model, **state_of(copa, 0)["personal"]}
     assert trees.sha256(whole) == trees.sha256(state_of(local, 0)["personal"])
+    assert copa.evaluate() == local.evaluate()
 
 
 def test_two_rounds_by_hand() -> None:

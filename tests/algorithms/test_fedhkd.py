@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flray.algorithms.client import Client
+from flray.algorithms.fedhkd import FedHKD
 from tests.algorithms.conftest import (
     assert_weights,
     blobs,
@@ -67,14 +69,23 @@ def test_the_noise_has_deviation_sigma_2_clip_over_n_and_is_drawn_for_each_class
     assert (vectors @ vectors.T).fill_diagonal_(0).abs().max() < 0.08  # five sigma
 
 
-def test_a_class_below_the_threshold_is_not_sent() -> None:
+def test_a_class_below_the_threshold_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, Tensor]] = []
+    knowledge = FedHKD.knowledge
+
+    def watched(self: FedHKD, client: Client) -> dict[str, Tensor]:
+        sent.append(knowledge(self, client))
+        return sent[-1]
+
+    monkeypatch.setattr(FedHKD, "knowledge", watched)
     (x, _), = blobs((12,))
     y = np.array([0] * 7 + [1] * 3 + [2] * 2, dtype=np.int64)
     federation = federation_of(world_of({**EXACT, "threshold": 0.25}, [(x, y)], model="one-layer"))
     metrics = federation.step().metrics
     known = federation.server.state["knowledge"]
     assert known["present"].tolist() == [True, True, False]  # 3 of 12 is a quarter
-    assert not known["features"][2].any() and not known["predictions"][2].any()
+    assert sent[0]["counts"].tolist() == [7, 3, 0]
+    assert not sent[0]["features"][2].any() and not sent[0]["predictions"][2].any()
     assert metrics["train/fedhkd/classes_sent"] == 2
 
 

@@ -61,16 +61,19 @@ def test_rows_of_w_have_length_1_after_every_round() -> None:
 
 
 def test_a_round_by_hand() -> None:
-    """The body has no parameters: one full-batch step on s alone, and W from the directions of the inputs."""
+    """The body has no parameters: two full-batch steps on s alone, and W from the directions of the inputs."""
     federation = played({"name": "fednh", "rho": 0.7, "scale": 2.0}, blobs(skew=True), model="one-layer",
-                        local={"batch_size": 99})
+                        local={"batch_size": 99, "epochs": 2})
     w, scales, pull = initial(federation)[W], [], torch.zeros(3, 4, dtype=torch.float64)
     for x, y in tensors(blobs(skew=True)):
         directions = x / x.norm(dim=1, keepdim=True)
         cosines = directions @ w.T
-        p = torch.softmax(2 * cosines, dim=1)
-        p[torch.arange(len(y)), y] -= 1
-        scales.append(2 - 0.1 * (p * cosines).sum() / len(y))
+        s = torch.tensor(2.0, dtype=torch.float64)
+        for _ in range(2):
+            p = torch.softmax(s * cosines, dim=1)
+            p[torch.arange(len(y)), y] -= 1
+            s = s - 0.1 * (p * cosines).sum() / len(y)
+        scales.append(s)
         for c in y.unique():
             u = directions[y == c].mean(0)
             pull[c] += (y == c).sum() * u / u.norm()

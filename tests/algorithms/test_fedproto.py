@@ -61,6 +61,7 @@ def test_the_nearest_known_prototype_predicts(own: bool) -> None:
         if own:
             distances[:, i] = torch.inf
         assert metrics[f"personal/local/accuracy/client/client{i}"] == (distances.argmin(1) == y).double().mean()
+        assert metrics[f"personal/local/loss/client/client{i}"] == pytest.approx(float(F.cross_entropy(-distances, y)))
 
 
 def test_the_classifier_predicts_where_asked_and_before_there_are_prototypes() -> None:

@@ -40,13 +40,12 @@ def test_a_threshold_above_1_switches_the_penalty_off() -> None:
 
 
 def test_a_round_by_hand() -> None:
-    """One full-batch step, pair by pair; the only tap is the body's layer."""
+    """One full-batch step, pair by pair, on a body of two layers, both tapped."""
     tau, threshold, beta, weight = 0.5, 0.3, 0.8, 1.5
     federation = played({"name": "fedrcl", "tau": tau, "threshold": threshold, "beta": beta, "weight": weight},
-                        model="linear-body", local={"batch_size": 99})
+                        model={"name": "linear-body", "layers": 2}, local={"batch_size": 99})
 
-    def loss(p: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        f = x @ p[W].T
+    def term(f: Tensor, y: Tensor) -> Tensor:
         s = F.normalize(f) @ F.normalize(f).T
         terms = []
         for a in range(len(y)):
@@ -57,7 +56,12 @@ def test_a_round_by_hand() -> None:
             if positive >= threshold:
                 itself = torch.exp(torch.tensor(1 / tau, dtype=torch.float64))
                 terms.append(-beta * torch.log(itself / (itself + attracted)))
-        return F.cross_entropy(f @ p[V].T, y) + weight * torch.stack(terms).sum() / len(y)
+        return torch.stack(terms).sum() / len(y)
+
+    def loss(p: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        first = x @ p[W].T
+        second = first @ p["features.second.weight"].T
+        return F.cross_entropy(second @ p[V].T, y) + weight * (term(first, y) + term(second, y)) / 2
 
     start = federation_of(federation.world).server.model
     trained = [descended(start, lambda p, x=x, y=y: loss(p, x, y)) for x, y in tensors(blobs())]

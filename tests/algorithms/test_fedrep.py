@@ -53,8 +53,8 @@ def test_without_body_epochs_the_body_stays_the_initial_one() -> None:
 
 
 def test_head_phase_is_softmax_regression_on_the_received_features() -> None:
-    """On a network whose body has no parameters: 2 + 0 epochs of one full-batch step."""
-    federation = played(rep(2, 0), rounds=1, model="one-layer", local={"batch_size": 99})
+    """On a network whose body has no parameters, so that its phase is empty: two full-batch steps."""
+    federation = played(rep(2, 3), rounds=1, model="one-layer", local={"batch_size": 99})
     for i, (x, y) in enumerate(tensors(blobs())):
         w = federation.server.model["classifier.weight"].clone()
         for _ in range(2):
@@ -70,7 +70,8 @@ def test_without_head_epochs_training_is_fedbabu_s() -> None:
 
 
 def test_heads_fitted_for_the_test_are_forgotten() -> None:
-    fitted, plain = played(rep(1, 1, evaluation_epochs=5), rounds=1), played(rep(1, 1), rounds=1)
+    """On a network that has nothing but a head to fit."""
+    fitted, plain = (played(rep(1, 1, evaluation_epochs=epochs), model="one-layer") for epochs in (5, 0))
     loss = "personal/local/loss"
     assert fitted.evaluate()[loss] < plain.evaluate()[loss]
     assert fitted.sha256() == plain.sha256()

@@ -68,6 +68,13 @@ def test_two_steps_and_both_predictors_by_hand(start: str) -> None:
         assert metrics[f"global/local/loss/client/client{i}"] == loss(f @ mean[V].T)
 
 
+def test_the_personal_head_s_gradient_is_clipped_by_itself() -> None:
+    federation = played("fedrod", blobs((12,)), model="linear-body", local={"batch_size": 99, "clip_norm": 1e-3})
+    before = federation_of(federation.world).server.model
+    moved = state_of(federation, 0)["head"]["weight"] - before[V]
+    assert float(moved.norm()) == pytest.approx(0.1 * 1e-3, rel=1e-2)  # torch adds 1e-6 to the norm
+
+
 def test_a_personal_head_of_zeros_makes_both_predictors_equal_at_the_start() -> None:
     fresh = {start: federation_of(world_of({"name": "fedrod", "personal_init": start})).evaluate()
              for start in ("zero", "copy")}
