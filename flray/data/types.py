@@ -80,14 +80,34 @@ class DataSet:
         return digest.hexdigest()
 
 
+class _Travels:
+    """Lets the large array `x` go from process to process without a copy although it is not contiguous as [n, C, H, W].
+
+    Ray shares contiguous arrays only, so what is pickled is the array as it lies in memory.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if state["x"].ndim == 4 and not state["x"].flags.c_contiguous:
+            state["x as it lies"] = np.moveaxis(state.pop("x"), 1, -1)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        if "x as it lies" in state:
+            state["x"] = np.moveaxis(state.pop("x as it lies"), -1, 1)
+        self.__dict__.update(state)
+
+
 @dataclass(frozen=True)
-class Pooled:
+class Pooled(_Travels):
     """The samples of all domains one after another: the large part of a federation's data, whatever the partition.
 
     Attributes
     ----------
     x : ndarray [n, ...]
-        All training parts in domain order, then all test parts.
+        All training parts in domain order, then all test parts. The channels of a pixel of an image lie side by side
+        in memory: batches then come out in the layout in which networks are fastest.
     y : ndarray of int64 [n]
         Labels.
     public : ndarray of uint8 or None
@@ -102,7 +122,13 @@ class Pooled:
     def of(cls, dataset: DataSet) -> Pooled:
         """Return a data set's samples, copied into one array."""
         domains = dataset.domains
-        x = np.concatenate([d.train_x for d in domains] + [d.test_x for d in domains])
+        parts = [d.train_x for d in domains] + [d.test_x for d in domains]
+        if parts[0].ndim == 4:
+            moved = [np.moveaxis(part, 1, -1) for part in parts]
+            lying = np.empty((sum(map(len, parts)), *moved[0].shape[1:]), moved[0].dtype)
+            x = np.moveaxis(np.concatenate(moved, out=lying), -1, 1)
+        else:
+            x = np.concatenate(parts)
         y = np.concatenate([d.train_y for d in domains] + [d.test_y for d in domains]).astype(np.int64)
         return cls(x, y, dataset.public)
 
@@ -129,7 +155,7 @@ class ClientIndices:
 
 
 @dataclass(frozen=True)
-class FederatedData:
+class FederatedData(_Travels):
     """All samples once, and who holds which.
 
     Attributes
