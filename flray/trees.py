@@ -8,10 +8,11 @@ without a copy, and which never contains anything that could execute code.
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -30,8 +31,7 @@ warnings.filterwarnings("ignore", message=".*NumPy array is not writable.*")
 warnings.filterwarnings("ignore", message=".*given buffer is not writable.*")
 
 
-@dataclass(frozen=True)
-class Leaf:
+class Leaf(NamedTuple):
     """Where one tensor lies in a packed buffer (`path` uses ``/`` between levels)."""
 
     path: str
@@ -61,7 +61,7 @@ class Packed:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors themselves, without padding and names."""
-        return sum(_DTYPES[leaf.dtype].itemsize * int(np.prod(leaf.shape, dtype=np.int64)) for leaf in self.leaves)
+        return sum(_DTYPES[leaf.dtype].itemsize * math.prod(leaf.shape) for leaf in self.leaves)
 
 
 def flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -132,7 +132,7 @@ def unpack(packed: Packed) -> dict[str, Any]:
 
 def _view(data: np.ndarray[Any, np.dtype[np.uint8]], leaf: Leaf) -> Tensor:
     dtype = _DTYPES[leaf.dtype]
-    size = int(np.prod(leaf.shape, dtype=np.int64)) * dtype.itemsize
+    size = math.prod(leaf.shape) * dtype.itemsize
     if not size:
         return torch.empty(leaf.shape, dtype=dtype)
     return torch.from_numpy(data[leaf.offset:leaf.offset + size]).view(dtype).view(leaf.shape)

@@ -40,6 +40,7 @@ class ClientActor:
             world = world.with_samples(samples)
         self._player = Player(world, torch.device("cuda:0" if cuda else "cpu"), threads)
 
+    @ray.method(num_returns=3)  # type: ignore[untyped-decorator]
     def play(self, turn: Turn, common: Packed, private: Packed | None,
              state: Packed | None) -> tuple[Outcome, Packed | None, Packed | None]:
         """Play a turn; see `flray.federation.player.Player.play`."""
@@ -198,7 +199,7 @@ class _Play:
 
     def _submit(self, worker: _Worker, position: int) -> None:
         job = self._jobs[position]
-        outcome, bulk, state = worker.actor.play.options(num_returns=3).remote(
+        outcome, bulk, state = worker.actor.play.remote(
             job.turn, job.common, job.private, job.state)
         worker.waiting.append(_Call(position, outcome, bulk, state))
 

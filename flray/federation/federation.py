@@ -16,6 +16,7 @@ from flray.algorithms.client import Bench
 from flray.algorithms.server import ClientInfo, Server
 from flray.federation.evaluation import evaluate
 from flray.federation.executor import ArrivedReply, ClientError, Executor, Handle, Job, Result, Turn
+from flray.federation.memory import keep_freed_memory, resident_bytes
 from flray.federation.played import Played
 from flray.federation.world import World
 from flray.trees import Packed
@@ -53,6 +54,7 @@ class Federation:
     """
 
     def __init__(self, world: World, executor: Executor, warn: Warn = print) -> None:
+        keep_freed_memory()
         self.world, self.executor, self.warn = world, executor, warn
         config, algorithm = world.config, world.algorithm
         benches = {key: Bench(world.build(key), algorithm.shared, config.aggregation.buffers == "local")
@@ -255,10 +257,3 @@ class StageReplies:
             raise ClientError(f"{line}\n{failure.trace}".rstrip())
         self._played.left_out.add(turn.client)
         self._federation.warn(f"left out: {line}")
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)

@@ -5,8 +5,6 @@ Nothing of a turn is left behind that the next one could read: every turn sets a
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import sys
 import time
 import traceback
@@ -22,6 +20,7 @@ from flray.algorithms.client import Bench, Client
 from flray.algorithms.samples import Samples
 from flray.data.tasks import task
 from flray.federation.executor import Failure, Outcome, Turn, evidence_arrays, split_small
+from flray.federation.memory import keep_freed_memory
 from flray.federation.world import World
 from flray.trees import Packed
 
@@ -169,19 +168,6 @@ class Player:
         samples = self._samples(rows)
         return evidence_arrays([self.task.evidence(predictor(x), y)
                                 for x, y in samples.in_order(self.world.config.evaluation.batch_size)])
-
-
-def keep_freed_memory() -> None:
-    """Let the C library reuse what a training step frees instead of giving it back to the system after each one.
-
-    A step's activations come and go by the megabyte. By default glibc maps each of them anew, and a turn then
-    spends a fifth of its time on page faults. Does nothing where the C library has no such setting.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # malloc.h
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_threshold, 32 << 20)  # the largest value glibc takes
-        libc.mallopt(trim_threshold, 512 << 20)
 
 
 def describe(error: BaseException) -> Failure:

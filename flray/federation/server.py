@@ -54,7 +54,7 @@ class ServerActor:
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of server and client actors."""
-        from flray.federation.federation import resident_bytes
+        from flray.federation.memory import resident_bytes
 
         return {"server": resident_bytes(), **self._executor.memory()}
 

@@ -90,7 +90,7 @@ class WeightedMean:
 
 
 def _weighted(tensor: Tensor, weight: float) -> Tensor:
-    return tensor.double() * weight if tensor.is_floating_point() else tensor
+    return tensor.to(torch.float64, copy=True).mul_(weight) if tensor.is_floating_point() else tensor
 
 
 def weighted_mean(trees: Sequence[Mapping[str, Tensor]], weights: Tensor | Sequence[float]) -> dict[str, Tensor]:
