@@ -21,6 +21,7 @@ import yaml
 from flray.config import Config
 from flray.errors import FlrayError, nearest
 from flray.federation.checkpoint import write_atomically
+from flray.tracking.connection import resolve_uri
 
 Kind = Literal["run", "sweep"]
 CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoint", "figures"
@@ -118,8 +119,15 @@ def versions() -> dict[str, str]:
 
 
 def save_config(folder: Path, config: Config) -> None:
-    """Write the resolved configuration: every default filled in."""
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """Write the resolved configuration: every default filled in, a local tracking database with its whole path.
+
+    So the run can be resumed or synced from any folder.
+    """
+    content = config.model_dump(mode="json")
+    tracking = content["experiment"]["tracking"]
+    if tracking["uri"] is not None:
+        tracking["uri"] = resolve_uri(tracking["uri"])
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     write_atomically(folder / CONFIG, text.encode())
 
 

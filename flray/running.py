@@ -26,6 +26,7 @@ from flray.federation.world import World, make_world
 from flray.figures import draw
 from flray.loading import load
 from flray.rounds import Progress, Rounds, Silence, measure
+from flray.tracking.connection import resolve_uri
 from flray.tracking.journal import Journal
 
 Say = Callable[[str], None]
@@ -98,6 +99,8 @@ def start(config: Config, *, address: str | None = None, progress: Progress | No
     world = make_world(experiment)
     if uses_ray(experiment) and address is None:
         plan_for(world, local_resources())
+    if experiment.tracking.uri is not None:
+        resolve_uri(experiment.tracking.uri)
     folder = rundir.create(experiment.output, experiment.name)
     rundir.save_config(folder, config)
     rundir.write(folder, "run", {**rundir.new_identity(), **described(world)})

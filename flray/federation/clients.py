@@ -26,7 +26,7 @@ from flray.trees import Packed
 LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
 """What a call raises when its actor or its node is gone: its turn is played again elsewhere."""
 
-INLINE = int(0.9 * int(os.environ.get("RAY_max_direct_call_object_size", 100 * 1024)))
+INLINE = int(0.9 * int(os.environ.get("RAY_max_direct_call_object_size", 100 * 1024)))  # noqa: SIM112
 """Bytes up to which Ray sends an argument within the call; see `flray.federation.cluster.ray_session`."""
 
 

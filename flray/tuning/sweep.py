@@ -12,6 +12,7 @@ from flray.config import Config
 from flray.federation.cluster import local_resources, ray_session
 from flray.loading import load
 from flray.running import InterruptedRunError
+from flray.tracking.connection import resolve_uri
 from flray.tracking.journal import Journal
 from flray.tracking.tracker import Tracker
 from flray.tuning.finishing import finish
@@ -50,6 +51,8 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(config, address, progress or Silence(), stack)
         sweep.check()
+        if config.experiment.tracking.uri is not None:
+            resolve_uri(config.experiment.tracking.uri)
         folder = rundir.create(config.experiment.output, config.experiment.name)
         rundir.save_config(folder, config)
         rundir.write(folder, "sweep", rundir.new_identity())

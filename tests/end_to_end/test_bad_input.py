@@ -56,6 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "missing model": ({"experiment": {k: v for k, v in GOOD["experiment"].items() if k != "model"}},
                       ["experiment.model", "required"]),
     "no such client": (changed("experiment.models", {"plainn": "mlp"}), ["experiment.models.plainn", "'plain'"]),
+    "tracking address": (changed("experiment.tracking", {"uri": "ftp://there"}), ["'ftp://there'", "sqlite:///"]),
     "missing plugin": (changed("experiment.plugins", ["mine.py"]), ["experiment.plugins", "mine.py", "no such file"]),
 }
 

@@ -162,6 +162,19 @@ def test_other_data_than_at_the_start_are_refused(here: Path, digits: dict[str, 
         running.resume(result.folder)
 
 
+def test_a_run_is_resumed_from_another_folder_into_the_same_database(
+        here: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    result = running.run({"experiment": {**digits, "rounds": 2, "resources": {"executor": "inline"},
+                                         "tracking": {"uri": "sqlite:///mlflow.db"}}})
+    folder = result.folder.resolve()
+    rundir.update(folder, status="interrupted")
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert running.resume(folder).sha256 == result.sha256
+    assert list((here / "elsewhere").iterdir()) == []
+    assert [step for step, _ in mlflow_points(here / "mlflow.db", "train/loss")] == [1, 2]
+
+
 def test_unknown_runs_name_the_nearest(here: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
     assert invoke(["resume", "digit"]) == 2
