@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flray import functional
+from flray import functional, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.samples import Batch
-from flray.registry import Params, hyper, register_algorithm
+from flray.registry import hyper, register_algorithm
 
 
 @register_algorithm("fedprox")
 class FedProx(Algorithm):
     """Clients minimise ``F_k(w) + mu/2 ||w - w_t||^2``, ``w_t`` being the parameters received (no buffers)."""
 
-    class Params(Params):
+    class Params(registry.Params):
         """Hyper-parameters."""
 
         mu: float = hyper(0.01, "strength of the pull", "FCCL+ Table VII; default of litian96/FedProx", ge=0)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flray import functional
+from flray import functional, registry
 from flray.algorithms.averaging import average
 from flray.algorithms.base import Algorithm, Stage
 from flray.algorithms.client import Client
@@ -15,7 +15,7 @@ from flray.algorithms.samples import Batch
 from flray.algorithms.server import Replies, Server
 from flray.config import Experiment
 from flray.errors import ConfigError
-from flray.registry import Params, hyper, register_algorithm
+from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 
 
@@ -27,7 +27,7 @@ class Scaffold(Algorithm):
     Weight decay counts as a part of the client's objective.
     """
 
-    class Params(Params):
+    class Params(registry.Params):
         """Hyper-parameters."""
 
         server_lr: float = hyper(
