@@ -121,6 +121,11 @@ class RayExecutor:
         described = ray.get([worker.actor.describe.remote() for worker in self._workers], timeout=60)
         return {f"client actor {d['pid']}": d["resident"] for d in described}
 
+    def wait_until_ready(self, seconds: float = 300.0) -> None:
+        """Wait until every actor has started; one that dies meanwhile is dealt with when it is given work."""
+        ray.wait([worker.actor.describe.remote() for worker in self._workers], num_returns=len(self._workers),
+                 timeout=seconds)
+
     def pids(self) -> list[int]:
         """Return the process ids of the client actors."""
         described = ray.get([worker.actor.describe.remote() for worker in self._workers], timeout=60)
@@ -175,6 +180,8 @@ class _Play:
 
     def __init__(self, executor: RayExecutor, jobs: Sequence[Job], timeout: float | None) -> None:
         self._executor, self._jobs, self._timeout = executor, jobs, timeout
+        if timeout is not None:
+            executor.wait_until_ready()  # a process that only just starts is no slow client
         self._deadline = None if timeout is None else time.monotonic() + timeout
         order = sorted(range(len(jobs)), key=lambda i: (-jobs[i].turn.cost, i))
         self._open = deque(order)
