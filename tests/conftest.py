@@ -19,7 +19,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_here() -> Iterator[dict[str, float]]:
     """Ray on this machine with four CPUs to give away, whatever the machine has."""
     import ray

@@ -64,7 +64,7 @@ class World:
     architecture_of : tuple of str
         Each client's key.
     components : dict
-        What the user registered, by kind, for the other processes.
+        What the user registered and the turns need, by kind, for the other processes.
     """
 
     config: Experiment
@@ -136,7 +136,7 @@ def make_world(config: Experiment, shared: SharedData | None = None) -> World:
     world = World(
         config=config, data=data, architectures=architectures, architecture_of=architecture_of,
         algorithm=algorithm(registry.algorithms.params(config.algorithm.name)(**config.algorithm.options)),
-        components={kind: entries.added() for kind, entries in registry.ALL.items()},
+        components=_own_components(config, architectures),
     )
     check(world)
     return world
@@ -185,6 +185,13 @@ def check(world: World) -> None:
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{key}: {size}" for key, size in sizes.items())
         raise ConfigError("experiment.models", found, f"{name} compares features, so all networks need equally many")
+
+
+def _own_components(config: Experiment, architectures: Mapping[str, ModelChoice]) -> dict[str, dict[str, Any]]:
+    """Return what the user registered and the clients' turns need; nothing else has to reach other processes."""
+    used = {"algorithms": {config.algorithm.name}, "models": {choice.name for choice in architectures.values()}}
+    return {kind: {name: item for name, item in registry.ALL[kind].added().items() if name in names}
+            for kind, names in used.items()}
 
 
 def _architectures(config: Experiment, data: FederatedData) -> tuple[dict[str, ModelChoice], tuple[str, ...]]:
