@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--algorithm", default="fedbn", help="fedbn keeps a state for every client")
-    parser.add_argument("--federations", type=int, default=5, help="run one after another in this process")
+    parser.add_argument("--federations", type=int, default=5, choices=range(2, 100), metavar="N", help="run one after another in this process")
     options = parser.parse_args()
     console = Console(width=110)
     world = make_world(load(experiment(options, options.algorithm)).experiment)
@@ -98,8 +98,8 @@ def main() -> None:
             left.add_row(str(number), f"{marks[-1][0] / 2**20:.1f}", str(marks[-1][1]), str(marks[-1][2]),
                          f"{plasma() / 2**20:.1f}")
         console.print(left)
-        grown = marks[-1][0] / marks[0][0]
-        console.print(f"driver after the last federation: {grown:.3f} of that after the first; "
+        grown = marks[-1][0] / marks[1][0]  # the first one still grows into its working set
+        console.print(f"driver after the last federation: {grown:.3f} of that after the second; "
                       f"threads {marks[0][1]} -> {marks[-1][1]}; actors left: {marks[-1][2]}")
         passed &= grown <= LIMIT and marks[-1][1] <= marks[0][1] and marks[-1][2] == 0
     console.print("flat" if passed else "NOT flat")
