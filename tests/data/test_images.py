@@ -21,7 +21,7 @@ def test_crops_are_pieces_of_the_photos() -> None:
     crops = photo_crops(20, 16, np.random.default_rng(0), max_scale=1)
     assert crops.shape == (20, 3, 16, 16)
     windows = [np.lib.stride_tricks.sliding_window_view(photo[..., 1], (16, 16)) for photo in bundled_photos()]
-    for crop in crops[:5, 1]:
+    for crop in crops[:, 1]:
         found = 0
         for seen in (crop, crop[:, ::-1]):
             for window in windows:
