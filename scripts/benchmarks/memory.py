@@ -58,7 +58,8 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--algorithm", default="fedbn", help="fedbn keeps a state for every client")
-    parser.add_argument("--federations", type=int, default=5, choices=range(2, 100), metavar="N", help="run one after another in this process")
+    parser.add_argument("--federations", type=int, default=5, choices=range(2, 100), metavar="N",
+                        help="run one after another in this process")
     options = parser.parse_args()
     console = Console(width=110)
     world = make_world(load(experiment(options, options.algorithm)).experiment)
