@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from flray import registry
 from flray.errors import FlrayError, nearest
-from flray.registry import Registry
+from flray.registry import Preset, Registry
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
@@ -57,6 +57,7 @@ class Component(BaseModel):
         given = {k: v for k, v in value.items() if k != "name"}
         try:
             params = cls.registry.params(value["name"])
+            given = _with_preset(value["name"], given, getattr(params, "presets", ()))
             return {"name": value["name"], "options": params.model_validate(given).model_dump()}
         except FlrayError as error:
             raise PydanticCustomError("component", "{message}", {"message": str(error), "sub": ("name",)}) from None
@@ -75,6 +76,19 @@ class Component(BaseModel):
     @model_serializer
     def _join(self) -> dict[str, Any]:
         return {"name": self.name, **self.options}
+
+
+def _with_preset(name: str, given: dict[str, Any], presets: Sequence[Preset]) -> dict[str, Any]:
+    """Fill in a preset's values where none are given."""
+    if "preset" not in given:
+        return given
+    chosen = given.pop("preset")
+    known = {preset.name: preset.values for preset in presets}
+    if chosen not in known:
+        found = f"{name} has no preset {chosen!r}{nearest(str(chosen), known)}; its presets: {', '.join(known)}" \
+            if known else f"{name} has no presets: no paper states values other than its defaults"
+        raise PydanticCustomError("component", "{message}", {"message": found, "sub": ("preset",), "found": chosen})
+    return {**known[chosen], **given}
 
 
 class DatasetChoice(Component):
@@ -99,6 +113,15 @@ class AlgorithmChoice(Component):
     """A federated method."""
 
     registry = registry.algorithms
+
+
+def _manner(value: Any) -> str:
+    return "dealt" if isinstance(value, (list, tuple)) else "named"
+
+
+Networks = Annotated[
+    Annotated[dict[str, ModelChoice], Tag("named")]
+    | Annotated[tuple[ModelChoice, ...], Tag("dealt")], Discriminator(_manner)]
 
 
 class Local(Section):
@@ -194,8 +217,9 @@ class Experiment(Section):
     data: DatasetChoice
     partition: PartitionChoice = Field(default_factory=lambda: PartitionChoice.model_validate("domains"))
     model: ModelChoice
-    models: dict[str, ModelChoice] = Field(
-        default_factory=dict, description="other networks for single clients or domains, by their name")
+    models: Networks = Field(
+        default_factory=dict, description="other networks for single clients or domains, by their name; or a list, "
+        "from which the seed deals one to every client, each as often as the others")
     algorithm: AlgorithmChoice
     local: Local = Local()
     participation: Participation = Participation()

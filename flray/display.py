@@ -148,6 +148,9 @@ def show_list(what: str, name: str | None) -> None:
         table.add_row(option, "(required)" if required else repr(field.get("default")), _allowed(field),
                       field.get("description", ""), field.get("source", ""))
     console.print(table if options.get("properties") else "it has no options")
+    for preset in getattr(entries.params(name), "presets", ()):
+        values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
+        console.print(f"preset {preset.name}: {values} ({preset.source})", markup=False)
 
 
 def _first_line(item: Any) -> str:

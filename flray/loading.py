@@ -18,6 +18,7 @@ from flray.config import FORMS, Component, Config, Experiment
 from flray.errors import ConfigError, FlrayError, nearest
 
 PARTS = ("experiment", "space", "sweep")
+BRANCHES = {*FORMS, "named", "dealt", "asha", "median", "pbt", "constrained-int", "int", "float", "constrained-float"}
 
 
 class ConfigErrors(FlrayError):
@@ -79,7 +80,7 @@ def put(content: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted path in a nested mapping, in place; a component given by name only is opened up.
 
     A mapping replaces what was there, except that naming another component of the same kind drops the old
-    one's options.
+    one's options, and so does naming a preset.
     """
     *parents, last = absolute(path).split(".")
     if parents[:1] == ["space"]:  # the keys of a space are paths themselves
@@ -97,6 +98,9 @@ def put(content: dict[str, Any], path: str, value: Any) -> None:
         node = child
     if last == "name" and len(parents) > 1 and node.get("name") != value:
         node.clear()
+    if last == "preset" and "name" in node:
+        for option in node.keys() - {"name"}:
+            del node[option]
     node[last] = value
 
 
@@ -176,7 +180,8 @@ def variant(config: Config, values: Mapping[str, Any]) -> Experiment:
         If the values do not fit.
     """
     content = config.model_dump(mode="json", include={"experiment"})
-    for path, value in sorted(values.items(), key=lambda item: (item[0].count("."), item[0])):
+    for path, value in sorted(values.items(), key=lambda item: (item[0].count("."), not item[0].endswith(".preset"),
+                                                                item[0])):
         put(content, path, value)
     try:
         return Config.model_validate(content).experiment
@@ -216,9 +221,12 @@ def schema() -> dict[str, Any]:
     for choice in Component.__subclasses__():
         forms: list[dict[str, Any]] = [{"enum": choice.registry.names()}]
         for name in choice.registry.names():
-            options = choice.registry.params(name).model_json_schema()
+            params = choice.registry.params(name)
+            options = params.model_json_schema()
             document["$defs"].update(options.pop("$defs", {}))
-            options["properties"] = {"name": {"const": name}, **options.get("properties", {})}
+            presets = [preset.name for preset in getattr(params, "presets", ())]
+            options["properties"] = {"name": {"const": name}, **({"preset": {"enum": presets}} if presets else {}),
+                                     **options.get("properties", {})}
             options["required"] = ["name", *options.get("required", [])]
             forms.append(options)
         document["$defs"][choice.__name__] = {"anyOf": forms}
@@ -261,8 +269,7 @@ def _explain(error: ValidationError, root: type[BaseModel]) -> Iterable[ConfigEr
 
 def _is_branch(part: int | str) -> bool:
     """Tell the names pydantic gives to a union's branches from keys of the file."""
-    return isinstance(part, str) and ("[" in part or part in {*FORMS, "asha", "median", "pbt", "constrained-int", "int",
-                                                              "float", "constrained-float"})
+    return isinstance(part, str) and ("[" in part or part in BRANCHES)
 
 
 def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -18,10 +18,34 @@ from flray.errors import FlrayError, nearest
 T = TypeVar("T")
 
 
+class Preset:
+    """What one paper used for a method, where it states it.
+
+    Parameters
+    ----------
+    name : str
+        The paper: fedskc, fcclplus, fedco2, lgmix or the one of another source.
+    source : str
+        Table, section or released code.
+    **values : Any
+        Options by name.
+    """
+
+    def __init__(self, name: str, source: str, **values: Any) -> None:
+        self.name, self.source, self.values = name, source, values
+
+
 class Params(BaseModel):
-    """Options of a registered component: unknown names are refused, values cannot change."""
+    """Options of a registered component: unknown names are refused, values cannot change.
+
+    Attributes
+    ----------
+    presets : tuple of Preset
+        Sets of values by paper, chosen in YAML as ``{name: fedprox, preset: fcclplus}``.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    presets: ClassVar[tuple[Preset, ...]] = ()
 
     def resolved(self) -> Self:
         """Return the options with every value filled in that follows from another one. Default: as they are."""

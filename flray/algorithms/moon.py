@@ -12,7 +12,7 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.samples import Batch
 from flray.models import as_split
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("moon")
@@ -26,6 +26,11 @@ class MOON(Algorithm):
 
     class Params(registry.Params):
         """Hyper-parameters."""
+
+        presets = (
+            Preset("fcclplus", "FCCL+ Table VII", mu=1.0, tau=0.5),
+            Preset("fedco2", "released code", mu=1.0, tau=0.5),
+        )
 
         mu: float = hyper(
             1.0, "weight of the contrast", "FCCL+ Table VII; MOON: 1 for CIFAR-100 and Tiny-ImageNet, 5 for CIFAR-10",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from flray.data.cache import data_root
 from flray.data.federate import federate
 from flray.data.types import DataSet, FederatedData, Pooled
 from flray.errors import ConfigError, FlrayError, nearest
+from flray.keys import numpy_generator
 from flray.models import groups
 
 _datasets: dict[str, DataSet] = {}
@@ -195,15 +196,12 @@ def _own_components(config: Experiment, architectures: Mapping[str, ModelChoice]
 
 
 def _architectures(config: Experiment, data: FederatedData) -> tuple[dict[str, ModelChoice], tuple[str, ...]]:
-    known = {c.name for c in data.clients} | {c.domain for c in data.clients}
-    for name in config.models:
-        if name not in known:
-            raise ConfigError(f"experiment.models.{name}", name,
-                              f"no client or domain has this name{nearest(name, known)}")
+    models = config.models
+    choices = _dealt(models or (config.model,), config.seed, len(data.clients)) if isinstance(models, tuple) else \
+        _by_name(models, config.model, data)
     keys: dict[str, ModelChoice] = {}
     assigned: list[str] = []
-    for client in data.clients:
-        choice = config.models.get(client.name) or config.models.get(client.domain) or config.model
+    for choice in choices:
         same = next((key for key, other in keys.items() if other == choice), None)
         if same is None:
             taken = sum(other.name == choice.name for other in keys.values())
@@ -211,6 +209,21 @@ def _architectures(config: Experiment, data: FederatedData) -> tuple[dict[str, M
             keys[same] = choice
         assigned.append(same)
     return keys, tuple(assigned)
+
+
+def _dealt(choices: Sequence[ModelChoice], seed: int, count: int) -> list[ModelChoice]:
+    """Deal networks to clients in an order drawn from the seed."""
+    places = numpy_generator(seed, "init", client=-1, extra="networks").permutation(count)
+    return [choices[place % len(choices)] for place in places]
+
+
+def _by_name(choices: Mapping[str, ModelChoice], default: ModelChoice, data: FederatedData) -> list[ModelChoice]:
+    known = {c.name for c in data.clients} | {c.domain for c in data.clients}
+    for name in choices:
+        if name not in known:
+            raise ConfigError(f"experiment.models.{name}", name,
+                              f"no client or domain has this name{nearest(name, known)}")
+    return [choices.get(client.name) or choices.get(client.domain) or default for client in data.clients]
 
 
 __all__ = ["FlrayError", "SharedData", "World", "check", "load_dataset", "make_world"]
