@@ -121,8 +121,8 @@ def main() -> None:
             if options.json:
                 options.json.write_text(json.dumps(rows, indent=1))
         base.close()
-    table = Table(*COLUMNS, title=f"digits5-local, {options.clients} clients, Dirichlet {options.alpha}, LeNet with "
-                                  f"BatchNorm, {options.actors} actors, {options.rounds} rounds; time and work: FedAvg = 1")
+    table = Table(*COLUMNS, title=f"digits5-local, {options.clients} clients, Dirichlet {options.alpha}, "
+                  f"LeNet with BatchNorm, {options.actors} actors, {options.rounds} rounds; time and work: FedAvg = 1")
     for row in rows:
         table.add_row(*cells(row))
     console.print(table)
