@@ -33,6 +33,7 @@ GLOBAL: list[tuple[Options, Options, Options]] = [
     (opt("fedbn"), FEDAVG, {"aggregation": UNIFORM, "model": PLAIN}),
     (opt("fedper", personal="none"), FEDAVG, {}),
     (opt("apfl"), FEDAVG, {}),
+    (opt("l2sgd", pull=1.0), FEDAVG, {"aggregation": UNIFORM}),
     (opt("fedrep", head_epochs=0, body_epochs=None), opt("fedbabu"), {"aggregation": UNIFORM}),
 ]
 """Method, what it equals, settings of both; compared by the global models."""
@@ -42,6 +43,7 @@ PERSONAL: list[tuple[Options, Options, Options]] = [
     (opt("fedper", personal="batch_norm"), opt("fedbn"), {"aggregation": UNIFORM}),
     (opt("fedproto", lam=0.0), opt("local"), {}),
     (opt("apfl", alpha=1.0, adaptive=False), opt("local"), {}),
+    (opt("l2sgd", pull=0.0), opt("local"), {}),
 ]
 """The same, compared by what each client keeps of the model."""
 
