@@ -34,6 +34,10 @@ GLOBAL: list[tuple[Options, Options, Options]] = [
     (opt("fedper", personal="none"), FEDAVG, {}),
     (opt("apfl"), FEDAVG, {}),
     (opt("l2sgd", pull=1.0), FEDAVG, {"aggregation": UNIFORM}),
+    (opt("fedalt", personal="none"), FEDAVG, {}),
+    (opt("fedsim", personal="none"), FEDAVG, {}),
+    (opt("fedalt", personal_epochs=3, shared_epochs=2), opt("fedrep", head_epochs=3, body_epochs=2), {}),
+    (opt("fedsim"), opt("fedper"), {}),
     (opt("fedrep", head_epochs=0, body_epochs=None), opt("fedbabu"), {"aggregation": UNIFORM}),
 ]
 """Method, what it equals, settings of both; compared by the global models."""
@@ -44,6 +48,10 @@ PERSONAL: list[tuple[Options, Options, Options]] = [
     (opt("fedproto", lam=0.0), opt("local"), {}),
     (opt("apfl", alpha=1.0, adaptive=False), opt("local"), {}),
     (opt("l2sgd", pull=0.0), opt("local"), {}),
+    (opt("fedalt", personal="all", personal_epochs=None), opt("local"), {"local": {"epochs": 2}}),
+    (opt("fedsim", personal="all"), opt("local"), {}),
+    (opt("fedalt", personal_epochs=3, shared_epochs=2), opt("fedrep", head_epochs=3, body_epochs=2), {}),
+    (opt("fedsim"), opt("fedper"), {}),
 ]
 """The same, compared by what each client keeps of the model."""
 
