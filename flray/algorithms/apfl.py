@@ -38,7 +38,6 @@ class APFL(Algorithm):
             ge=0, le=1)
         adaptive: bool = hyper(True, "alpha is learned", "APFL, adaptive alpha; LG-Mix Fig. 2")
 
-    needs = frozenset({"homogeneous"})
     views = ("personal",)
 
     def setup(self, client: Client) -> None:

@@ -184,7 +184,7 @@ TRAFFIC: dict[str, Bytes] = {
     "scaffold": lambda f: (size(f, "all") + parameters(f),) * 2,
     **dict.fromkeys(("fedopt", "fedavgm", "fedadagrad", "fedadam", "fedyogi"), same("all")),
     **dict.fromkeys(("fedper", "fedrep", "fedbabu", "fedalt", "fedsim"), same("features")),
-    **dict.fromkeys(("fedrs", "moon", "fedrcl", "fedrod", "apfl", "l2sgd"), same("all")),
+    **dict.fromkeys(("fedrs", "moon", "fedrcl", "fedrod", "apfl", "l2sgd", "perfedavg"), same("all")),
     "copa": lambda f: (size(f, "features") + 3 * size(f, "classifier"), size(f, "all")),
     # vectors of C classes with a mask down, with int64 counts up; 5 features
     "fedproc": lambda f: (size(f, "all") + C * 5 * ITEM + C, size(f, "all") + C * 5 * ITEM + C * 8),

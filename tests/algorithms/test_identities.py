@@ -34,6 +34,8 @@ GLOBAL: list[tuple[Options, Options, Options]] = [
     (opt("fedper", personal="none"), FEDAVG, {}),
     (opt("apfl"), FEDAVG, {}),
     (opt("l2sgd", pull=1.0), FEDAVG, {"aggregation": UNIFORM}),
+    (opt("perfedavg", alpha=0.0), FEDAVG, {"aggregation": UNIFORM}),
+    (opt("perfedavg", alpha=0.0, form="hf"), FEDAVG, {"aggregation": UNIFORM, "local": {"optimizer": "adam"}}),
     (opt("fedalt", personal="none"), FEDAVG, {}),
     (opt("fedsim", personal="none"), FEDAVG, {}),
     (opt("fedalt", personal_epochs=3, shared_epochs=2), opt("fedrep", head_epochs=3, body_epochs=2), {}),
