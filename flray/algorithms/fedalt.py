@@ -14,9 +14,10 @@ from flray.registry import hyper, register_algorithm
 class FedAlt(FedPer):
     """The personal part v is trained with the shared part u frozen, then u with the new v frozen.
 
-    Each phase has its own optimiser; u's batch norms keep their statistics while v is trained. So a round has the
+    Each phase has its own optimiser, and the batch norms of the frozen part keep their statistics too. A round has the
     epochs of both phases: against a method of E local epochs, let them sum to E. With nothing personal this is FedAvg,
-    with everything `Local`, with the classifier `FedRep`.
+    with everything `Local`, with the classifier `FedRep`. Training starts from the initial model, not from one that
+    FedAvg has trained as in the paper's code.
     """
 
     class Params(FedPer.Params):
