@@ -44,12 +44,15 @@ class Phase:
         Passes over the stream; None for the experiment's ``local.epochs``.
     local : mapping
         Settings of ``local`` that differ in this phase, for example ``{"lr": 0.1}``.
+    steps : int or None
+        At most so many optimiser steps of these passes; None for all.
     """
 
     tag: str = "train"
     trainable: str = "all"
     epochs: int | None = None
     local: Mapping[str, Any] = field(default_factory=dict)
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,14 @@ class Algorithm:
             for batch, optimizer in client.run(phase):
                 self.step(client, batch, optimizer)
         return self.report(client)
+
+    def adapt(self, client: Client, phase: Phase) -> None:
+        """Train the received model on the client's training data for the test alone, from within `predictor`.
+
+        An evaluation's turn returns no state, so that nothing of this outlives the test.
+        """
+        for batch, optimizer in client.run(phase):
+            self.step(client, batch, optimizer)
 
     def predictor(self, client: Client, view: View) -> Predictor:
         """Return what scores a batch of normalised inputs. Default: the received model in eval mode."""

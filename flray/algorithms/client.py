@@ -275,7 +275,8 @@ class Client:
         lone = self.bench.batch_norm and count > 1 and (size == 1 or count % size == 1)
         per_epoch = -(-count // size) - int(lone and size > 1)
         generator = self.generator("batches", extra=f"{phase.tag}/{self.stage_index}")
-        left = math.ceil(epochs * per_epoch * self.work)
+        steps = epochs * per_epoch if phase.steps is None else min(phase.steps, epochs * per_epoch)
+        left = math.ceil(steps * self.work)
         last = -(-left // per_epoch) - 1 if per_epoch else 0
         for epoch in range(epochs):
             order = torch.randperm(count, generator=generator).to(samples.rows.device)

@@ -43,6 +43,5 @@ class FedRep(Algorithm):
 
     def predictor(self, client: Client, view: View) -> Predictor:
         """Return the body with the own head, which is first fitted to the new body where that is asked for."""
-        for batch, optimizer in client.run(Phase("adapt", "classifier", self.hp.evaluation_epochs)):
-            self.step(client, batch, optimizer)
+        self.adapt(client, Phase("adapt", "classifier", self.hp.evaluation_epochs))
         return super().predictor(client, view)

@@ -64,3 +64,19 @@ def test_a_phase_s_own_settings_hold_in_it() -> None:
     direct = played("fedavg", local={"clip_norm": 0.01, "lr": 0.5})
     assert models_sha(played("clipping")) == models_sha(direct)
     assert models_sha(played("fedavg", local={"lr": 0.5})) != models_sha(direct)
+
+
+@registry.register_algorithm("brief")
+class Brief(Watching):
+    """FedAvg with three steps a round of the batches of two epochs."""
+
+    def phases(self, client: Client) -> tuple[Phase, ...]:
+        return (Phase(epochs=2, steps=3),)
+
+
+def test_a_phase_of_so_many_steps_takes_the_first_batches_of_its_passes() -> None:
+    whole = batches(epochs=2)
+    SEEN.clear()
+    played("brief", model="linear", data={"name": "small-images"}, rounds=2, local={"batch_size": 8})
+    expected = [whole[turn * 4 + step] for turn in range(4) for step in range(3)]
+    assert len(SEEN) == 12 and all(torch.equal(a, b) for a, b in zip(SEEN, expected, strict=True))
