@@ -201,6 +201,7 @@ TRAFFIC: dict[str, Bytes] = {
     # one public batch of 24: logits, for FCCL+ also similarities to the 23 others
     "fccl": lambda f: (24 * C * ITEM,) * 2,
     "fcclplus": lambda f: (24 * (C + 23) * ITEM,) * 2,
+    "fedmd": lambda f: (24 * C * ITEM,) * 2,
     # everyone's probabilities and confidences down; the own probabilities and the private loss up
     "rhfl": lambda f: (3 * (24 * C + 1) * ITEM, (24 * C + 1) * ITEM),
     "lgmix": lambda f: (2 * size(f, "all"), size(f, "all")),  # u before training and after it

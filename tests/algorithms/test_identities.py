@@ -41,6 +41,7 @@ PERSONAL: list[tuple[Options, Options, Options]] = [
     (opt("fedper", personal="batch_norm"), opt("fedbn"), {"aggregation": UNIFORM}),
     (opt("fedproto", lam=0.0), opt("local"), {}),
     (opt("fcclplus", public_passes=0, local_term="none"), opt("local"), {}),
+    (opt("fedmd", digest_epochs=0), opt("local"), {}),
     (opt("rhfl", public_passes=0, a=1.0, b=0.0), opt("local"), {}),
 ]
 """The same, compared by what each client keeps of the model."""
