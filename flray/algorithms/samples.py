@@ -79,6 +79,13 @@ class Samples:
         x = self._prepare(self._x[rows])
         return x, self._y[rows] if self._y is not None else torch.full_like(rows, -1)
 
+    def numbered(self, positions: Tensor) -> Samples:
+        """Return the samples at some positions, each labelled with its number among these."""
+        rows = self.rows[positions]
+        numbers = torch.full((len(self._x),), -1, device=rows.device)
+        numbers[rows] = torch.arange(len(rows), device=rows.device)
+        return Samples(self._x, numbers, rows, self._prepare)
+
     def in_order(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all samples in their stored order, in batches."""
         for positions in torch.arange(len(self), device=self.rows.device).split(batch_size):

@@ -198,6 +198,11 @@ TRAFFIC: dict[str, Bytes] = {
     # one public batch of 24: logits, for FCCL+ also similarities to the 23 others
     "fccl": lambda f: (24 * C * ITEM,) * 2,
     "fcclplus": lambda f: (24 * (C + 23) * ITEM,) * 2,
+    "fedmd": lambda f: (24 * C * ITEM,) * 2,
+    # both peers' models down; the own one and a float64 per peer up
+    "fedfomo": lambda f: (2 * size(f, "all"), size(f, "all") + 2 * 8),
+    # everyone's probabilities and confidences down; the own probabilities and the private loss up
+    "rhfl": lambda f: (3 * (24 * C + 1) * ITEM, (24 * C + 1) * ITEM),
     "lgmix": lambda f: (2 * size(f, "all"), size(f, "all")),  # u before training and after it
     # knowledge of C x C with a mask down, with int64 counts up
     "fedskc": lambda f: (size(f, "all") + C * C * ITEM + C, size(f, "all") + C * C * ITEM + C * 8),

@@ -54,6 +54,9 @@ PERSONAL: list[tuple[Options, Options, Options]] = [
     (opt("fedsim", personal="all"), opt("local"), {}),
     (opt("fedalt", personal_epochs=3, shared_epochs=2), opt("fedrep", head_epochs=3, body_epochs=2), {}),
     (opt("fedsim"), opt("fedper"), {}),
+    (opt("fcclplus", public_passes=0, local_term="none"), opt("local"), {}),
+    (opt("fedmd", digest_epochs=0), opt("local"), {}),
+    (opt("rhfl", public_passes=0, a=1.0, b=0.0), opt("local"), {}),
 ]
 """The same, compared by what each client keeps of the model."""
 
