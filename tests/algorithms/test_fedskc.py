@@ -160,6 +160,16 @@ def test_sizes_that_saturate_the_sigmoid_make_the_average_uniform() -> None:
     assert models_sha(played({**options, "gda": False}, clients, rounds=2)) != models_sha(uniform)
 
 
+def test_equal_sizes_and_discrepancies_make_the_average_uniform() -> None:
+    """Classes that only one client holds have its own knowledge: every d_k is 0, though the models differ."""
+    clients = [(x, y % 2 + 2 * i) for i, (x, y) in enumerate(blobs((12, 12, 12)))]
+    options = {"name": "fedskc", "lcl": False, "gpr": False, "sample_scale": "fraction"}
+    found = played(options, clients, rounds=3, classes=6)
+    assert {v for name, v in found.step().metrics.items() if "d_k/" in name} == {0.0}
+    assert models_sha(found) == models_sha(
+        played("fedavg", clients, rounds=4, classes=6, aggregation={"weights": "uniform"}))
+
+
 @pytest.mark.parametrize("module", ["lcl", "gda", "gpr"])
 def test_each_module_makes_a_difference(module: str) -> None:
     clients, settings = blobs((6, 9, 15)), {"rounds": 3, "local": {"lr": 0.01}}
