@@ -6,6 +6,7 @@ can look at what the federation has learnt and step in between two stages.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -20,11 +21,14 @@ import pytest
 from ray import cloudpickle
 
 from flray import registry, trees
+from flray.data.builtin import SKLEARN_DOMAINS
 from flray.data.types import DataSet, Domain
 from flray.federation.clients import RayExecutor
 from flray.federation.executor import Handle, Job, Result
 from flray.federation.federation import Federation
+from flray.federation.inline import InlineExecutor
 from flray.federation.world import World
+from flray.models import SplitModel
 from flray.trees import Packed
 from tests.algorithms import conftest as hand_made
 from tests.algorithms.conftest import models_sha, state_of
@@ -217,3 +221,45 @@ def test_actor_killed_in_the_middle_of_a_round(pool: Pool, digits: dict[str, Any
         where = killing.stages.index("killed")
         assert killing.stages[where - 1:where + 2] == [f"collaborate {at[2] - 1}", "killed", f"collaborate {at[2]}"]
     assert federation.sha256() == inline_digest(world)
+
+
+# --- different networks -------------------------------------------------------------------------------------------
+
+NETWORKS = ("lenet", "simple-cnn", "cnn", "resnet8")
+
+
+def four_networks(digits: dict[str, Any]) -> World:
+    return world_of(digits, opt("fcclplus", **SMALL_PUBLIC), rounds=2, data={"name": "digits-sklearn", "samples": 32},
+                    models=dict(zip(SKLEARN_DOMAINS, NETWORKS, strict=True)), participation={"fraction": 1.0})
+
+
+def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(pool: Pool, digits: dict[str, Any]) -> None:
+    world = four_networks(digits)
+    federation = Federation(world, pool.executor_for(world), warn=lambda line: None)
+    federation.step()
+    metrics = federation.step().metrics
+    assert pool.executor is not None
+    held = pool.executor.networks()
+    assert {name for networks in held for name in networks} == set(NETWORKS)
+    assert len(held) == ACTORS and all(1 <= count <= 2 for networks in held for count in networks.values())
+    resident = pool.executor.memory()
+    for number in range(ACTORS):
+        assert metrics[f"memory/peak/actor/{number}"] > 100e6
+    assert metrics["memory/peak/actor"] == max(metrics[f"memory/peak/actor/{n}"] for n in range(ACTORS))
+    assert metrics["memory/peak/actor"] >= 0.9 * max(resident.values())
+    assert metrics["memory/peak/server"] > 100e6
+    assert federation.sha256() == inline_digest(world)
+
+
+def test_no_other_instance_is_left_anywhere(digits: dict[str, Any]) -> None:
+    def instances() -> int:
+        gc.collect()
+        return sum(type(thing) is SplitModel for thing in gc.get_objects())
+
+    world, before = four_networks(digits), instances()
+    executor = InlineExecutor(world)
+    federation = Federation(world, executor)
+    for _ in range(2):
+        federation.step()
+        assert instances() - before == 2 * len(NETWORKS)
+    executor.close()
