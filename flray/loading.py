@@ -216,7 +216,7 @@ def schema() -> dict[str, Any]:
     for choice in Component.__subclasses__():
         forms: list[dict[str, Any]] = [{"enum": choice.registry.names()}]
         for name in choice.registry.names():
-            options = choice.registry.params(name).model_json_schema()
+            options = choice.params(name).model_json_schema()
             document["$defs"].update(options.pop("$defs", {}))
             options["properties"] = {"name": {"const": name}, **options.get("properties", {})}
             options["required"] = ["name", *options.get("required", [])]
