@@ -164,9 +164,11 @@ class Player:
         algorithm.receive(client)
         client.check_received()
         predictor = algorithm.predictor(client, "personal")
-        if self.world.config.evaluation.others:
-            return {"all": self._evidence(predictor, data.test)}
-        return {"local": self._evidence(predictor, data.clients[turn.client].test)}
+        own = data.clients[turn.client].test
+        evidence = {"all": self._evidence(predictor, data.test)} if self.world.config.evaluation.others \
+            else {"local": self._evidence(predictor, own)}
+        return {**evidence, **{f"{name}/local": self._evidence(part, own)
+                               for name, part in algorithm.parts(client).items()}}
 
     @torch.no_grad()
     def _evidence(self, predictor: Any, rows: Any) -> dict[str, Any]:
