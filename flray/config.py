@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
+    create_model,
     model_serializer,
     model_validator,
 )
@@ -56,7 +57,7 @@ class Component(BaseModel):
                                       {"kind": kind, "example": cls.registry.names()[0]})
         given = {k: v for k, v in value.items() if k != "name"}
         try:
-            params = cls.registry.params(value["name"])
+            params = cls.params(value["name"])
             given = _with_preset(value["name"], given, getattr(params, "presets", ()))
             return {"name": value["name"], "options": params.model_validate(given).model_dump()}
         except FlrayError as error:
@@ -72,6 +73,11 @@ class Component(BaseModel):
                 message = f"the {cls.registry.kind} {value['name']} needs this option"
             raise PydanticCustomError(
                 "component", "{message}", {"message": message, "sub": sub, "found": first["input"]}) from None
+
+    @classmethod
+    def params(cls, name: str) -> type[BaseModel]:
+        """Return the pydantic model of the options that a component of this kind has here."""
+        return cls.registry.params(name)
 
     @model_serializer
     def _join(self) -> dict[str, Any]:
@@ -95,6 +101,20 @@ class DatasetChoice(Component):
     """A data set."""
 
     registry = registry.datasets
+
+
+class PublicChoice(Component):
+    """The data set whose training images become public data; its `samples` are those taken in all."""
+
+    registry = registry.datasets
+
+    @classmethod
+    def params(cls, name: str) -> type[BaseModel]:
+        """Return the data set's options, with `samples` in the meaning it has here."""
+        options: type[BaseModel] = create_model(
+            f"{name}-public-options", __base__=super().params(name),
+            samples=(int, Field(5000, ge=2, description="training images taken, without their labels")))
+        return options
 
 
 class PartitionChoice(Component):
@@ -215,6 +235,9 @@ class Experiment(Section):
     seed: int = Field(0, ge=0)
     rounds: int = Field(10, ge=1)
     data: DatasetChoice
+    public: PublicChoice | None = Field(
+        None, description="public data: another set's training images, brought to the private ones' shape; null: those "
+        "that come with the data set")
     partition: PartitionChoice = Field(default_factory=lambda: PartitionChoice.model_validate("domains"))
     model: ModelChoice
     models: Networks = Field(

@@ -221,7 +221,7 @@ def schema() -> dict[str, Any]:
     for choice in Component.__subclasses__():
         forms: list[dict[str, Any]] = [{"enum": choice.registry.names()}]
         for name in choice.registry.names():
-            params = choice.registry.params(name)
+            params = choice.params(name)
             options = params.model_json_schema()
             document["$defs"].update(options.pop("$defs", {}))
             presets = [preset.name for preset in getattr(params, "presets", ())]

@@ -181,6 +181,10 @@ class Algorithm:
         model: nn.Module = client.model.eval()
         return model
 
+    def parts(self, client: Client) -> Mapping[str, Predictor]:
+        """Return models within a client's own one that are tested alone too, as ``<name>/local``. Default: none."""
+        return {}
+
     # --- server -------------------------------------------------------------------------------------------
 
     def server_setup(self, server: Server) -> None:

@@ -49,14 +49,14 @@ class Bench:
         self.batch_norm = bool(groups.select(model, "batch_norm"))
         self.random = any(isinstance(m, nn.modules.dropout._DropoutNd) or "stochastic" in type(m).__name__.lower()
                           for m in model.modules())
-        self._frozen: dict[str, nn.Module] = {}
+        self.twins: dict[str, nn.Module] = {}
 
     def frozen(self, role: str) -> nn.Module:
         """Return a second model of the same architecture for reference values (one per role, reused)."""
-        if role not in self._frozen:
+        if role not in self.twins:
             twin = copy.deepcopy(self.model)
-            self._frozen[role] = twin.requires_grad_(False)
-        return self._frozen[role].eval()
+            self.twins[role] = twin.requires_grad_(False)
+        return self.twins[role].eval()
 
 
 class Client:

@@ -55,12 +55,17 @@ class ClientActor:
 
         return {"pid": os.getpid(), "resident": psutil.Process().memory_info().rss}
 
+    def networks(self) -> dict[str, int]:
+        """Return how many instances of each architecture this process holds."""
+        return self._player.networks()
+
 
 @dataclass
 class _Worker:
     """One actor with the jobs waiting at it, oldest first."""
 
     actor: Any
+    number: int
     bundle: int
     waiting: deque[_Call] = field(default_factory=deque)
 
@@ -101,7 +106,7 @@ class RayExecutor:
         self._world, self._config, self._gpus, self._group = world, config, gpus, group
         self._samples = samples
         self._closed = False
-        self._workers = [_Worker(self._start(first_bundle + i), first_bundle + i) for i in range(actors)]
+        self._workers = [_Worker(self._start(first_bundle + i), i, first_bundle + i) for i in range(actors)]
 
     def put(self, packed: Packed) -> Handle:
         """Put a packed tree into the object store; a small one travels with each call instead, which is quicker."""
@@ -130,6 +135,10 @@ class RayExecutor:
         """Return the process ids of the client actors."""
         described = ray.get([worker.actor.describe.remote() for worker in self._workers], timeout=60)
         return [d["pid"] for d in described]
+
+    def networks(self) -> list[dict[str, int]]:
+        """Return for each actor how many instances of each architecture it holds."""
+        return list(ray.get([worker.actor.networks.remote() for worker in self._workers], timeout=60))
 
     def close(self) -> None:
         """Stop all actors."""
@@ -231,15 +240,15 @@ class _Play:
             outcome = Outcome(self._jobs[call.position].turn.client,
                               failure=Failure(f"{type(error.cause).__name__}: {error.cause}", trace=str(error)))
         worker.waiting.remove(call)
-        self._finish(call.position, outcome, call)
+        self._finish(call.position, outcome, call, worker.number)
         self._refill()
 
-    def _finish(self, position: int, outcome: Outcome, call: _Call | None) -> None:
+    def _finish(self, position: int, outcome: Outcome, call: _Call | None, actor: int = 0) -> None:
         failed = call is None or outcome.failure is not None
         self._done[position] = Result(
             self._jobs[position].turn, outcome,
             bulk=call.bulk if call is not None and not failed and outcome.entries else None,
-            state=call.state if call is not None and not failed and outcome.stateful else None)
+            state=call.state if call is not None and not failed and outcome.stateful else None, actor=actor)
 
     def _lost(self, worker: _Worker, error: Exception) -> None:
         """Replace a dead actor and play its turns again; only the oldest can have been its undoing."""

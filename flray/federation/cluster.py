@@ -175,6 +175,11 @@ class RayFederation:
         pids: list[int] = self._call("client_pids")
         return pids
 
+    def networks(self) -> list[dict[str, int]]:
+        """Return for each client actor how many instances of each architecture it holds."""
+        networks: list[dict[str, int]] = self._call("networks")
+        return networks
+
     def restart(self) -> None:
         """Start a new server actor in a dead one's place; the caller restores it."""
         import ray

@@ -2,7 +2,7 @@
 
 ``global/common`` is the global model on the common test set, ``global/local`` the global model on each client's
 test part, ``personal/local`` a client's own model on its test part (intra), ``personal/others`` on the other
-clients' (inter, FCCL+ Eq. 21-22).
+clients' (inter, FCCL+ Eq. 21-22). ``online/local`` and ``offline/local`` are Fed-CO2's two models alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _global(federation: Federation) -> dict[str, float]:
         handle = federation.executor.put(trees.pack({"weights": server.models[key]}))
         jobs += [Job(Turn("global", -1, server.round, key, Stage(f"evaluate {key}"), block=block, token=token + key),
                      handle) for block in range(blocks)]
-    parts = _evidence(federation, jobs, "common")
+    parts = [found["common"] for found in _evidence(federation, jobs)]
     measure = task(world.data.task)
     for position, key in enumerate(sorted(server.models)):
         whole = _join(parts[position * blocks:(position + 1) * blocks])
@@ -89,10 +89,15 @@ def _personal(federation: Federation) -> dict[str, float]:
         jobs.append(Job(turn, commons[info.architecture], trees.pack(private) if private else None,
                         federation.states[i]))
     others = world.config.evaluation.others
-    parts = _evidence(federation, jobs, "all" if others else "local")
+    found = _evidence(federation, jobs)
+    parts = [one["all" if others else "local"] for one in found]
     measure = task(world.data.task)
+    alone: dict[str, float] = {}
+    for view in sorted(found[0].keys() - {"all", "local"}):
+        alone.update(_over_clients(
+            federation, view, {i: measure.summarise(one[view]) for i, one in enumerate(found)}))
     if not others:
-        return _over_clients(federation, "personal/local", dict(enumerate(map(measure.summarise, parts))))
+        return alone | _over_clients(federation, "personal/local", dict(enumerate(map(measure.summarise, parts))))
     offsets = np.cumsum([0] + [len(c.test) for c in world.data.clients])
     inside = [slice(offsets[i], offsets[i + 1]) for i in range(len(parts))]
     intra = {i: measure.summarise({n: a[inside[i]] for n, a in part.items()}) for i, part in enumerate(parts)}
@@ -102,11 +107,12 @@ def _personal(federation: Federation) -> dict[str, float]:
                  for j in range(len(parts)) if j != i and inside[j].start < inside[j].stop]
         if apart:
             inter[i] = {n: float(np.mean([one[n] for one in apart])) for n in apart[0]}
-    return {**_over_clients(federation, "personal/local", intra), **_over_clients(federation, "personal/others", inter)}
+    return {**alone, **_over_clients(federation, "personal/local", intra),
+            **_over_clients(federation, "personal/others", inter)}
 
 
-def _evidence(federation: Federation, jobs: list[Job], part: str) -> list[Evidence]:
-    evidence: list[Evidence] = []
+def _evidence(federation: Federation, jobs: list[Job]) -> list[Mapping[str, Evidence]]:
+    evidence: list[Mapping[str, Evidence]] = []
     for result in federation.executor.play(jobs):
         failure = result.outcome.failure
         if failure is not None:
@@ -114,7 +120,7 @@ def _evidence(federation: Federation, jobs: list[Job], part: str) -> list[Eviden
                 f"client {result.turn.client} ({federation.server.clients[result.turn.client].name})"
             raise ClientError(f"{who}, evaluation after round {result.turn.round}: {failure.what}"
                               f"{' at ' + failure.where if failure.where else ''}\n{failure.trace}".rstrip())
-        evidence.append(result.outcome.evidence[part])
+        evidence.append(result.outcome.evidence)
     return evidence
 
 

@@ -16,7 +16,7 @@ from flray.algorithms.client import Bench
 from flray.algorithms.server import ClientInfo, Server
 from flray.federation.evaluation import evaluate
 from flray.federation.executor import ArrivedReply, ClientError, Executor, Handle, Job, Result, Turn
-from flray.federation.memory import keep_freed_memory, resident_bytes
+from flray.federation.memory import keep_freed_memory, peak_bytes, resident_bytes
 from flray.federation.played import Played
 from flray.federation.world import World
 from flray.trees import Packed
@@ -111,6 +111,7 @@ class Federation:
         metrics["time/round"] = time.perf_counter() - started
         metrics.update({f"bytes/{name}": float(count) for name, count in self._bytes.items()})
         metrics["memory/server"] = float(resident_bytes())
+        metrics["memory/peak/server"] = float(peak_bytes())
         return Round(server.round, metrics)
 
     def evaluate(self) -> dict[str, float]:

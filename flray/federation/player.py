@@ -20,7 +20,7 @@ from flray.algorithms.client import Bench, Client
 from flray.algorithms.samples import Samples
 from flray.data.tasks import task
 from flray.federation.executor import Failure, Outcome, Turn, evidence_arrays, split_small
-from flray.federation.memory import keep_freed_memory
+from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
 from flray.federation.world import World
 from flray.trees import Packed
 
@@ -93,6 +93,10 @@ class Player:
             self._benches[architecture] = Bench(model, self.world.algorithm.shared, buffers_local)
         return self._benches[architecture]
 
+    def networks(self) -> dict[str, int]:
+        """Return how many instances of each architecture there are here: the trained one and its frozen twins."""
+        return {architecture: 1 + len(bench.twins) for architecture, bench in self._benches.items()}
+
     def _stage(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None,
                started: float) -> tuple[Outcome, Packed | None, Packed | None]:
         client = self._client(turn, common, private, state)
@@ -108,7 +112,8 @@ class Player:
             client=turn.client, small=packed_small, entries=tuple(large), stateful=kept is not None,
             metrics={"loss": client.mean_loss, "steps": float(client.steps), **client.metrics},
             up=packed_small.nbytes + (bulk.nbytes if bulk is not None else 0),
-            seconds=time.perf_counter() - started, resident=self._process.memory_info().rss)
+            seconds=time.perf_counter() - started, resident=self._process.memory_info().rss, peak=peak_bytes(),
+            gpu_peak=gpu_peak_bytes(self.device))
         return outcome, bulk, kept
 
     def _client(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None) -> Client:
@@ -159,9 +164,11 @@ class Player:
         algorithm.receive(client)
         client.check_received()
         predictor = algorithm.predictor(client, "personal")
-        if self.world.config.evaluation.others:
-            return {"all": self._evidence(predictor, data.test)}
-        return {"local": self._evidence(predictor, data.clients[turn.client].test)}
+        own = data.clients[turn.client].test
+        evidence = {"all": self._evidence(predictor, data.test)} if self.world.config.evaluation.others \
+            else {"local": self._evidence(predictor, own)}
+        return {**evidence, **{f"{name}/local": self._evidence(part, own)
+                               for name, part in algorithm.parts(client).items()}}
 
     @torch.no_grad()
     def _evidence(self, predictor: Any, rows: Any) -> dict[str, Any]:

@@ -58,6 +58,10 @@ class ServerActor:
 
         return {"server": resident_bytes(), **self._executor.memory()}
 
+    def networks(self) -> list[dict[str, int]]:
+        """Return for each client actor how many instances of each architecture it holds."""
+        return self._executor.networks()
+
     def client_pids(self) -> list[int]:
         """Return the process ids of the client actors."""
         return self._executor.pids()

@@ -12,9 +12,10 @@ from torch import nn
 
 from flray import models, registry
 from flray.algorithms.base import Algorithm
-from flray.config import Experiment, ModelChoice
+from flray.config import Experiment, ModelChoice, PublicChoice
 from flray.data.cache import data_root
 from flray.data.federate import federate
+from flray.data.public import with_public
 from flray.data.types import DataSet, FederatedData, Pooled
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.keys import numpy_generator
@@ -101,12 +102,23 @@ class World:
         return round(participation.fraction * len(self.data.clients))
 
 
-def load_dataset(name: str, options: Mapping[str, Any]) -> DataSet:
-    """Return a data set, loaded at most once per process."""
-    key = f"{name} {sorted(options.items())}"
+def load_dataset(name: str, options: Mapping[str, Any], public: PublicChoice | None = None) -> DataSet:
+    """Return a data set, loaded at most once per process.
+
+    Parameters
+    ----------
+    name, options
+        Which one.
+    public : PublicChoice, optional
+        Where its public samples come from, if not from the set itself.
+    """
+    key = f"{name} {sorted(options.items())} {public}"
     if key not in _datasets:
         _datasets.clear()
-        _datasets[key] = registry.datasets.get(name)(data_root(), **options)
+        dataset: DataSet = registry.datasets.get(name)(data_root(), **options)
+        if public is not None:
+            dataset = with_public(dataset, public.name, public.options)
+        _datasets[key] = dataset
     return _datasets[key]
 
 
@@ -126,7 +138,7 @@ def make_world(config: Experiment, shared: SharedData | None = None) -> World:
         If data are missing or the parts do not fit together; the message says what to change.
     """
     if shared is None:
-        data = federate(load_dataset(config.data.name, config.data.options), config.partition.name,
+        data = federate(load_dataset(config.data.name, config.data.options, config.public), config.partition.name,
                         config.partition.options, config.seed, val_fraction=config.evaluation.validation)
     else:
         data = federate(shared.outline, config.partition.name, config.partition.options, config.seed,
@@ -166,7 +178,8 @@ def check(world: World) -> None:
         raise ConfigError("experiment.models", ", ".join(world.architectures),
                           f"{name} averages weights, so all clients need the same network")
     if "public" in needs and data.public is None:
-        raise ConfigError("experiment.data", data.dataset, f"{name} needs public data, and this set has none")
+        raise ConfigError("experiment.data", data.dataset, f"{name} needs public data, and this set has none; "
+                          "name some, for example experiment.public: photos")
     if "validation" in needs and not config.evaluation.validation:
         raise ConfigError("experiment.evaluation.validation", "0", f"{name} needs a validation split, for example 0.2")
     if "all_clients" in needs and world.cohort_size < count:

@@ -16,7 +16,7 @@ from flray.tracking.journal import history_of, read_events
 from flray.tuning.space import columns, shown, words
 from flray.tuning.trials import TrialFolder, folders
 
-VIEWS = ("global/common", "global/local", "personal/local", "personal/others")
+VIEWS = ("global/common", "global/local", "personal/local", "personal/others", "online/local", "offline/local")
 CLIENT = "client/"
 _SHOWN_CLIENTS = 12
 

@@ -123,9 +123,10 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
             weights = [n / sum(sizes) for n in sizes]
         w = sum(e * m for e, m in zip(weights, models, strict=True))
         both = set(known) & set(before)
-        if both and options.get("gpr", True):
+        if both:
             rho = (spread(known, both) - spread(before, both)) / spread(before, both)
             assert metrics["fedskc/rho"] == pytest.approx(rho, rel=1e-8)
+        if both and options.get("gpr", True):
             kept = 1.0 if options.get("review") == "interpolate" else beta
             w = kept * w + (1 - beta) * rho * (previous - w)
         torch.testing.assert_close(federation.server.model[W], w, rtol=1e-9, atol=1e-11)
@@ -158,6 +159,16 @@ def test_sizes_that_saturate_the_sigmoid_make_the_average_uniform() -> None:
     uniform = played("fedavg", clients, rounds=2, aggregation={"weights": "uniform"})
     assert models_sha(played(options, clients, rounds=2)) == models_sha(uniform)
     assert models_sha(played({**options, "gda": False}, clients, rounds=2)) != models_sha(uniform)
+
+
+def test_equal_sizes_and_discrepancies_make_the_average_uniform() -> None:
+    """Classes that only one client holds have its own knowledge: every d_k is 0, though the models differ."""
+    clients = [(x, y % 2 + 2 * i) for i, (x, y) in enumerate(blobs((12, 12, 12)))]
+    options = {"name": "fedskc", "lcl": False, "gpr": False, "sample_scale": "fraction"}
+    found = played(options, clients, rounds=3, classes=6)
+    assert {v for name, v in found.step().metrics.items() if "d_k/" in name} == {0.0}
+    assert models_sha(found) == models_sha(
+        played("fedavg", clients, rounds=4, classes=6, aggregation={"weights": "uniform"}))
 
 
 @pytest.mark.parametrize("module", ["lcl", "gda", "gpr"])

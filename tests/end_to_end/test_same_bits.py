@@ -21,7 +21,7 @@ from flray.loading import load
 METHODS = ("fedavg", "fedbn", "scaffold")
 
 
-def world_of(digits: dict[str, Any], method: str, **changes: Any) -> World:
+def world_of(digits: dict[str, Any], method: str | dict[str, Any], **changes: Any) -> World:
     digits = {**digits, "algorithm": method, "participation": {"fraction": 0.75}, **changes}
     return make_world(load({"experiment": digits}).experiment)
 
