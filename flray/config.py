@@ -23,15 +23,9 @@ from pydantic_core import PydanticCustomError
 from flray import registry
 from flray.errors import FlrayError, nearest
 from flray.registry import Registry
+from flray.sections import Fraction, Section, Shift, Split
 
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
-
-
-class Section(BaseModel):
-    """A part of the YAML file: unknown keys are refused, values do not change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Component(BaseModel):
@@ -193,6 +187,8 @@ class Experiment(Section):
     rounds: int = Field(10, ge=1)
     data: DatasetChoice
     partition: PartitionChoice = Field(default_factory=lambda: PartitionChoice.model_validate("domains"))
+    split: Split = "official"
+    shift: Shift = Shift()
     model: ModelChoice
     models: dict[str, ModelChoice] = Field(
         default_factory=dict, description="other networks for single clients or domains, by their name")

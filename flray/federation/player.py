@@ -18,6 +18,7 @@ from torch import Tensor
 from flray import keys, registry, trees
 from flray.algorithms.client import Bench, Client
 from flray.algorithms.samples import Samples
+from flray.data.noise import sample_noise
 from flray.data.tasks import task
 from flray.federation.executor import Failure, Outcome, Turn, evidence_arrays, split_small
 from flray.federation.memory import keep_freed_memory
@@ -60,6 +61,8 @@ class Player:
         self._x = torch.from_numpy(data.x).to(device)
         self._y = torch.from_numpy(data.y).to(device)
         self._public = torch.from_numpy(data.public).to(device) if data.public is not None else None
+        self._noise = torch.from_numpy(data.noise).to(device, self._dtype) if data.noise is not None else None
+        self._noise_key = keys.key(world.config.seed, "data", extra="noise")
         means, deviations = (data.mean, data.std) if world.algorithm.normalise else ((0.0,), (1.0,))
         std = torch.tensor(deviations, dtype=torch.float64).view(-1, 1, 1)
         mean = torch.tensor(means, dtype=torch.float64).view(-1, 1, 1)
@@ -132,7 +135,8 @@ class Player:
         return self._common[1]
 
     def _samples(self, rows: Any) -> Samples:
-        return Samples(self._x, self._y, torch.from_numpy(rows).to(self.device), self._prepare)
+        disturb = self._noisy if self._noise is not None else None
+        return Samples(self._x, self._y, torch.from_numpy(rows).to(self.device), self._prepare, disturb)
 
     def _public_samples(self) -> Samples | None:
         if self._public is None:
@@ -144,6 +148,11 @@ class Player:
         if raw.dtype != torch.uint8:
             return raw.to(dtype=self._dtype, memory_format=layout)
         return raw.to(dtype=self._dtype, memory_format=layout).mul_(self._scale).add_(self._shift)
+
+    def _noisy(self, x: Tensor, rows: Tensor) -> Tensor:
+        assert self._noise is not None
+        noise = sample_noise(rows, x[0].numel(), self._noise_key).to(x.dtype) * self._noise[rows, None]
+        return x + noise.view(x.shape).to(memory_format=self._format if x.dim() == 4 else torch.contiguous_format)
 
     def _global(self, turn: Turn, common: Packed) -> dict[str, Any]:
         bench = self.bench(turn.architecture)

@@ -126,11 +126,12 @@ def make_world(config: Experiment, shared: SharedData | None = None) -> World:
     """
     if shared is None:
         data = federate(load_dataset(config.data.name, config.data.options), config.partition.name,
-                        config.partition.options, config.seed, val_fraction=config.evaluation.validation)
+                        config.partition.options, config.seed, val_fraction=config.evaluation.validation,
+                        split=config.split, shift=config.shift)
     else:
         data = federate(shared.outline, config.partition.name, config.partition.options, config.seed,
                         val_fraction=config.evaluation.validation, pooled=shared.samples,
-                        fingerprint=shared.fingerprint)
+                        fingerprint=shared.fingerprint, split=config.split, shift=config.shift)
     architectures, architecture_of = _architectures(config, data)
     algorithm = registry.algorithms.get(config.algorithm.name)
     world = World(
@@ -166,8 +167,9 @@ def check(world: World) -> None:
                           f"{name} averages weights, so all clients need the same network")
     if "public" in needs and data.public is None:
         raise ConfigError("experiment.data", data.dataset, f"{name} needs public data, and this set has none")
-    if "validation" in needs and not config.evaluation.validation:
-        raise ConfigError("experiment.evaluation.validation", "0", f"{name} needs a validation split, for example 0.2")
+    if "validation" in needs and not len(data.validation):
+        raise ConfigError("experiment.evaluation.validation", str(config.evaluation.validation),
+                          f"{name} needs a validation split, for example 0.2")
     if "all_clients" in needs and world.cohort_size < count:
         raise ConfigError("experiment.participation", f"{world.cohort_size} of {count}", f"{name} needs all clients")
     algorithm.check(config)
