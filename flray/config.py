@@ -95,6 +95,21 @@ class AlgorithmChoice(Component):
     registry = registry.algorithms
 
 
+class AugmentChoice(Component):
+    """A step of augmentation."""
+
+    registry = registry.augmentations
+
+
+Augment = Annotated[
+    Annotated[Literal["none", "flip", "crop", "resized", "weak", "strong"], Tag("[name]")]
+    | Annotated[tuple[AugmentChoice, ...], Tag("[steps]")],
+    Discriminator(lambda value: "[name]" if isinstance(value, str) else "[steps]"),
+    Field(description="of training images: flip; crop: shift by up to 4 pixels, flip; resized or weak: a part of 20 to "
+          "100 % of the area resized to the image, flip; strong: also colours (FCCL+); or a list of steps, for example "
+          "[crop, flip, {name: jitter, hue: 0.05}] (flray list augmentations)")]
+
+
 class Local(Section):
     """What a client does in one turn."""
 
@@ -107,9 +122,7 @@ class Local(Section):
     weight_decay: float = Field(0.0, ge=0)
     betas: tuple[float, float] = Field((0.9, 0.999), description="Adam and AdamW only")
     clip_norm: float | None = Field(None, gt=0, description="clip the gradient's norm to this")
-    augment: Literal["none", "flip", "crop", "resized"] = Field(
-        "none", description="of training images: flip; crop: shift by up to 4 pixels, flip; resized: a part of 20 to "
-        "100 % of the area resized to the image, flip")
+    augment: Augment = "none"
     precision: Literal["float32", "float64"] = "float32"
     memory_format: Literal["channels_last", "contiguous"] = Field(
         "channels_last", description="layout of images; channels_last is the faster one for most networks")

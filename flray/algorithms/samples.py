@@ -60,11 +60,15 @@ class Samples:
         Normalises a batch of raw samples.
     disturb : callable, optional
         Adds to a batch of normalised samples what belongs to their rows.
+    normalisation : two Tensors, optional
+        Mean and standard deviation that pixels in [0, 1] are normalised with.
     """
 
     def __init__(self, x: Tensor, y: Tensor | None, rows: Tensor, prepare: Callable[[Tensor], Tensor],
-                 disturb: Callable[[Tensor, Tensor], Tensor] | None = None) -> None:
+                 disturb: Callable[[Tensor, Tensor], Tensor] | None = None,
+                 normalisation: tuple[Tensor, Tensor] | None = None) -> None:
         self._x, self._y, self.rows, self._prepare, self._disturb = x, y, rows, prepare, disturb
+        self.normalisation = normalisation
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -68,6 +68,7 @@ class Player:
         mean = torch.tensor(means, dtype=torch.float64).view(-1, 1, 1)
         self._scale = (1.0 / (255.0 * std)).to(device, self._dtype)
         self._shift = (-mean / std).to(device, self._dtype)
+        self._normalisation = (mean.to(device, self._dtype), std.to(device, self._dtype))
 
     def play(self, turn: Turn, common: Packed, private: Packed | None,
              state: Packed | None) -> tuple[Outcome, Packed | None, Packed | None]:
@@ -136,12 +137,14 @@ class Player:
 
     def _samples(self, rows: Any) -> Samples:
         disturb = self._noisy if self._noise is not None else None
-        return Samples(self._x, self._y, torch.from_numpy(rows).to(self.device), self._prepare, disturb)
+        return Samples(self._x, self._y, torch.from_numpy(rows).to(self.device), self._prepare, disturb,
+                       self._normalisation)
 
     def _public_samples(self) -> Samples | None:
         if self._public is None:
             return None
-        return Samples(self._public, None, torch.arange(len(self._public), device=self.device), self._prepare)
+        return Samples(self._public, None, torch.arange(len(self._public), device=self.device), self._prepare,
+                       normalisation=self._normalisation)
 
     def _prepare(self, raw: Tensor) -> Tensor:
         layout = self._format if raw.dim() == 4 else torch.contiguous_format

@@ -13,6 +13,7 @@ from torch import nn
 from flray import models, registry
 from flray.algorithms.base import Algorithm
 from flray.config import Experiment, ModelChoice
+from flray.data import augment
 from flray.data.cache import data_root
 from flray.data.federate import federate
 from flray.data.types import DataSet, FederatedData, Pooled
@@ -173,6 +174,8 @@ def check(world: World) -> None:
     if "all_clients" in needs and world.cohort_size < count:
         raise ConfigError("experiment.participation", f"{world.cohort_size} of {count}", f"{name} needs all clients")
     algorithm.check(config)
+    for where, how in _augmentations(config).items():
+        augment.check(how, where, data.shape, data.x.dtype)
     sizes: dict[str, int] = {}
     for key in world.architectures:
         model = world.build(key)
@@ -191,9 +194,18 @@ def check(world: World) -> None:
 
 def _own_components(config: Experiment, architectures: Mapping[str, ModelChoice]) -> dict[str, dict[str, Any]]:
     """Return what the user registered and the clients' turns need; nothing else has to reach other processes."""
-    used = {"algorithms": {config.algorithm.name}, "models": {choice.name for choice in architectures.values()}}
+    steps = [step.name for how in _augmentations(config).values() if not isinstance(how, str) for step in how]
+    used = {"algorithms": {config.algorithm.name}, "models": {choice.name for choice in architectures.values()},
+            "augmentations": set(steps)}
     return {kind: {name: item for name, item in registry.ALL[kind].added().items() if name in names}
             for kind, names in used.items()}
+
+
+def _augmentations(config: Experiment) -> dict[str, Any]:
+    """Return what augments images, by setting."""
+    own = getattr(registry.algorithms.params(config.algorithm.name)(**config.algorithm.options), "augment", None)
+    return {"experiment.local.augment": config.local.augment,
+            **({"experiment.algorithm.augment": own} if own is not None else {})}
 
 
 def _architectures(config: Experiment, data: FederatedData) -> tuple[dict[str, ModelChoice], tuple[str, ...]]:
