@@ -145,7 +145,10 @@ class Evaluation(Section):
     batch_size: int = Field(512, ge=1)
     others: bool = Field(False, description="also test personal models on the other clients' data (inter)")
     validation: float = Field(0.0, ge=0, lt=1, description="share of each client's training data kept for validation")
-    last: int = Field(5, ge=1, description="rounds in `mean of the last k rounds`")
+    last: int = Field(5, ge=1, description="evaluated rounds in `mean of the last k rounds`")
+    protocol: Literal["last", "best", "mean-last"] = Field(
+        "last", description="the number that tables report: of the last round; of the round with the best mean "
+        "validation value (needs validation samples); or the mean of the `last` evaluated rounds")
 
 
 class Aggregation(Section):

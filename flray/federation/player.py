@@ -11,8 +11,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flray import keys, registry, trees
@@ -20,6 +22,7 @@ from flray.algorithms.client import Bench, Client
 from flray.algorithms.samples import Samples
 from flray.data.noise import sample_noise
 from flray.data.tasks import task
+from flray.data.types import FederatedData
 from flray.federation.executor import Failure, Outcome, Turn, evidence_arrays, split_small
 from flray.federation.memory import keep_freed_memory
 from flray.federation.world import World
@@ -162,8 +165,7 @@ class Player:
         with torch.no_grad():
             for name, value in self._unpack(turn, common)["weights"].items():
                 bench.entries[name].copy_(value)
-        rows = self.world.data.test[turn.block * BLOCK:(turn.block + 1) * BLOCK]
-        return {"common": self._evidence(bench.model.eval(), rows)}
+        return {"common": self._evidence(bench.model.eval(), blocks(self.world.data)[turn.block])}
 
     def _personal(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None) -> dict[str, Any]:
         algorithm, data = self.world.algorithm, self.world.data
@@ -171,15 +173,23 @@ class Player:
         algorithm.receive(client)
         client.check_received()
         predictor = algorithm.predictor(client, "personal")
-        if self.world.config.evaluation.others:
-            return {"all": self._evidence(predictor, data.test)}
-        return {"local": self._evidence(predictor, data.clients[turn.client].test)}
+        rows = data.clients[turn.client]
+        others = self.world.config.evaluation.others
+        evidence = {"test": self._evidence(predictor, data.test if others else rows.test)}
+        if len(rows.val):
+            evidence["validation"] = self._evidence(predictor, rows.val)
+        return evidence
 
     @torch.no_grad()
     def _evidence(self, predictor: Any, rows: Any) -> dict[str, Any]:
         samples = self._samples(rows)
         return evidence_arrays([self.task.evidence(predictor(x), y)
                                 for x, y in samples.in_order(self.world.config.evaluation.batch_size)])
+
+
+def blocks(data: FederatedData) -> list[NDArray[np.int64]]:
+    """Return the rows of each evaluation turn of a global model: the common test set, then all validation parts."""
+    return [rows[start:start + BLOCK] for rows in (data.test, data.validation) for start in range(0, len(rows), BLOCK)]
 
 
 def describe(error: BaseException) -> Failure:

@@ -160,6 +160,9 @@ def check(world: World) -> None:
     if world.cohort_size < 1:
         raise ConfigError("experiment.participation.fraction", str(config.participation.fraction),
                           f"this selects nobody of {count} clients; at least {1 / count:.3g} is needed")
+    if not len(data.test):
+        raise ConfigError("experiment.split", str(config.split), f"{data.dataset} leaves no test samples under this "
+                          "split; choose another, for example [0.6, 0.2, 0.2]")
     needs = algorithm.needs
     if "classification" in needs and data.task != "classification":
         raise ConfigError("experiment.algorithm", name, f"it needs classification, and {data.dataset} is {data.task}")
@@ -171,6 +174,9 @@ def check(world: World) -> None:
     if "validation" in needs and not len(data.validation):
         raise ConfigError("experiment.evaluation.validation", str(config.evaluation.validation),
                           f"{name} needs a validation split, for example 0.2")
+    if config.evaluation.protocol == "best" and not len(data.validation):
+        raise ConfigError("experiment.evaluation.protocol", "best", "it chooses the round on validation samples: set "
+                          "evaluation.validation, for example to 0.2, or a split with a validation part")
     if "all_clients" in needs and world.cohort_size < count:
         raise ConfigError("experiment.participation", f"{world.cohort_size} of {count}", f"{name} needs all clients")
     algorithm.check(config)
