@@ -85,7 +85,7 @@ def sync_command(
 
 @app.command("list")
 def list_command(
-    what: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions")],
+    what: Annotated[str, typer.Argument(help="algorithms, augmentations, datasets, models or partitions")],
     name: Annotated[str | None, typer.Argument(help="show one with its options")] = None,
 ) -> None:
     """Show what a YAML file may name."""

@@ -24,15 +24,9 @@ from pydantic_core import PydanticCustomError
 from flray import registry
 from flray.errors import FlrayError, nearest
 from flray.registry import Preset, Registry
+from flray.sections import Fraction, Section, Shift, Split
 
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
-
-
-class Section(BaseModel):
-    """A part of the YAML file: unknown keys are refused, values do not change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Component(BaseModel):
@@ -144,6 +138,21 @@ Networks = Annotated[
     | Annotated[tuple[ModelChoice, ...], Tag("dealt")], Discriminator(_manner)]
 
 
+class AugmentChoice(Component):
+    """A step of augmentation."""
+
+    registry = registry.augmentations
+
+
+Augment = Annotated[
+    Annotated[Literal["none", "flip", "crop", "resized", "weak", "strong"], Tag("[name]")]
+    | Annotated[tuple[AugmentChoice, ...], Tag("[steps]")],
+    Discriminator(lambda value: "[name]" if isinstance(value, str) else "[steps]"),
+    Field(description="of training images: flip; crop: shift by up to 4 pixels, flip; resized or weak: a part of 20 to "
+          "100 % of the area resized to the image, flip; strong: also colours (FCCL+); or a list of steps, for example "
+          "[crop, flip, {name: jitter, hue: 0.05}] (flray list augmentations)")]
+
+
 class Local(Section):
     """What a client does in one turn."""
 
@@ -156,9 +165,7 @@ class Local(Section):
     weight_decay: float = Field(0.0, ge=0)
     betas: tuple[float, float] = Field((0.9, 0.999), description="Adam and AdamW only")
     clip_norm: float | None = Field(None, gt=0, description="clip the gradient's norm to this")
-    augment: Literal["none", "flip", "crop", "resized"] = Field(
-        "none", description="of training images: flip; crop: shift by up to 4 pixels, flip; resized: a part of 20 to "
-        "100 % of the area resized to the image, flip")
+    augment: Augment = "none"
     precision: Literal["float32", "float64"] = "float32"
     memory_format: Literal["channels_last", "contiguous"] = Field(
         "channels_last", description="layout of images; channels_last is the faster one for most networks")
@@ -181,7 +188,10 @@ class Evaluation(Section):
     batch_size: int = Field(512, ge=1)
     others: bool = Field(False, description="also test personal models on the other clients' data (inter)")
     validation: float = Field(0.0, ge=0, lt=1, description="share of each client's training data kept for validation")
-    last: int = Field(5, ge=1, description="rounds in `mean of the last k rounds`")
+    last: int = Field(5, ge=1, description="evaluated rounds in `mean of the last k rounds`")
+    protocol: Literal["last", "best", "mean-last"] = Field(
+        "last", description="the number that tables report: of the last round; of the round with the best mean "
+        "validation value (needs validation samples); or the mean of the `last` evaluated rounds")
 
 
 class Aggregation(Section):
@@ -239,6 +249,8 @@ class Experiment(Section):
         None, description="public data: another set's training images, brought to the private ones' shape; null: those "
         "that come with the data set")
     partition: PartitionChoice = Field(default_factory=lambda: PartitionChoice.model_validate("domains"))
+    split: Split = "official"
+    shift: Shift = Shift()
     model: ModelChoice
     models: Networks = Field(
         default_factory=dict, description="other networks for single clients or domains, by their name; or a list, "

@@ -83,10 +83,11 @@ class RunProgress:
 
 def show_result(result: Result) -> None:
     """Print a finished run's table, where it lies, and its digest."""
-    metrics, name = result.metrics, result.experiment.algorithm.name
-    table = Table(title=f"{name} after {len(result.history)} rounds", title_justify="left")
-    views = [v for v in ("global/common", "global/local", "personal/local", "personal/others", "online/local",
-                         "offline/local")
+    reported, name = result.reported, result.experiment.algorithm.name
+    metrics = reported.values
+    table = Table(title=f"{name} {reported.words}", title_justify="left")
+    views = [v for v in ("global/common", "global/local", "global/validation", "personal/local", "personal/others",
+                         "personal/validation", "online/local", "offline/local")
              if any(m.startswith(f"{v}/") for m in metrics)]
     measure = result.metric.rsplit("/", 1)[1]
     clients = sorted({m.rsplit("/client/", 1)[1] for m in metrics if f"/{measure}/client/" in m})

@@ -1,4 +1,4 @@
-"""Names a YAML file may use: algorithms, data sets, models and partitions, built in or the user's own.
+"""Names a YAML file may use: algorithms, data sets, models, partitions, augmentations, built in or the user's own.
 
 A registered function's keyword-only parameters are its options in the YAML file; their annotations and
 defaults become a pydantic model, so that options are checked and shown without being written twice.
@@ -157,9 +157,12 @@ algorithms = Registry("algorithm", "flray.algorithms")
 datasets = Registry("dataset", "flray.data")
 models = Registry("model", "flray.models")
 partitions = Registry("partition", "flray.data")
+augmentations = Registry("augmentation", "flray.data")
 
 register_algorithm = algorithms.register
 register_dataset = datasets.register
 register_model = models.register
 register_partition = partitions.register
-ALL = {"algorithms": algorithms, "datasets": datasets, "models": models, "partitions": partitions}
+register_augmentation = augmentations.register
+ALL = {"algorithms": algorithms, "datasets": datasets, "models": models, "partitions": partitions,
+       "augmentations": augmentations}

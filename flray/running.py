@@ -25,6 +25,7 @@ from flray.federation.cluster import (
 from flray.federation.world import World, make_world
 from flray.figures import draw
 from flray.loading import load
+from flray.metrics.summary import Reported, report
 from flray.rounds import Progress, Rounds, Silence, measure
 from flray.tracking.connection import resolve_uri
 from flray.tracking.journal import Journal
@@ -63,8 +64,13 @@ class Result:
     @property
     def metrics(self) -> dict[str, float]:
         """All metrics of the last round in which each was measured."""
-        return {str(name): float(values.dropna().iloc[-1]) for name, values in self.history.items()
-                if name != "round" and values.notna().any()}
+        return report(self.history, self.metric, "last", 1).values
+
+    @property
+    def reported(self) -> Reported:
+        """The numbers to report, as ``evaluation.protocol`` wants them."""
+        evaluation = self.experiment.evaluation
+        return report(self.history, self.metric, evaluation.protocol, evaluation.last)
 
 
 def run(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, address: str | None = None,

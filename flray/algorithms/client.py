@@ -239,7 +239,8 @@ class Client:
                     torch.manual_seed(reseed + step)
                 x, y = samples.take(positions)
                 if local.augment != "none":
-                    x = augmented(x, local.augment, self.generator("augmentation", f"{stream}/{step}"))
+                    x = augmented(x, local.augment, self.generator("augmentation", f"{stream}/{step}"),
+                                  samples.normalisation)
                 yield Batch(self.model, x, y, step, phase, last), optimizer
         finally:
             for parameter in self.parameters.values():

@@ -17,7 +17,7 @@ from flray.algorithms.public import Outputs, PublicCollaboration, PublicParams
 from flray.algorithms.samples import Batch
 from flray.algorithms.server import Server
 from flray.algorithms.variants import refuse_overridden
-from flray.config import Experiment
+from flray.config import Augment, Experiment
 from flray.registry import hyper, register_algorithm
 
 FINAL_LR = 0.1
@@ -47,7 +47,7 @@ class CollaborativeParams(PublicParams):
         "FCCL+ section 4: Adam, no more; released code: a new one per epoch")
     weight_decay: float | None = hyper(
         None, "weight decay; null in the paper's variant: local.weight_decay", "released code: 1e-5", ge=0)
-    augment: Literal["none", "flip", "crop", "resized"] | None = hyper(
+    augment: Augment | None = hyper(
         None, "weak augmentation of private and public images; null in the paper's variant: local.augment",
         "FCCL+ section 4: resized crops; released code: shifted crops")
     teacher_mode: Literal["eval", "train"] | None = hyper(

@@ -153,7 +153,7 @@ class PublicCollaboration(Algorithm):
         how = client.settings(Phase(local=self.local_settings(client))).augment
         generator = keys.torch_generator(client.seed, "augmentation", round=client.round, client=-1,
                                          extra=f"public/{index}")
-        return augmented(x, how, generator)
+        return augmented(x, how, generator, client.public.normalisation)
 
     def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
         """Return the positions of a round's public batches; a last batch of one sample is left out."""

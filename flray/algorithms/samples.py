@@ -58,10 +58,17 @@ class Samples:
         Which of them.
     prepare : callable
         Normalises a batch of raw samples.
+    disturb : callable, optional
+        Adds to a batch of normalised samples what belongs to their rows.
+    normalisation : two Tensors, optional
+        Mean and standard deviation that pixels in [0, 1] are normalised with.
     """
 
-    def __init__(self, x: Tensor, y: Tensor | None, rows: Tensor, prepare: Callable[[Tensor], Tensor]) -> None:
-        self._x, self._y, self.rows, self._prepare = x, y, rows, prepare
+    def __init__(self, x: Tensor, y: Tensor | None, rows: Tensor, prepare: Callable[[Tensor], Tensor],
+                 disturb: Callable[[Tensor, Tensor], Tensor] | None = None,
+                 normalisation: tuple[Tensor, Tensor] | None = None) -> None:
+        self._x, self._y, self.rows, self._prepare, self._disturb = x, y, rows, prepare, disturb
+        self.normalisation = normalisation
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -77,6 +84,8 @@ class Samples:
         """Return normalised inputs and labels at positions within these samples (labels -1 where there are none)."""
         rows = self.rows[positions]
         x = self._prepare(self._x[rows])
+        if self._disturb is not None:
+            x = self._disturb(x, rows)
         return x, self._y[rows] if self._y is not None else torch.full_like(rows, -1)
 
     def numbered(self, positions: Tensor) -> Samples:

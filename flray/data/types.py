@@ -55,6 +55,8 @@ class DataSet:
         What is to be learnt, for example ``"classification"``.
     public : ndarray of uint8 [n, C, H, W] or None
         Unlabelled samples that every client and the server may see.
+    coarse : tuple of int or None
+        Superclass of each class, where classes have one (CIFAR-100).
     """
 
     name: str
@@ -64,6 +66,7 @@ class DataSet:
     std: tuple[float, ...]
     task: str = "classification"
     public: NDArray[np.uint8] | None = None
+    coarse: tuple[int, ...] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -77,6 +80,8 @@ class DataSet:
         if self.public is not None:
             digest.update(f"public{self.public.shape}{self.public.dtype}".encode())
             digest.update(np.ascontiguousarray(self.public).data)
+        if self.coarse is not None:
+            digest.update(f"coarse{self.coarse}".encode())
         return digest.hexdigest()
 
 
@@ -168,6 +173,8 @@ class FederatedData(_Travels):
         In client order; their training parts are disjoint, their test parts too.
     test : ndarray of int64
         The common test set: all clients' test parts one after another.
+    noise : ndarray of float32 [n] or None
+        Standard deviation of the Gaussian noise on each sample, in units of normalised inputs.
     """
 
     dataset: str
@@ -182,15 +189,21 @@ class FederatedData(_Travels):
     origins: dict[str, Origin]
     fingerprint: str
     public: NDArray[np.uint8] | None = None
+    noise: NDArray[np.float32] | None = None
     partition_fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "partition_fingerprint", partition_fingerprint(self.clients))
+        object.__setattr__(self, "partition_fingerprint", partition_fingerprint(self.clients, self.noise))
 
     @property
     def num_classes(self) -> int:
         """Number of classes."""
         return len(self.classes)
+
+    @property
+    def validation(self) -> NDArray[np.int64]:
+        """All clients' validation parts one after another."""
+        return np.concatenate([client.val for client in self.clients])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -202,11 +215,13 @@ class FederatedData(_Travels):
         return np.stack([np.bincount(self.y[c.train], minlength=self.num_classes) for c in self.clients])
 
 
-def partition_fingerprint(clients: Sequence[ClientIndices]) -> str:
-    """Return the SHA-256 (hex) of who holds which rows."""
+def partition_fingerprint(clients: Sequence[ClientIndices], noise: NDArray[np.float32] | None = None) -> str:
+    """Return the SHA-256 (hex) of who holds which rows, and with how much noise."""
     digest = hashlib.sha256()
     for client in clients:
         digest.update(f"{client.name}|{client.domain}".encode())
         for part in (client.train, client.val, client.test):
             digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes() + b"|")
+    if noise is not None:
+        digest.update(np.ascontiguousarray(noise, dtype="<f4").tobytes())
     return digest.hexdigest()

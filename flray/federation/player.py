@@ -11,14 +11,18 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flray import keys, registry, trees
 from flray.algorithms.client import Bench, Client
 from flray.algorithms.samples import Samples
+from flray.data.noise import sample_noise
 from flray.data.tasks import task
+from flray.data.types import FederatedData
 from flray.federation.executor import Failure, Outcome, Turn, evidence_arrays, split_small
 from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
 from flray.federation.world import World
@@ -60,11 +64,14 @@ class Player:
         self._x = torch.from_numpy(data.x).to(device)
         self._y = torch.from_numpy(data.y).to(device)
         self._public = torch.from_numpy(data.public).to(device) if data.public is not None else None
+        self._noise = torch.from_numpy(data.noise).to(device, self._dtype) if data.noise is not None else None
+        self._noise_key = keys.key(world.config.seed, "data", extra="noise")
         means, deviations = (data.mean, data.std) if world.algorithm.normalise else ((0.0,), (1.0,))
         std = torch.tensor(deviations, dtype=torch.float64).view(-1, 1, 1)
         mean = torch.tensor(means, dtype=torch.float64).view(-1, 1, 1)
         self._scale = (1.0 / (255.0 * std)).to(device, self._dtype)
         self._shift = (-mean / std).to(device, self._dtype)
+        self._normalisation = (mean.to(device, self._dtype), std.to(device, self._dtype))
 
     def play(self, turn: Turn, common: Packed, private: Packed | None,
              state: Packed | None) -> tuple[Outcome, Packed | None, Packed | None]:
@@ -137,12 +144,15 @@ class Player:
         return self._common[1]
 
     def _samples(self, rows: Any) -> Samples:
-        return Samples(self._x, self._y, torch.from_numpy(rows).to(self.device), self._prepare)
+        disturb = self._noisy if self._noise is not None else None
+        return Samples(self._x, self._y, torch.from_numpy(rows).to(self.device), self._prepare, disturb,
+                       self._normalisation)
 
     def _public_samples(self) -> Samples | None:
         if self._public is None:
             return None
-        return Samples(self._public, None, torch.arange(len(self._public), device=self.device), self._prepare)
+        return Samples(self._public, None, torch.arange(len(self._public), device=self.device), self._prepare,
+                       normalisation=self._normalisation)
 
     def _prepare(self, raw: Tensor) -> Tensor:
         layout = self._format if raw.dim() == 4 else torch.contiguous_format
@@ -150,13 +160,17 @@ class Player:
             return raw.to(dtype=self._dtype, memory_format=layout)
         return raw.to(dtype=self._dtype, memory_format=layout).mul_(self._scale).add_(self._shift)
 
+    def _noisy(self, x: Tensor, rows: Tensor) -> Tensor:
+        assert self._noise is not None
+        noise = sample_noise(rows, x[0].numel(), self._noise_key).to(x.dtype) * self._noise[rows, None]
+        return x + noise.view(x.shape).to(memory_format=self._format if x.dim() == 4 else torch.contiguous_format)
+
     def _global(self, turn: Turn, common: Packed) -> dict[str, Any]:
         bench = self.bench(turn.architecture)
         with torch.no_grad():
             for name, value in self._unpack(turn, common)["weights"].items():
                 bench.entries[name].copy_(value)
-        rows = self.world.data.test[turn.block * BLOCK:(turn.block + 1) * BLOCK]
-        return {"common": self._evidence(bench.model.eval(), rows)}
+        return {"common": self._evidence(bench.model.eval(), blocks(self.world.data)[turn.block])}
 
     def _personal(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None) -> dict[str, Any]:
         algorithm, data = self.world.algorithm, self.world.data
@@ -164,10 +178,12 @@ class Player:
         algorithm.receive(client)
         client.check_received()
         predictor = algorithm.predictor(client, "personal")
-        own = data.clients[turn.client].test
-        evidence = {"all": self._evidence(predictor, data.test)} if self.world.config.evaluation.others \
-            else {"local": self._evidence(predictor, own)}
-        return {**evidence, **{f"{name}/local": self._evidence(part, own)
+        rows = data.clients[turn.client]
+        others = self.world.config.evaluation.others
+        evidence = {"test": self._evidence(predictor, data.test if others else rows.test)}
+        if len(rows.val):
+            evidence["validation"] = self._evidence(predictor, rows.val)
+        return {**evidence, **{f"{name}/local": self._evidence(part, rows.test)
                                for name, part in algorithm.parts(client).items()}}
 
     @torch.no_grad()
@@ -175,6 +191,11 @@ class Player:
         samples = self._samples(rows)
         return evidence_arrays([self.task.evidence(predictor(x), y)
                                 for x, y in samples.in_order(self.world.config.evaluation.batch_size)])
+
+
+def blocks(data: FederatedData) -> list[NDArray[np.int64]]:
+    """Return the rows of each evaluation turn of a global model: the common test set, then all validation parts."""
+    return [rows[start:start + BLOCK] for rows in (data.test, data.validation) for start in range(0, len(rows), BLOCK)]
 
 
 def describe(error: BaseException) -> Failure:

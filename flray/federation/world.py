@@ -13,6 +13,7 @@ from torch import nn
 from flray import models, registry
 from flray.algorithms.base import Algorithm
 from flray.config import Experiment, ModelChoice, PublicChoice
+from flray.data import augment
 from flray.data.cache import data_root
 from flray.data.federate import federate
 from flray.data.public import with_public
@@ -139,11 +140,12 @@ def make_world(config: Experiment, shared: SharedData | None = None) -> World:
     """
     if shared is None:
         data = federate(load_dataset(config.data.name, config.data.options, config.public), config.partition.name,
-                        config.partition.options, config.seed, val_fraction=config.evaluation.validation)
+                        config.partition.options, config.seed, val_fraction=config.evaluation.validation,
+                        split=config.split, shift=config.shift)
     else:
         data = federate(shared.outline, config.partition.name, config.partition.options, config.seed,
                         val_fraction=config.evaluation.validation, pooled=shared.samples,
-                        fingerprint=shared.fingerprint)
+                        fingerprint=shared.fingerprint, split=config.split, shift=config.shift)
     architectures, architecture_of = _architectures(config, data)
     algorithm = registry.algorithms.get(config.algorithm.name)
     world = World(
@@ -171,6 +173,9 @@ def check(world: World) -> None:
     if world.cohort_size < 1:
         raise ConfigError("experiment.participation.fraction", str(config.participation.fraction),
                           f"this selects nobody of {count} clients; at least {1 / count:.3g} is needed")
+    if not len(data.test):
+        raise ConfigError("experiment.split", str(config.split), f"{data.dataset} leaves no test samples under this "
+                          "split; choose another, for example [0.6, 0.2, 0.2]")
     needs = algorithm.needs
     if "classification" in needs and data.task != "classification":
         raise ConfigError("experiment.algorithm", name, f"it needs classification, and {data.dataset} is {data.task}")
@@ -180,11 +185,17 @@ def check(world: World) -> None:
     if "public" in needs and data.public is None:
         raise ConfigError("experiment.data", data.dataset, f"{name} needs public data, and this set has none; "
                           "name some, for example experiment.public: photos")
-    if "validation" in needs and not config.evaluation.validation:
-        raise ConfigError("experiment.evaluation.validation", "0", f"{name} needs a validation split, for example 0.2")
+    if "validation" in needs and not len(data.validation):
+        raise ConfigError("experiment.evaluation.validation", str(config.evaluation.validation),
+                          f"{name} needs a validation split, for example 0.2")
+    if config.evaluation.protocol == "best" and not len(data.validation):
+        raise ConfigError("experiment.evaluation.protocol", "best", "it chooses the round on validation samples: set "
+                          "evaluation.validation, for example to 0.2, or a split with a validation part")
     if "all_clients" in needs and world.cohort_size < count:
         raise ConfigError("experiment.participation", f"{world.cohort_size} of {count}", f"{name} needs all clients")
     algorithm.check(config)
+    for where, how in _augmentations(config).items():
+        augment.check(how, where, data.shape, data.x.dtype)
     sizes: dict[str, int] = {}
     for key in world.architectures:
         model = world.build(key)
@@ -203,9 +214,18 @@ def check(world: World) -> None:
 
 def _own_components(config: Experiment, architectures: Mapping[str, ModelChoice]) -> dict[str, dict[str, Any]]:
     """Return what the user registered and the clients' turns need; nothing else has to reach other processes."""
-    used = {"algorithms": {config.algorithm.name}, "models": {choice.name for choice in architectures.values()}}
+    steps = [step.name for how in _augmentations(config).values() if not isinstance(how, str) for step in how]
+    used = {"algorithms": {config.algorithm.name}, "models": {choice.name for choice in architectures.values()},
+            "augmentations": set(steps)}
     return {kind: {name: item for name, item in registry.ALL[kind].added().items() if name in names}
             for kind, names in used.items()}
+
+
+def _augmentations(config: Experiment) -> dict[str, Any]:
+    """Return what augments images, by setting."""
+    own = getattr(registry.algorithms.params(config.algorithm.name)(**config.algorithm.options), "augment", None)
+    return {"experiment.local.augment": config.local.augment,
+            **({"experiment.algorithm.augment": own} if own is not None else {})}
 
 
 def _architectures(config: Experiment, data: FederatedData) -> tuple[dict[str, ModelChoice], tuple[str, ...]]:

@@ -142,7 +142,7 @@ def _structure(experiment: Experiment) -> str:
     Real-valued options of the method and the details of local training do not.
     """
     content = experiment.model_dump(mode="json", include={
-        "data", "public", "partition", "model", "models", "participation", "resources", "algorithm"})
+        "data", "public", "partition", "split", "shift", "model", "models", "participation", "resources", "algorithm"})
     content["algorithm"] = {k: v for k, v in content["algorithm"].items() if not isinstance(v, float)}
     content["validation"], content["precision"] = experiment.evaluation.validation, experiment.local.precision
     return json.dumps(content, sort_keys=True)

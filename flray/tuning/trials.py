@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from flray import rundir
 from flray.config import Config
 from flray.errors import FlrayError
@@ -49,6 +51,12 @@ class TrialFolder:
     def identity(self) -> dict[str, Any]:
         """What ``run.json`` holds."""
         return rundir.read(self.path)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The trial's resolved experiment."""
+        content: dict[str, Any] = yaml.safe_load((self.path / rundir.CONFIG).read_text(encoding="utf-8"))["experiment"]
+        return content
 
     @property
     def status(self) -> str:
