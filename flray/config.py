@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -22,9 +23,13 @@ from pydantic_core import PydanticCustomError
 
 from flray import registry
 from flray.errors import FlrayError, nearest
+from flray.papers.section import PaperTable
 from flray.registry import Registry
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+AxisName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
+Arm = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+ArmName = Annotated[str, Field(pattern=r"^[^\s].*$", max_length=100)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 
@@ -192,6 +197,8 @@ class Experiment(Section):
     seed: int = Field(0, ge=0)
     rounds: int = Field(10, ge=1)
     data: DatasetChoice
+    subset: int | None = Field(
+        None, ge=1, description="at most so many training samples, and so many test samples, of each domain")
     partition: PartitionChoice = Field(default_factory=lambda: PartitionChoice.model_validate("domains"))
     model: ModelChoice
     models: dict[str, ModelChoice] = Field(
@@ -308,6 +315,9 @@ class Sweep(Section):
     samples: int = Field(1, ge=1, description="draws from the space (each with every grid value)")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0,), min_length=1, description="repetitions of each setting")
+    only: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="by axis of arms: those to run")
+    skip: tuple[dict[str, tuple[str, ...]], ...] = Field(
+        (), description="combinations of arms that are not run: each lists arms by axis")
     metric: str = Field("auto", description="auto: the method's main accuracy, personal or global")
     mode: Literal["max", "min"] = "max"
     search: Literal["random", "grid", "optuna"] = "random"
@@ -334,5 +344,8 @@ class Config(Section):
     """A whole YAML file."""
 
     experiment: Experiment
+    arms: dict[AxisName, dict[ArmName, Arm]] = Field(
+        default_factory=dict, description="by axis and name: settings that are changed together; see flray.arms")
     space: dict[str, Domain] = Field(default_factory=dict)
     sweep: Sweep = Sweep()
+    paper: PaperTable | None = Field(None, description="the paper's table that the sweep makes again")

@@ -15,6 +15,7 @@ from flray.algorithms.base import Algorithm
 from flray.config import Experiment, ModelChoice
 from flray.data.cache import data_root
 from flray.data.federate import federate
+from flray.data.subset import subset
 from flray.data.types import DataSet, FederatedData, Pooled
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.models import groups
@@ -100,12 +101,13 @@ class World:
         return round(participation.fraction * len(self.data.clients))
 
 
-def load_dataset(name: str, options: Mapping[str, Any]) -> DataSet:
-    """Return a data set, loaded at most once per process."""
-    key = f"{name} {sorted(options.items())}"
+def load_dataset(name: str, options: Mapping[str, Any], most: int | None = None) -> DataSet:
+    """Return a data set, or a `subset` of at most `most` samples per domain, loaded at most once per process."""
+    key = f"{name} {sorted(options.items())} {most}"
     if key not in _datasets:
         _datasets.clear()
-        _datasets[key] = registry.datasets.get(name)(data_root(), **options)
+        whole = registry.datasets.get(name)(data_root(), **options)
+        _datasets[key] = whole if most is None else subset(whole, most)
     return _datasets[key]
 
 
@@ -125,7 +127,7 @@ def make_world(config: Experiment, shared: SharedData | None = None) -> World:
         If data are missing or the parts do not fit together; the message says what to change.
     """
     if shared is None:
-        data = federate(load_dataset(config.data.name, config.data.options), config.partition.name,
+        data = federate(load_dataset(config.data.name, config.data.options, config.subset), config.partition.name,
                         config.partition.options, config.seed, val_fraction=config.evaluation.validation)
     else:
         data = federate(shared.outline, config.partition.name, config.partition.options, config.seed,

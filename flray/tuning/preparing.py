@@ -89,7 +89,8 @@ class Preparation:
     def _load(self, experiment: Experiment) -> SharedData:
         key = data_key(experiment)
         if key not in self._data:
-            self._data[key] = SharedData.of(load_dataset(experiment.data.name, experiment.data.options))
+            self._data[key] = SharedData.of(
+                load_dataset(experiment.data.name, experiment.data.options, experiment.subset))
         return self._data[key]
 
     def _deal(self, experiment: Experiment, clients: int, cohort: int) -> Bundles:
@@ -107,7 +108,7 @@ class Preparation:
 
 def data_key(experiment: Experiment) -> str:
     """Return a text that two experiments share exactly if they use the same data set."""
-    return json.dumps(experiment.data.model_dump(), sort_keys=True, default=str)
+    return json.dumps([experiment.data.model_dump(), experiment.subset], sort_keys=True, default=str)
 
 
 def added_components() -> dict[str, dict[str, Any]]:
@@ -141,7 +142,7 @@ def _structure(experiment: Experiment) -> str:
     Real-valued options of the method and the details of local training do not.
     """
     content = experiment.model_dump(mode="json", include={
-        "data", "partition", "model", "models", "participation", "resources", "algorithm"})
+        "data", "subset", "partition", "model", "models", "participation", "resources", "algorithm"})
     content["algorithm"] = {k: v for k, v in content["algorithm"].items() if not isinstance(v, float)}
     content["validation"], content["precision"] = experiment.evaluation.validation, experiment.local.precision
     return json.dumps(content, sort_keys=True)
