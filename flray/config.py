@@ -188,6 +188,8 @@ class Tracking(Section):
 
     uri: str | None = Field("sqlite:///mlflow.db", description="any MLflow tracking URI; null for no MLflow")
     experiment: str = Field("flray", min_length=1, description="the MLflow experiment")
+    features: bool = Field(False, description="keep features, class correlations and distances of the models for the "
+                           "report's figures: those of up to 500 test samples, at the end of a run")
 
 
 class Experiment(Section):
