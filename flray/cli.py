@@ -34,12 +34,15 @@ def run_command(file: ConfigFile, overrides: Overrides = None, address: Address 
 
 
 @app.command("tune")
-def tune_command(file: ConfigFile, overrides: Overrides = None, address: Address = None) -> None:
+def tune_command(
+    file: ConfigFile, overrides: Overrides = None, address: Address = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="only prove that every method runs: two small rounds")] = False,
+) -> None:
     """Run a sweep over the file's space."""
     from flray import display, tuning
 
     with display.SweepProgress() as progress:
-        result = tuning.tune(file, overrides or (), address=address, progress=progress)
+        result = tuning.tune(file, overrides or (), address=address, progress=progress, smoke=smoke)
     display.show_sweep(result)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -23,9 +24,13 @@ from pydantic_core import PydanticCustomError
 
 from flray import registry
 from flray.errors import FlrayError, nearest
+from flray.papers.section import PaperTable
 from flray.registry import Preset, Registry
 from flray.sections import Fraction, Section, Shift, Split
 
+AxisName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
+Arm = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+ArmName = Annotated[str, Field(pattern=r"^[^\s].*$", max_length=100)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 
@@ -236,6 +241,8 @@ class Tracking(Section):
 
     uri: str | None = Field("sqlite:///mlflow.db", description="any MLflow tracking URI; null for no MLflow")
     experiment: str = Field("flray", min_length=1, description="the MLflow experiment")
+    features: bool = Field(False, description="keep features, class correlations and distances of the models for the "
+                           "report's figures: those of up to 500 test samples, at the end of a run")
 
 
 class Experiment(Section):
@@ -248,6 +255,8 @@ class Experiment(Section):
     public: PublicChoice | None = Field(
         None, description="public data: another set's training images, brought to the private ones' shape; null: those "
         "that come with the data set")
+    subset: int | None = Field(
+        None, ge=1, description="at most so many training samples, and so many test samples, of each domain")
     partition: PartitionChoice = Field(default_factory=lambda: PartitionChoice.model_validate("domains"))
     split: Split = "official"
     shift: Shift = Shift()
@@ -367,6 +376,9 @@ class Sweep(Section):
     samples: int = Field(1, ge=1, description="draws from the space (each with every grid value)")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0,), min_length=1, description="repetitions of each setting")
+    only: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="by axis of arms: those to run")
+    skip: tuple[dict[str, tuple[str, ...]], ...] = Field(
+        (), description="combinations of arms that are not run: each lists arms by axis")
     metric: str = Field("auto", description="auto: the method's main accuracy, personal or global")
     mode: Literal["max", "min"] = "max"
     search: Literal["random", "grid", "optuna"] = "random"
@@ -393,5 +405,8 @@ class Config(Section):
     """A whole YAML file."""
 
     experiment: Experiment
+    arms: dict[AxisName, dict[ArmName, Arm]] = Field(
+        default_factory=dict, description="by axis and name: settings that are changed together; see flray.arms")
     space: dict[str, Domain] = Field(default_factory=dict)
     sweep: Sweep = Sweep()
+    paper: PaperTable | None = Field(None, description="the paper's table that the sweep makes again")

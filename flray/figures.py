@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flray import rundir
+from flray.federation.portrait import AFTER, BEFORE, PARTITION
 from flray.federation.world import World
 from flray.rounds import measure
 from flray.tracking.journal import Journal
@@ -36,4 +37,5 @@ def draw(folder: Path, journal: Journal, world: World) -> None:
     made.append("partition.png")
     for name in made:
         journal.artifact(f"{rundir.FIGURES}/{name}", rundir.FIGURES)
-    journal.artifact(rundir.CONFIG)
+    for name in (rundir.CONFIG, *(n for n in (PARTITION, BEFORE, AFTER) if (folder / n).exists())):
+        journal.artifact(name)

@@ -13,11 +13,11 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from flray import registry
+from flray import arms, registry
 from flray.config import FORMS, Component, Config, Experiment
 from flray.errors import ConfigError, FlrayError, nearest
+from flray.reading import PARTS, read_with_base, read_yaml
 
-PARTS = ("experiment", "space", "sweep")
 BRANCHES = {*FORMS, "named", "dealt", "asha", "median", "pbt", "constrained-int", "int", "float", "constrained-float"}
 
 
@@ -27,31 +27,6 @@ class ConfigErrors(FlrayError):
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         self.errors = list(errors)
         super().__init__("\n".join(str(error) for error in errors))
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a YAML file's mapping.
-
-    Raises
-    ------
-    FlrayError
-        If the file is missing, is not YAML, or holds something other than a mapping.
-    """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        near = nearest(path.name, (p.name for p in path.parent.glob("*.y*ml"))) if path.parent.is_dir() else ""
-        raise FlrayError(f"{path}: no such file{near}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise FlrayError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise FlrayError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
-    if not isinstance(content, dict):
-        raise FlrayError(f"{path}: found {type(content).__name__}; "
-                         f"a mapping with the parts {', '.join(PARTS)} is needed")
-    return content
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -85,6 +60,8 @@ def put(content: dict[str, Any], path: str, value: Any) -> None:
     *parents, last = absolute(path).split(".")
     if parents[:1] == ["space"]:  # the keys of a space are paths themselves
         parents, last = ["space"], absolute(path).removeprefix("space.")
+    elif parents[:1] == ["arms"]:  # and so are those of an arm
+        parents, last = arms.place(content, parents, last)
     node = content
     for parent in parents:
         child = node.get(parent)
@@ -119,11 +96,13 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str | tuple
     FlrayError
         With one line per mistake: the path, what was found, what is allowed.
     """
-    content = _copy(source) if isinstance(source, Mapping) else read_yaml(Path(source))
+    content = _copy(source) if isinstance(source, Mapping) else read_with_base(Path(source))
     if "experiment" not in content and not set(content) & set(PARTS):
         content = {"experiment": content}
     for override in overrides:
         path, value = parse_override(override) if isinstance(override, str) else override
+        if absolute(path).startswith("experiment."):
+            arms.give_way(content.get("arms"), absolute(path).removeprefix("experiment."))
         put(content, path, value)
     experiment = content.get("experiment")
     if isinstance(experiment, Mapping):
@@ -180,8 +159,7 @@ def variant(config: Config, values: Mapping[str, Any]) -> Experiment:
         If the values do not fit.
     """
     content = config.model_dump(mode="json", include={"experiment"})
-    for path, value in sorted(values.items(), key=lambda item: (item[0].count("."), not item[0].endswith(".preset"),
-                                                                item[0])):
+    for path, value in arms.expanded(config, values):
         put(content, path, value)
     try:
         return Config.model_validate(content).experiment
@@ -197,14 +175,14 @@ def check_space(config: Config) -> None:
     ConfigErrors
         One line per path or value.
     """
-    errors: list[ConfigError] = []
+    errors: list[ConfigError] = list(arms.problems(config))
     for path, domain in config.space.items():
         values = next(iter(domain.model_dump().values()))
         for value in values:
             try:
                 variant(config, {path: value})
             except ConfigErrors as error:
-                conditional = path.startswith("algorithm.") and "algorithm" in config.space
+                conditional = path.startswith("algorithm.") and ("algorithm" in config.space or config.arms)
                 if not conditional:
                     errors.append(ConfigError(f"space.{path}", repr(value), str(error.errors[0])))
                     break
@@ -285,5 +263,5 @@ def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
     return list(model.model_fields)
 
 
-__all__ = ["ConfigErrors", "absolute", "check_space", "load", "load_plugins", "parse_override", "put", "read_yaml",
-           "registry", "schema", "variant"]
+__all__ = ["ConfigErrors", "absolute", "check_space", "load", "load_plugins", "parse_override", "put", "read_with_base",
+           "read_yaml", "registry", "schema", "variant"]

@@ -22,6 +22,7 @@ from flray.federation.cluster import (
     ray_session,
     uses_ray,
 )
+from flray.federation.portrait import partition, save_partition
 from flray.federation.world import World, make_world
 from flray.figures import draw
 from flray.loading import load
@@ -109,6 +110,7 @@ def start(config: Config, *, address: str | None = None, progress: Progress | No
         resolve_uri(experiment.tracking.uri)
     folder = rundir.create(experiment.output, experiment.name)
     rundir.save_config(folder, config)
+    save_partition(partition(world), folder)
     rundir.write(folder, "run", {**rundir.new_identity(), **described(world)})
     return _drive(world, folder, address, progress or Silence())
 

@@ -14,6 +14,7 @@ from flray.federation import checkpoint
 from flray.federation.federation import Federation, Round, Warn
 from flray.federation.inline import InlineExecutor
 from flray.federation.placement import Plan, make_plan
+from flray.federation.portrait import Portrait, portrait
 from flray.federation.world import World
 
 SERVER_RESTARTS = 3
@@ -38,6 +39,9 @@ class Running(Protocol):
 
     def sha256(self) -> str:
         """Return the digest of everything learnt."""
+
+    def portrait(self, final: bool) -> Portrait:
+        """Return what figures need of the models; see `flray.federation.portrait`."""
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process."""
@@ -68,6 +72,10 @@ class InlineFederation:
     def sha256(self) -> str:
         """Return the digest of everything learnt."""
         return self.federation.sha256()
+
+    def portrait(self, final: bool) -> Portrait:
+        """Return what figures need of the models."""
+        return portrait(self.federation, final)
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of this process."""
@@ -164,6 +172,11 @@ class RayFederation:
     def sha256(self) -> str:
         """Return the digest of everything learnt."""
         return str(self._call("sha256"))
+
+    def portrait(self, final: bool) -> Portrait:
+        """Return what figures need of the models."""
+        found: Portrait = self._call("portrait", final)
+        return found
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process."""

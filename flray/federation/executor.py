@@ -24,9 +24,9 @@ class Turn:
 
     Attributes
     ----------
-    kind : {"stage", "global", "personal"}
+    kind : {"stage", "global", "personal", "portrait"}
         A stage of a round, or an evaluation of the global model (one block of the common test set) or of a
-        client's own.
+        client's own, or what figures need of the latter.
     client : int
         Whose turn; -1 for the global model.
     token : str
@@ -35,7 +35,7 @@ class Turn:
         Expected length in any unit, for scheduling only.
     """
 
-    kind: Literal["stage", "global", "personal"]
+    kind: Literal["stage", "global", "personal", "portrait"]
     client: int
     round: int
     architecture: str

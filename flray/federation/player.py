@@ -84,8 +84,11 @@ class Player:
                                            extra=f"{turn.kind}/{turn.stage.name}/{turn.stage.index}"))
                 if turn.kind == "stage":
                     return self._stage(turn, common, private, state, started)
-                evidence = self._global(turn, common) if turn.kind == "global" \
-                    else self._personal(turn, common, private, state)
+                if turn.kind == "portrait":
+                    evidence = self._portrait(turn, common, private, state)
+                else:
+                    evidence = self._global(turn, common) if turn.kind == "global" \
+                        else self._personal(turn, common, private, state)
             return Outcome(turn.client, evidence=evidence, seconds=time.perf_counter() - started,
                            resident=self._process.memory_info().rss), None, None
         except Exception as error:
@@ -185,6 +188,22 @@ class Player:
             evidence["validation"] = self._evidence(predictor, rows.val)
         return {**evidence, **{f"{name}/local": self._evidence(part, rows.test)
                                for name, part in algorithm.parts(client).items()}}
+
+    def _portrait(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None) -> dict[str, Any]:
+        from flray.federation import portrait
+
+        data = self.world.data
+        client = self._client(turn, common, private, state)
+        self.world.algorithm.receive(client)
+        predictor = self.world.algorithm.predictor(client, self.world.algorithm.views[0])
+        share = max(1, portrait.SAMPLES // min(len(data.clients), portrait.CLIENTS))
+        test = self._samples(portrait.chosen(data.clients[turn.client].test, share))
+        if self._public is None:
+            probes = self._samples(portrait.chosen(data.test, portrait.PROBES))
+        else:
+            rows = torch.from_numpy(portrait.chosen(np.arange(len(self._public)), portrait.PROBES)).to(self.device)
+            probes = Samples(self._public, None, rows, self._prepare)
+        return {"portrait": portrait.sit(client, predictor, probes, test)}
 
     @torch.no_grad()
     def _evidence(self, predictor: Any, rows: Any) -> dict[str, Any]:

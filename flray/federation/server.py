@@ -9,6 +9,7 @@ from flray.federation import checkpoint
 from flray.federation.clients import RayExecutor
 from flray.federation.federation import Federation, Round
 from flray.federation.placement import Plan
+from flray.federation.portrait import Portrait, portrait
 from flray.federation.world import World
 
 
@@ -51,6 +52,10 @@ class ServerActor:
     def sha256(self) -> str:
         """Return the digest of everything the federation has learnt."""
         return self._federation.sha256()
+
+    def portrait(self, final: bool) -> Portrait:
+        """Return what figures need of the models; see `flray.federation.portrait`."""
+        return portrait(self._federation, final)
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of server and client actors."""

@@ -17,6 +17,7 @@ from flray.data import augment
 from flray.data.cache import data_root
 from flray.data.federate import federate
 from flray.data.public import with_public
+from flray.data.subset import subset
 from flray.data.types import DataSet, FederatedData, Pooled
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.keys import numpy_generator
@@ -103,7 +104,8 @@ class World:
         return round(participation.fraction * len(self.data.clients))
 
 
-def load_dataset(name: str, options: Mapping[str, Any], public: PublicChoice | None = None) -> DataSet:
+def load_dataset(name: str, options: Mapping[str, Any], public: PublicChoice | None = None,
+                 most: int | None = None) -> DataSet:
     """Return a data set, loaded at most once per process.
 
     Parameters
@@ -112,15 +114,24 @@ def load_dataset(name: str, options: Mapping[str, Any], public: PublicChoice | N
         Which one.
     public : PublicChoice, optional
         Where its public samples come from, if not from the set itself.
+    most : int, optional
+        Only a `subset` of at most so many samples per domain.
     """
-    key = f"{name} {sorted(options.items())} {public}"
+    key = f"{name} {sorted(options.items())} {public} {most}"
     if key not in _datasets:
         _datasets.clear()
         dataset: DataSet = registry.datasets.get(name)(data_root(), **options)
+        if most is not None:
+            dataset = subset(dataset, most)
         if public is not None:
             dataset = with_public(dataset, public.name, public.options)
         _datasets[key] = dataset
     return _datasets[key]
+
+
+def dataset_of(config: Experiment) -> DataSet:
+    """Return an experiment's data set, as `load_dataset`."""
+    return load_dataset(config.data.name, config.data.options, config.public, config.subset)
 
 
 def make_world(config: Experiment, shared: SharedData | None = None) -> World:
@@ -139,9 +150,8 @@ def make_world(config: Experiment, shared: SharedData | None = None) -> World:
         If data are missing or the parts do not fit together; the message says what to change.
     """
     if shared is None:
-        data = federate(load_dataset(config.data.name, config.data.options, config.public), config.partition.name,
-                        config.partition.options, config.seed, val_fraction=config.evaluation.validation,
-                        split=config.split, shift=config.shift)
+        data = federate(dataset_of(config), config.partition.name, config.partition.options, config.seed,
+                        val_fraction=config.evaluation.validation, split=config.split, shift=config.shift)
     else:
         data = federate(shared.outline, config.partition.name, config.partition.options, config.seed,
                         val_fraction=config.evaluation.validation, pooled=shared.samples,

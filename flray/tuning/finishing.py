@@ -10,6 +10,7 @@ from rich.console import Console
 
 from flray import rundir
 from flray.config import Config
+from flray.federation.portrait import AFTER, BEFORE, PARTITION
 from flray.tracking import plots
 from flray.tracking.journal import Journal, read_events
 from flray.tuning.result import CLIENT, SweepResult, scores_by_label
@@ -88,4 +89,5 @@ def _trial_figures(trial: TrialFolder, result: SweepResult) -> None:
     with Journal(trial.path / rundir.JOURNAL) as journal:
         for name in made:
             journal.artifact(f"{rundir.FIGURES}/{name}", rundir.FIGURES)
-        journal.artifact(rundir.CONFIG)
+        for name in (rundir.CONFIG, *(n for n in (PARTITION, BEFORE, AFTER) if (trial.path / n).exists())):
+            journal.artifact(name)

@@ -13,6 +13,7 @@ from typing import Any
 from ray.tune import Callback
 
 from flray import rundir
+from flray.federation.portrait import AFTER, BEFORE, PARTITION, save_partition, save_text
 from flray.tracking.journal import Journal
 from flray.tracking.tracker import Tracker
 from flray.tuning.progress import SweepProgress
@@ -76,6 +77,7 @@ class Recorder(Callback):  # type: ignore[misc]
         self._values[number], self._metrics[number] = report["values"], report["metric"]
         for line in report["lines"]:
             self._progress.say(f"trial {number}: {line}")
+        self._keep(number, report)
         if "metrics" not in report:
             return
         journal.record_round(done, report["metrics"])
@@ -88,6 +90,15 @@ class Recorder(Callback):  # type: ignore[misc]
         pace = (time.monotonic() - (self._begun or 0.0)) / self._played
         self._progress.round(number, point.label, done, point.experiment.rounds, float(result["score"]),
                              pace * max(0, self._left))
+
+    def _keep(self, number: str, report: Mapping[str, Any]) -> None:
+        """Write down what the report's figures need beyond metrics."""
+        folder = TrialFolder(self._sweep, number).path
+        if report.get(PARTITION):
+            save_partition(report[PARTITION], folder)
+        for name in (BEFORE, AFTER):
+            if report.get(name):
+                save_text(report[name], folder / name)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record that a trial is finished, was stopped early, or failed at once."""

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from flray import rundir
+from flray import arms, rundir
 from flray.config import Evaluation
 from flray.metrics.summary import report
 from flray.tracking.journal import history_of, read_events
@@ -148,7 +148,7 @@ class SweepResult:
                   f"mean ± std over seeds{PROTOCOLS[self._config['experiment']['evaluation'].get('protocol', 'last')]}"
         table = Table(title=heading, title_justify="left")
         for name in varying or ["algorithm"]:
-            table.add_column(name)
+            table.add_column(name.removeprefix(arms.PREFIX))
         for name in ("score", *(c.removeprefix(CLIENT) for c in clients), "seeds", "rounds"):
             table.add_column(name, justify="right")
         for _, row in summary.iterrows():
@@ -177,7 +177,8 @@ class SweepResult:
 
     def _in_order(self, names: set[str]) -> list[str]:
         """Return settings in the order of the space."""
-        paths = [path.removeprefix("experiment.").removesuffix(".name") for path in self._config["space"]]
+        paths = [f"{arms.PREFIX}{axis}" for axis in self._config.get("arms") or {}]
+        paths += [path.removeprefix("experiment.").removesuffix(".name") for path in self._config["space"]]
         place = {path: position for position, path in enumerate(paths)}
 
         def key(name: str) -> tuple[int, str]:

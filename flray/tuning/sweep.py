@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flray import rundir
+from flray import rundir, suites
 from flray.config import Config
 from flray.federation.cluster import local_resources, ray_session
 from flray.loading import load
@@ -24,7 +24,7 @@ from flray.tuning.trials import OVER, TRIALS, TrialFolder, folders, settings_tex
 
 
 def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, address: str | None = None,
-         progress: SweepProgress | None = None, **replaced: Any) -> SweepResult:
+         progress: SweepProgress | None = None, smoke: bool = False, **replaced: Any) -> SweepResult:
     """Run a sweep.
 
     Parameters
@@ -37,6 +37,8 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
         A running Ray cluster; without it Ray is started on this machine.
     progress : SweepProgress, optional
         How to show what happens; nothing is shown without.
+    smoke : bool
+        Only prove that everything runs; see `flray.suites.smoke`.
     **replaced
         Parts of the experiment to replace, for example ``rounds=5``.
 
@@ -47,7 +49,8 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
     InterruptedRunError
         If the user stopped it; the message says how to go on.
     """
-    config = resolved(load(source, [*overrides, *replaced.items()]))
+    config = load(source, [*overrides, *replaced.items()])
+    config = resolved(suites.smoke(config) if smoke else config)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(config, address, progress or Silence(), stack)
         sweep.check()

@@ -27,6 +27,7 @@ from flray.federation.evaluation import main_metric
 from flray.federation.federation import Federation
 from flray.federation.inline import InlineExecutor
 from flray.federation.player import describe
+from flray.federation.portrait import AFTER, BEFORE, PARTITION, partition, portrait, to_text
 from flray.federation.world import SharedData, World, make_world
 from flray.loading import variant
 from flray.tuning.preparing import Bundles, data_key
@@ -93,6 +94,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         """Run a round; where all are done already, only report so."""
         report: dict[str, Any] = {}
         with self._failures():
+            if self._failure is None and self._federation.rounds_done == 0:
+                report |= {PARTITION: partition(self._federation.world), BEFORE: self._portrait(False)}
             if self._failure is None and self._federation.rounds_done < self._rounds:
                 metrics = self._federation.step().metrics
                 self._score = metrics["score"] = self._measured(metrics)
@@ -101,7 +104,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
                                     if isinstance(value, (int, float))})
                 report["metrics"] = metrics
             if self._failure is None and self._federation.rounds_done >= self._rounds:
-                report["sha256"] = self._federation.sha256()
+                report |= {"sha256": self._federation.sha256(), AFTER: self._portrait(True)}
         done = 0 if self._federation is None else self._federation.rounds_done
         report |= {"metric": self._metric, "values": self._values, "lines": list(self._lines), "failure": self._failure}
         self._lines.clear()
@@ -183,6 +186,12 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         with contextlib.suppress(OSError, ValueError):
             self._score = float(json.loads((folder / TRIAL).read_text())["score"])
         self._saved_at = time.monotonic()
+
+    def _portrait(self, final: bool) -> str | None:
+        """Return what figures need, as text; None where it is not wanted or cannot be had."""
+        wanted = self._federation.world.config.tracking.features
+        found = portrait(self._federation, final) if wanted else {}
+        return to_text(found) if found else None
 
     def _due(self, done: int) -> bool:
         settings = self._checkpointing

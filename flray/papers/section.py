@@ -1,0 +1,40 @@
+"""The part ``paper`` of a suite: which printed table it makes again, and how its numbers are found in what is run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PaperName = Literal["fedco2", "fcclplus", "fedskc", "lgmix"]
+
+
+class PaperTable(BaseModel):
+    """Ties a sweep with arms to a table of a paper.
+
+    A cell of the table is a combination of arms, a client and a measure. Its printed number is the row of
+    `flray.papers.reported` whose ``method`` is the name of the arm of the axis ``method``, changed by what `printed`
+    says of the arms, and whose ``client`` and ``metric`` are the cell's.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: PaperName = Field(description="the paper")
+    table: str = Field(pattern=r"^(table|fig)\d+$", description="the table or figure, for example table1")
+    title: str = Field(min_length=1, description="what it shows, in a few words")
+    rows: str = Field("method", description="axis of arms whose arms are the rows; the others are columns")
+    measures: dict[str, str] = Field(
+        {"top1": "own/accuracy"}, min_length=1, description="printed metric: what is measured here. own/X: the "
+        "method's own model on each client's test part (global/local/X or personal/local/X); others/X: on the other "
+        "clients' parts; auto: the method's main metric; a metric's name; any of them with `>= 75`: first round that "
+        "reaches 75 %; hours; memory (MiB of the largest client process)")
+    clients: dict[str, str] | None = Field(
+        {}, description="printed client: client here, where the names differ; null: averages only")
+    value: Literal["last", "mean of last", "best"] = Field(
+        "last", description="of a run's rounds: the last one, the mean of the last evaluation.last ones, or the best")
+    printed: dict[str, dict[str, dict[str, str]]] = Field(
+        default_factory=dict, description="by axis and arm: columns of the printed rows with their values")
+    departures: tuple[str, ...] = Field((), description="how this suite differs from the paper's experiment")
+
+
+__all__ = ["PaperName", "PaperTable"]
