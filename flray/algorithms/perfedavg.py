@@ -35,7 +35,7 @@ class PerFedAvg(Algorithm):
             1e-3, "width of the difference that stands for the Hessian (hf)", "Per-FedAvg, experiments; "
             "KarhouTam/FL-bench", gt=0)
         adapt_steps: int = hyper(
-            1, "steps before a personal model is tested", "Per-FedAvg, Eq. 3: one step", ge=0)
+            1, "steps before a personal model is tested", "Per-FedAvg, its objective: one step", ge=0)
 
     weighting = "uniform"
     views = ("personal",)
