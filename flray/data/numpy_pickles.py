@@ -15,7 +15,7 @@ from flray.errors import DataError
 _ALLOWED: dict[tuple[str, str], Any] = {
     **{(f"numpy.{core}.multiarray", name): getattr(importlib.import_module("numpy._core.multiarray"), name)
        for core in ("core", "_core") for name in ("_reconstruct", "scalar")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): getattr(importlib.import_module("numpy._core.numeric"), "_frombuffer")
+    **{(f"numpy.{core}.numeric", "_frombuffer"): importlib.import_module("numpy._core.numeric")._frombuffer
        for core in ("core", "_core")},
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,

@@ -266,7 +266,8 @@ class Evil:
 
 
 @pytest.mark.parametrize("content", [
-    Evil(), {"data": Evil()}, (np.array([1]), Evil()), Path("x"), np.random.default_rng(), np.array([{}], dtype=object)])
+    Evil(), {"data": Evil()}, (np.array([1]), Evil()), Path("x"), np.random.default_rng(),
+    np.array([{}], dtype=object)])
 def test_nothing_in_a_pickle_is_run(content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
