@@ -128,19 +128,6 @@ def test_u_is_not_the_mean_of_the_personalised_models() -> None:
     assert float((mean - federation.server.model[NAMES[1]]).abs().max()) > 1e-4
 
 
-def test_the_switch_changes_exactly_these_values() -> None:
-    params = registry.algorithms.params("lgmix")
-    paper, released = (params(variant=v).resolved().model_dump() for v in ("paper", "released"))
-    changed = {name: (paper[name], released[name]) for name in paper if paper[name] != released[name]}
-    assert changed == {"variant": ("paper", "released"), "centred": (False, True), "drop_smallest": (False, True),
-                       "history": ("earlier", "all"), "inputs": ("normalised", "unit"),
-                       "update": ("round", "last_epoch")}
-    for name, (one, other) in changed.items():
-        if name != "variant":
-            assert getattr(params(**{name: other}).resolved(), name) == other
-            assert getattr(params(variant="released", **{name: one}).resolved(), name) == one
-
-
 @registry.register_dataset("bright")
 def bright(root: Any) -> DataSet:
     x = np.random.default_rng(0).integers(0, 256, (12, 1, 2, 2), dtype=np.uint8)
@@ -163,6 +150,10 @@ def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: 
     p[torch.arange(len(y)), y] -= 1
     expected = start - 0.1 * p.T @ x / len(y)
     torch.testing.assert_close(federation.server.model["classifier.weight"], expected, rtol=1e-9, atol=1e-11)
+
+
+def test_no_task_is_asked_for() -> None:
+    assert registry.algorithms.get("lgmix").needs == {"split", "homogeneous"}
 
 
 def test_features_of_images_are_pooled_over_positions() -> None:
