@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from flray import registry, trees
 from flray.data.types import DataSet, Domain
+from flray.federation.inline import InlineExecutor
 from flray.models import SplitModel
 from tests.algorithms.conftest import (
     blobs,
@@ -153,7 +154,58 @@ def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: 
 
 
 def test_no_task_is_asked_for() -> None:
-    assert registry.algorithms.get("lgmix").needs == {"split", "homogeneous"}
+    assert registry.algorithms.get("lgmix").needs == {"homogeneous"}
+
+
+class Whole(nn.Module):
+    """Not split, as networks for other tasks may be."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(x)
+        return outputs
+
+
+def five_layers(inputs: int, classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, 5), nn.ReLU(), nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(),
+                         nn.Linear(6, classes))
+
+
+@registry.register_model("whole")
+def whole(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Whole(five_layers(shape[0], num_classes))
+
+
+@registry.register_model("split-early")
+def split_early(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    layers = five_layers(shape[0], num_classes)
+    return SplitModel(layers[:2], layers[2:])
+
+
+@pytest.mark.parametrize("model", ["whole", "split-early"])
+def test_features_are_those_before_the_last_layer(model: str) -> None:
+    """In the first step both models are the same: only the mode of the batch norm tells their features apart."""
+    clients = blobs((10, 9, 12))
+    federation = federation_of(world_of("lgmix", clients, model=model, local={"batch_size": 100}))
+    metrics = federation.step().metrics
+    for i, (x, _) in enumerate(tensors(clients)):
+        network: Any = federation.world.build(model)
+        layers = network.layers if model == "whole" else nn.Sequential(*network.features, *network.classifier)
+        common, local = (float(layers.train(mode)[:-1](x).detach().square().sum()) for mode in (False, True))
+        assert abs(local / (local + common) - 0.5) > 0.01
+        assert metrics[f"train/lgmix/lambda/client/client{i}"] == pytest.approx(local / (local + common), rel=1e-9)
+
+
+def test_nothing_is_left_at_the_network_after_a_turn() -> None:
+    world = world_of("lgmix")
+    executor = InlineExecutor(world)
+    federation_of(world, executor).step()
+    bench = executor._player.bench("two-layer")
+    models = [bench.model, *bench.twins.values()]
+    assert len(models) == 2 and not any(m._forward_pre_hooks for model in models for m in model.modules())
 
 
 def test_features_of_images_are_pooled_over_positions() -> None:
