@@ -15,7 +15,14 @@ from flray.federation.inline import InlineExecutor
 from flray.federation.world import make_world
 from flray.loading import load
 
-AUGMENTATIONS = [how for how in typing.get_args(Local.model_fields["augment"].annotation) if isinstance(how, str)]
+
+def names(annotation: typing.Any) -> list[str]:
+    """Return the words that an annotation allows, however deep."""
+    return [word for part in typing.get_args(annotation)
+            for word in ([part] if isinstance(part, str) else names(part))]
+
+
+AUGMENTATIONS = names(Local.model_fields["augment"].annotation)
 
 
 def seen(augment: str, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], list[Tensor]]:
