@@ -67,11 +67,13 @@ def random_crop(
     batch, channels, height, width = images.shape
     offsets = torch.randint(2 * padding + 1, (2, batch, 1), generator=generator, device=generator.device)
     down, across = offsets.to(images.device)
-    rows = (down + torch.arange(height, device=images.device))[:, None, :, None]
-    columns = (across + torch.arange(width, device=images.device))[:, None, None, :]
-    sample = torch.arange(batch, device=images.device)[:, None, None, None]
-    channel = torch.arange(channels, device=images.device)[None, :, None, None]
-    return F.pad(images, (padding, padding, padding, padding))[sample, channel, rows, columns]
+    rows = (down + torch.arange(height, device=images.device))[:, :, None]
+    columns = (across + torch.arange(width, device=images.device))[:, None, :]
+    sample = torch.arange(batch, device=images.device)[:, None, None]
+    # Whole pixels are picked, with all channels: several times faster than picking numbers.
+    places = ((sample * (height + 2 * padding) + rows) * (width + 2 * padding) + columns).flatten()
+    pixels = F.pad(images, (padding, padding, padding, padding)).permute(0, 2, 3, 1).reshape(-1, channels)
+    return pixels.index_select(0, places).view(batch, height, width, channels).permute(0, 3, 1, 2).contiguous()
 
 
 @register_augmentation("flip")

@@ -83,7 +83,7 @@ def private_sizes(domains: Rows, names: Sequence[str], seed: int, sizes: Mapping
         if name in sizes:
             if sizes[name] > len(rows):
                 raise ConfigError(f"experiment.shift.sizes.{name}", str(sizes[name]),
-                                  f"at most the domain's {len(rows)} training samples")
+                                  f"at most the {len(rows)} training samples that split and long tail leave")
             rows = numpy_generator(seed, "partition", extra=f"sizes/{name}").permutation(rows)[:sizes[name]]
         kept.append(rows)
     return np.sort(np.concatenate(kept))
