@@ -78,7 +78,15 @@ def random_crop(
 
 @register_augmentation("flip")
 def random_flip(images: Tensor, generator: torch.Generator, *, p: Chance = 0.5) -> Tensor:
-    """Mirror images left to right (parameters as in `random_crop`; not for digits)."""
+    """Mirror images left to right, not for digits.
+
+    Parameters
+    ----------
+    images, generator
+        As in `random_crop`.
+    p : float
+        Probability for each image.
+    """
     mirrored = torch.rand((len(images), 1, 1, 1), generator=generator, device=generator.device) < p
     return torch.where(mirrored.to(images.device), images.flip(-1), images)
 
@@ -136,7 +144,15 @@ def random_rotation(
     images: Tensor, generator: torch.Generator, *,
     degrees: Annotated[float, Field(ge=0, le=180, description="largest angle to either side")] = 15.0,
 ) -> Tensor:
-    """Turn every image by an angle uniform in [-degrees, degrees] (parameters as in `random_crop`)."""
+    """Turn every image by a random angle, uniform to both sides.
+
+    Parameters
+    ----------
+    images, generator
+        As in `random_crop`; images are floating.
+    degrees : float
+        Largest angle.
+    """
     draws = torch.rand(len(images), generator=generator, device=generator.device, dtype=torch.float64)
     return rotated(images, degrees * (2 * draws - 1))
 

@@ -117,7 +117,8 @@ def noise_levels(parts: Sequence[Rows], size: int, sigma: float) -> NDArray[np.f
     size : int
         Number of rows of the federation.
     sigma : float
-        The last client's standard deviation.
+        The last client's standard deviation, in units of normalised inputs. Fed-CO2 prints 5 to 20 without a unit: on
+        pixels from 0 to 255, 20 are ``20 / (255 * std)`` here, about 0.3.
 
     Returns
     -------
