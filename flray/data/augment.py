@@ -67,16 +67,26 @@ def random_crop(
     batch, channels, height, width = images.shape
     offsets = torch.randint(2 * padding + 1, (2, batch, 1), generator=generator, device=generator.device)
     down, across = offsets.to(images.device)
-    rows = (down + torch.arange(height, device=images.device))[:, None, :, None]
-    columns = (across + torch.arange(width, device=images.device))[:, None, None, :]
-    sample = torch.arange(batch, device=images.device)[:, None, None, None]
-    channel = torch.arange(channels, device=images.device)[None, :, None, None]
-    return F.pad(images, (padding, padding, padding, padding))[sample, channel, rows, columns]
+    rows = (down + torch.arange(height, device=images.device))[:, :, None]
+    columns = (across + torch.arange(width, device=images.device))[:, None, :]
+    sample = torch.arange(batch, device=images.device)[:, None, None]
+    # Whole pixels are picked, with all channels: several times faster than picking numbers.
+    places = ((sample * (height + 2 * padding) + rows) * (width + 2 * padding) + columns).flatten()
+    pixels = F.pad(images, (padding, padding, padding, padding)).permute(0, 2, 3, 1).reshape(-1, channels)
+    return pixels.index_select(0, places).view(batch, height, width, channels).permute(0, 3, 1, 2).contiguous()
 
 
 @register_augmentation("flip")
 def random_flip(images: Tensor, generator: torch.Generator, *, p: Chance = 0.5) -> Tensor:
-    """Mirror images left to right (parameters as in `random_crop`; not for digits)."""
+    """Mirror images left to right, not for digits.
+
+    Parameters
+    ----------
+    images, generator
+        As in `random_crop`.
+    p : float
+        Probability for each image.
+    """
     mirrored = torch.rand((len(images), 1, 1, 1), generator=generator, device=generator.device) < p
     return torch.where(mirrored.to(images.device), images.flip(-1), images)
 
@@ -134,7 +144,15 @@ def random_rotation(
     images: Tensor, generator: torch.Generator, *,
     degrees: Annotated[float, Field(ge=0, le=180, description="largest angle to either side")] = 15.0,
 ) -> Tensor:
-    """Turn every image by an angle uniform in [-degrees, degrees] (parameters as in `random_crop`)."""
+    """Turn every image by a random angle, uniform to both sides.
+
+    Parameters
+    ----------
+    images, generator
+        As in `random_crop`; images are floating.
+    degrees : float
+        Largest angle.
+    """
     draws = torch.rand(len(images), generator=generator, device=generator.device, dtype=torch.float64)
     return rotated(images, degrees * (2 * draws - 1))
 

@@ -99,7 +99,15 @@ def random_jitter(
 
 @register_augmentation("grayscale")
 def random_grayscale(pixels: Tensor, generator: torch.Generator, *, p: Chance = 0.2) -> Tensor:
-    """Turn images to black and white (parameters as in `random_jitter`)."""
+    """Turn images to black and white.
+
+    Parameters
+    ----------
+    pixels, generator
+        As in `random_jitter`.
+    p : float
+        Probability for each image.
+    """
     chosen = torch.rand((len(pixels), 1, 1, 1), generator=generator, device=generator.device) < p
     return torch.where(chosen.to(pixels.device), gray(pixels), pixels)
 

@@ -83,7 +83,7 @@ def private_sizes(domains: Rows, names: Sequence[str], seed: int, sizes: Mapping
         if name in sizes:
             if sizes[name] > len(rows):
                 raise ConfigError(f"experiment.shift.sizes.{name}", str(sizes[name]),
-                                  f"at most the domain's {len(rows)} training samples")
+                                  f"at most the {len(rows)} training samples that split and long tail leave")
             rows = numpy_generator(seed, "partition", extra=f"sizes/{name}").permutation(rows)[:sizes[name]]
         kept.append(rows)
     return np.sort(np.concatenate(kept))
@@ -117,7 +117,8 @@ def noise_levels(parts: Sequence[Rows], size: int, sigma: float) -> NDArray[np.f
     size : int
         Number of rows of the federation.
     sigma : float
-        The last client's standard deviation.
+        The last client's standard deviation, in units of normalised inputs. Fed-CO2 prints 5 to 20 without a unit: on
+        pixels from 0 to 255, 20 are ``20 / (255 * std)`` here, about 0.3.
 
     Returns
     -------

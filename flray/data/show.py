@@ -21,7 +21,8 @@ def partition_table(data: FederatedData) -> pd.DataFrame:
     -------
     DataFrame
         Columns ``client, domain, origin, train, val, test`` (numbers of samples; a pooled client's origin lists
-        those of all domains, joined by ``+``) and one column per class with its number of training samples.
+        those of all domains, joined by ``+``), ``noise`` where there is any (standard deviation on normalised inputs)
+        and one column per class with its number of training samples.
     """
     rows = []
     for client, counts in zip(data.clients, data.class_counts(), strict=True):
@@ -29,6 +30,7 @@ def partition_table(data: FederatedData) -> pd.DataFrame:
         rows.append({
             "client": client.name, "domain": client.domain, "origin": "+".join(sorted(origins)),
             "train": len(client.train), "val": len(client.val), "test": len(client.test),
+            **({"noise": float(data.noise[client.train[0]])} if data.noise is not None else {}),
             **dict(zip(data.classes, counts.tolist(), strict=True)),
         })
     return pd.DataFrame(rows)

@@ -72,7 +72,7 @@ def test_wrong_private_sizes_are_named() -> None:
     domains = np.repeat([0, 1], 50)
     with pytest.raises(ConfigError, match=r"experiment\.shift\.sizes\.uspss: found uspss; .*did you mean 'usps'"):
         private_sizes(domains, ["mnist", "usps"], 0, {"uspss": 5})
-    with pytest.raises(ConfigError, match=r"experiment\.shift\.sizes\.usps: found 51; at most the domain's 50"):
+    with pytest.raises(ConfigError, match=r"experiment\.shift\.sizes\.usps: found 51; at most the 50"):
         private_sizes(domains, ["mnist", "usps"], 0, {"usps": 51})
 
 
