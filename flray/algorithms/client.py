@@ -51,6 +51,12 @@ class Bench:
                           for m in model.modules())
         self._frozen: dict[str, nn.Module] = {}
 
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy values into the model, in place."""
+        for name, value in weights.items():
+            self.entries[name].copy_(value)
+
     def frozen(self, role: str) -> nn.Module:
         """Return a second model of the same architecture for reference values (one per role, reused)."""
         if role not in self._frozen:
@@ -124,11 +130,9 @@ class Client:
         """The model's trainable parameters by name (no buffers)."""
         return self.bench.parameters
 
-    @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy values into the model, in place."""
-        for name, value in weights.items():
-            self.bench.entries[name].copy_(value)
+        self.bench.load(weights)
         self._loaded.update(weights)
 
     def load_personal(self) -> None:

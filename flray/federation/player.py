@@ -13,14 +13,13 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
 
 from flray import keys, registry, trees
-from flray.algorithms.client import Bench, Client
-from flray.algorithms.samples import Samples
+from flray.algorithms.client import Client
 from flray.data.tasks import task
 from flray.federation.executor import Failure, Outcome, Turn, evidence_arrays, split_small
 from flray.federation.memory import keep_freed_memory
+from flray.federation.workshop import Workshop
 from flray.federation.world import World
 from flray.trees import Packed
 
@@ -49,22 +48,8 @@ class Player:
         self.world, self.device = world, device
         self.task = task(world.data.task)
         self._process = psutil.Process()
-        self._benches: dict[str, Bench] = {}
+        self._workshop = Workshop(world, device)
         self._common: tuple[str, dict[str, Any]] = ("", {})
-        local = world.config.local
-        self._dtype = torch.float64 if local.precision == "float64" else torch.float32
-        data = world.data
-        images = len(data.shape) == 3
-        self._format = torch.channels_last if images and local.memory_format == "channels_last" \
-            else torch.contiguous_format
-        self._x = torch.from_numpy(data.x).to(device)
-        self._y = torch.from_numpy(data.y).to(device)
-        self._public = torch.from_numpy(data.public).to(device) if data.public is not None else None
-        means, deviations = (data.mean, data.std) if world.algorithm.normalise else ((0.0,), (1.0,))
-        std = torch.tensor(deviations, dtype=torch.float64).view(-1, 1, 1)
-        mean = torch.tensor(means, dtype=torch.float64).view(-1, 1, 1)
-        self._scale = (1.0 / (255.0 * std)).to(device, self._dtype)
-        self._shift = (-mean / std).to(device, self._dtype)
 
     def play(self, turn: Turn, common: Packed, private: Packed | None,
              state: Packed | None) -> tuple[Outcome, Packed | None, Packed | None]:
@@ -83,15 +68,6 @@ class Player:
                            resident=self._process.memory_info().rss), None, None
         except Exception as error:
             return Outcome(turn.client, failure=describe(error), seconds=time.perf_counter() - started), None, None
-
-    def bench(self, architecture: str) -> Bench:
-        """Return this process's model of an architecture."""
-        if architecture not in self._benches:
-            model = self.world.build(architecture).to(self.device)
-            model = model.to(memory_format=self._format)  # type: ignore[call-overload]
-            buffers_local = self.world.config.aggregation.buffers == "local"
-            self._benches[architecture] = Bench(model, self.world.algorithm.shared, buffers_local)
-        return self._benches[architecture]
 
     def _stage(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None,
                started: float) -> tuple[Outcome, Packed | None, Packed | None]:
@@ -117,39 +93,24 @@ class Player:
         message = {**self._unpack(turn, common), **(trees.unpack(private) if private is not None else {})}
         client = Client(
             id=turn.client, round=turn.round, stage_index=turn.stage.index, config=self.world.config,
-            bench=self.bench(turn.architecture), task=self.task, message=message,
+            bench=self._workshop.bench(turn.architecture), task=self.task, message=message,
             state=trees.to_device(trees.unpack(state), self.device) if state is not None else {},
-            train=self._samples(rows.train), validation=self._samples(rows.val), public=self._public_samples(),
-            num_classes=data.num_classes, work=turn.work, device=self.device)
+            train=self._workshop.samples(rows.train), validation=self._workshop.samples(rows.val),
+            public=self._workshop.public, num_classes=data.num_classes, work=turn.work, device=self.device)
         if state is None:
             self.world.algorithm.setup(client)
         return client
 
     def _unpack(self, turn: Turn, common: Packed) -> dict[str, Any]:
         """Return the common message on the device, moved there once per stage rather than once per client."""
-        if not turn.token or self._common[0] != turn.token:
-            self._common = (turn.token, trees.to_device(trees.unpack(common), self.device))
+        name = f"{turn.token}/{turn.architecture}"
+        if not turn.token or self._common[0] != name:
+            self._common = (name, trees.to_device(trees.unpack(common), self.device))
         return self._common[1]
 
-    def _samples(self, rows: Any) -> Samples:
-        return Samples(self._x, self._y, torch.from_numpy(rows).to(self.device), self._prepare)
-
-    def _public_samples(self) -> Samples | None:
-        if self._public is None:
-            return None
-        return Samples(self._public, None, torch.arange(len(self._public), device=self.device), self._prepare)
-
-    def _prepare(self, raw: Tensor) -> Tensor:
-        layout = self._format if raw.dim() == 4 else torch.contiguous_format
-        if raw.dtype != torch.uint8:
-            return raw.to(dtype=self._dtype, memory_format=layout)
-        return raw.to(dtype=self._dtype, memory_format=layout).mul_(self._scale).add_(self._shift)
-
     def _global(self, turn: Turn, common: Packed) -> dict[str, Any]:
-        bench = self.bench(turn.architecture)
-        with torch.no_grad():
-            for name, value in self._unpack(turn, common)["weights"].items():
-                bench.entries[name].copy_(value)
+        bench = self._workshop.bench(turn.architecture)
+        bench.load(self._unpack(turn, common)["weights"])
         rows = self.world.data.test[turn.block * BLOCK:(turn.block + 1) * BLOCK]
         return {"common": self._evidence(bench.model.eval(), rows)}
 
@@ -165,7 +126,7 @@ class Player:
 
     @torch.no_grad()
     def _evidence(self, predictor: Any, rows: Any) -> dict[str, Any]:
-        samples = self._samples(rows)
+        samples = self._workshop.samples(rows)
         return evidence_arrays([self.task.evidence(predictor(x), y)
                                 for x, y in samples.in_order(self.world.config.evaluation.batch_size)])
 

@@ -201,6 +201,7 @@ TRAFFIC: dict[str, Bytes] = {
     # one public batch of 24: logits, for FCCL+ also similarities to the 23 others
     "fccl": lambda f: (24 * C * ITEM,) * 2,
     "fcclplus": lambda f: (24 * (C + 23) * ITEM,) * 2,
+    "feddf": same("all"),
     "fedmd": lambda f: (24 * C * ITEM,) * 2,
     # both peers' models down; the own one and a float64 per peer up
     "fedfomo": lambda f: (2 * size(f, "all"), size(f, "all") + 2 * 8),
