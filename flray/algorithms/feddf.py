@@ -12,7 +12,7 @@ from flray import functional
 from flray.algorithms.averaging import average
 from flray.algorithms.base import Algorithm, Stage, View
 from flray.algorithms.client import Client
-from flray.algorithms.public import Outputs, PublicCollaboration, PublicParams
+from flray.algorithms.public import Outputs, PublicCollaboration, PublicParams, public_choice
 from flray.algorithms.samples import Samples
 from flray.algorithms.server import Replies, Reply, Server
 from flray.config import Experiment
@@ -119,7 +119,7 @@ class FedDF(PublicCollaboration):
     def samples(self, server: Server) -> Samples:
         """Return the public samples that are used, labelled with the numbers of the ensemble's rows."""
         assert server.public is not None
-        return server.public.numbered(self.public_choice(server.config.seed, len(server.public)))
+        return server.public.numbered(public_choice(server.config.seed, len(server.public), self.hp.public_size))
 
     def distil(self, server: Server, architecture: str, teacher: Tensor) -> None:
         """Train one architecture's global model towards the ensemble."""

@@ -155,14 +155,9 @@ class PublicCollaboration(Algorithm):
                                          extra=f"public/{index}")
         return augmented(x, how, generator)
 
-    def public_choice(self, seed: int, available: int) -> Tensor:
-        """Return the positions of the public samples that are used, chosen once."""
-        order = torch.randperm(available, generator=keys.torch_generator(seed, "public", client=-1, extra="choice"))
-        return order[:self.hp.public_size]
-
     def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
         """Return the positions of a round's public batches; a last batch of one sample is left out."""
-        chosen = self.public_choice(seed, available)
+        chosen = public_choice(seed, available, self.hp.public_size)
         batches: list[Tensor] = []
         for number in range(self.hp.public_passes):
             generator = keys.torch_generator(seed, "public", round=round, client=-1, extra=number)
@@ -199,6 +194,12 @@ class PublicCollaboration(Algorithm):
     def refine(self, server: Server) -> None:
         """Forget the round's outputs."""
         forget(server)
+
+
+def public_choice(seed: int, available: int, size: int) -> Tensor:
+    """Return the positions of the public samples that an experiment uses, the same in all rounds and for everyone."""
+    generator = keys.torch_generator(seed, "public", client=-1, extra="choice")
+    return torch.randperm(available, generator=generator)[:size]
 
 
 def forget(server: Server) -> None:

@@ -13,7 +13,7 @@ from flray import keys
 from flray.trees import Weights
 
 if TYPE_CHECKING:
-    from flray.algorithms.client import Bench
+    from flray.algorithms.bench import Bench
     from flray.algorithms.samples import Samples
     from flray.config import Experiment
 

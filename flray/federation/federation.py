@@ -12,7 +12,7 @@ import torch
 
 from flray import keys, trees
 from flray.algorithms.base import Stage
-from flray.algorithms.client import Bench
+from flray.algorithms.bench import Bench
 from flray.algorithms.server import ClientInfo, Server
 from flray.federation.evaluation import evaluate
 from flray.federation.executor import ArrivedReply, ClientError, Executor, Handle, Job, Result, Turn

@@ -96,7 +96,8 @@ class Player:
             bench=self._workshop.bench(turn.architecture), task=self.task, message=message,
             state=trees.to_device(trees.unpack(state), self.device) if state is not None else {},
             train=self._workshop.samples(rows.train), validation=self._workshop.samples(rows.val),
-            public=self._workshop.public, num_classes=data.num_classes, work=turn.work, device=self.device)
+            public=self._workshop.public, num_classes=data.num_classes, work=turn.work, device=self.device,
+            benches=self._workshop.bench)
         if state is None:
             self.world.algorithm.setup(client)
         return client

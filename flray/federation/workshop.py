@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flray.algorithms.client import Bench
+from flray.algorithms.bench import Bench
 from flray.algorithms.samples import Samples
 from flray.config import Experiment
 from flray.federation.world import World

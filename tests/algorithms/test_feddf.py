@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flray import trees
+from flray.algorithms.public import public_choice
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
 from tests.algorithms.conftest import (
@@ -51,7 +52,7 @@ def test_three_rounds_at_the_server_by_hand(options: dict[str, Any]) -> None:
     algorithm = federation.world.algorithm
     public = torch.from_numpy(federation.world.data.public)
     hp = algorithm.hp
-    used = public[algorithm.public_choice(0, len(public))]
+    used = public[public_choice(0, len(public), hp.public_size)]
     assert len(used) == options.get("public_size", 24)
     w = federation.server.model[W].clone()
     for _ in range(3):

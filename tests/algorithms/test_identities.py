@@ -33,6 +33,7 @@ GLOBAL: list[tuple[Options, Options, Options]] = [
     (opt("fedbn"), FEDAVG, {"aggregation": UNIFORM, "model": PLAIN}),
     (opt("fedper", personal="none"), FEDAVG, {}),
     (opt("feddf", steps=0), FEDAVG, {}),
+    (opt("fedmatch", public_size=0, ratio=0.0, lam_s=1.0), FEDAVG, {}),
     (opt("fedrep", head_epochs=0, body_epochs=None), opt("fedbabu"), {"aggregation": UNIFORM}),
 ]
 """Method, what it equals, settings of both; compared by the global models."""
@@ -43,6 +44,7 @@ PERSONAL: list[tuple[Options, Options, Options]] = [
     (opt("fedproto", lam=0.0), opt("local"), {}),
     (opt("fcclplus", public_passes=0, local_term="none"), opt("local"), {}),
     (opt("feddf", mode="peer", public_passes=0), opt("local"), {}),
+    (opt("fedmatch", average=False, public_size=0, ratio=0.0, lam_s=1.0), opt("local"), {}),
     (opt("fedmd", digest_epochs=0), opt("local"), {}),
     (opt("rhfl", public_passes=0, a=1.0, b=0.0), opt("local"), {}),
 ]
