@@ -84,6 +84,8 @@ class Algorithm:
         Weights of the average.
     views : tuple of {"global", "personal"}
         Which models are evaluated; the first is the method's own.
+    trains_at_server : bool
+        Whether the server gets models and the public samples to work with, ``server.bench`` and ``server.public``.
     normalise : bool
         Whether images are normalised by the data set's mean and deviation, or only scaled to [0, 1].
     hp : Params
@@ -95,6 +97,7 @@ class Algorithm:
     needs: frozenset[Need] = frozenset()
     weighting: Literal["samples", "uniform"] = "samples"
     views: tuple[View, ...] = ("global",)
+    trains_at_server: bool = False
     normalise: bool = True
 
     def __init__(self, hp: registry.Params | None = None) -> None:

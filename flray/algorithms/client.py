@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from flray import keys, trees
 from flray.algorithms.base import Phase
+from flray.algorithms.bench import Bench
 from flray.algorithms.optimizers import make_optimizer
 from flray.algorithms.samples import Batch, Samples
 from flray.data.augment import augmented
@@ -21,42 +21,6 @@ from flray.models import groups
 
 if TYPE_CHECKING:
     from flray.config import Experiment, Local
-
-
-class Bench:
-    """One architecture's model in one process, with what is known of it; every turn sets all of its values.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Freshly initialised; its values at this moment are the initial ones of every client and the server.
-    shared : str
-        Group that travels.
-    local_buffers : bool
-        Whether floating buffers are taken out of the shared group.
-    """
-
-    def __init__(self, model: nn.Module, shared: str, local_buffers: bool) -> None:
-        self.model = model
-        self.entries: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
-        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        self.initial: dict[str, Tensor] = trees.clone(self.entries)
-        names = groups.select(model, shared)
-        if local_buffers:
-            names = names & self.parameters.keys()
-        self.shared = frozenset(names)
-        self.personal = frozenset(self.entries.keys() - names)
-        self.batch_norm = bool(groups.select(model, "batch_norm"))
-        self.random = any(isinstance(m, nn.modules.dropout._DropoutNd) or "stochastic" in type(m).__name__.lower()
-                          for m in model.modules())
-        self.twins: dict[str, nn.Module] = {}
-
-    def frozen(self, role: str) -> nn.Module:
-        """Return a second model of the same architecture for reference values (one per role, reused)."""
-        if role not in self.twins:
-            twin = copy.deepcopy(self.model)
-            self.twins[role] = twin.requires_grad_(False)
-        return self.twins[role].eval()
 
 
 class Client:
@@ -88,12 +52,14 @@ class Client:
 
     def __init__(self, *, id: int, round: int, stage_index: int, config: Experiment, bench: Bench, task: Task,
                  message: dict[str, Any], state: dict[str, Any], train: Samples, validation: Samples,
-                 public: Samples | None, num_classes: int, work: float, device: torch.device) -> None:
+                 public: Samples | None, num_classes: int, work: float, device: torch.device,
+                 benches: Callable[[str], Bench]) -> None:
         self.id, self.round, self.stage_index, self.config = id, round, stage_index, config
         self.seed, self.local = config.seed, config.local
         self.bench, self.task, self.message, self.state = bench, task, message, state
         self.train, self.validation, self.public = train, validation, public
         self.num_classes, self.work, self.device = num_classes, work, device
+        self._benches = benches
         self.metrics: dict[str, float] = {}
         self.scratch: dict[str, Any] = {}
         self._loaded: set[str] = set()
@@ -124,11 +90,9 @@ class Client:
         """The model's trainable parameters by name (no buffers)."""
         return self.bench.parameters
 
-    @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy values into the model, in place."""
-        for name, value in weights.items():
-            self.bench.entries[name].copy_(value)
+        self.bench.load(weights)
         self._loaded.update(weights)
 
     def load_personal(self) -> None:
@@ -146,8 +110,9 @@ class Client:
         """Return copies of the model's current values, by default of all parameters and buffers."""
         return trees.clone(self.weights(frozenset(self.bench.entries) if names is None else names))
 
-    def reference(self, weights: Mapping[str, Tensor] | None = None, role: str = "reference") -> nn.Module:
-        """Return a frozen twin of the model in eval mode.
+    def reference(self, weights: Mapping[str, Tensor] | None = None, role: str = "reference",
+                  architecture: str | None = None) -> nn.Module:
+        """Return a frozen twin of the model, or a model of another architecture, frozen and in eval mode.
 
         Parameters
         ----------
@@ -155,11 +120,14 @@ class Client:
             Its values; names that are missing keep the model's current ones.
         role : str
             One twin per role lives in each process; asking again for a role overwrites it.
+        architecture : str, optional
+            Key of another client's architecture; the weights must then be complete.
         """
-        twin = self.bench.frozen(role)
+        values = {**(self.bench.entries if architecture is None else {}), **(weights or {})}
+        twin = (self.bench if architecture is None else self._benches(architecture)).frozen(role)
         with torch.no_grad():
             for name, entry in twin.state_dict(keep_vars=True).items():
-                entry.copy_(weights[name] if weights is not None and name in weights else self.bench.entries[name])
+                entry.copy_(values[name])
         return twin
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flray import keys
 from flray.algorithms.averaging import average_outputs
-from flray.algorithms.base import Algorithm, Phase, Stage
+from flray.algorithms.base import Algorithm, Phase, Stage, View
 from flray.algorithms.client import Client
 from flray.algorithms.optimizers import memory, remind
 from flray.algorithms.server import Replies, Server
@@ -53,7 +53,7 @@ class PublicCollaboration(Algorithm):
     """
 
     shared = "none"
-    views = ("personal",)
+    views: tuple[View, ...] = ("personal",)
     needs = frozenset({"public", "classification"})
 
     def __init__(self, hp: Params | None = None) -> None:
@@ -157,8 +157,7 @@ class PublicCollaboration(Algorithm):
 
     def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
         """Return the positions of a round's public batches; a last batch of one sample is left out."""
-        chosen = torch.randperm(available, generator=keys.torch_generator(seed, "public", client=-1, extra="choice"))
-        chosen = chosen[:self.hp.public_size]
+        chosen = public_choice(seed, available, self.hp.public_size)
         batches: list[Tensor] = []
         for number in range(self.hp.public_passes):
             generator = keys.torch_generator(seed, "public", round=round, client=-1, extra=number)
@@ -195,6 +194,12 @@ class PublicCollaboration(Algorithm):
     def refine(self, server: Server) -> None:
         """Forget the round's outputs."""
         forget(server)
+
+
+def public_choice(seed: int, available: int, size: int) -> Tensor:
+    """Return the positions of the public samples that an experiment uses, the same in all rounds and for everyone."""
+    generator = keys.torch_generator(seed, "public", client=-1, extra="choice")
+    return torch.randperm(available, generator=generator)[:size]
 
 
 def forget(server: Server) -> None:

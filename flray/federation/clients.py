@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from flray.config import Experiment
 from flray.data.types import Pooled
 from flray.federation.executor import Failure, Handle, Job, Outcome, Result, Turn
 from flray.federation.player import Player
+from flray.federation.workshop import threads_of
 from flray.federation.world import World
 from flray.trees import Packed
 
@@ -158,7 +158,7 @@ class RayExecutor:
 
     @property
     def _threads(self) -> int:
-        return max(1, math.floor(self._config.resources.cpus_per_actor))
+        return threads_of(self._config)
 
     def reset(self, world: Any, config: Experiment, samples: Any = None) -> None:
         """Play for another federation with the same actors; those that have died are replaced.

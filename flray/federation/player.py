@@ -15,16 +15,14 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flray import keys, registry, trees
-from flray.algorithms.client import Bench, Client
-from flray.algorithms.samples import Samples
-from flray.data.noise import sample_noise
+from flray.algorithms.client import Client
 from flray.data.tasks import task
 from flray.data.types import FederatedData
 from flray.federation.executor import Failure, Outcome, Turn, evidence_arrays, split_small
 from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
+from flray.federation.workshop import Workshop
 from flray.federation.world import World
 from flray.trees import Packed
 
@@ -53,29 +51,8 @@ class Player:
         self.world, self.device = world, device
         self.task = task(world.data.task)
         self._process = psutil.Process()
-        self._benches: dict[str, Bench] = {}
+        self._workshop = Workshop(world, device)
         self._common: tuple[str, dict[str, Any]] = ("", {})
-        local = world.config.local
-        self._dtype = torch.float64 if local.precision == "float64" else torch.float32
-        data = world.data
-        images = len(data.shape) == 3
-        self._format = torch.channels_last if images and local.memory_format == "channels_last" \
-            else torch.contiguous_format
-        self._x = torch.from_numpy(data.x).to(device)
-        self._y = torch.from_numpy(data.y).to(device)
-        self._public = torch.from_numpy(data.public).to(device) if data.public is not None else None
-        self._noise = torch.from_numpy(data.noise).to(device, self._dtype) if data.noise is not None else None
-        self._noise_key = keys.key(world.config.seed, "data", extra="noise")
-        means, deviations = (data.mean, data.std) if world.algorithm.normalise else ((0.0,), (1.0,))
-        std = torch.tensor(deviations, dtype=torch.float64).view(-1, 1, 1)
-        mean = torch.tensor(means, dtype=torch.float64).view(-1, 1, 1)
-        self._scale = (1.0 / (255.0 * std)).to(device, self._dtype)
-        self._shift = (-mean / std).to(device, self._dtype)
-        if images:
-            # One number for every place of a sample: multiplying by one per channel takes ten times as long.
-            self._scale, self._shift = (values.expand(1, *data.shape).contiguous(memory_format=self._format)
-                                        for values in (self._scale, self._shift))
-        self._normalisation = (mean.to(device, self._dtype), std.to(device, self._dtype))
 
     def play(self, turn: Turn, common: Packed, private: Packed | None,
              state: Packed | None) -> tuple[Outcome, Packed | None, Packed | None]:
@@ -98,18 +75,9 @@ class Player:
         except Exception as error:
             return Outcome(turn.client, failure=describe(error), seconds=time.perf_counter() - started), None, None
 
-    def bench(self, architecture: str) -> Bench:
-        """Return this process's model of an architecture."""
-        if architecture not in self._benches:
-            model = self.world.build(architecture).to(self.device)
-            model = model.to(memory_format=self._format)  # type: ignore[call-overload]
-            buffers_local = self.world.config.aggregation.buffers == "local"
-            self._benches[architecture] = Bench(model, self.world.algorithm.shared, buffers_local)
-        return self._benches[architecture]
-
     def networks(self) -> dict[str, int]:
         """Return how many instances of each architecture there are here: the trained one and its frozen twins."""
-        return {architecture: 1 + len(bench.twins) for architecture, bench in self._benches.items()}
+        return self._workshop.networks()
 
     def _stage(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None,
                started: float) -> tuple[Outcome, Packed | None, Packed | None]:
@@ -136,50 +104,25 @@ class Player:
         message = {**self._unpack(turn, common), **(trees.unpack(private) if private is not None else {})}
         client = Client(
             id=turn.client, round=turn.round, stage_index=turn.stage.index, config=self.world.config,
-            bench=self.bench(turn.architecture), task=self.task, message=message,
+            bench=self._workshop.bench(turn.architecture), task=self.task, message=message,
             state=trees.to_device(trees.unpack(state), self.device) if state is not None else {},
-            train=self._samples(rows.train), validation=self._samples(rows.val), public=self._public_samples(),
-            num_classes=data.num_classes, work=turn.work, device=self.device)
+            train=self._workshop.samples(rows.train), validation=self._workshop.samples(rows.val),
+            public=self._workshop.public, num_classes=data.num_classes, work=turn.work, device=self.device,
+            benches=self._workshop.bench)
         if state is None:
             self.world.algorithm.setup(client)
         return client
 
     def _unpack(self, turn: Turn, common: Packed) -> dict[str, Any]:
         """Return the common message on the device, moved there once per stage rather than once per client."""
-        if not turn.token or self._common[0] != turn.token:
-            self._common = (turn.token, trees.to_device(trees.unpack(common), self.device))
+        name = f"{turn.token}/{turn.architecture}"
+        if not turn.token or self._common[0] != name:
+            self._common = (name, trees.to_device(trees.unpack(common), self.device))
         return self._common[1]
 
-    def _samples(self, rows: Any) -> Samples:
-        disturb = self._noisy if self._noise is not None else None
-        return Samples(self._x, self._y, torch.from_numpy(rows).to(self.device), self._prepare, disturb,
-                       self._normalisation)
-
-    def _public_samples(self) -> Samples | None:
-        if self._public is None:
-            return None
-        return Samples(self._public, None, torch.arange(len(self._public), device=self.device), self._prepare,
-                       normalisation=self._normalisation)
-
-    def _prepare(self, raw: Tensor) -> Tensor:
-        layout = self._format if raw.dim() == 4 else torch.contiguous_format
-        if raw.dtype != torch.uint8:
-            return raw.to(dtype=self._dtype, memory_format=layout)
-        scale, shift = self._scale, self._shift
-        if raw.dim() == 4 and raw.shape[2:] != scale.shape[2:]:
-            scale, shift = scale[..., :1, :1], shift[..., :1, :1]
-        return raw.to(dtype=self._dtype, memory_format=layout).mul_(scale).add_(shift)
-
-    def _noisy(self, x: Tensor, rows: Tensor) -> Tensor:
-        assert self._noise is not None
-        noise = sample_noise(rows, x[0].numel(), self._noise_key).to(x.dtype) * self._noise[rows, None]
-        return x + noise.view(x.shape).to(memory_format=self._format if x.dim() == 4 else torch.contiguous_format)
-
     def _global(self, turn: Turn, common: Packed) -> dict[str, Any]:
-        bench = self.bench(turn.architecture)
-        with torch.no_grad():
-            for name, value in self._unpack(turn, common)["weights"].items():
-                bench.entries[name].copy_(value)
+        bench = self._workshop.bench(turn.architecture)
+        bench.load(self._unpack(turn, common)["weights"])
         return {"common": self._evidence(bench.model.eval(), blocks(self.world.data)[turn.block])}
 
     def _personal(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None) -> dict[str, Any]:
@@ -204,17 +147,16 @@ class Player:
         self.world.algorithm.receive(client)
         predictor = self.world.algorithm.predictor(client, self.world.algorithm.views[0])
         share = max(1, portrait.SAMPLES // min(len(data.clients), portrait.CLIENTS))
-        test = self._samples(portrait.chosen(data.clients[turn.client].test, share))
-        if self._public is None:
-            probes = self._samples(portrait.chosen(data.test, portrait.PROBES))
+        test = self._workshop.samples(portrait.chosen(data.clients[turn.client].test, share))
+        if data.public is None:
+            probes = self._workshop.samples(portrait.chosen(data.test, portrait.PROBES))
         else:
-            rows = torch.from_numpy(portrait.chosen(np.arange(len(self._public)), portrait.PROBES)).to(self.device)
-            probes = Samples(self._public, None, rows, self._prepare)
+            probes = self._workshop.public_samples(portrait.chosen(np.arange(len(data.public)), portrait.PROBES))
         return {"portrait": portrait.sit(client, predictor, probes, test)}
 
     @torch.no_grad()
     def _evidence(self, predictor: Any, rows: Any) -> dict[str, Any]:
-        samples = self._samples(rows)
+        samples = self._workshop.samples(rows)
         return evidence_arrays([self.task.evidence(predictor(x), y)
                                 for x, y in samples.in_order(self.world.config.evaluation.batch_size)])
 

@@ -198,7 +198,11 @@ TRAFFIC: dict[str, Bytes] = {
     # one public batch of 24: logits, for FCCL+ also similarities to the 23 others
     "fccl": lambda f: (24 * C * ITEM,) * 2,
     "fcclplus": lambda f: (24 * (C + 23) * ITEM,) * 2,
+    "feddf": same("all"),
     "fedmd": lambda f: (24 * C * ITEM,) * 2,
+    # psi and two helpers' psi, which leave out batch norm, down; psi and the prediction for one image up
+    "fedmatch": lambda f: (size(f, "all") + 3 * (parameters(f) - 10 * ITEM),
+                           size(f, "all") + parameters(f) - 10 * ITEM + C * ITEM),
     # both peers' models down; the own one and a float64 per peer up
     "fedfomo": lambda f: (2 * size(f, "all"), size(f, "all") + 2 * 8),
     # everyone's probabilities and confidences down; the own probabilities and the private loss up

@@ -40,6 +40,8 @@ GLOBAL: list[tuple[Options, Options, Options]] = [
     (opt("fedsim", personal="none"), FEDAVG, {}),
     (opt("fedalt", personal_epochs=3, shared_epochs=2), opt("fedrep", head_epochs=3, body_epochs=2), {}),
     (opt("fedsim"), opt("fedper"), {}),
+    (opt("feddf", steps=0), FEDAVG, {}),
+    (opt("fedmatch", public_size=0, ratio=0.0, lam_s=1.0), FEDAVG, {}),
     (opt("fedrep", head_epochs=0, body_epochs=None), opt("fedbabu"), {"aggregation": UNIFORM}),
 ]
 """Method, what it equals, settings of both; compared by the global models."""
@@ -55,6 +57,8 @@ PERSONAL: list[tuple[Options, Options, Options]] = [
     (opt("fedalt", personal_epochs=3, shared_epochs=2), opt("fedrep", head_epochs=3, body_epochs=2), {}),
     (opt("fedsim"), opt("fedper"), {}),
     (opt("fcclplus", public_passes=0, local_term="none"), opt("local"), {}),
+    (opt("feddf", mode="peer", public_passes=0), opt("local"), {}),
+    (opt("fedmatch", average=False, public_size=0, ratio=0.0, lam_s=1.0), opt("local"), {}),
     (opt("fedmd", digest_epochs=0), opt("local"), {}),
     (opt("rhfl", public_passes=0, a=1.0, b=0.0), opt("local"), {}),
 ]

@@ -203,7 +203,7 @@ def test_nothing_is_left_at_the_network_after_a_turn() -> None:
     world = world_of("lgmix")
     executor = InlineExecutor(world)
     federation_of(world, executor).step()
-    bench = executor._player.bench("two-layer")
+    bench = executor._player._workshop.bench("two-layer")
     models = [bench.model, *bench.twins.values()]
     assert len(models) == 2 and not any(m._forward_pre_hooks for model in models for m in model.modules())
 

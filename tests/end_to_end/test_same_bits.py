@@ -21,6 +21,8 @@ from flray.federation.world import World, make_world
 from flray.loading import load
 
 METHODS = ("fedavg", "fedbn", "scaffold")
+TRAINS_AT_SERVER = {"name": "feddf", "steps": 10}
+everywhere = pytest.mark.parametrize("method", [*METHODS, TRAINS_AT_SERVER], ids=str)
 
 
 def world_of(digits: dict[str, Any], method: str | dict[str, Any], **changes: Any) -> World:
@@ -42,8 +44,8 @@ class Backwards(InlineExecutor):
         yield from reversed(list(super().play(list(reversed(jobs)), timeout)))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_client_order_does_not_matter(digits: dict[str, Any], method: str) -> None:
+@everywhere
+def test_client_order_does_not_matter(digits: dict[str, Any], method: Any) -> None:
     world = world_of(digits, method)
     federation = Federation(world, Backwards(world))
     for _ in range(world.config.rounds):
@@ -52,10 +54,10 @@ def test_client_order_does_not_matter(digits: dict[str, Any], method: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@everywhere
 @pytest.mark.parametrize("actors", [1, 2, 4])
 def test_number_of_actors_does_not_matter(
-        digits: dict[str, Any], ray_here: dict[str, float], method: str, actors: int) -> None:
+        digits: dict[str, Any], ray_here: dict[str, float], method: Any, actors: int) -> None:
     world = world_of(digits, method, resources={"actors": actors})
     federation = RayFederation(world, plan_for(world, ray_here), print)
     try:
