@@ -175,7 +175,7 @@ def _map(found: Mapping[str, Any], label: str) -> str:
         reduced = PCA(size, svd_solver="full").fit_transform(everything)
         flat = TSNE(perplexity=min(30.0, (len(everything) - 1) / 3), init=reduced[:, :2] / reduced[:, 0].std() * 1e-4,
                     random_state=0, max_iter=500).fit_transform(reduced)
-    plot = svg.Plot(svg.padded(flat[:, 0]), svg.padded(flat[:, 1]), "", "", label, height=330)
+    plot = svg.Plot(svg.padded(flat[:, 0]), svg.padded(flat[:, 1]), "", "", label, height=330, x_names=(), y_names=())
     colours = {int(one): f"hsl({round(360 * k / len(present))} 62% {(48, 60)[k % 2]}%)"
                for k, one in enumerate(present)}
     clients = found["names"][found["client"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -36,8 +37,8 @@ def value(trial: Trial, measure: str, client: str = AVERAGE, rule: str = "last",
         See `flray.papers.section.PaperTable.measures`.
     client : str
         A client's or domain's name, or ``avg``.
-    rule : {"last", "mean of last", "best"}
-        Which rounds count.
+    rule : {"last", "mean-last", "best"}
+        Which rounds count; best: that of the best mean validation value, the last one where there is none.
     last : int
         Rounds in the mean of the last ones.
     """
@@ -53,9 +54,18 @@ def value(trial: Trial, measure: str, client: str = AVERAGE, rule: str = "last",
     if values.empty:
         return math.nan
     lower = lower_is_better(measure)
-    chosen = {"last": values.iloc[-1], "mean of last": values.iloc[-last:].mean(),
-              "best": values.min() if lower else values.max()}[rule]
-    return float(chosen) * (1.0 if lower else 100.0)
+    chosen = float(values.iloc[-1])
+    if rule == "mean-last":
+        chosen = float(values.iloc[-last:].mean())
+    elif rule == "best" and (best := _best_round(trial)) in values.index:
+        chosen = float(values[best])
+    return chosen * (1.0 if lower else 100.0)
+
+
+def first(trial: Trial, measure: str, clients: Sequence[str], rule: str = "last", last: int = 5) -> float:
+    """Return the `value` of the first of some clients that there is."""
+    found = (value(trial, measure, client, rule, last) for client in clients)
+    return next((one for one in found if not math.isnan(one)), math.nan)
 
 
 def series(trial: Trial, measure: str, client: str = AVERAGE) -> pd.Series[float]:
@@ -80,6 +90,16 @@ def clients(trial: Trial, name: str) -> list[str]:
     """Return the clients for which a metric was tracked, in the order of the federation."""
     prefix = f"{name}/client/"
     return [str(column).removeprefix(prefix) for column in trial.history.columns if str(column).startswith(prefix)]
+
+
+def _best_round(trial: Trial) -> float:
+    """Return the first round whose mean validation value of the method's own measure is best, NaN without any."""
+    name = f"{trial.view}/validation/{trial.metric.rpartition('/')[2]}"
+    values = _column(trial, name).dropna()
+    if values.empty:
+        return math.nan
+    lower = lower_is_better(name)
+    return float(values.index[int(np.argmin(values) if lower else np.argmax(values))])
 
 
 def _column(trial: Trial, name: str) -> pd.Series[float]:

@@ -51,7 +51,7 @@ svg .tick,svg .name{{fill:var(--soft)}}svg .title{{font-weight:600;font-size:12p
 details{{margin:.5rem 0}}pre{{overflow-x:auto;background:var(--tint);padding:.7rem;font-size:.8rem}}
 {series}
 @media print{{:root{{color-scheme:light;{light}}}body{{max-width:none;padding:0;font-size:10.5pt}}
-.plots{{grid-template-columns:1fr 1fr}}figure,tr,.matrices div{{break-inside:avoid}}h2{{break-after:avoid}}
+.plots{{grid-template-columns:1fr 1fr}}.plots svg,figcaption,tr,.pair{{break-inside:avoid}}h2{{break-after:avoid}}
 .scroll{{overflow:visible}}table{{font-size:8pt}}th,td{{padding:.15rem .35rem}}details{{display:none}}
 *{{-webkit-print-color-adjust:exact;print-color-adjust:exact}}}}"""
 

@@ -126,6 +126,11 @@ class Source:
         """Rounds in the mean of the last rounds."""
         return int(self.config["experiment"]["evaluation"]["last"])
 
+    @property
+    def protocol(self) -> str:
+        """Which rounds of a run count: last, best (on validation), mean-last."""
+        return str(self.config["experiment"]["evaluation"].get("protocol", "last"))
+
     def varying(self) -> list[str]:
         """Return the columns of the settings that differ."""
         first = [*(f"{PREFIX}{axis}" for axis in self.axes), *(self.config.get("space") or {})]

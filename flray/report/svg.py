@@ -39,7 +39,7 @@ def padded(values: Iterable[float], share: float = 0.05) -> tuple[float, float]:
 def text(value: float) -> str:
     """Return a number as an axis shows it."""
     if value and (abs(value) >= 1e6 or abs(value) < 1e-3):
-        return f"{value:.1e}".replace("e+0", "e").replace("e-0", "e-")
+        return f"{value:.3g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
     return f"{value:.10g}"
 
 
@@ -137,8 +137,8 @@ class Plot:
 
     def _grid(self, x_label: str, y_label: str, x_names: Sequence[str] | None, y_names: Sequence[str] | None,
               slanted: bool, whole: bool) -> None:
-        xs = range(len(x_names)) if x_names else ticks(*self._x, about=6, whole=whole)
-        ys = range(len(y_names)) if y_names else ticks(*self._y)
+        xs = range(len(x_names)) if x_names is not None else ticks(*self._x, about=6, whole=whole)
+        ys = range(len(y_names)) if y_names is not None else ticks(*self._y)
         for k, y in enumerate(ys):
             _, at = self.at(self._x[0], y)
             self._parts.append(f'<path class="grid" d="M{self._left} {at}H{self._right}"/><text class="tick" '

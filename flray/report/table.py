@@ -134,6 +134,10 @@ def main_table(source: Source) -> Table:
            for label, row in table.rows.items() for head, cell in zip(table.heads, row, strict=True)
            if 0 < len(cell.values) < most}
     table.notes += [f"{name}: {count} of {most} seeds" for name, count in few.items()]
+    if source.protocol == "mean-last":
+        table.notes.append(f"value of a run: mean of the last {source.last} evaluated rounds")
+    if source.protocol == "best":
+        table.notes.append("value of a run: round of the best mean validation value, the last where there is none")
     failed = [trial for trial in source.trials if trial.status == "failed"]
     table.notes += [f"failed: {source.label(trial)} seed {trial.seed}: {trial.failure}" for trial in failed]
     stopped = sum(trial.status == "stopped" for trial in source.trials)
@@ -164,7 +168,7 @@ def _plain_table(source: Source) -> Table:
             continue
         for cell, column in zip(row, columns, strict=True):
             measure = column.measure or "own/" + trial.metric.rpartition("/")[2]
-            cell.values[trial.seed] = measures.value(trial, measure, column.client)
+            cell.values[trial.seed] = measures.value(trial, measure, column.client, source.protocol, source.last)
     ordered = dict(sorted(rows.items(), key=lambda item: -np.nan_to_num(item[1][0].mean, nan=-1e9)))
     return Table(f"{source.name}: {metric}", "setting", columns,
                  [["score" if client == _ONCE else client] for client in clients], ordered)
@@ -194,9 +198,6 @@ def _paper_table(source: Source, paper: PaperTable) -> Table:
     table = Table(f"{PAPERS[paper.name]} {paper.table}: {paper.title}", rows_axis, [columns[i] for i in keep], heads,
                   {name: [row[i] for i in keep] for name, row in rows.items()})
     table.notes += [f"differs from the paper: {text}" for text in paper.departures]
-    if paper.value != "last":
-        rounds = f"mean of the last {source.last} evaluated rounds" if paper.value == "mean of last" else "best round"
-        table.notes.append(f"value of a run: {rounds}")
     odd = sorted({cell.note for row in table.rows.values() for cell in row if cell.note})
     table.notes += [f"printed number: {note}" for note in odd]
     return table
@@ -214,9 +215,7 @@ def _clients(source: Source, paper: PaperTable, printed: pd.DataFrame | None, ar
     if paper.clients is None:
         return [_ONCE]
     if printed is not None:
-        found = list(dict.fromkeys(_select(printed, paper, arms, metric)["client"]))
-        if found:
-            return found
+        return list(dict.fromkeys(_select(printed, paper, arms, metric)["client"]))
     trials = [trial for trial in source.trials if _is(trial, arms)]
     return [*dict.fromkeys(name for trial in trials for name in measures.clients(trial, _own(trial))), _ONCE]
 
@@ -224,8 +223,8 @@ def _clients(source: Source, paper: PaperTable, printed: pd.DataFrame | None, ar
 def _cell(source: Source, paper: PaperTable, printed: pd.DataFrame | None, row: tuple[str, str], column: Column
           ) -> Cell:
     arms = (row, *column.arms)
-    client = (paper.clients or {}).get(column.client, column.client) or _ONCE
-    cell = Cell({trial.seed: measures.value(trial, column.measure, client, paper.value, source.last)
+    clients = (paper.clients or {}).get(column.client, (column.client or _ONCE,))
+    cell = Cell({trial.seed: measures.first(trial, column.measure, clients, source.protocol, source.last)
                  for trial in source.trials
                  if _is(trial, arms) and trial.status != "failed" and len(trial.history)})
     if printed is not None:
