@@ -123,18 +123,19 @@ def problems(config: Config) -> Iterator[ConfigError]:
                                       f"{nearest(name, config.arms[axis])}")
 
 
-def merged(base: Any, own: Any) -> Any:
-    """Return a file's content laid over its base's: mappings are joined, anything else is replaced, null removes.
+def merged(base: Any, own: Any, path: tuple[str, ...] = ()) -> Any:
+    """Return a file's content laid over its base's: mappings are joined, anything else is replaced.
 
-    A component of another name replaces the base's with all its options.
+    A component of another name replaces the base's with all its options. Under ``arms``, null takes an axis, an arm or
+    a setting of an arm away.
     """
     if not isinstance(base, Mapping) or not isinstance(own, Mapping):
         return own
-    if "name" in own and own["name"] != base.get("name", own["name"]):
+    if "name" in own and own["name"] != base.get("name", own["name"]) and len(path) > 1:
         return dict(own)
-    joined = {key: merged(value, own[key]) if key in own else value for key, value in base.items()}
-    joined |= {key: value for key, value in own.items() if key not in base}
-    return {key: value for key, value in joined.items() if not (key in own and own[key] is None)}
+    joined = {key: merged(value, own[key], (*path, key)) if key in own else value for key, value in base.items()
+              if not (path[:1] == ("arms",) and key in own and own[key] is None)}
+    return joined | {key: value for key, value in own.items() if key not in base}
 
 
 def _matches(rule: Mapping[str, tuple[str, ...]], combination: Mapping[str, str]) -> bool:

@@ -68,6 +68,25 @@ def resume_command(
         display.show_sweep(swept)
 
 
+@app.command("report")
+def report_command(
+    target: Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep's or run's folder, NAME/NUMBER, NAME for the "
+                                          "newest, or with --uri an MLflow experiment")],
+    to: Annotated[Path | None, typer.Option(help="folder to write to; default: report/ in the sweep's folder")] = None,
+    reach: Annotated[float | None, typer.Option(help="accuracy in percent for rounds-to-target; default: 90 % of the "
+                                                "best setting's")] = None,
+    uri: Annotated[str | None, typer.Option(help="read from this MLflow address instead of from a folder")] = None,
+    output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+) -> None:
+    """Table beside the printed numbers, costs, figures: here, as Markdown, LaTeX and one HTML page."""
+    from flray import display, report
+
+    made = report.report(target, to=to, target=None if reach is None else reach / 100, uri=uri, base=output)
+    display.console.print(report.terminal(made.table, made.costs))
+    for path in made.files:
+        typer.echo(str(path))
+
+
 @app.command("sync")
 def sync_command(
     target: Annotated[str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")],

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 PaperName = Literal["fedco2", "fcclplus", "fedskc", "lgmix"]
 
@@ -28,13 +28,18 @@ class PaperTable(BaseModel):
         "method's own model on each client's test part (global/local/X or personal/local/X); others/X: on the other "
         "clients' parts; auto: the method's main metric; a metric's name; any of them with `>= 75`: first round that "
         "reaches 75 %; hours; memory (MiB of the largest client process)")
-    clients: dict[str, str] | None = Field(
-        {}, description="printed client: client here, where the names differ; null: averages only")
-    value: Literal["last", "mean of last", "best"] = Field(
-        "last", description="of a run's rounds: the last one, the mean of the last evaluation.last ones, or the best")
+    clients: dict[str, tuple[str, ...]] | None = Field(
+        {}, description="printed client: clients or domains here, where the names differ; of several, as with several "
+        "data sets, the one that there is; null: averages only")
     printed: dict[str, dict[str, dict[str, str]]] = Field(
         default_factory=dict, description="by axis and arm: columns of the printed rows with their values")
     departures: tuple[str, ...] = Field((), description="how this suite differs from the paper's experiment")
+
+    @field_validator("measures", mode="before")
+    @classmethod
+    def _taken_out(cls, value: Any) -> Any:
+        """Leave out measures of a base that are set to null."""
+        return {key: one for key, one in value.items() if one is not None} if isinstance(value, dict) else value
 
 
 __all__ = ["PaperName", "PaperTable"]
