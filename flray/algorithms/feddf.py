@@ -17,7 +17,7 @@ from flray.algorithms.samples import Samples
 from flray.algorithms.server import Replies, Reply, Server
 from flray.config import Experiment
 from flray.errors import ConfigError
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("feddf")
@@ -32,6 +32,10 @@ class FedDF(PublicCollaboration):
 
     class Params(PublicParams):
         """Hyper-parameters; those without a default here depend on the variant."""
+
+        presets = (
+            Preset("fcclplus", "WenkeHuang/FCCL, with which its tables were made", mode="peer"),
+        )
 
         mode: Literal["server", "peer"] = hyper(
             "server", "who learns from the ensemble", "FedDF, Algorithm 1; the tables of FCCL+: peer")

@@ -12,7 +12,7 @@ from flray import functional, keys, registry, trees
 from flray.algorithms.base import Algorithm, Stage
 from flray.algorithms.client import Client
 from flray.algorithms.server import Replies, Server
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("fedfomo")
@@ -27,6 +27,10 @@ class FedFomo(Algorithm):
 
     class Params(registry.Params):
         """Hyper-parameters."""
+
+        presets = (
+            Preset("lgmix", "all of its 4 to 6 clients", peers=5),
+        )
 
         peers: int = hyper(5, "M, models that a client receives", "TsingZ0/PFLlib, KarhouTam/FL-bench; LG-Mix, with "
                            "4 to 6 clients, has all", ge=1)

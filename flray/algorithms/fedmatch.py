@@ -18,7 +18,7 @@ from flray.algorithms.samples import Batch
 from flray.algorithms.server import Replies, Server
 from flray.data.augment import augmented
 from flray.models import groups
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 from flray.trees import Weights
 
 
@@ -40,6 +40,10 @@ class FedMatch(Algorithm):
     class Params(registry.Params):
         """Hyper-parameters."""
 
+        presets = (
+            Preset("fcclplus", "every client has another network; the rest is not said", average=False),
+        )
+
         average: bool = hyper(
             True, "average sigma and psi; false where networks differ",
             "FedMatch; FCCL+ runs it on different networks and does not say how: a decision")
@@ -57,9 +61,9 @@ class FedMatch(Algorithm):
             0.2, "psi / sigma at the start, where their sum is the network as initialised", "wyjeong/FedMatch", ge=0)
         threshold: float = hyper(
             5e-6, "entries of psi up to this are set to 0 after training", "wyjeong/FedMatch", ge=0)
-        strong: Literal["none", "flip", "crop", "resized"] = hyper(
-            "resized", "strong augmentation of public images",
-            "a decision: the strongest there is here; wyjeong/FedMatch: RandAugment")
+        strong: Literal["none", "flip", "crop", "resized", "weak", "strong"] = hyper(
+            "strong", "strong augmentation of public images",
+            "a decision: FCCL+'s strong augmentation; wyjeong/FedMatch: RandAugment")
         public_size: int = hyper(
             5000, "public samples, chosen once and spread over the labelled steps of every epoch", "FCCL+ section 4",
             ge=0)

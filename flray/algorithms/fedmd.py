@@ -13,7 +13,7 @@ from flray.algorithms.base import Phase
 from flray.algorithms.client import Client
 from flray.algorithms.public import ExchangeParams, PublicCollaboration
 from flray.algorithms.samples import Samples
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("fedmd")
@@ -27,6 +27,10 @@ class FedMD(PublicCollaboration):
 
     class Params(ExchangeParams):
         """Hyper-parameters."""
+
+        presets = (
+            Preset("fcclplus", "section 4", public_size=5000, digest_batch_size=512),
+        )
 
         public_size: int = hyper(
             5000, "public samples, drawn anew each round (all where there are fewer)",

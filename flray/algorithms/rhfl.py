@@ -14,7 +14,7 @@ from flray.algorithms.client import Client
 from flray.algorithms.public import Outputs, PublicCollaboration, PublicParams
 from flray.algorithms.samples import Batch
 from flray.algorithms.server import Replies, Server
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("rhfl")
@@ -28,6 +28,10 @@ class RHFL(PublicCollaboration):
 
     class Params(PublicParams):
         """Hyper-parameters; those without a default here depend on the variant."""
+
+        presets = (
+            Preset("fcclplus", "FCCL+ Table VII", a=0.1, b=1.0),
+        )
 
         deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
             **PublicParams.deviations, "private_epochs": ("local", "balanced")}
