@@ -32,6 +32,7 @@ from flray.models import SplitModel
 from flray.trees import Packed
 from tests.algorithms import conftest as hand_made
 from tests.algorithms.conftest import models_sha, state_of
+from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.algorithms.test_identities import GLOBAL, NORMED, PERSONAL, Options, label, opt, personal_sha
 from tests.end_to_end.test_same_bits import inline_digest, world_of
 
@@ -142,6 +143,18 @@ def test_identities_of_the_baselines(pool: Pool, method: Options, other: Options
     settings = {"model": NORMED, **settings}
     found = [digest(pool.played(hand_made.world_of(name, **settings))) for name in (method, other)]
     assert found[0] == found[1]
+
+
+# --- every method -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_method_has_the_same_bits_on_actors_and_inline(pool: Pool, name: str) -> None:
+    def world() -> World:
+        local = {"precision": "float32", "batch_size": 8, "lr": 0.05}
+        return hand_made.world_of(name, model=NORMED, rounds=3, **hand_made.settings_for(name),
+                                  **hand_made.partial(name), local=local)
+
+    assert pool.played(world()).sha256() == inline_digest(world())
 
 
 # --- actors killed ------------------------------------------------------------------------------------------------
