@@ -17,6 +17,7 @@ from pydantic import (
     Tag,
     ValidationError,
     create_model,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -215,8 +216,17 @@ class Resources(Section):
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto", description="client actors; auto: as many as the CPUs and GPUs carry, at most one per cohort member")
     cpus_per_actor: float = Field(1.0, gt=0, description="CPUs, and so torch threads (at least one), of an actor")
-    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = "auto"
+    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
+        "auto", description="share of a GPU, or a whole number of them; auto: one turn is played to see how much "
+        "memory it takes, and as many actors share a GPU as its free memory carries, at most 4")
     queued: int = Field(2, ge=1, le=16, description="turns waiting at each actor; two hide the call's latency")
+
+    @field_validator("gpus_per_actor")
+    @classmethod
+    def _whole_above_one(cls, value: Any) -> Any:
+        if value != "auto" and value > 1 and value != int(value):
+            raise PydanticCustomError("gpus", "Ray gives an actor a share of one GPU (0 to 1) or a whole number")
+        return value
 
 
 class Faults(Section):

@@ -124,8 +124,11 @@ class _Sweep:
         self._points = {point.number: point for point in points(self._config, known)}
         import ray
 
-        # Where a Ray is to be joined its resources count; a Ray of our own is started once all is checked.
-        available = self._connect() if self._address is not None or ray.is_initialized() else local_resources()
+        # Where a Ray is to be joined its resources count; a Ray of our own is started once all is checked, or at once
+        # where GPUs have to be looked at.
+        here = local_resources()
+        joined = self._address is not None or ray.is_initialized() or here["GPU"] > 0
+        available = self._connect() if joined else here
         self._preparation = Preparation(available, self._total, sweep.concurrency)
         self._preparation.check(self._points.values() if known else self._probes())
 

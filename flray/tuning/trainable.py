@@ -24,6 +24,7 @@ from flray.federation import checkpoint
 from flray.federation.clients import RayExecutor
 from flray.federation.cluster import uses_ray
 from flray.federation.evaluation import main_metric
+from flray.federation.executor import LostObjectError
 from flray.federation.federation import Federation
 from flray.federation.inline import InlineExecutor
 from flray.federation.player import describe
@@ -33,7 +34,7 @@ from flray.loading import variant
 from flray.tuning.preparing import Bundles, data_key
 
 TRIAL = "trial.json"
-PASSING = (ray.exceptions.RayError, OSError, MemoryError, torch.OutOfMemoryError)
+PASSING = (ray.exceptions.RayError, LostObjectError, OSError, MemoryError, torch.OutOfMemoryError)
 """Errors that another attempt may not meet; all others would only come again."""
 
 
