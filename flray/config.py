@@ -141,6 +141,15 @@ class Evaluation(Section):
     last: int = Field(5, ge=1, description="rounds in `mean of the last k rounds`")
 
 
+class Episodes(Section):
+    """What an episode of a few-shot task is; other tasks have none."""
+
+    way: int = Field(5, ge=2, description="classes of an episode (fewer where a client has fewer)")
+    shot: int = Field(5, ge=1, description="support samples per class")
+    queries: int = Field(15, ge=1, description="queries per class (fewer where classes are smaller)")
+    test: int = Field(600, ge=1, description="episodes of an evaluation, the same in every round")
+
+
 class Aggregation(Section):
     """Details of the average that hold for every method."""
 
@@ -200,6 +209,7 @@ class Experiment(Section):
     local: Local = Local()
     participation: Participation = Participation()
     evaluation: Evaluation = Evaluation()
+    episodes: Episodes = Episodes()
     aggregation: Aggregation = Aggregation()
     resources: Resources = Resources()
     faults: Faults = Faults()

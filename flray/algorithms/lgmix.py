@@ -11,7 +11,7 @@ from torch import Tensor
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Stage
 from flray.algorithms.client import Client
-from flray.algorithms.samples import Batch
+from flray.algorithms.samples import Batch, pooled
 from flray.algorithms.server import Server
 from flray.algorithms.variants import VariantParams
 from flray.registry import hyper, register_algorithm
@@ -58,7 +58,7 @@ class LGMix(Algorithm):
             None, "the local update is the whole round's, or that of its last epoch",
             "Algorithm 1; in the released code only the last epoch's survives")
 
-    needs = frozenset({"split", "homogeneous"})
+    needs = frozenset({"features", "homogeneous"})
     views = ("personal", "global")
 
     def __init__(self, hp: Params | None = None) -> None:
@@ -93,8 +93,7 @@ class LGMix(Algorithm):
 
     def trace(self, features: Tensor) -> Tensor:
         """Return the Gram trace of penultimate features [B, m] or, pooled over positions, [B, m, ...]."""
-        pooled = features if features.dim() == 2 else features.flatten(2).mean(2)
-        return functional.gram_trace(pooled.double(), self.hp.centred, drop_smallest=self.hp.drop_smallest)
+        return functional.gram_trace(pooled(features).double(), self.hp.centred, drop_smallest=self.hp.drop_smallest)
 
     def report(self, client: Client) -> dict[str, Any]:
         """Keep the trained model for mixing; send u + Delta_c."""

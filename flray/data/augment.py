@@ -9,6 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flray.errors import ConfigError
+
+GEOMETRIC = ("none", "flip", "crop", "resized")
+"""What only moves pixels, so that masks can follow."""
+
 
 def random_crop(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
     """Move every image by up to `padding` pixels in both directions, filling with zeros.
@@ -82,3 +87,31 @@ def augmented(images: Tensor, how: Literal["none", "flip", "crop", "resized"], g
     elif how == "resized":
         images = random_resized_crop(images, generator)
     return random_flip(images, generator)
+
+
+def augmented_with(images: Tensor, targets: Tensor, how: Literal["none", "flip", "crop", "resized"],
+                   generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return a batch augmented as in `augmented`, and its targets: masks go where their pixels go, labels stay.
+
+    Parameters
+    ----------
+    images : Tensor [B, C, H, W]
+        Floating.
+    targets : Tensor [B] or [B, K, H, W]
+        Labels, or masks, 1 inside. What comes in from beyond the image is outside; resized, inside from one half on.
+    how, generator
+        As in `augmented`; the images' bits do not depend on what the targets are.
+
+    Raises
+    ------
+    ConfigError
+        If there are masks and the augmentation does more than move pixels.
+    """
+    if targets.dim() != 4:
+        return augmented(images, how, generator), targets
+    if how not in GEOMETRIC:
+        raise ConfigError("experiment.local.augment", how,
+                          f"with masks only what moves pixels: {', '.join(GEOMETRIC)}")
+    together = augmented(torch.cat([images, targets.to(images.dtype)], 1), how, generator)
+    moved, masks = together.split([images.shape[1], targets.shape[1]], 1)
+    return moved, (masks >= 0.5).to(targets.dtype)

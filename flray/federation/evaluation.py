@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from flray import trees
 from flray.algorithms.base import Stage
-from flray.data.tasks import task
 from flray.federation.executor import ClientError, Job, Turn
 from flray.federation.played import MAX_CLIENT_METRICS
 from flray.federation.player import BLOCK
+from flray.metrics.direction import lower_is_better
 
 if TYPE_CHECKING:
     from flray.federation.federation import Federation
@@ -64,11 +64,12 @@ def _global(federation: Federation) -> dict[str, float]:
         jobs += [Job(Turn("global", -1, server.round, key, Stage(f"evaluate {key}"), block=block, token=token + key),
                      handle) for block in range(blocks)]
     parts = _evidence(federation, jobs, "common")
-    measure = task(world.data.task)
+    measure = world.task
     for position, key in enumerate(sorted(server.models)):
         whole = _join(parts[position * blocks:(position + 1) * blocks])
         suffix = f"/model/{key}" if len(server.models) > 1 else ""
-        metrics.update({f"global/common/{n}{suffix}": v for n, v in measure.summarise(whole).items()})
+        metrics.update({f"global/common/{n}{suffix}": v for n, v in measure.summarise(whole).items()
+                        if n == measure.metric or not np.isnan(v)})
         members = [i for i, info in enumerate(server.clients) if info.architecture == key]
         offsets = np.cumsum([0] + [len(c.test) for c in world.data.clients])
         local = {i: measure.summarise({n: a[offsets[i]:offsets[i + 1]] for n, a in whole.items()}) for i in members}
@@ -90,7 +91,7 @@ def _personal(federation: Federation) -> dict[str, float]:
                         federation.states[i]))
     others = world.config.evaluation.others
     parts = _evidence(federation, jobs, "all" if others else "local")
-    measure = task(world.data.task)
+    measure = world.task
     if not others:
         return _over_clients(federation, "personal/local", dict(enumerate(map(measure.summarise, parts))))
     offsets = np.cumsum([0] + [len(c.test) for c in world.data.clients])
@@ -101,7 +102,7 @@ def _personal(federation: Federation) -> dict[str, float]:
         apart = [measure.summarise({n: a[inside[j]] for n, a in part.items()})
                  for j in range(len(parts)) if j != i and inside[j].start < inside[j].stop]
         if apart:
-            inter[i] = {n: float(np.mean([one[n] for one in apart])) for n in apart[0]}
+            inter[i] = {n: _mean([one[n] for one in apart]) for n in apart[0]}
     return {**_over_clients(federation, "personal/local", intra), **_over_clients(federation, "personal/others", inter)}
 
 
@@ -118,13 +119,19 @@ def _evidence(federation: Federation, jobs: list[Job], part: str) -> list[Eviden
     return evidence
 
 
+def _mean(values: list[float]) -> float:
+    """Return the mean of the values that are defined."""
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else float("nan")
+
+
 def _join(parts: list[Evidence]) -> Evidence:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _over_clients(federation: Federation, view: str, values: Mapping[int, Mapping[str, float]],
                   suffix: str = "") -> dict[str, float]:
-    """Return mean, std, worst and worst tenth over clients, and the clients' own values; empty test parts left out."""
+    """Return mean, std, worst and worst tenth over clients, and the clients' own values; undefined ones left out."""
     metrics: dict[str, float] = {}
     names = next(iter(values.values()), {})
     for name in names:
@@ -135,9 +142,9 @@ def _over_clients(federation: Federation, view: str, values: Mapping[int, Mappin
         metrics[f"{view}/{name}{suffix}"] = float(numbers.mean())
         metrics[f"{view}/{name}{suffix}/std"] = float(numbers.std())
         if name != "loss":
-            lowest = np.sort(numbers)[:max(1, round(len(numbers) / 10))]
-            metrics[f"{view}/{name}{suffix}/worst"] = float(numbers.min())
-            metrics[f"{view}/{name}{suffix}/worst10"] = float(lowest.mean())
+            worst_first = np.sort(numbers)[::-1 if lower_is_better(name) else 1]
+            metrics[f"{view}/{name}{suffix}/worst"] = float(worst_first[0])
+            metrics[f"{view}/{name}{suffix}/worst10"] = float(worst_first[:max(1, round(len(numbers) / 10))].mean())
         if len(federation.server.clients) <= MAX_CLIENT_METRICS:
             metrics.update({f"{view}/{name}/client/{federation.server.clients[i].name}": v for i, v in known.items()})
     return metrics

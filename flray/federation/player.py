@@ -18,7 +18,6 @@ from torch import Tensor
 from flray import keys, registry, trees
 from flray.algorithms.client import Bench, Client
 from flray.algorithms.samples import Samples
-from flray.data.tasks import task
 from flray.federation.executor import Failure, Outcome, Turn, evidence_arrays, split_small
 from flray.federation.memory import keep_freed_memory
 from flray.federation.world import World
@@ -47,7 +46,7 @@ class Player:
         for kind, entries in world.components.items():
             registry.ALL[kind].add(entries)
         self.world, self.device = world, device
-        self.task = task(world.data.task)
+        self.task = world.task
         self._process = psutil.Process()
         self._benches: dict[str, Bench] = {}
         self._common: tuple[str, dict[str, Any]] = ("", {})
