@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from flray import registry
 from flray.errors import FlrayError, nearest
+from flray.metrics.direction import lower_is_better
 from flray.registry import Registry
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -319,7 +320,7 @@ class Sweep(Section):
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0,), min_length=1, description="repetitions of each setting")
     metric: str = Field("auto", description="auto: the method's main accuracy, personal or global")
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] = Field("max", description="by default min for losses and distances, max otherwise")
     search: Literal["random", "grid", "optuna"] = "random"
     scheduler: Scheduler | None = None
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
@@ -331,6 +332,16 @@ class Sweep(Section):
     def _scheduler_by_name(cls, value: Any) -> Any:
         if isinstance(value, Mapping) and isinstance(value.get("scheduler"), str):
             return {**value, "scheduler": {"name": value["scheduler"]}}
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _direction(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and lower_is_better(str(value.get("metric", ""))):
+            if value.get("mode", "min") == "max":
+                raise PydanticCustomError("mode", "{metric} is better the lower it is: leave mode out or write min",
+                                          {"metric": value["metric"], "sub": ("mode",), "found": "max"})
+            return {**value, "mode": "min"}
         return value
 
     @model_validator(mode="after")

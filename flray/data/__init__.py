@@ -1,10 +1,10 @@
 """Data sets, partitions and the federation's data; importing this package registers what is built in."""
 
-from flray.data import builtin, digits5, partitions
+from flray.data import builtin, digits5, eeg_synthetic, fundus_synthetic, glyphs, partitions
 from flray.data.cache import data_root
 from flray.data.federate import federate, load_dataset
 from flray.data.get import FETCHABLE, get
 from flray.data.types import ClientIndices, DataSet, Domain, FederatedData
 
 __all__ = ["FETCHABLE", "ClientIndices", "DataSet", "Domain", "FederatedData", "builtin", "data_root", "digits5",
-           "federate", "get", "load_dataset", "partitions"]
+           "eeg_synthetic", "federate", "fundus_synthetic", "get", "glyphs", "load_dataset", "partitions"]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from flray.metrics.direction import lower_is_better
+
 
 @dataclass(frozen=True)
 class Course:
@@ -20,7 +22,7 @@ class Course:
     rounds : int
         How many these are.
     best : float
-        Highest value.
+        Highest value; of a loss or a distance the lowest.
     best_round : int
         First round that reached it.
     """
@@ -53,7 +55,7 @@ def course(history: pd.DataFrame, metric: str, last: int) -> Course:
     if measured.empty:
         raise ValueError(f"{metric} was never measured")
     values = measured[metric].to_numpy()
-    tail, best = values[-last:], int(values.argmax())
+    tail, best = values[-last:], int(values.argmin() if lower_is_better(metric) else values.argmax())
     return Course(float(values[-1]), float(tail.mean()), len(tail), float(values[best]),
                   int(measured["round"].iloc[best]))
 
@@ -66,7 +68,8 @@ def rounds_to_target(history: pd.DataFrame, metric: str, target: float) -> int |
     history, metric
         As in `course`.
     target : float
-        On the metric's own scale, accuracy in [0, 1].
+        On the metric's own scale, accuracy in [0, 1]. A loss or a distance reaches it from above.
     """
-    reached = history.loc[history[metric] >= target, "round"]
+    values = history[metric]
+    reached = history.loc[values <= target if lower_is_better(metric) else values >= target, "round"]
     return int(reached.iloc[0]) if len(reached) else None
