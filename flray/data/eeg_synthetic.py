@@ -24,7 +24,7 @@ _TIMES = 128
 def eeg_synthetic(
     root: Path, *, seed: Seed = 0,
     samples: Annotated[int, Field(ge=10, description="trials of each source; a fifth of them for test")] = 150,
-    strength: Annotated[float, Field(ge=0, description="how far the two classes' sources differ in power")] = 0.7,
+    strength: Annotated[float, Field(ge=0, description="how far the two classes' sources differ in power")] = 0.2,
 ) -> DataSet:
     """Return four sources of generated trials with 8, 11, 15 and 7 channels, as zero-padded tangent vectors (binary).
 

@@ -48,7 +48,7 @@ def hausdorff_distance(predicted: NDArray[Any], truth: NDArray[Any],
     Returns
     -------
     ndarray of float64 [number of percentiles]
-        NaN if both masks are empty, infinite if one is.
+        NaN if both masks are empty, infinite if one is (where MONAI's percentiles give NaN).
     """
     from scipy.ndimage import binary_erosion, distance_transform_edt
 

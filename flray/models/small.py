@@ -119,8 +119,8 @@ def emnist_cnn(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "none")
 def protonet(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "batch", width: Size = 64) -> nn.Module:
     """Prototypical networks' encoder: four blocks of a 3x3 convolution 64, norm, ReLU and pooling (113,088 parameters).
 
-    Snell, Swersky, Zemel (NeurIPS 2017), with 3 channels; FedSKC names it for FC100. In a few-shot task the flattened features are the
-    embedding and the classifier is left out; otherwise it is one linear layer.
+    Snell, Swersky, Zemel (NeurIPS 2017), with 3 channels; FedSKC names it for FC100. In a few-shot task the flattened
+    features are the embedding and the classifier is left out; otherwise it is one linear layer.
     """
     channels, height, pixels_wide = image_shape("protonet", shape, minimum=16)
     layers: OrderedDict[str, nn.Module] = OrderedDict()

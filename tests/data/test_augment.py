@@ -1,6 +1,10 @@
+from typing import Literal
+
+import pytest
 import torch
 
-from flray.data.augment import augmented, random_crop, random_flip, random_resized_crop
+from flray.data.augment import augmented, augmented_with, random_crop, random_flip, random_resized_crop
+from flray.errors import ConfigError
 from flray.keys import torch_generator
 
 
@@ -65,3 +69,22 @@ def test_what_is_no_image_is_left_alone() -> None:
     assert augmented(images, "none", torch_generator(0, "augmentation")) is images
     for how in ("flip", "crop", "resized"):
         assert not torch.equal(augmented(images, how, torch_generator(0, "augmentation")), images)
+
+
+@pytest.mark.parametrize("how", ["flip", "crop", "resized"])
+def test_masks_go_where_their_pixels_go(how: Literal["flip", "crop", "resized"]) -> None:
+    square = torch.zeros(40, 2, 24, 24)
+    square[:, 0, 8:14, 5:12] = 1
+    square[:, 1, 9:11, 6:8] = 1
+    moved, masks = augmented_with(square, square.to(torch.uint8), how, torch_generator(0, "augmentation"))
+    assert masks.dtype == torch.uint8 and set(masks.unique().tolist()) == {0, 1}
+    assert torch.equal(masks, (moved >= 0.5).to(torch.uint8))
+    assert not torch.equal(masks, square.to(torch.uint8))
+    alone, labels = augmented_with(square, torch.arange(40), how, torch_generator(0, "augmentation"))
+    assert torch.equal(alone, moved) and torch.equal(labels, torch.arange(40))
+
+
+def test_masks_refuse_what_does_more_than_move_pixels() -> None:
+    with pytest.raises(ConfigError, match=r"experiment.local.augment: found strong; .*only what moves pixels"):
+        augmented_with(torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8), "strong",  # type: ignore[arg-type]
+                       torch_generator(0, "augmentation"))

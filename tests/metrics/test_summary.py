@@ -25,3 +25,10 @@ def test_a_metric_never_measured_is_named() -> None:
 @pytest.mark.parametrize(("target", "round_"), [(0.1, 1), (0.4, 2), (0.51, None)])
 def test_rounds_to_target(target: float, round_: int | None) -> None:
     assert rounds_to_target(HISTORY, "a", target) == round_
+
+
+def test_a_distance_is_best_where_it_is_lowest() -> None:
+    history = pd.DataFrame({"round": [1, 2, 3], "global/common/hausdorff95": [9.0, 2.0, 4.0]})
+    went = course(history, "global/common/hausdorff95", 2)
+    assert (went.best, went.best_round, went.mean_of_last) == (2.0, 2, 3.0)
+    assert rounds_to_target(history, "global/common/hausdorff95", 5.0) == 2
