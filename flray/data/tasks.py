@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from flray import functional
 from flray.data.episodes import FewShot
-from flray.errors import DataError, FlrayError
+from flray.errors import ConfigError, DataError, FlrayError
 from flray.metrics.binary import binary_metrics
 from flray.metrics.segmentation import dice_coefficient, hausdorff_distance
 
@@ -52,6 +53,15 @@ class Task(Protocol):
     def network(self, model: nn.Module) -> nn.Module:
         """Return the network as this task uses it."""
 
+    def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
+        """Refuse a network that cannot learn this.
+
+        Raises
+        ------
+        ConfigError
+            Naming what it returns.
+        """
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the scalar training loss (batch mean)."""
 
@@ -77,6 +87,9 @@ class Classification:
     def network(self, model: nn.Module) -> nn.Module:
         """Return the network unchanged."""
         return model
+
+    def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
+        """Take any network."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of logits [B, C] and labels [B]."""
@@ -147,17 +160,18 @@ class Segmentation:
         """Return the network unchanged."""
         return model
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the Dice loss of logits and masks [B, K, H, W].
+    def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
+        """Refuse a network that does not return one map per structure (tried on shapes alone)."""
+        wanted = [len(self.structures), *data.shape[1:]]
+        shapes = copy.deepcopy(model).to("meta").eval()
+        entry = next(shapes.parameters())
+        found = list(shapes(torch.empty(1, *data.shape, dtype=entry.dtype, device="meta")).shape[1:])
+        if found != wanted:
+            raise ConfigError("experiment.model", name, f"segmentation needs a network with one map per structure, "
+                              f"{wanted}, and it returns {found}; for example unet")
 
-        Raises
-        ------
-        FlrayError
-            If the network does not return one map per structure.
-        """
-        if outputs.shape != targets.shape:
-            raise FlrayError(f"segmentation: the network returns {list(outputs.shape)} for masks "
-                             f"{list(targets.shape)}; take one for segmentation, such as unet")
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the Dice loss of logits and masks [B, K, H, W]."""
         return functional.dice_loss(outputs, targets)
 
     def evidence(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:

@@ -186,6 +186,7 @@ def check(world: World) -> None:
     sizes: dict[str, int] = {}
     for key in world.architectures:
         model = world.build(key)
+        learnt.check_network(key, model, data)
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
             if need in needs and not groups.select(model, group):
                 raise ConfigError("experiment.model", key, f"{name} needs a network with {group.replace('_', ' ')}")

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from flray.data import load_dataset
 from flray.data.federate import federate
 from flray.data.tasks import NAMES, task
-from flray.errors import DataError, FlrayError
+from flray.errors import ConfigError, DataError, FlrayError
 from flray.functional import dice_loss
+from flray.models import build
 
 
-def measured(name: str, outputs: torch.Tensor, targets: torch.Tensor, classes: tuple[str, ...] = ()) -> dict[str, float]:
+def measured(name: str, outputs: Tensor, targets: Tensor, classes: tuple[str, ...] = ()) -> dict[str, float]:
     kind = task(name, classes)
     return kind.summarise({k: v.numpy() for k, v in kind.evidence(outputs, targets).items()})
 
@@ -69,8 +71,11 @@ def test_no_samples_give_nan(name: str) -> None:
 
 
 def test_a_network_for_classes_is_refused_in_segmentation() -> None:
-    with pytest.raises(FlrayError, match=r"returns \[2, 2\] for masks \[2, 2, 4, 4\]"):
-        task("segmentation", ("a", "b")).loss(torch.zeros(2, 2), torch.zeros(2, 2, 4, 4))
+    data = federate(load_dataset("fundus-synthetic", {"samples": 5, "size": 16}), "domains", {}, 0)
+    kind = task("segmentation", data.classes)
+    kind.check_network("unet", build("unet", data.shape, 2, {"width": 1, "depth": 2}, 0, torch.float64), data)
+    with pytest.raises(ConfigError, match=r"found lenet; .*\[2, 16, 16\], and it returns \[2\]; for example unet"):
+        kind.check_network("lenet", build("lenet", data.shape, 2, {}, 0), data)
 
 
 def test_data_of_another_kind_are_refused() -> None:
