@@ -104,10 +104,10 @@ def estimate(trials: list[Point]) -> float:
 
 def _samples(trial: Point) -> float:
     """Return how many training samples a run goes through."""
-    from flray.federation.world import load_dataset
+    from flray.federation.world import dataset_of
 
     experiment = trial.experiment
-    dataset = load_dataset(experiment.data.name, experiment.data.options, experiment.subset)
+    dataset = dataset_of(experiment)
     share = experiment.participation.fraction if experiment.participation.clients is None else 1.0
     size = sum(len(domain.train_y) for domain in dataset.domains)
     return float(size * share * experiment.local.epochs * experiment.rounds)

@@ -145,6 +145,4 @@ class Rounds:
 
 def measure(world: World) -> str:
     """Return the name of the method's own measure."""
-    from flray.data.tasks import task
-
-    return main_metric(world.algorithm.views, task(world.data.task).metric)
+    return main_metric(world.algorithm.views, world.task.metric)

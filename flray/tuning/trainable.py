@@ -18,7 +18,6 @@ from ray import tune
 
 from flray import registry
 from flray.config import Checkpointing, Config, Experiment
-from flray.data.tasks import task
 from flray.errors import FlrayError, nearest
 from flray.federation import checkpoint
 from flray.federation.clients import RayExecutor
@@ -151,7 +150,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             world = make_world(experiment, shared)
             metric = self._shared.config.sweep.metric
             self._metric = metric if metric != "auto" else main_metric(
-                world.algorithm.views, task(world.data.task).metric)
+                world.algorithm.views, world.task.metric)
             self._executor = self._staff(experiment, world, samples, point["bundles"])
             self._federation = Federation(world, self._executor, self._lines.append)
             self._restore_newest()
