@@ -7,6 +7,7 @@ from flray.data import (
     cifar,
     digit_archives,
     digits5,
+    eeg,
     eeg_synthetic,
     fundus_synthetic,
     glyphs,
@@ -19,5 +20,5 @@ from flray.data.get import FETCHABLE, get
 from flray.data.types import ClientIndices, DataSet, Domain, FederatedData
 
 __all__ = ["FETCHABLE", "ClientIndices", "DataSet", "Domain", "FederatedData", "augment", "builtin", "characters",
-           "cifar", "data_root", "digit_archives", "digits5", "eeg_synthetic", "federate", "fundus_synthetic", "get",
-           "glyphs", "load_dataset", "partitions", "public"]
+           "cifar", "data_root", "digit_archives", "digits5", "eeg", "eeg_synthetic", "federate", "fundus_synthetic",
+           "get", "glyphs", "load_dataset", "partitions", "public"]
