@@ -107,13 +107,17 @@ def sync_command(
 
 @app.command("list")
 def list_command(
-    what: Annotated[str, typer.Argument(help="algorithms, augmentations, datasets, models or partitions")],
-    name: Annotated[str | None, typer.Argument(help="show one with its options")] = None,
+    what: Annotated[str, typer.Argument(help="algorithms, augmentations, datasets, models, partitions or papers")],
+    name: Annotated[str | None, typer.Argument(help="one with its options; papers: those that start so")] = None,
+    time: Annotated[bool, typer.Option("--time", help="papers: estimate hours from a small timed round")] = False,
 ) -> None:
-    """Show what a YAML file may name."""
+    """Show what a YAML file may name, or the suites that make the papers' tables again."""
     from flray import display
 
-    display.show_list(what, name)
+    if what == "papers":
+        display.show_suites(name, time)
+    else:
+        display.show_list(what, name)
 
 
 @app.command("schema")

@@ -17,6 +17,7 @@ from pydantic import (
     Tag,
     ValidationError,
     create_model,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -24,6 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from flray import registry
 from flray.errors import FlrayError, nearest
+from flray.metrics.direction import lower_is_better
 from flray.papers.section import PaperTable
 from flray.registry import Preset, Registry
 from flray.sections import Fraction, Section, Shift, Split
@@ -199,6 +201,15 @@ class Evaluation(Section):
         "validation value (needs validation samples); or the mean of the `last` evaluated rounds")
 
 
+class Episodes(Section):
+    """What an episode of a few-shot task is; other tasks have none."""
+
+    way: int = Field(5, ge=2, description="classes of an episode (fewer where a client has fewer)")
+    shot: int = Field(5, ge=1, description="support samples per class")
+    queries: int = Field(15, ge=1, description="queries per class (fewer where classes are smaller)")
+    test: int = Field(600, ge=1, description="episodes of an evaluation, the same in every round")
+
+
 class Aggregation(Section):
     """Details of the average that hold for every method."""
 
@@ -215,8 +226,17 @@ class Resources(Section):
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto", description="client actors; auto: as many as the CPUs and GPUs carry, at most one per cohort member")
     cpus_per_actor: float = Field(1.0, gt=0, description="CPUs, and so torch threads (at least one), of an actor")
-    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = "auto"
+    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
+        "auto", description="share of a GPU, or a whole number of them; auto: one turn is played to see how much "
+        "memory it takes, and as many actors share a GPU as its free memory carries, at most 4")
     queued: int = Field(2, ge=1, le=16, description="turns waiting at each actor; two hide the call's latency")
+
+    @field_validator("gpus_per_actor")
+    @classmethod
+    def _whole_above_one(cls, value: Any) -> Any:
+        if value != "auto" and value > 1 and value != int(value):
+            raise PydanticCustomError("gpus", "Ray gives an actor a share of one GPU (0 to 1) or a whole number")
+        return value
 
 
 class Faults(Section):
@@ -268,6 +288,7 @@ class Experiment(Section):
     local: Local = Local()
     participation: Participation = Participation()
     evaluation: Evaluation = Evaluation()
+    episodes: Episodes = Episodes()
     aggregation: Aggregation = Aggregation()
     resources: Resources = Resources()
     faults: Faults = Faults()
@@ -380,7 +401,7 @@ class Sweep(Section):
     skip: tuple[dict[str, tuple[str, ...]], ...] = Field(
         (), description="combinations of arms that are not run: each lists arms by axis")
     metric: str = Field("auto", description="auto: the method's main accuracy, personal or global")
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] = Field("max", description="by default min for losses and distances, max otherwise")
     search: Literal["random", "grid", "optuna"] = "random"
     scheduler: Scheduler | None = None
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
@@ -392,6 +413,16 @@ class Sweep(Section):
     def _scheduler_by_name(cls, value: Any) -> Any:
         if isinstance(value, Mapping) and isinstance(value.get("scheduler"), str):
             return {**value, "scheduler": {"name": value["scheduler"]}}
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _direction(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and lower_is_better(str(value.get("metric", ""))):
+            if value.get("mode", "min") == "max":
+                raise PydanticCustomError("mode", "{metric} is better the lower it is: leave mode out or write min",
+                                          {"metric": value["metric"], "sub": ("mode",), "found": "max"})
+            return {**value, "mode": "min"}
         return value
 
     @model_validator(mode="after")

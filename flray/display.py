@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from flray import registry
 from flray.errors import FlrayError, nearest
 from flray.federation.federation import Round
 from flray.federation.world import World
+from flray.metrics.direction import lower_is_better
 from flray.metrics.summary import course
 from flray.running import Result
 
@@ -100,6 +102,8 @@ def show_result(result: Result) -> None:
         cells = [_percent(metrics.get(key)), _percent(metrics.get(f"{key}/std")), _percent(metrics.get(f"{key}/worst"))]
         table.add_row(view, *cells, *(_percent(metrics.get(f"{key}/client/{c}")) for c in shown))
     console.print(table)
+    for line in _further(metrics, views, measure):
+        console.print(line, markup=False)
     went = course(result.history, result.metric, result.experiment.evaluation.last)
     console.print(f"{result.metric}: last {_percent(went.last)}, mean of the last {went.rounds} "
                   f"{_percent(went.mean_of_last)}, best {_percent(went.best)} in round {went.best_round}", markup=False)
@@ -107,6 +111,18 @@ def show_result(result: Result) -> None:
     console.print(f"run: {result.folder}", markup=False)
     if result.experiment.tracking.uri is not None:
         console.print(f"see it: mlflow ui --backend-store-uri {result.experiment.tracking.uri}", markup=False)
+
+
+def _further(metrics: Mapping[str, float], views: Sequence[str], measure: str) -> Iterator[str]:
+    """Yield a line per view with the task's other measures: shares in percent, losses and distances as they are."""
+    for view in views:
+        others = {name.removeprefix(f"{view}/"): value for name, value in metrics.items()
+                  if name.startswith(f"{view}/") and name.count("/") == 2}
+        others = {name: value for name, value in others.items() if name not in (measure, "loss")}
+        if others:
+            yield f"{view}: " + ", ".join(
+                f"{name} {value:.2f}" if lower_is_better(name) else f"{name} {_percent(value)}"
+                for name, value in others.items())
 
 
 def _percent(value: float | None) -> str:
@@ -153,6 +169,21 @@ def show_list(what: str, name: str | None) -> None:
     for preset in getattr(entries.params(name), "presets", ()):
         values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
         console.print(f"preset {preset.name}: {values} ({preset.source})", markup=False)
+
+
+def show_suites(names: str | None, timed: bool) -> None:
+    """Print the suites of the papers' tables: runs, data, whether the data are there, and hours."""
+    from flray.listing import listed
+
+    table = Table("suite", "what it shows", "runs", "data", "can be run", title_justify="left",
+                  title="suites (flray tune search_spaces/papers/SUITE.yaml; with --smoke in minutes)")
+    if timed:
+        table.add_column("hours here", justify="right")
+    for suite in listed(names, timed):
+        hours = [] if not timed else ["" if suite.hours is None else f"{suite.hours:.3g}"]
+        table.add_row(suite.name, suite.title, str(suite.runs), ", ".join(suite.data),
+                      "yes" if not suite.problem else suite.problem, *hours)
+    console.print(table)
 
 
 def _first_line(item: Any) -> str:

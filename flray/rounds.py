@@ -10,6 +10,7 @@ from typing import Protocol
 from flray import rundir
 from flray.federation.cluster import SERVER_RESTARTS, LostServerError, RayFederation, Running
 from flray.federation.evaluation import main_metric
+from flray.federation.executor import LostObjectError
 from flray.federation.federation import Round
 from flray.federation.portrait import AFTER, BEFORE, save_text, to_text
 from flray.federation.world import World
@@ -87,11 +88,12 @@ class Rounds:
                         self._round(metric)
                     self._portray(True)
                     return self._federation.sha256()
-                except LostServerError:
+                except (LostServerError, LostObjectError) as error:
                     if restarts >= SERVER_RESTARTS:
                         raise
                     restarts += 1
-                    self._progress.say("the server actor died; going on from the last checkpoint")
+                    what = "the server actor died" if isinstance(error, LostServerError) else str(error)
+                    self._progress.say(f"{what}; going on from the last checkpoint")
                     self._restart()
         except KeyboardInterrupt:
             self._progress.say("stopping after this round; the checkpoint is written")
@@ -143,6 +145,4 @@ class Rounds:
 
 def measure(world: World) -> str:
     """Return the name of the method's own measure."""
-    from flray.data.tasks import task
-
-    return main_metric(world.algorithm.views, task(world.data.task).metric)
+    return main_metric(world.algorithm.views, world.task.metric)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from flray import arms, registry
 from flray.config import Config, Experiment
 from flray.errors import FlrayError
-from flray.reading import read_with_base
 
 ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 12, 16
 _ALGORITHM = {"public_size": 64, "public_batch_size": 32, "pretrain_epochs": 1}
@@ -67,12 +67,28 @@ def files(folder: Path | None = None) -> dict[str, Path]:
     return {f"{path.parent.name}/{path.stem}": path for path in sorted(paths, key=place)}
 
 
-def unknown_names(path: Path) -> list[str]:
+def data_names(content: Mapping[str, Any]) -> list[str]:
+    """Return the data sets that a suite's content names."""
+    names = [value.get("name") if isinstance(value, Mapping) else value for key, value in _mentions(content)
+             if key == "data"]
+    return list(dict.fromkeys(map(str, names)))
+
+
+def run_count(content: Mapping[str, Any]) -> int:
+    """Return the runs of a suite: combinations of its arms times seeds."""
+    sweep = content.get("sweep") or {}
+    axes = {axis: (sweep.get("only") or {}).get(axis, list(one)) for axis, one in content["arms"].items()}
+    combinations = (dict(zip(axes, names, strict=True)) for names in itertools.product(*axes.values()))
+    kept = [one for one in combinations
+            if not any(all(one[axis] in names for axis, names in rule.items()) for rule in sweep.get("skip", ()))]
+    return len(kept) * len(sweep.get("seeds", (0,)))
+
+
+def unknown_names(content: Mapping[str, Any]) -> list[str]:
     """Return the components that a suite names and that are not registered, for example ``data tiny-imagenet``."""
-    content = read_with_base(path)
     missing: dict[str, None] = {}
     for key, value in _mentions(content):
-        kind = {"data": "datasets", "algorithm": "algorithms", "model": "models", "partition": "partitions"}[key]
+        kind = "datasets" if key in ("data", "public") else f"{key}s"
         name = value.get("name") if isinstance(value, Mapping) else value
         if isinstance(name, str) and name not in registry.ALL[kind].names():
             missing[f"{key} {name}"] = None
@@ -81,12 +97,12 @@ def unknown_names(path: Path) -> list[str]:
 
 def _mentions(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield kind and value of each component that will be run."""
-    kinds = ("data", "algorithm", "model", "partition")
+    kinds = ("data", "public", "algorithm", "model", "partition")
     only = (content.get("sweep") or {}).get("only") or {}
-    changed = {path for one in (content.get("arms") or {}).values() for changes in one.values()
-               for path in changes or {}}
+    everywhere = {kind for axis, one in (content.get("arms") or {}).items() for kind in kinds
+                  if all(kind in (one[name] or {}) for name in only.get(axis, one))}
     for kind in kinds:
-        if kind in content["experiment"] and kind not in changed:
+        if content["experiment"].get(kind) is not None and kind not in everywhere:
             yield kind, content["experiment"][kind]
     for value in (content["experiment"].get("models") or {}).values():
         yield "model", value

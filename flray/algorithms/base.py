@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from flray.algorithms.server import Replies, Reply, Server
     from flray.config import Experiment
 
-Need = Literal["split", "batch_norm", "homogeneous", "same_features", "public", "validation", "classification",
-               "all_clients"]
+Need = Literal["split", "features", "batch_norm", "homogeneous", "same_features", "public", "validation",
+               "classification", "labels", "all_clients"]
 View = Literal["global", "personal"]
 Predictor = Callable[[Tensor], Tensor]
 
@@ -79,7 +79,9 @@ class Algorithm:
     shared : str
         Group of parameters and buffers that travels and is averaged; the rest stays at the client.
     needs : frozenset of str
-        What the federation must offer; checked before round 0.
+        What the federation must offer; checked before round 0. ``classification``: outputs are the logits of fixed
+        classes; ``labels``: samples have classes, which few-shot episodes have too; ``split``: the network has features
+        and a classifier; ``features``: at least features.
     weighting : {"samples", "uniform"}
         Weights of the average.
     views : tuple of {"global", "personal"}

@@ -15,8 +15,10 @@ from flray.algorithms.base import Phase
 from flray.algorithms.bench import Bench
 from flray.algorithms.optimizers import make_optimizer
 from flray.algorithms.samples import Batch, Samples
-from flray.data.augment import augmented
+from flray.algorithms.stream import positions
+from flray.data.augment import augmented_with
 from flray.data.tasks import Task
+from flray.errors import FlrayError
 from flray.models import groups
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ class Client:
     @cached_property
     def class_counts(self) -> Tensor:
         """Training samples by class, int64 [C]."""
+        if self.train.labels.dim() > 1:
+            raise FlrayError(f"class_counts: samples of {self.task.name} have masks, not classes to count")
         return torch.bincount(self.train.labels, minlength=self.num_classes)
 
     @property
@@ -146,8 +150,8 @@ class Client:
         """
         self.model.eval()
         batches = (self.train if samples is None else samples).in_order(self.config.evaluation.batch_size)
-        outputs, labels = zip(*((self.model(x), y) for x, y in batches), strict=True)
-        return torch.cat(outputs), torch.cat(labels)
+        outputs, labels = map(torch.cat, zip(*((self.model(x), y) for x, y in batches), strict=True))
+        return outputs, labels
 
     # --- randomness and tracking ----------------------------------------------------------------------------
 
@@ -202,13 +206,16 @@ class Client:
         try:
             if not self._trainable:
                 return
-            for step, (positions, last) in enumerate(self._positions(phase, local, samples)):
+            epochs = local.epochs if phase.epochs is None else phase.epochs
+            batches = positions(samples, self.task, local.batch_size, epochs, self.generator("batches", stream),
+                                steps=phase.steps, work=self.work, batch_norm=self.bench.batch_norm)
+            for step, (where, last) in enumerate(batches):
                 if reseed is not None:
                     torch.manual_seed(reseed + step)
-                x, y = samples.take(positions)
+                x, y = samples.take(where)
                 if local.augment != "none":
-                    x = augmented(x, local.augment, self.generator("augmentation", f"{stream}/{step}"),
-                                  samples.normalisation)
+                    x, y = augmented_with(x, y, local.augment, self.generator("augmentation", f"{stream}/{step}"),
+                                          samples.normalisation)
                 yield Batch(self.model, x, y, step, phase, last), optimizer
         finally:
             for parameter in self.parameters.values():
@@ -236,25 +243,6 @@ class Client:
                 norm.eval()
         return make_optimizer(self._trainable, local, self.round)
 
-    def _positions(self, phase: Phase, local: Local, samples: Samples) -> Iterator[tuple[Tensor, bool]]:
-        """Yield each batch's positions and whether it belongs to the last epoch that is begun."""
-        epochs = local.epochs if phase.epochs is None else phase.epochs
-        count, size = len(samples), local.batch_size
-        # BatchNorm has no variance for a single sample: such a last batch is left out, for all methods alike.
-        lone = self.bench.batch_norm and count > 1 and (size == 1 or count % size == 1)
-        per_epoch = -(-count // size) - int(lone and size > 1)
-        generator = self.generator("batches", extra=f"{phase.tag}/{self.stage_index}")
-        steps = epochs * per_epoch if phase.steps is None else min(phase.steps, epochs * per_epoch)
-        left = math.ceil(steps * self.work)
-        last = -(-left // per_epoch) - 1 if per_epoch else 0
-        for epoch in range(epochs):
-            order = torch.randperm(count, generator=generator).to(samples.rows.device)
-            for positions in order.split(size)[:per_epoch]:
-                if left == 0:
-                    return
-                left -= 1
-                yield positions, epoch == last
-
     def clip_gradients(self) -> None:
         """Clip the gradient's norm where ``local.clip_norm`` is set, for the phase or for all."""
         if self._clip_norm is not None:
@@ -262,7 +250,6 @@ class Client:
 
     def check_received(self) -> None:
         """Assert that the turn has set every value of the model, whatever an earlier turn left there."""
-        missing = self.bench.entries.keys() - self._loaded
-        if missing:
+        if missing := self.bench.entries.keys() - self._loaded:
             raise RuntimeError(f"receive() left {len(missing)} values of the model unset, {min(missing)!r} among them: "
                                "a turn must set all parameters and buffers")

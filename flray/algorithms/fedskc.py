@@ -83,7 +83,7 @@ class FedSKC(Algorithm):
             None, "GPR also acts on BatchNorm's statistics",
             "not said: no, a decision; released code: all float entries")
 
-    needs = frozenset({"homogeneous", "classification"})
+    needs = frozenset({"homogeneous", "labels"})
 
     def check(self, config: Experiment) -> None:
         """Refuse a local learning rate that the variant would override."""

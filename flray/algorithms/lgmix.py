@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Stage
 from flray.algorithms.client import Client
-from flray.algorithms.samples import Batch
+from flray.algorithms.samples import Batch, pooled
 from flray.algorithms.server import Server
 from flray.algorithms.variants import VariantParams
 from flray.registry import hyper, register_algorithm
@@ -100,8 +100,7 @@ class LGMix(Algorithm):
 
     def trace(self, features: Tensor) -> Tensor:
         """Return the Gram trace of penultimate features [B, m] or, pooled over positions, [B, m, ...]."""
-        pooled = features if features.dim() == 2 else features.flatten(2).mean(2)
-        return functional.gram_trace(pooled.double(), self.hp.centred, drop_smallest=self.hp.drop_smallest)
+        return functional.gram_trace(pooled(features).double(), self.hp.centred, drop_smallest=self.hp.drop_smallest)
 
     def report(self, client: Client) -> dict[str, Any]:
         """Keep the trained model for mixing; send u + Delta_c."""

@@ -18,8 +18,8 @@ class Batch:
     ----------
     x : Tensor [B, ...]
         Normalised inputs.
-    y : Tensor of int64 [B]
-        Labels.
+    y : Tensor of int64 [B] or of uint8 [B, K, H, W]
+        Labels, or for segmentation masks.
     step : int
         Number of the step within the phase, from 0.
     phase : Phase
@@ -75,7 +75,7 @@ class Samples:
 
     @property
     def labels(self) -> Tensor:
-        """Labels of all samples, int64 [n]."""
+        """Labels of all samples, int64 [n]; for segmentation masks, uint8 [n, K, H, W]."""
         if self._y is None:
             raise ValueError("these samples have no labels")
         return self._y[self.rows]
@@ -99,3 +99,8 @@ class Samples:
         """Yield all samples in their stored order, in batches."""
         for positions in torch.arange(len(self), device=self.rows.device).split(batch_size):
             yield self.take(positions)
+
+
+def pooled(features: Tensor) -> Tensor:
+    """Return features [B, m] or, averaged over positions, feature maps [B, m, ...] as [B, m]."""
+    return features if features.dim() == 2 else features.flatten(2).mean(2)

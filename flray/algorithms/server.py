@@ -51,7 +51,7 @@ class ClientInfo:
     num_samples : int
         Training samples.
     class_counts : Tensor of int64 [C]
-        Training samples by class.
+        Training samples by class; [0] where samples have masks.
     architecture : str
         Key of its model in ``server.models``.
     """

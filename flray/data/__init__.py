@@ -1,11 +1,25 @@
 """Data sets, partitions, augmentations and the federation's data; importing this package registers what is built in."""
 
-from flray.data import augment, builtin, characters, cifar, digit_archives, digits5, folders, partitions, public
+from flray.data import (
+    augment,
+    builtin,
+    characters,
+    cifar,
+    digit_archives,
+    digits5,
+    eeg,
+    eeg_synthetic,
+    folders,
+    fundus_synthetic,
+    glyphs,
+    partitions,
+    public,
+)
 from flray.data.cache import data_root
 from flray.data.federate import federate, load_dataset
 from flray.data.get import FETCHABLE, get
 from flray.data.types import ClientIndices, DataSet, Domain, FederatedData
 
 __all__ = ["FETCHABLE", "ClientIndices", "DataSet", "Domain", "FederatedData", "augment", "builtin", "characters",
-           "cifar", "data_root", "digit_archives", "digits5", "federate", "folders", "get", "load_dataset",
-           "partitions", "public"]
+           "cifar", "data_root", "digit_archives", "digits5", "eeg", "eeg_synthetic", "federate", "folders",
+           "fundus_synthetic", "get", "glyphs", "load_dataset", "partitions", "public"]

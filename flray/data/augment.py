@@ -185,6 +185,35 @@ def augmented(images: Tensor, how: str | Sequence[Step], generator: torch.Genera
     return (images - mean) / std if scaled else images
 
 
+def augmented_with(images: Tensor, targets: Tensor, how: str | Sequence[Step], generator: torch.Generator,
+                   normalisation: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """Return a batch augmented as in `augmented`, and its targets: masks go where their pixels go, labels stay.
+
+    Parameters
+    ----------
+    images : Tensor [B, C, H, W]
+        Floating.
+    targets : Tensor [B] or [B, K, H, W]
+        Labels, or masks, 1 inside. What comes in from beyond the image is outside; resampled, inside from one half on.
+    how, generator, normalisation
+        As in `augmented`; the images' bits do not depend on what the targets are.
+
+    Raises
+    ------
+    ConfigError
+        If there are masks and the augmentation does more than move pixels.
+    """
+    if targets.dim() != 4:
+        return augmented(images, how, generator, normalisation), targets
+    coloured = [name for name, _ in _steps(how) if _wants_pixels(augmentations.get(name))]
+    if coloured:
+        raise ConfigError("experiment.local.augment", ", ".join(coloured),
+                          "with masks only steps that move pixels: crop, flip, resized, rotation")
+    together = augmented(torch.cat([images, targets.to(images.dtype)], 1), how, generator)
+    moved, masks = together.split([images.shape[1], targets.shape[1]], 1)
+    return moved, (masks >= 0.5).to(targets.dtype)
+
+
 def check(how: str | Sequence[Step], path: str, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
     """Refuse colours for samples that have none.
 

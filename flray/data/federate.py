@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from flray.data.cache import data_root
 from flray.data.shifts import long_tail, noise_levels, private_sizes, used_share
 from flray.data.splits import Division, by_client, divide
-from flray.data.types import ClientIndices, DataSet, FederatedData, Pooled
+from flray.data.types import ClientIndices, DataSet, FederatedData, Labels, Pooled
 from flray.errors import ConfigError, DataError
 from flray.keys import numpy_generator
 from flray.registry import Registry, datasets, partitions
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Split = SplitName | tuple[float, float, float]
 
 Rows = NDArray[np.int64]
+_WITHOUT_CLASSES = frozenset({"iid", "domains"})  # take labels to count samples or to stratify, no more
 
 
 def load_dataset(name: str, options: dict[str, Any] | None = None, root: Path | None = None) -> DataSet:
@@ -100,6 +101,7 @@ def federate(
     test_y, test_domain = _pool([d.test_y for d in dataset.domains])
     y, domains = np.concatenate([train_y, test_y]), np.concatenate([train_domain, test_domain])
     function = partitions.get(partition_name)
+    _check_labels(dataset, partition_name)
     by_domain = "domains" in inspect.signature(function).parameters
     division = _shifted(divide(split, y, domains, len(train_y), [d.name for d in dataset.domains],
                                shift.ratio if shift is not None else 1.0), dataset, y, domains, seed, shift)
@@ -244,10 +246,20 @@ def _options(registry: Registry, name: str, options: dict[str, Any]) -> dict[str
         raise ConfigError(path, repr(first["input"]), f"{first['msg']} (options: {allowed})") from None
 
 
-def _pool(parts: Sequence[Rows]) -> tuple[Rows, Rows]:
-    """Return all labels and the domain id of each."""
+def _pool(parts: Sequence[Labels]) -> tuple[Rows, Rows]:
+    """Return all labels and the domain id of each; samples with masks are all of one class."""
     ids = np.repeat(np.arange(len(parts), dtype=np.int64), [len(part) for part in parts])
+    if parts[0].ndim > 1:
+        return np.zeros_like(ids), ids
     return np.concatenate(parts).astype(np.int64), ids
+
+
+def _check_labels(dataset: DataSet, partition: str) -> None:
+    """Refuse to partition masks by their class, which they do not have."""
+    named = inspect.signature(partitions.get(partition)).parameters
+    if dataset.domains[0].train_y.ndim > 1 and "labels" in named and partition not in _WITHOUT_CLASSES:
+        raise DataError(f"partition {partition}: splits by class, and samples of data set {dataset.name} have masks "
+                        f"({dataset.task}); take {' or '.join(sorted(_WITHOUT_CLASSES))}")
 
 
 def _client_names(domains: Sequence[str], by_domain: bool) -> list[str]:

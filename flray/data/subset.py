@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray import keys
-from flray.data.types import DataSet
+from flray.data.types import DataSet, Labels
 
 
 def subset(dataset: DataSet, most: int) -> DataSet:
@@ -21,7 +21,7 @@ def subset(dataset: DataSet, most: int) -> DataSet:
     most : int
         At least 1. Every class keeps at least one sample where `most` allows it.
     """
-    def drawn(labels: NDArray[np.int64], what: str) -> NDArray[np.int64]:
+    def drawn(labels: Labels, what: str) -> NDArray[np.int64]:
         order = keys.numpy_generator(0, "sampling", extra=f"subset/{what}").permutation(len(labels))
         flat = labels.reshape(len(labels), -1)[:, 0]
         _, first = np.unique(flat[order], return_index=True)

@@ -14,6 +14,7 @@ from flray.errors import DataError
 
 _BLOCK = 2**26  # bytes that a fingerprint reads at a time
 Origin = Literal["real", "composed", "rendered", "random"]
+Labels = NDArray[np.int64] | NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,16 @@ class Domain:
         Where the samples come from; every report prints it.
     train_x, test_x : ndarray [n, C, H, W]
         uint8 images (or float32 features of any shape, which are then used as they are).
-    train_y, test_y : ndarray of int64 [n]
-        Class labels, 0-based.
+    train_y, test_y : ndarray of int64 [n] or of uint8 [n, K, H, W]
+        Class labels, 0-based; for segmentation masks of K structures, which may overlap, 1 inside.
     """
 
     name: str
     origin: Origin
     train_x: NDArray[Any]
-    train_y: NDArray[np.int64]
+    train_y: Labels
     test_x: NDArray[Any]
-    test_y: NDArray[np.int64]
+    test_y: Labels
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,12 @@ class DataSet:
     domains : tuple of Domain
         At least one; all with the same sample shape and dtype.
     classes : tuple of str
-        Class names in label order.
+        Class names in label order; for segmentation the structures' names.
     mean, std : tuple of float
         Per channel, for images scaled to [0, 1]; samples are normalised with them on the device.
     task : str
-        What is to be learnt, for example ``"classification"``.
+        What is to be learnt: ``"classification"``, ``"binary"`` (two classes, the second one positive),
+        ``"segmentation"`` or ``"few-shot"`` (test parts of other classes than training parts).
     public : ndarray of uint8 [n, C, H, W] or None
         Unlabelled samples that every client and the server may see.
     coarse : tuple of int or None
@@ -138,14 +140,14 @@ class Pooled(_Travels):
     x : ndarray [n, ...]
         All training parts in domain order, then all test parts. The channels of a pixel of an image lie side by side
         in memory: batches then come out in the layout in which networks are fastest.
-    y : ndarray of int64 [n]
-        Labels.
+    y : ndarray of int64 [n] or of uint8 [n, K, H, W]
+        Labels or masks.
     public : ndarray of uint8 or None
         The data set's public samples.
     """
 
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: Labels
     public: NDArray[np.uint8] | None = None
 
     @classmethod
@@ -162,8 +164,8 @@ class Pooled(_Travels):
             x = np.moveaxis(lying, -1, 1)
         else:
             x = np.concatenate(parts)
-        y = np.concatenate([d.train_y for d in domains] + [d.test_y for d in domains]).astype(np.int64)
-        return cls(x, y, dataset.public)
+        labels: NDArray[Any] = np.concatenate([d.train_y for d in domains] + [d.test_y for d in domains])
+        return cls(x, labels.astype(np.int64) if labels.ndim == 1 else labels, dataset.public)
 
 
 @dataclass(frozen=True)
@@ -195,8 +197,8 @@ class FederatedData(_Travels):
     ----------
     x : ndarray [n, ...]
         uint8 images [n, C, H, W], or float features.
-    y : ndarray of int64 [n]
-        Labels.
+    y : ndarray of int64 [n] or of uint8 [n, K, H, W]
+        Labels, or for segmentation masks.
     clients : tuple of ClientIndices
         In client order; their training parts are disjoint, their test parts too.
     test : ndarray of int64
@@ -207,7 +209,7 @@ class FederatedData(_Travels):
 
     dataset: str
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: Labels
     clients: tuple[ClientIndices, ...]
     test: NDArray[np.int64]
     classes: tuple[str, ...]
@@ -238,8 +240,21 @@ class FederatedData(_Travels):
         """Shape of one sample."""
         return tuple(self.x.shape[1:])
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether every sample has a class; samples of segmentation have masks."""
+        return self.y.ndim == 1
+
     def class_counts(self) -> NDArray[np.int64]:
-        """Training samples of each class at each client, int64 [K, C]."""
+        """Training samples of each class at each client, int64 [K, C].
+
+        Raises
+        ------
+        DataError
+            If samples have masks, not classes.
+        """
+        if not self.has_classes:
+            raise DataError(f"data set {self.dataset}: samples of {self.task} have masks, not classes to count")
         return np.stack([np.bincount(self.y[c.train], minlength=self.num_classes) for c in self.clients])
 
 
@@ -262,6 +277,11 @@ def _digest(digest: hashlib._Hash, array: NDArray[Any]) -> None:
     step = max(1, _BLOCK // max(1, array[:1].nbytes))
     for start in range(0, len(array), step):
         digest.update(np.ascontiguousarray(array[start:start + step]).data)
+
+
+def hollow(labels: Labels) -> Labels:
+    """Return labels without what is large: masks lose their structures but not their number."""
+    return labels if labels.ndim == 1 else labels[:, :0]
 
 
 def partition_fingerprint(clients: Sequence[ClientIndices], noise: NDArray[np.float32] | None = None) -> str:

@@ -17,7 +17,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flray.config import Experiment
 from flray.data.types import Pooled
-from flray.federation.executor import Failure, Handle, Job, Outcome, Result, Turn
+from flray.errors import FlrayError
+from flray.federation.executor import Failure, Handle, Job, LostObjectError, Outcome, Result, Turn
 from flray.federation.player import Player
 from flray.federation.workshop import threads_of
 from flray.federation.world import World
@@ -25,6 +26,11 @@ from flray.trees import Packed
 
 LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
 """What a call raises when its actor or its node is gone: its turn is played again elsewhere."""
+
+GONE = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFetchTimedOutError)
+"""What asking for an object raises when the only node that held it is gone."""
+
+WENT = "a client's state or reply was lost with the node that held it"
 
 INLINE = int(0.9 * int(os.environ.get("RAY_max_direct_call_object_size", 100 * 1024)))  # noqa: SIM112
 """Bytes up to which Ray sends an argument within the call; see `flray.federation.cluster.ray_session`."""
@@ -62,9 +68,10 @@ class ClientActor:
 
 @dataclass
 class _Worker:
-    """One actor with the jobs waiting at it, oldest first."""
+    """One actor with the jobs waiting at it, oldest first; none until it has started, for its node may never come."""
 
     actor: Any
+    starting: Any
     number: int
     bundle: int
     waiting: deque[_Call] = field(default_factory=deque)
@@ -106,7 +113,9 @@ class RayExecutor:
         self._world, self._config, self._gpus, self._group = world, config, gpus, group
         self._samples = samples
         self._closed = False
-        self._workers = [_Worker(self._start(first_bundle + i), i, first_bundle + i) for i in range(actors)]
+        self._started = False
+        self._workers = [_Worker(*self._start(first_bundle + i), number=i, bundle=first_bundle + i)
+                         for i in range(actors)]
 
     def put(self, packed: Packed) -> Handle:
         """Put a packed tree into the object store; a small one travels with each call instead, which is quicker."""
@@ -114,7 +123,10 @@ class RayExecutor:
 
     def fetch(self, handle: Handle) -> Packed:
         """Return a packed tree from the object store, without a copy where it lies on this node."""
-        packed: Packed = handle if isinstance(handle, Packed) else ray.get(handle)
+        try:
+            packed: Packed = handle if isinstance(handle, Packed) else ray.get(handle)
+        except GONE as error:
+            raise LostObjectError(WENT) from error
         return packed
 
     def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
@@ -127,7 +139,10 @@ class RayExecutor:
         return {f"client actor {d['pid']}": d["resident"] for d in described}
 
     def wait_until_ready(self, seconds: float = 300.0) -> None:
-        """Wait until every actor has started; one that dies meanwhile is dealt with when it is given work."""
+        """Wait once until every actor has started; one that dies meanwhile is dealt with when it is given work."""
+        if self._started:
+            return
+        self._started = True
         ray.wait([worker.actor.describe.remote() for worker in self._workers], num_returns=len(self._workers),
                  timeout=seconds)
 
@@ -148,13 +163,15 @@ class RayExecutor:
                 ray.kill(worker.actor)
             self._workers = []
 
-    def _start(self, bundle: int) -> Any:
+    def _start(self, bundle: int) -> tuple[Any, Any]:
+        """Return a new actor and what is ready when it has started."""
         cpus = self._config.resources.cpus_per_actor
         options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": self._gpus, "max_restarts": 0}
         if self._group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=bundle)
-        return ray.remote(ClientActor).options(**options).remote(self._world, self._threads, self._samples)
+        actor = ray.remote(ClientActor).options(**options).remote(self._world, self._threads, self._samples)
+        return actor, actor.describe.remote()
 
     @property
     def _threads(self) -> int:
@@ -181,7 +198,7 @@ class RayExecutor:
         """Put a new actor in a dead one's place."""
         with contextlib.suppress(Exception):
             ray.kill(worker.actor)
-        worker.actor = self._start(worker.bundle)
+        worker.actor, worker.starting = self._start(worker.bundle)
 
 
 class _Play:
@@ -195,6 +212,7 @@ class _Play:
         order = sorted(range(len(jobs)), key=lambda i: (-jobs[i].turn.cost, i))
         self._open = deque(order)
         self._attempts = [0] * len(jobs)
+        self._failed_starts = 0
         self._done: dict[int, Result] = {}
 
     def results(self) -> Iterator[Result]:
@@ -210,8 +228,9 @@ class _Play:
     def _refill(self) -> None:
         """Give every actor work up to its queue's length, the least busy first."""
         depth = self._executor._config.resources.queued
-        while self._open:
-            worker = min(self._executor._workers, key=lambda w: len(w.waiting))
+        workers = [worker for worker in self._executor._workers if worker.starting is None]
+        while self._open and workers:
+            worker = min(workers, key=lambda w: len(w.waiting))
             if len(worker.waiting) >= depth:
                 return
             self._submit(worker, self._open.popleft())
@@ -225,10 +244,14 @@ class _Play:
     def _advance(self) -> None:
         """Wait for something to end, and take it in."""
         waiting = {call.outcome: (worker, call) for worker in self._executor._workers for call in worker.waiting}
+        starting = {worker.starting: worker for worker in self._executor._workers if worker.starting is not None}
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=left)
+        ready, _ = ray.wait([*waiting, *starting], num_returns=1, timeout=left)
         if not ready:
             self._time_out()
+            return
+        if ready[0] in starting:
+            self._began(starting[ready[0]])
             return
         worker, call = waiting[ready[0]]
         try:
@@ -236,11 +259,27 @@ class _Play:
         except LOST as error:
             self._lost(worker, error)
             return
+        except GONE as error:
+            raise LostObjectError(WENT) from error
         except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, GONE):
+                raise LostObjectError(WENT) from error
             outcome = Outcome(self._jobs[call.position].turn.client,
                               failure=Failure(f"{type(error.cause).__name__}: {error.cause}", trace=str(error)))
         worker.waiting.remove(call)
         self._finish(call.position, outcome, call, worker.number)
+        self._refill()
+
+    def _began(self, worker: _Worker) -> None:
+        """Give an actor that has started its first work; one that died on the way is started once more."""
+        try:
+            ray.get(worker.starting)
+            worker.starting = None
+        except LOST as error:
+            self._failed_starts += 1
+            if self._failed_starts > self._executor._config.faults.attempts * len(self._executor._workers):
+                raise FlrayError(f"client actors die while they start: {str(error).splitlines()[0]}") from error
+            self._executor.replace(worker)
         self._refill()
 
     def _finish(self, position: int, outcome: Outcome, call: _Call | None, actor: int = 0) -> None:

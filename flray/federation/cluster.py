@@ -15,9 +15,13 @@ from flray.federation.federation import Federation, Round, Warn
 from flray.federation.inline import InlineExecutor
 from flray.federation.placement import Plan, make_plan
 from flray.federation.portrait import Portrait, portrait
+from flray.federation.probe import node_resources, survey, worthwhile
 from flray.federation.world import World
 
 SERVER_RESTARTS = 3
+START = 300.0
+"""Seconds for Ray to find room for the actors; an autoscaler may have to start nodes first."""
+
 PLUGIN_PREFIX = "flray_plugin_"
 
 
@@ -101,7 +105,7 @@ class RayFederation:
 
     def __init__(self, world: World, plan: Plan, warn: Warn) -> None:
         import ray
-        from ray.util.placement_group import placement_group
+        from ray.util.placement_group import placement_group, remove_placement_group
 
         self._plan, self._warn = plan, warn
         carry_plugins()
@@ -109,7 +113,13 @@ class RayFederation:
         self._group = placement_group(
             [{"CPU": plan.cpus_per_actor, **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {})}]
             * plan.actors)
-        ray.get(self._group.ready(), timeout=300)
+        try:
+            ray.get(self._group.ready(), timeout=START)
+        except ray.exceptions.GetTimeoutError:
+            remove_placement_group(self._group)
+            raise FlrayError(f"no room for {plan.actors} actors of {plan.cpus_per_actor:g} CPU and "
+                             f"{plan.gpus_per_actor:g} GPU within {START:g} s: the cluster is busy, or a node is gone; "
+                             "`ray status` shows who holds what") from None
         self._server = self._start()
         self._under_way: Any = None
 
@@ -276,8 +286,12 @@ def carry_plugins() -> None:
 
 
 def plan_for(world: World, available: dict[str, float]) -> Plan:
-    """Return the plan of a world for what is available."""
-    return make_plan(world.config, len(world.data.clients), world.cohort_size, available)
+    """Return the plan of a world for what is available, on the nodes of the Ray that runs (if one does)."""
+    import ray
+
+    nodes = node_resources() if ray.is_initialized() else []
+    measured = survey(world, nodes) if nodes and worthwhile(world, nodes) else None
+    return make_plan(world.config, len(world.data.clients), world.cohort_size, available, nodes, measured)
 
 
 def uses_ray(config: Experiment) -> bool:

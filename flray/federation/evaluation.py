@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from flray import trees
 from flray.algorithms.base import Stage
-from flray.data.tasks import Task, task
+from flray.data.tasks import Task
 from flray.federation.executor import ClientError, Job, Turn
 from flray.federation.played import MAX_CLIENT_METRICS
 from flray.federation.player import BLOCK, blocks
+from flray.metrics.direction import lower_is_better
 
 if TYPE_CHECKING:
     from flray.federation.federation import Federation
@@ -66,12 +67,13 @@ def _global(federation: Federation) -> dict[str, float]:
         jobs += [Job(Turn("global", -1, server.round, key, Stage(f"evaluate {key}"), block=block, token=token + key),
                      handle) for block in range(count)]
     parts = [evidence["common"] for evidence in _evidence(federation, jobs)]
-    measure = task(data.task)
+    measure = world.task
     for position, key in enumerate(sorted(server.models)):
         mine = parts[position * count:(position + 1) * count]
         whole = _join(mine[:tested])
         suffix = f"/model/{key}" if len(server.models) > 1 else ""
-        metrics.update({f"global/common/{n}{suffix}": v for n, v in measure.summarise(whole).items()})
+        metrics.update({f"global/common/{n}{suffix}": v for n, v in measure.summarise(whole).items()
+                        if n == measure.metric or not np.isnan(v)})
         members = [i for i, info in enumerate(server.clients) if info.architecture == key]
         local = _by_client(measure, whole, [len(c.test) for c in data.clients])
         metrics.update(_over_clients(federation, "global/local", {i: local[i] for i in members}, suffix))
@@ -96,7 +98,7 @@ def _personal(federation: Federation) -> dict[str, float]:
     others = world.config.evaluation.others
     evidence = _evidence(federation, jobs)
     parts = [one["test"] for one in evidence]
-    measure = task(world.data.task)
+    measure = world.task
     held = {i: measure.summarise(one["validation"]) for i, one in enumerate(evidence) if "validation" in one}
     besides = _over_clients(federation, "personal/validation", held)
     for view in sorted(evidence[0].keys() - {"test", "validation"}):
@@ -113,7 +115,7 @@ def _personal(federation: Federation) -> dict[str, float]:
         apart = [measure.summarise({n: a[inside[j]] for n, a in part.items()})
                  for j in range(len(parts)) if j != i and inside[j].start < inside[j].stop]
         if apart:
-            inter[i] = {n: float(np.mean([one[n] for one in apart])) for n in apart[0]}
+            inter[i] = {n: _mean([one[n] for one in apart]) for n in apart[0]}
     return {**_over_clients(federation, "personal/local", intra),
             **_over_clients(federation, "personal/others", inter), **besides}
 
@@ -137,13 +139,19 @@ def _evidence(federation: Federation, jobs: list[Job]) -> list[Mapping[str, Evid
     return evidence
 
 
+def _mean(values: list[float]) -> float:
+    """Return the mean of the values that are defined."""
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else float("nan")
+
+
 def _join(parts: list[Evidence]) -> Evidence:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _over_clients(federation: Federation, view: str, values: Mapping[int, Mapping[str, float]],
                   suffix: str = "") -> dict[str, float]:
-    """Return mean, std, worst and worst tenth over clients, and the clients' own values; empty test parts left out."""
+    """Return mean, std, worst and worst tenth over clients, and the clients' own values; undefined ones left out."""
     metrics: dict[str, float] = {}
     names = next(iter(values.values()), {})
     for name in names:
@@ -154,9 +162,9 @@ def _over_clients(federation: Federation, view: str, values: Mapping[int, Mappin
         metrics[f"{view}/{name}{suffix}"] = float(numbers.mean())
         metrics[f"{view}/{name}{suffix}/std"] = float(numbers.std())
         if name != "loss":
-            lowest = np.sort(numbers)[:max(1, round(len(numbers) / 10))]
-            metrics[f"{view}/{name}{suffix}/worst"] = float(numbers.min())
-            metrics[f"{view}/{name}{suffix}/worst10"] = float(lowest.mean())
+            worst_first = np.sort(numbers)[::-1 if lower_is_better(name) else 1]
+            metrics[f"{view}/{name}{suffix}/worst"] = float(worst_first[0])
+            metrics[f"{view}/{name}{suffix}/worst10"] = float(worst_first[:max(1, round(len(numbers) / 10))].mean())
         if len(federation.server.clients) <= MAX_CLIENT_METRICS:
             metrics.update({f"{view}/{name}/client/{federation.server.clients[i].name}": v for i, v in known.items()})
     return metrics

@@ -153,6 +153,10 @@ class ClientError(FlrayError):
     """A client's own code raised; the first line names client, round, exception, file and line."""
 
 
+class LostObjectError(FlrayError):
+    """A client's state or reply went with the node that held it; going on from a checkpoint brings it back."""
+
+
 class ArrivedReply:
     """A client's reply as aggregation sees it; see `flray.algorithms.server.Reply`."""
 

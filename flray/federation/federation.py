@@ -63,7 +63,8 @@ class Federation:
         for key, bench in benches.items():
             if "batch_norm" in algorithm.shared and not bench.batch_norm:
                 warn(f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the clients")
-        counts = torch.from_numpy(world.data.class_counts())
+        counts = torch.from_numpy(world.data.class_counts()) if world.data.has_classes else \
+            torch.zeros(len(world.data.clients), 0, dtype=torch.int64)
         declared = config.aggregation.weights
         self.server = Server(
             config=config,

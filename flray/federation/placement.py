@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from flray.config import Experiment
 from flray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flray.federation.probe import Survey
+
+MOST_PER_GPU = 4
+"""Actors that share a GPU where its memory would carry more: further ones wait for each other's kernels."""
+
+FILLED = 0.9
+"""Share of the free memory that is given away."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,8 @@ class Plan:
         Share of each.
     clients, cohort : int
         Clients in all, and per round.
+    measured : int
+        Bytes of GPU memory (on the CPU: of main memory) that an actor takes; 0 where it was not measured.
     """
 
     actors: int
@@ -29,16 +41,19 @@ class Plan:
     gpus_per_actor: float
     clients: int
     cohort: int
+    measured: int = 0
 
     def __str__(self) -> str:
         gpu = f", {self.gpus_per_actor:g} GPU" if self.gpus_per_actor else ""
         turns = self.cohort / self.actors
+        memory = f" (an actor takes {self.measured / 2**30:.1f} GiB)" if self.measured else ""
         return (f"{self.clients} clients ({self.cohort} per round) -> {self.actors} "
                 f"actor{'s' if self.actors > 1 else ''}, {self.cpus_per_actor:g} CPU{gpu} each, "
-                f"about {turns:.2g} turn{'s' if turns > 1 else ''} per actor and round")
+                f"about {turns:.2g} turn{'s' if turns > 1 else ''} per actor and round{memory}")
 
 
-def make_plan(config: Experiment, clients: int, cohort: int, available: Mapping[str, float]) -> Plan:
+def make_plan(config: Experiment, clients: int, cohort: int, available: Mapping[str, float],
+              nodes: Sequence[Mapping[str, Any]] = (), survey: Survey | None = None) -> Plan:
     """Return how many client actors there will be, and what each gets.
 
     Parameters
@@ -48,7 +63,11 @@ def make_plan(config: Experiment, clients: int, cohort: int, available: Mapping[
     clients, cohort : int
         Clients in all, and per round.
     available : mapping
-        ``"CPU"`` and ``"GPU"`` that may be used.
+        ``"CPU"`` and ``"GPU"`` that may be used in all.
+    nodes : sequence of mapping, optional
+        The same by node: an actor does not fit into what is left over on two of them.
+    survey : Survey, optional
+        What a turn takes and the GPUs have free, for ``auto``.
 
     Raises
     ------
@@ -57,36 +76,69 @@ def make_plan(config: Experiment, clients: int, cohort: int, available: Mapping[
     """
     resources = config.resources
     cpus, gpus = float(available.get("CPU", 0.0)), float(available.get("GPU", 0.0))
-    gpu_share = _gpu_share(resources.gpus_per_actor, gpus, resources.actors, cohort)
+    gpu_share = _gpu_share(resources.gpus_per_actor, gpus, resources.actors, cohort, survey)
     if resources.cpus_per_actor > cpus:
         raise ConfigError("experiment.resources.cpus_per_actor", f"{resources.cpus_per_actor:g}",
                           f"{cpus:g} CPUs are available; ask for fewer")
-    room = math.floor(cpus / resources.cpus_per_actor + 1e-9)
-    if gpu_share:
-        per_gpu = math.floor(1 / gpu_share + 1e-9) if gpu_share <= 1 else 0
-        room_gpu = per_gpu * math.floor(gpus) if per_gpu else math.floor(gpus / gpu_share)
-        room = min(room, room_gpu)
-    actors = max(1, min(room, cohort)) if resources.actors == "auto" else resources.actors
-    if actors > room:
-        have = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpu_share else "")
+    room = _room(available, resources.cpus_per_actor, gpu_share)
+    if nodes:
+        room = min(room, sum(_room(node, resources.cpus_per_actor, gpu_share) for node in nodes))
+    measured = 0
+    if survey is not None:
+        measured = survey.need.gpu if gpu_share and survey.gpus else survey.need.memory
+    if resources.actors == "auto":
+        if survey is not None and nodes:
+            room = max(1, min(room, sum(_memory_room(node, survey.need.memory) for node in nodes)))
+        if not room:
+            raise ConfigError("experiment.resources", _each(resources.cpus_per_actor, gpu_share),
+                              "no single node has this much; ask for less per actor")
+        return Plan(min(room, cohort), resources.cpus_per_actor, gpu_share, clients, cohort, measured)
+    if resources.actors > room:
+        have = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpu_share else "") \
+            + (f" on {len(nodes)} nodes" if len(nodes) > 1 else "")
         raise ConfigError(
-            "experiment.resources.actors", f"{actors}",
-            f"{have} carry {room} actor{'s' if room != 1 else ''} of {resources.cpus_per_actor:g} CPU"
-            + (f" and {gpu_share:g} GPU" if gpu_share else "")
-            + "; ask for fewer actors, a smaller share each, or 'auto'")
-    return Plan(actors, resources.cpus_per_actor, gpu_share, clients, cohort)
+            "experiment.resources.actors", f"{resources.actors}",
+            f"{have} carry {room} actor{'s' if room != 1 else ''} of {_each(resources.cpus_per_actor, gpu_share)}"
+            "; ask for fewer actors, a smaller share each, or 'auto'")
+    return Plan(resources.actors, resources.cpus_per_actor, gpu_share, clients, cohort, measured)
 
 
-def _gpu_share(asked: float | str, gpus: float, actors: int | str, cohort: int) -> float:
+def _each(cpus: float, gpu_share: float) -> str:
+    return f"{cpus:g} CPU" + (f" and {gpu_share:g} GPU" if gpu_share else "")
+
+
+def _room(resources: Mapping[str, Any], cpus_per_actor: float, gpu_share: float) -> int:
+    """Return the actors for which there are CPUs and GPUs; a share below 1 never spans two GPUs."""
+    room = math.floor(float(resources.get("CPU", 0.0)) / cpus_per_actor + 1e-9)
+    if gpu_share:
+        gpus = float(resources.get("GPU", 0.0))
+        room = min(room, math.floor(1 / gpu_share + 1e-9) * math.floor(gpus) if gpu_share <= 1
+                   else math.floor(gpus / gpu_share))
+    return room
+
+
+def _memory_room(node: Mapping[str, Any], need: int) -> int:
+    return math.floor(FILLED * node["memory"] / need) if "memory" in node else 10**9
+
+
+def _gpu_share(asked: float | str, gpus: float, actors: int | str, cohort: int, survey: Survey | None) -> float:
     if asked != "auto":
         share = float(asked)
-        if share > 1 and share != int(share):
-            raise ConfigError("experiment.resources.gpus_per_actor", f"{share:g}",
-                              "a share below 1, or a whole number of GPUs")
         if share > gpus:
             raise ConfigError("experiment.resources.gpus_per_actor", f"{share:g}", f"{gpus:g} GPUs are available")
         return share
     if gpus < 1:
         return 0.0
     wanted = cohort if actors == "auto" else int(actors)
-    return 1.0 / max(1, min(4, math.ceil(wanted / gpus)))
+    per_gpu = min(MOST_PER_GPU, math.ceil(wanted / gpus))
+    for gpu in survey.gpus if survey is not None else ():
+        assert survey is not None
+        fits = math.floor(FILLED * gpu.free / survey.need.gpu)
+        if not fits:
+            raise ConfigError(
+                "experiment.resources.gpus_per_actor", "auto",
+                f"GPU {gpu.index} of {gpu.node} has {gpu.free / 2**30:.1f} GiB free and a turn takes "
+                f"{survey.need.gpu / 2**30:.1f}; end what else runs there, leave it out (CUDA_VISIBLE_DEVICES), or "
+                "lower local.batch_size")
+        per_gpu = min(per_gpu, fits)
+    return 1.0 / max(1, per_gpu)

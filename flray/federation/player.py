@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from flray import keys, registry, trees
 from flray.algorithms.client import Client
-from flray.data.tasks import task
 from flray.data.types import FederatedData
 from flray.federation.executor import Failure, Outcome, Turn, evidence_arrays, split_small
 from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
@@ -49,7 +48,7 @@ class Player:
         for kind, entries in world.components.items():
             registry.ALL[kind].add(entries)
         self.world, self.device = world, device
-        self.task = task(world.data.task)
+        self.task = world.task
         self._process = psutil.Process()
         self._workshop = Workshop(world, device)
         self._common: tuple[str, dict[str, Any]] = ("", {})

@@ -18,7 +18,8 @@ from flray.data.cache import data_root
 from flray.data.federate import federate
 from flray.data.public import with_public
 from flray.data.subset import subset
-from flray.data.types import DataSet, FederatedData, Pooled
+from flray.data.tasks import Task, task
+from flray.data.types import DataSet, FederatedData, Pooled, hollow
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.keys import numpy_generator
 from flray.models import groups
@@ -47,7 +48,8 @@ class SharedData:
     @classmethod
     def of(cls, dataset: DataSet) -> SharedData:
         """Return a data set in the form that is shared."""
-        domains = tuple(replace(d, train_x=d.train_x[:0], test_x=d.test_x[:0]) for d in dataset.domains)
+        domains = tuple(replace(d, train_x=d.train_x[:0], test_x=d.test_x[:0], train_y=hollow(d.train_y),
+                                test_y=hollow(d.test_y)) for d in dataset.domains)
         return cls(replace(dataset, domains=domains, public=None), Pooled.of(dataset), dataset.fingerprint)
 
 
@@ -78,18 +80,25 @@ class World:
     architecture_of: tuple[str, ...]
     components: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    @property
+    def task(self) -> Task:
+        """What is to be learnt: loss and metrics."""
+        few_shot = {**self.config.episodes.model_dump(), "seed": self.config.seed}
+        return task(self.data.task, self.data.classes, few_shot)
+
     def build(self, key: str) -> nn.Module:
         """Return a fresh network of an architecture as the method trains it: the same bits in every process."""
         choice = self.architectures[key]
         dtype = torch.float64 if self.config.local.precision == "float64" else torch.float32
-        return self.algorithm.network(models.build(
-            choice.name, self.data.shape, self.data.num_classes, choice.options, self.config.seed, dtype))
+        network = models.build(choice.name, self.data.shape, self.data.num_classes, choice.options, self.config.seed,
+                               dtype)
+        return self.algorithm.network(self.task.network(network))
 
     def without_samples(self) -> World:
         """Return the world without its large arrays, to travel apart from them."""
         data = self.data
         empty = np.empty((0, *data.x.shape[1:]), data.x.dtype)
-        return replace(self, data=replace(data, x=empty, public=None))
+        return replace(self, data=replace(data, x=empty, y=hollow(data.y), public=None))
 
     def with_samples(self, samples: Pooled) -> World:
         """Return the world with its large arrays, not copied."""
@@ -186,9 +195,12 @@ def check(world: World) -> None:
     if not len(data.test):
         raise ConfigError("experiment.split", str(config.split), f"{data.dataset} leaves no test samples under this "
                           "split; choose another, for example [0.6, 0.2, 0.2]")
-    needs = algorithm.needs
-    if "classification" in needs and data.task != "classification":
+    needs, learnt = algorithm.needs, world.task
+    learnt.check(data)
+    if "classification" in needs and not learnt.logits:
         raise ConfigError("experiment.algorithm", name, f"it needs classification, and {data.dataset} is {data.task}")
+    if "labels" in needs and not data.has_classes:
+        raise ConfigError("experiment.algorithm", name, f"it needs class labels, and {data.dataset} is {data.task}")
     if "homogeneous" in needs and len(world.architectures) > 1:
         raise ConfigError("experiment.models", ", ".join(world.architectures),
                           f"{name} averages weights, so all clients need the same network")
@@ -209,10 +221,11 @@ def check(world: World) -> None:
     sizes: dict[str, int] = {}
     for key in world.architectures:
         model = world.build(key)
+        learnt.check_network(key, model, data)
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
             if need in needs and not groups.select(model, group):
                 raise ConfigError("experiment.model", key, f"{name} needs a network with {group.replace('_', ' ')}")
-        if "split" in needs:
+        if "split" in needs or "features" in needs:
             groups.select(model, "features")
         if "same_features" in needs:
             sizes[key] = models.feature_dim(model)

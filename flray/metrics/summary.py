@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from flray.metrics.direction import lower_is_better
+
 Protocol = Literal["last", "best", "mean-last"]
 
 
@@ -24,7 +26,7 @@ class Course:
     rounds : int
         How many these are.
     best : float
-        Highest value.
+        Highest value; of a loss or a distance the lowest.
     best_round : int
         First round that reached it.
     """
@@ -57,7 +59,7 @@ def course(history: pd.DataFrame, metric: str, last: int) -> Course:
     if measured.empty:
         raise ValueError(f"{metric} was never measured")
     values = measured[metric].to_numpy()
-    tail, best = values[-last:], int(values.argmax())
+    tail, best = values[-last:], int(values.argmin() if lower_is_better(metric) else values.argmax())
     return Course(float(values[-1]), float(tail.mean()), len(tail), float(values[best]),
                   int(measured["round"].iloc[best]))
 
@@ -101,7 +103,7 @@ def report(history: pd.DataFrame, metric: str, protocol: Protocol, last: int) ->
         The method's own measure; the rounds in which it was measured count.
     protocol : {"last", "best", "mean-last"}
         The last value of each metric; all metrics of the round whose mean validation value is best, the first of
-        equals (a loss is best low, everything else high; where the metric has no validation value, the last round);
+        equals (a loss or a distance is best low; where the metric has no validation value, the last round);
         the mean over the last `last` measured rounds.
     last : int
         As in `course`.
@@ -111,7 +113,7 @@ def report(history: pd.DataFrame, metric: str, protocol: Protocol, last: int) ->
     validation = validation_metric(metric)
     if protocol == "best" and validation is not None and validation in measured and measured[validation].notna().any():
         values = measured[validation].to_numpy()
-        chosen = measured.iloc[int(np.nanargmin(values) if validation.endswith("/loss") else np.nanargmax(values))]
+        chosen = measured.iloc[int(np.nanargmin(values) if lower_is_better(validation) else np.nanargmax(values))]
         known = {str(n): float(chosen[n]) for n in columns if pd.notna(chosen[n])}
         return Reported(known, f"round {int(chosen['round'])} of {int(history['round'].iloc[-1])}, best on validation")
     if protocol == "mean-last" and len(measured):
@@ -130,7 +132,8 @@ def rounds_to_target(history: pd.DataFrame, metric: str, target: float) -> int |
     history, metric
         As in `course`.
     target : float
-        On the metric's own scale, accuracy in [0, 1].
+        On the metric's own scale, accuracy in [0, 1]. A loss or a distance reaches it from above.
     """
-    reached = history.loc[history[metric] >= target, "round"]
+    values = history[metric]
+    reached = history.loc[values <= target if lower_is_better(metric) else values >= target, "round"]
     return int(reached.iloc[0]) if len(reached) else None

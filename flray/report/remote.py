@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,14 @@ import pandas as pd
 import yaml
 
 from flray import rundir
+from flray.arms import PREFIX
 from flray.errors import FlrayError
 from flray.federation.portrait import AFTER, BEFORE, PARTITION
 from flray.report.source import Source, Trial, own_metric
 from flray.tracking.connection import AwayError, connect, http_limits, quiet, resolve_uri
+from flray.tuning.naming import FIRST
 
-_PARENT, _SETTING, _VERSION = "mlflow.parentRunId", "setting.", "version."
+_PARENT, _VERSION = "mlflow.parentRunId", "version."
 _SKIPPED = ("train/seconds", "train/loss/client", "memory/server")
 
 
@@ -44,7 +46,7 @@ def from_mlflow(uri: str, what: str, folder: Path) -> Source:
             children = client.search_runs([run.info.experiment_id], f"tags.`{_PARENT}` = '{run.info.run_id}'",
                                           max_results=5000) if run.data.tags.get("flray.kind") == "sweep" else [run]
             config = _config(client, run.info.run_id, folder)
-            trials = [_trial(client, child, folder) for child in children]
+            trials = [_trial(client, child, folder, config.get("arms") or ()) for child in children]
     except AwayError as error:
         raise FlrayError(f"{uri}: {error}") from None
     trials.sort(key=lambda trial: trial.number)
@@ -79,14 +81,15 @@ def _config(client: Any, run: str, folder: Path) -> dict[str, Any]:
     return content
 
 
-def _trial(client: Any, run: Any, folder: Path) -> Trial:
+def _trial(client: Any, run: Any, folder: Path, axes: Collection[str]) -> Trial:
     data, place = run.data, _made(folder / run.info.run_id)
     for name in (PARTITION, BEFORE, AFTER):
         with contextlib.suppress(Exception):
             client.download_artifacts(run.info.run_id, name, str(place))
     method = data.params.get("algorithm.name", data.params.get("algorithm", ""))
     history = _history(client, run.info.run_id, data.metrics)
-    setting = {key.removeprefix(_SETTING): value for key, value in data.params.items() if key.startswith(_SETTING)}
+    setting = {key.removeprefix(FIRST): value for key, value in data.params.items() if key.startswith(FIRST)}
+    setting = {f"{PREFIX}{key}" if key in axes else key: value for key, value in setting.items()}
     status = data.tags.get("trial.status") or run.info.status.lower()
     return Trial(data.tags.get("trial", run.info.run_name), setting, int(data.params.get("seed", 0)), status,
                  own_metric(method, history), history, method, place, data.tags.get("failure", ""))

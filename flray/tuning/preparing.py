@@ -12,7 +12,8 @@ from flray.config import Experiment
 from flray.errors import ConfigError
 from flray.federation.cluster import uses_ray
 from flray.federation.placement import Plan, make_plan
-from flray.federation.world import SharedData, dataset_of, make_world
+from flray.federation.probe import node_resources, survey, worthwhile
+from flray.federation.world import SharedData, World, dataset_of, make_world
 from flray.loading import ConfigErrors
 from flray.tuning.space import Point
 
@@ -67,7 +68,7 @@ class Preparation:
         key = _structure(experiment)
         if key not in self._bundles:
             world = make_world(experiment, self._load(experiment))
-            self._bundles[key] = self._deal(experiment, len(world.data.clients), world.cohort_size)
+            self._bundles[key] = self._deal(experiment, world)
         return self._bundles[key]
 
     @property
@@ -92,17 +93,24 @@ class Preparation:
             self._data[key] = SharedData.of(dataset_of(experiment))
         return self._data[key]
 
-    def _deal(self, experiment: Experiment, clients: int, cohort: int) -> Bundles:
+    def _deal(self, experiment: Experiment, world: World) -> Bundles:
         """Give a trial its part: as many trials at once as fit, and the actors that are left over to each."""
+        import ray
+
+        nodes = node_resources() if ray.is_initialized() else []
+        measured = survey(world, nodes) if nodes and uses_ray(experiment) and worthwhile(world, nodes) else None
+
+        def plan(settings: Experiment, cohort: int = world.cohort_size) -> Plan:
+            return make_plan(settings, len(world.data.clients), cohort, self._available, nodes, measured)
+
         if not uses_ray(experiment):
-            return [_bundle(make_plan(_with(experiment, actors="auto"), clients, cohort, self._available))]
-        plan = make_plan(experiment, clients, cohort, self._available)
+            return [_bundle(plan(_with(experiment, actors="auto")))]
+        own = plan(experiment)
         if experiment.resources.actors != "auto":
-            return [{}, *[_bundle(plan)] * plan.actors]
-        widest = _with(experiment, gpus_per_actor=plan.gpus_per_actor)
-        room = make_plan(widest, clients, 10**9, self._available).actors
-        actors = max(1, min(math.floor(room / max(1, min(self._slots, room))), cohort))
-        return [{}, *[_bundle(plan)] * actors]
+            return [{}, *[_bundle(own)] * own.actors]
+        room = plan(_with(experiment, gpus_per_actor=own.gpus_per_actor), cohort=10**9).actors
+        actors = max(1, min(math.floor(room / max(1, min(self._slots, room))), world.cohort_size))
+        return [{}, *[_bundle(own)] * actors]
 
 
 def data_key(experiment: Experiment) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from ray.tune import Callback
 
 from flray import rundir
+from flray.config import Config
 from flray.federation.portrait import AFTER, BEFORE, PARTITION, save_partition, save_text
 from flray.tracking.journal import Journal
 from flray.tracking.tracker import Tracker
@@ -28,6 +29,8 @@ class Recorder(Callback):  # type: ignore[misc]
     ----------
     sweep : Path
         The sweep's folder.
+    config : Config
+        The sweep.
     points : mapping of str to Point
         The trials by number; new ones may be added while the sweep runs.
     left : int
@@ -38,8 +41,9 @@ class Recorder(Callback):  # type: ignore[misc]
         What the user sees.
     """
 
-    def __init__(self, sweep: Path, points: Mapping[str, Point], left: int, tracker: Tracker | None,
+    def __init__(self, sweep: Path, config: Config, points: Mapping[str, Point], left: int, tracker: Tracker | None,
                  progress: SweepProgress) -> None:
+        self._config = config
         self._sweep, self._points, self._tracker, self._progress = sweep, points, tracker, progress
         self._parent = rundir.read(sweep)
         self._journals: dict[str, Journal] = {}
@@ -61,7 +65,7 @@ class Recorder(Callback):  # type: ignore[misc]
             return
         self._begun = self._begun or time.monotonic()  # starting the first processes tells nothing about the rest
         point, folder = self._points[number], TrialFolder(self._sweep, number)
-        journal = self._journals[number] = folder.begin(point, self._parent)
+        journal = self._journals[number] = folder.begin(point, self._parent, self._config)
         self._done[number] = max((event["round"] for event in journal.rounds()), default=0)
         self._left -= self._done[number]
         if self._tracker is not None:

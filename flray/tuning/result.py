@@ -13,6 +13,7 @@ from rich.table import Table
 
 from flray import arms, rundir
 from flray.config import Evaluation
+from flray.metrics.direction import lower_is_better
 from flray.metrics.summary import report
 from flray.tracking.journal import history_of, read_events
 from flray.tuning.space import columns, shown, words
@@ -230,8 +231,8 @@ def _whole(value: Any) -> int:
 def _is_share(summary: pd.DataFrame) -> bool:
     """Tell whether the score is a share between 0 and 1, which is shown in percent."""
     known = summary["score"].dropna()
-    loss = any("loss" in str(metric) for metric in set(summary["metric"].dropna()))
-    return not loss and bool(((known >= 0) & (known <= 1)).all())
+    length = any(lower_is_better(str(metric)) for metric in set(summary["metric"].dropna()))
+    return not length and bool(((known >= 0) & (known <= 1)).all())
 
 
 def _spread(mean: float, std: float, percent: bool) -> str:

@@ -15,6 +15,7 @@ from flray.running import InterruptedRunError
 from flray.tracking.connection import resolve_uri
 from flray.tracking.journal import Journal
 from flray.tracking.tracker import Tracker
+from flray.tuning import naming
 from flray.tuning.finishing import finish
 from flray.tuning.preparing import Preparation
 from flray.tuning.progress import Silence, SweepProgress
@@ -124,8 +125,11 @@ class _Sweep:
         self._points = {point.number: point for point in points(self._config, known)}
         import ray
 
-        # Where a Ray is to be joined its resources count; a Ray of our own is started once all is checked.
-        available = self._connect() if self._address is not None or ray.is_initialized() else local_resources()
+        # Where a Ray is to be joined its resources count; a Ray of our own is started once all is checked, or at once
+        # where GPUs have to be looked at.
+        here = local_resources()
+        joined = self._address is not None or ray.is_initialized() or here["GPU"] > 0
+        available = self._connect() if joined else here
         self._preparation = Preparation(available, self._total, sweep.concurrency)
         self._preparation.check(self._points.values() if known else self._probes())
 
@@ -141,7 +145,8 @@ class _Sweep:
         tags = {f"version.{name}": version for name, version in identity["versions"].items()}
         if not journal.start(uid=identity["uid"], experiment=experiment.tracking.experiment,
                              name=f"{experiment.name} {folder.name}", params=settings_text(self._config),
-                             tags={**tags, "flray.folder": str(folder), "flray.kind": "sweep"}):
+                             tags={**tags, **naming.tags(self._config), "flray.folder": str(folder),
+                                   "flray.kind": "sweep"}):
             journal.resume()
         rundir.update(folder, status="running")
         for point in self._points.values():
@@ -179,7 +184,7 @@ class _Sweep:
             if not self._connected:
                 self._connect()
             rounds = (self._total - over) * self._config.experiment.rounds
-            recorder = Recorder(folder, self._points, rounds, tracker, self._progress)
+            recorder = Recorder(folder, self._config, self._points, rounds, tracker, self._progress)
             try:
                 Session(self._config, folder, self._preparation, self._points).run(recorder)
             finally:

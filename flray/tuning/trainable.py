@@ -18,12 +18,12 @@ from ray import tune
 
 from flray import registry
 from flray.config import Checkpointing, Config, Experiment
-from flray.data.tasks import task
 from flray.errors import FlrayError, nearest
 from flray.federation import checkpoint
 from flray.federation.clients import RayExecutor
 from flray.federation.cluster import uses_ray
 from flray.federation.evaluation import main_metric
+from flray.federation.executor import LostObjectError
 from flray.federation.federation import Federation
 from flray.federation.inline import InlineExecutor
 from flray.federation.player import describe
@@ -33,7 +33,7 @@ from flray.loading import variant
 from flray.tuning.preparing import Bundles, data_key
 
 TRIAL = "trial.json"
-PASSING = (ray.exceptions.RayError, OSError, MemoryError, torch.OutOfMemoryError)
+PASSING = (ray.exceptions.RayError, LostObjectError, OSError, MemoryError, torch.OutOfMemoryError)
 """Errors that another attempt may not meet; all others would only come again."""
 
 
@@ -150,7 +150,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             world = make_world(experiment, shared)
             metric = self._shared.config.sweep.metric
             self._metric = metric if metric != "auto" else main_metric(
-                world.algorithm.views, task(world.data.task).metric)
+                world.algorithm.views, world.task.metric)
             self._executor = self._staff(experiment, world, samples, point["bundles"])
             self._federation = Federation(world, self._executor, self._lines.append)
             self._restore_newest()

@@ -9,6 +9,7 @@ from flray.data import colour
 from flray.data.augment import (
     PRESETS,
     augmented,
+    augmented_with,
     check,
     random_crop,
     random_flip,
@@ -253,3 +254,22 @@ def test_steps_survive_a_round_trip() -> None:
     local = Local(augment=["crop", {"name": "jitter", "hue": 0.05}])
     assert local.augment[1].options["hue"] == 0.05
     assert Local.model_validate(local.model_dump(mode="json")) == local
+
+
+@pytest.mark.parametrize("how", ["flip", "crop", "resized", steps("rotation", "flip")], ids=str)
+def test_masks_go_where_their_pixels_go(how: str) -> None:
+    square = torch.zeros(40, 2, 24, 24)
+    square[:, 0, 8:14, 5:12] = 1
+    square[:, 1, 9:11, 6:8] = 1
+    moved, masks = augmented_with(square, square.to(torch.uint8), how, torch_generator(0, "augmentation"))
+    assert masks.dtype == torch.uint8 and set(masks.unique().tolist()) == {0, 1}
+    assert torch.equal(masks, (moved >= 0.5).to(torch.uint8))
+    assert not torch.equal(masks, square.to(torch.uint8))
+    alone, labels = augmented_with(square, torch.arange(40), how, torch_generator(0, "augmentation"))
+    assert torch.equal(alone, moved) and torch.equal(labels, torch.arange(40))
+
+
+def test_masks_refuse_what_does_more_than_move_pixels() -> None:
+    with pytest.raises(ConfigError, match=r"local.augment: found jitter, grayscale; .*only steps that move pixels"):
+        augmented_with(torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8), "strong",
+                       torch_generator(0, "augmentation"))

@@ -5,7 +5,7 @@ import torch
 from flray.config import Config
 from flray.data.noise import sample_noise
 from flray.federation.cluster import InlineFederation
-from flray.federation.player import Player
+from flray.federation.workshop import Workshop
 from flray.federation.world import make_world
 
 
@@ -34,15 +34,15 @@ def settings(noise: float) -> dict[str, object]:
 
 def test_a_client_sees_its_samples_with_its_noise() -> None:
     worlds = [make_world(Config.model_validate({"experiment": settings(noise)}).experiment) for noise in (0.0, 0.6)]
-    clean, noisy = (Player(world, torch.device("cpu"), 1) for world in worlds)
+    clean, noisy = (Workshop(world, torch.device("cpu")) for world in worlds)
     spreads = []
     for client in worlds[0].data.clients:
         for rows in (client.train, client.test):
             positions = torch.arange(len(rows))
-            (before, y), (after, labels) = (p._samples(rows).take(positions) for p in (clean, noisy))
+            (before, y), (after, labels) = (p.samples(rows).take(positions) for p in (clean, noisy))
             assert torch.equal(y, labels)
             assert after.stride() == before.stride()
-            again, _ = noisy._samples(rows).take(positions.flip(0))
+            again, _ = noisy.samples(rows).take(positions.flip(0))
             assert torch.equal(again.flip(0), after)
             spreads.append(float((after - before).std()))
     assert spreads == pytest.approx([0, 0, 0.2, 0.2, 0.4, 0.4, 0.6, 0.6], abs=0.01)

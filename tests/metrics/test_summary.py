@@ -73,3 +73,10 @@ def test_what_was_never_measured_or_validated_is_reported_as_last() -> None:
     ("global/common/accuracy/model/a", "global/validation/accuracy"), ("time/round", None), ("score", None)])
 def test_validation_metric(metric: str, validation: str | None) -> None:
     assert validation_metric(metric) == validation
+
+
+def test_a_distance_is_best_where_it_is_lowest() -> None:
+    history = pd.DataFrame({"round": [1, 2, 3], "global/common/hausdorff95": [9.0, 2.0, 4.0]})
+    went = course(history, "global/common/hausdorff95", 2)
+    assert (went.best, went.best_round, went.mean_of_last) == (2.0, 2, 3.0)
+    assert rounds_to_target(history, "global/common/hausdorff95", 5.0) == 2

@@ -27,7 +27,7 @@ def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
     for point in points(config, settings(config)):
         folder = TrialFolder(tmp_path, point.number)
         folder.create(point, config)
-        journal = folder.begin(point, parent)
+        journal = folder.begin(point, parent, config)
         final, rounds = finals.get(point.number, (0.0, 0))
         for round_ in range(1, rounds + 1):
             score = final - 0.1 * (rounds - round_)

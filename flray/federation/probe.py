@@ -1,0 +1,156 @@
+"""How much memory a client's turn takes, and how much there is: what automatic placement goes by."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+import torch
+
+from flray.federation.executor import Job, Result
+from flray.federation.federation import Federation
+from flray.federation.inline import InlineExecutor
+from flray.federation.world import World
+
+CONTEXT = 512 * 2**20
+"""Bytes of a GPU that a process takes besides its tensors: CUDA's context and the libraries' workspaces."""
+
+MARGIN = 1.2
+"""What is measured is multiplied by this: the allocator rounds up, and other clients may have a little more."""
+
+WAIT = 60.0
+"""Seconds to wait for the GPUs of a node; where another job holds them, placement goes by their number alone."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one client actor takes.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes of main memory, without what it shares with other processes.
+    gpu : int
+        Bytes of GPU memory; 0 on the CPU.
+    """
+
+    memory: int
+    gpu: int = 0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as it was found: its node, its number there, and the bytes that are free."""
+
+    node: str
+    index: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was measured: a turn's need, and every GPU of the cluster (none where torch sees none)."""
+
+    need: Need
+    gpus: tuple[Gpu, ...] = ()
+
+
+def probe(world: World, device: torch.device) -> Need:
+    """Play the longest turn of every stage of one round for one step, and return the peak of memory.
+
+    Parameters
+    ----------
+    world : World
+        What is federated.
+    device : torch.device
+        Where turns will be played.
+
+    Notes
+    -----
+    Call it in a process of its own: the main memory is the highest the process has ever had.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    # A method may not like to aggregate one reply of many; its turns up to there are measured all the same.
+    with contextlib.suppress(Exception):
+        Federation(world, _OneTurnEach(world), lambda line: None).step()
+    gpu = int(torch.cuda.max_memory_allocated(device) * MARGIN) + CONTEXT if device.type == "cuda" else 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - psutil.Process().memory_info().shared
+    return Need(int(peak * MARGIN), gpu)
+
+
+class _OneTurnEach(InlineExecutor):
+    """Plays the longest job alone, and of it one step."""
+
+    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
+        longest = max(jobs, key=lambda job: job.turn.cost, default=None)
+        if longest is not None:
+            yield from super().play([replace(longest, turn=replace(longest.turn, work=1e-9))], timeout)
+
+
+def node_resources() -> list[dict[str, float]]:
+    """Return the resources of every living node of the Ray this process is connected to."""
+    import ray
+
+    return [{**node["Resources"], "id": node["NodeID"], "name": node["NodeManagerHostname"]}
+            for node in ray.nodes() if node["Alive"]]
+
+
+def worthwhile(world: World, nodes: Sequence[dict[str, Any]]) -> bool:
+    """Tell whether memory may limit the number of actors: always on GPUs, seldom on CPUs."""
+    settings = world.config.resources
+    if settings.actors != "auto" and settings.gpus_per_actor != "auto":
+        return False
+    if settings.gpus_per_actor != 0 and any(node.get("GPU", 0) >= 1 for node in nodes):
+        return True
+    largest = max(sum(value.numel() * value.element_size() for value in world.build(key).state_dict().values())
+                  for key in world.architectures)
+    rough = 2**30 + 16 * largest  # weights, gradients, messages and replies; activations are what the probe is for
+    return settings.actors == "auto" and any(
+        node.get("memory", float("inf")) < rough * node.get("CPU", 0.0) / settings.cpus_per_actor for node in nodes)
+
+
+def survey(world: World, nodes: Sequence[dict[str, Any]]) -> Survey | None:
+    """Measure one turn on the cluster, and look at every GPU; None where the GPUs cannot be had within `WAIT`.
+
+    Parameters
+    ----------
+    world : World
+        What is federated.
+    nodes : sequence of dict
+        From `node_resources`.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    holders = [node for node in nodes if node.get("GPU", 0) >= 1] if world.config.resources.gpus_per_actor != 0 else []
+    reference = ray.put(world)
+    first, *others = holders or [max(nodes, key=lambda node: node.get("CPU", 0.0))]
+    task = ray.remote(max_calls=1, max_retries=1)(_look)
+    calls = []
+    for node in (first, *others):
+        here = NodeAffinitySchedulingStrategy(node["id"], soft=False)
+        gpus = int(node.get("GPU", 0)) if holders else 0
+        calls.append(task.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=here).remote(
+            reference if node is first else None, node["name"]))
+    try:
+        results = ray.get(calls, timeout=WAIT)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError):
+        for call in calls:
+            ray.cancel(call, force=True)
+        return None
+    need = results[0][0]
+    return Survey(need, tuple(gpu for _, gpus in results for gpu in gpus))
+
+
+def _look(world: World | None, node: str) -> tuple[Need | None, list[Gpu]]:
+    """Return what a node's GPUs have free, and what a turn takes there."""
+    torch.set_num_threads(1)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = [Gpu(node, index, torch.cuda.mem_get_info(index)[0]) for index in range(count)]
+    need = probe(world, torch.device("cuda:0" if count else "cpu")) if world is not None else None
+    return need, gpus

@@ -1,0 +1,87 @@
+"""A node killed in the middle of a round, and replaced: run and sweep go on to the bits of an undisturbed run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flray
+from flray import running
+from flray.rounds import Silence
+from flray.tracking.journal import read_events
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def nodes() -> Iterator[Any]:
+    """A head with one CPU and a worker node with one."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.worker = cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def work(digits: dict[str, Any]) -> dict[str, Any]:
+    """Rounds of a second or two, in which every client keeps a state."""
+    return {**digits, "algorithm": "fedbn", "rounds": 4, "data": {"name": "digits-sklearn", "samples": 300},
+            "partition": {"name": "iid", "clients": 6}, "local": {"epochs": 6, "batch_size": 8, "lr": 0.02}}
+
+
+def rounds(pattern: str) -> int:
+    return max((sum(e["type"] == "round" for e in read_events(p)) for p in Path().glob(pattern)), default=0)
+
+
+class Lines(Silence):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def disturbed(nodes: Any, call: Any, pattern: str) -> Any:
+    """Run in a thread, and replace the worker node a moment after the second round was recorded."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    end = time.monotonic() + 120
+    while rounds(pattern) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    assert 2 <= rounds(pattern) < 4
+    nodes.remove_node(nodes.worker, allow_graceful=False)
+    nodes.add_node(num_cpus=1)
+    thread.join(120)
+    assert found, "the run did not end"
+    return found[0]
+
+
+def test_a_run_survives_the_loss_of_a_node(here: Path, digits: dict[str, Any], nodes: Any) -> None:
+    whole = running.run({"experiment": {**work(digits), "name": "whole", "resources": {"executor": "inline"}}})
+    progress = Lines()
+    result = disturbed(nodes, lambda: running.run({"experiment": {**work(digits), "name": "lost"}}, progress=progress),
+                       "runs/lost/001/journal.jsonl")
+    assert result.sha256 == whole.sha256
+    assert list(result.history["round"]) == [1, 2, 3, 4]
+    assert any("lost with the node" in line for line in progress.lines)
+
+
+def test_a_sweep_survives_the_loss_of_a_node(here: Path, digits: dict[str, Any], nodes: Any) -> None:
+    content = {"experiment": {**work(digits), "name": "sweep", "output": str(here / "runs")},
+               "space": {"local.lr": {"grid": [0.02, 0.05]}}}
+    whole = {lr: running.run({"experiment": {**work(digits), "resources": {"executor": "inline"}}}, [f"local.lr={lr}"])
+             for lr in (0.02, 0.05)}
+    result = disturbed(nodes, lambda: flray.tune(content), "runs/sweep/001/trials/*/journal.jsonl")
+    table = result.trials.set_index("local.lr")
+    assert {lr: table.loc[lr, "sha256"] for lr in whole} == {lr: run.sha256 for lr, run in whole.items()}

@@ -1,0 +1,163 @@
+"""Resources -> plan: by numbers, by memory, by node; then on fake GPUs and on several nodes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flray.errors import ConfigError
+from flray.federation.cluster import RayFederation, plan_for
+from flray.federation.placement import Plan, make_plan
+from flray.federation.probe import Gpu, Need, Survey, worthwhile
+from flray.federation.world import make_world
+from flray.loading import ConfigErrors, load
+
+GIB = 2**30
+
+
+def plan(digits: dict[str, Any], available: dict[str, float], clients: int = 20, cohort: int = 20, nodes: Any = (),
+         survey: Survey | None = None, **resources: Any) -> Plan:
+    return make_plan(load({"experiment": {**digits, "resources": resources}}).experiment, clients, cohort, available,
+                     nodes, survey)
+
+
+def test_the_plan_in_words(digits: dict[str, Any]) -> None:
+    assert str(plan(digits, {"CPU": 8, "GPU": 1})) == \
+        "20 clients (20 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 5 turns per actor and round"
+    measured = Survey(Need(GIB, 3 * GIB), (Gpu("a", 0, 16 * GIB),))
+    assert str(plan(digits, {"CPU": 8, "GPU": 1}, cohort=8, survey=measured)) == (
+        "20 clients (8 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 2 turns per actor and round "
+        "(an actor takes 3.0 GiB)")
+
+
+@pytest.mark.parametrize(("need", "free", "share", "actors"), [
+    (1, (16,), 0.25, 4),       # memory for more, but four are enough for one GPU
+    (5, (16,), 0.5, 2),        # 0.9 * 16 / 5 = 2.9
+    (10, (16,), 1.0, 1),
+    (5, (16, 12), 0.5, 4),     # the fuller GPU decides
+    (4, (16, 12), 0.5, 4),     # 0.9 * 12 / 4 = 2.7
+    (3, (80, 80, 80, 80), 0.25, 16),
+])
+def test_gpus_are_packed_by_free_memory(digits: dict[str, Any], need: int, free: tuple[int, ...], share: float,
+                                        actors: int) -> None:
+    survey = Survey(Need(GIB, need * GIB), tuple(Gpu("a", i, f * GIB) for i, f in enumerate(free)))
+    found = plan(digits, {"CPU": 64, "GPU": len(free)}, survey=survey)
+    assert (found.gpus_per_actor, found.actors) == (share, actors)
+
+
+def test_a_full_gpu_is_named(digits: dict[str, Any]) -> None:
+    survey = Survey(Need(GIB, 3 * GIB), (Gpu("node-a", 0, 40 * GIB), Gpu("node-b", 1, 2 * GIB)))
+    with pytest.raises(ConfigError, match=r"GPU 1 of node-b has 2\.0 GiB free and a turn takes 3\.0"):
+        plan(digits, {"CPU": 8, "GPU": 2}, survey=survey)
+
+
+def test_main_memory_limits_the_actors_too(digits: dict[str, Any]) -> None:
+    nodes = [{"CPU": 8.0, "memory": 8.0 * GIB}]
+    assert plan(digits, {"CPU": 8}, nodes=nodes).actors == 8
+    assert plan(digits, {"CPU": 8}, nodes=nodes, survey=Survey(Need(2 * GIB))).actors == 3
+    assert plan(digits, {"CPU": 8}, nodes=nodes, survey=Survey(Need(20 * GIB))).actors == 1
+
+
+def test_an_actor_does_not_span_two_nodes(digits: dict[str, Any]) -> None:
+    nodes = [{"CPU": 3.0}, {"CPU": 3.0}]
+    assert plan(digits, {"CPU": 6}, nodes=nodes, cpus_per_actor=2).actors == 2
+    with pytest.raises(ConfigError, match="6 CPUs on 2 nodes carry 2 actors of 2 CPU"):
+        plan(digits, {"CPU": 6}, nodes=nodes, cpus_per_actor=2, actors=3)
+    with pytest.raises(ConfigError, match="no single node has this much"):
+        plan(digits, {"CPU": 6}, nodes=nodes, cpus_per_actor=4)
+    mixed = [{"CPU": 4.0}, {"CPU": 8.0, "GPU": 2.0}]  # the head has no GPU
+    assert plan(digits, {"CPU": 12, "GPU": 2}, nodes=mixed, gpus_per_actor=0.25).actors == 8
+    assert plan(digits, {"CPU": 12, "GPU": 2}, nodes=mixed, gpus_per_actor=2).actors == 1
+
+
+@pytest.mark.parametrize(("share", "words"), [(1.5, "a share of one GPU"), (2.25, "whole number"), (-1, "found -1")])
+def test_shares_ray_refuses_are_refused_at_once(digits: dict[str, Any], share: float, words: str) -> None:
+    with pytest.raises(ConfigErrors, match=r"experiment\.resources\.gpus_per_actor") as caught:
+        load({"experiment": {**digits, "resources": {"gpus_per_actor": share}}})
+    assert words in str(caught.value)
+
+
+def test_more_gpus_than_there_are(digits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"gpus_per_actor: found 0\.5.*0 GPUs are available"):
+        plan(digits, {"CPU": 8}, gpus_per_actor=0.5)
+
+
+PROBE = """
+import sys, torch
+from flray.federation.probe import probe
+from flray.federation.world import make_world
+from flray.loading import load
+torch.set_num_threads(1)
+world = make_world(load({"experiment": {
+    "data": {"name": "random", "samples": 400, "shape": [3, 32, 32], "classes": 10}, "rounds": 2,
+    "partition": {"name": "iid", "clients": 2}, "model": {"name": sys.argv[1]}, "algorithm": "fedavg",
+    "local": {"batch_size": int(sys.argv[2])}, "evaluation": {"every": 2}, "tracking": {"uri": None}}}).experiment)
+print(probe(world, torch.device("cpu")).memory)
+"""
+
+
+def probed(model: str, batch: int) -> int:
+    done = subprocess.run([sys.executable, "-c", PROBE, model, str(batch)], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_probe_sees_what_a_turn_takes() -> None:
+    small, large = probed("resnet8", 8), probed("resnet8", 200)
+    assert 100 * 2**20 < small < large < 4 * GIB
+    assert large - small > 100 * 2**20
+
+
+def test_memory_is_measured_where_it_may_matter(digits: dict[str, Any]) -> None:
+    world = make_world(load({"experiment": digits}).experiment)
+    assert not worthwhile(world, [{"CPU": 4.0, "memory": 8.0 * GIB}])
+    assert worthwhile(world, [{"CPU": 16.0, "memory": 8.0 * GIB}])
+    assert worthwhile(world, [{"CPU": 1.0, "memory": 64.0 * GIB}, {"CPU": 4.0, "GPU": 1.0, "memory": 64.0 * GIB}])
+    fixed = make_world(load({"experiment": {**digits, "resources": {"actors": 2, "gpus_per_actor": 0}}}).experiment)
+    assert not worthwhile(fixed, [{"CPU": 4.0, "GPU": 1.0}])
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[dict[str, float]]:
+    """Two nodes with four fake GPUs each."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 4, "include_dashboard": False})
+    cluster.add_node(num_cpus=4, num_gpus=4)
+    ray.init(address=cluster.address, logging_level="ERROR")
+    yield ray.cluster_resources()
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_fake_gpus_of_two_nodes_are_shared_in_quarters(here: Path, digits: dict[str, Any],
+                                                       two_nodes: dict[str, float]) -> None:
+    def run(**resources: Any) -> tuple[Plan, str, int]:
+        settings = {**digits, "partition": {"name": "iid", "clients": 3}, "resources": resources}
+        world = make_world(load({"experiment": settings}).experiment)
+        chosen = plan_for(world, two_nodes)
+        federation = RayFederation(world, chosen, print)
+        try:
+            federation.step()
+            return chosen, federation.sha256(), len(set(federation.client_pids()))
+        finally:
+            federation.close()
+
+    # One turn was played to see what it takes; three clients on eight GPUs: a whole one each.
+    chosen, sha256, count = run()
+    assert (chosen.actors, chosen.gpus_per_actor, count) == (3, 1.0, 3)
+    assert chosen.measured > 0
+    quarter, same, count = run(actors=3, gpus_per_actor=0.25)
+    assert same == sha256
+    assert quarter.gpus_per_actor == 0.25
+    assert count == 3
+    with pytest.raises(ConfigError, match=r"8 CPUs and 8 GPUs on 2 nodes carry 8 actors of 1 CPU and 0\.25 GPU"):
+        run(actors=9, gpus_per_actor=0.25)
