@@ -45,6 +45,8 @@ class Tree:
         Usual height and width.
     aliases : mapping of str to str
         What else folders of classes are called.
+    others : bool
+        Whether folders of other classes are passed over; otherwise they are refused.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Tree:
     classes: Sequence[str]
     size: int
     aliases: Mapping[str, str] = field(default_factory=dict)
+    others: bool = False
 
     @property
     def fetched(self) -> bool:
@@ -126,6 +129,8 @@ class Tree:
                 raise DataError(f"data set {self.name}: {store.where / item.path} is no image in a class's folder, "
                                 f"{below[0]}/CLASS/*.jpg; take it away")
             label = label_of.get(plain(below[1]))
+            if label is None and self.others:
+                continue
             if label is None:
                 raise DataError(f"data set {self.name}: the folder {str(store.where / item.path).rsplit('/', 1)[0]} is "
                                 f"none of its {len(self.classes)} classes{nearest(below[1], self.classes)}; take it "
