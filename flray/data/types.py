@@ -257,6 +257,12 @@ class FederatedData(_Travels):
             raise DataError(f"data set {self.dataset}: samples of {self.task} have masks, not classes to count")
         return np.stack([np.bincount(self.y[c.train], minlength=self.num_classes) for c in self.clients])
 
+    def class_table(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """What is counted, and the counts, int64 [K, C]; samples with masks are all of one kind, C = 1."""
+        if self.has_classes:
+            return self.classes, self.class_counts()
+        return (f"with masks of {', '.join(self.classes)}",), np.array([[len(client.train)] for client in self.clients])
+
 
 def _whole(parts: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     """Return the array whose consecutive parts these are, if they are all there is of it."""
