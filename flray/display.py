@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -151,6 +152,9 @@ def show_list(what: str, name: str | None) -> None:
                           ", ".join(sorted(method.needs)), ", ".join(method.views))
         console.print(table)
         return
+    if name is None and what == "datasets":
+        show_datasets()
+        return
     if name is None:
         table = Table("name", "what it is", title=f"{what} (details: flray list {what} NAME)", title_justify="left")
         for entry in entries.names():
@@ -159,6 +163,12 @@ def show_list(what: str, name: str | None) -> None:
         return
     item = entries.get(name)
     console.print(f"{name}: {_first_line(item)}", markup=False)
+    if what == "datasets":
+        from flray.data.listing import inventory
+
+        (found,) = [one for one in inventory() if one.name == name]
+        console.print(f"source: {found.source}", markup=False)
+        console.print("it is here" if found.present else f"to have it: {found.todo}", markup=False)
     table = Table("option", "default", "allowed", "meaning", "source")
     options = entries.params(name).model_json_schema()
     for option, field in options.get("properties", {}).items():
@@ -203,17 +213,40 @@ def _allowed(field: dict[str, Any]) -> str:
     return " or ".join(words)
 
 
+def show_datasets() -> None:
+    """Print every data set with its source, what must be done for it, and whether it is there."""
+    from flray.data.cache import data_root
+    from flray.data.listing import inventory
+
+    table = Table(title=f"datasets; DATA is {data_root()} (details: flray list datasets NAME)", title_justify="left")
+    table.add_column("name", no_wrap=True)
+    for heading in ("what it is", "source", "to have it", "here"):
+        table.add_column(heading, overflow="fold")
+    for entry in inventory():
+        table.add_row(*(escape(text) for text in (entry.name, entry.what.removeprefix("Return "), entry.source,
+                                                  entry.todo)), "yes" if entry.present else "no")
+    console.print(table)
+
+
 def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
-    """Print the table of a partition, and draw its bubble chart."""
+    """Print the table of a partition, of a file or of a data set by its name, and draw its bubble chart."""
+    from flray.data.federate import federate, load_dataset
     from flray.data.show import bubble_chart, partition_table
     from flray.federation.world import make_world
     from flray.loading import load
 
-    world = make_world(load(file, overrides).experiment)
-    console.print(partition_table(world.data).to_string(index=False), markup=False)
-    console.print(f"partition fingerprint: {world.data.partition_fingerprint}", markup=False)
+    if str(file) in registry.datasets.names() and not file.is_file():
+        whole = {"experiment": {"data": str(file), "model": "linear", "algorithm": "fedavg"}}
+        chosen = load(whole, overrides).experiment
+        data = federate(load_dataset(chosen.data.name, chosen.data.options), chosen.partition.name,
+                        chosen.partition.options, chosen.seed, chosen.evaluation.validation, split=chosen.split,
+                        shift=chosen.shift)
+    else:
+        data = make_world(load(file, overrides).experiment).data
+    console.print(partition_table(data).to_string(index=False), markup=False)
+    console.print(f"partition fingerprint: {data.partition_fingerprint}", markup=False)
     if plot is not None:
-        bubble_chart(world.data, plot)
+        bubble_chart(data, plot)
         console.print(f"chart: {plot}", markup=False)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,14 @@ def zipped(folder: Path, archive: Path) -> Path:
     return archive
 
 
-def encoded(array: NDArray[np.uint8], form: str = "PNG") -> bytes:
-    """Return an image file's content."""
-    stream = io.BytesIO()
-    Image.fromarray(array).save(stream, form)
-    return stream.getvalue()
+def found(domain: Any, part: str, numbers: int = 2500) -> dict[int, int]:
+    """Return the label of each written image in a part, by its number."""
+    known = {pixels_of(n).tobytes(): n for n in range(numbers)}
+    return {known[np.moveaxis(x, 0, -1).tobytes()]: int(y)
+            for x, y in zip(getattr(domain, f"{part}_x"), getattr(domain, f"{part}_y"), strict=True)}
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
