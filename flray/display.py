@@ -111,7 +111,7 @@ def show_result(result: Result) -> None:
     console.print(f"model SHA-256: {result.sha256}", markup=False)
     console.print(f"run: {result.folder}", markup=False)
     if result.experiment.tracking.uri is not None:
-        console.print(f"see it: mlflow ui --backend-store-uri {result.experiment.tracking.uri}", markup=False)
+        console.print(see_it(result.experiment.tracking.uri), markup=False)
 
 
 def _further(metrics: Mapping[str, float], views: Sequence[str], measure: str) -> Iterator[str]:
@@ -250,27 +250,21 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
         console.print(f"chart: {plot}", markup=False)
 
 
+def see_it(uri: str) -> str:
+    """Return how to look at what is tracked there."""
+    from flray.tracking.connection import redacted
+
+    return f"see it: {redacted(uri)}" if uri.startswith("http") else \
+        f"see it: mlflow ui --backend-store-uri {redacted(uri)}"
+
+
 def show_doctor() -> None:
-    """Print versions, machine and data."""
-    import os
-
-    import psutil
-    import torch
-
-    from flray import rundir
-    from flray.data.cache import data_root
+    """Print what `flray.doctor.report` finds."""
+    from flray.doctor import report
 
     table = Table("what", "found", title="flray doctor", title_justify="left")
-    for name, version in rundir.versions().items():
-        table.add_row(name, version)
-    table.add_row("CPUs for this process", str(len(os.sched_getaffinity(0))))
-    table.add_row("memory", f"{psutil.virtual_memory().available / 2**30:.1f} GiB free of "
-                  f"{psutil.virtual_memory().total / 2**30:.1f}")
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    table.add_row("GPUs", ", ".join(gpus) or "none seen by torch")
-    root = data_root()
-    fetched = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
-    table.add_row("data folder", f"{root} ({', '.join(fetched) or 'empty: try flray data get digits5-local'})")
+    for name, found in report():
+        table.add_row(name, found)
     console.print(table)
 
 
@@ -343,4 +337,4 @@ def show_sweep(result: SweepResult) -> None:
     console.print(result.table())
     console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)", markup=False)
     if result.uri is not None:
-        console.print(f"see it: mlflow ui --backend-store-uri {result.uri}", markup=False)
+        console.print(see_it(result.uri), markup=False)

@@ -64,7 +64,8 @@ def listed(names: str | None = None, timed: bool = False) -> Iterator[Suite]:
 
 def _described(name: str, path: Path, timed: bool) -> Suite:
     content = read_with_base(path)
-    title, runs, named = str(content["paper"]["title"]), suites.run_count(content), tuple(suites.data_names(content))
+    title = str((content.get("paper") or {}).get("title") or "the paper's question on data that can be had offline")
+    runs, named = suites.run_count(content), tuple(suites.data_names(content))
     missing = suites.unknown_names(content)
     if missing:
         return Suite(name, title, runs, named, f"unknown here: {', '.join(missing)}")

@@ -21,7 +21,7 @@ import yaml
 from flray.config import Config
 from flray.errors import FlrayError, nearest
 from flray.federation.checkpoint import write_atomically
-from flray.tracking.connection import resolve_uri
+from flray.tracking.connection import redacted, resolve_uri
 
 Kind = Literal["run", "sweep"]
 CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoint", "figures"
@@ -119,26 +119,26 @@ def versions() -> dict[str, str]:
 
 
 def save_config(folder: Path, config: Config) -> None:
-    """Write the resolved configuration: every default filled in, a local tracking database with its whole path.
+    """Write the resolved configuration: defaults filled in, a local database with its whole path, no password.
 
     So the run can be resumed or synced from any folder.
     """
     content = config.model_dump(mode="json")
     tracking = content["experiment"]["tracking"]
     if tracking["uri"] is not None:
-        tracking["uri"] = resolve_uri(tracking["uri"])
+        tracking["uri"] = redacted(resolve_uri(tracking["uri"]))
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     write_atomically(folder / CONFIG, text.encode())
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield dotted path and text of every setting."""
+    """Yield dotted path and text of every setting; no password of an address."""
     for key, value in tree.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{path}.")
         else:
-            yield path, str(value)
+            yield path, redacted(str(value))
 
 
 def _installed(name: str) -> bool:

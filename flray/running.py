@@ -28,7 +28,7 @@ from flray.figures import draw
 from flray.loading import load
 from flray.metrics.summary import Reported, report
 from flray.rounds import Progress, Rounds, Silence, measure
-from flray.tracking.connection import resolve_uri
+from flray.tracking.connection import redacted, resolve_uri
 from flray.tracking.journal import Journal
 
 Say = Callable[[str], None]
@@ -205,7 +205,7 @@ def _tracking(folder: Path, experiment: Experiment, say: Say) -> Iterator[None]:
     finally:
         unsent = tracker.close(timeout=20.0)
         if unsent:
-            say(f"{unsent} entries could not be sent to {experiment.tracking.uri}; "
+            say(f"{unsent} entries could not be sent to {redacted(experiment.tracking.uri)}; "
                 f"they are kept: flray sync {folder}")
 
 

@@ -59,10 +59,11 @@ def files(folder: Path | None = None) -> dict[str, Path]:
         raise FlrayError(f"no suites in {' or '.join(map(str, places))}; they come with flray's repository")
     paths = [path for path in found.glob("*/*.yaml") if not path.name.startswith("_")]
 
-    def place(path: Path) -> tuple[int, bool, int]:
-        known, stem = list(PAPERS), path.stem
-        number = int("".join(c for c in stem if c.isdigit()) or 0)
-        return known.index(path.parent.name) if path.parent.name in known else len(known), "fig" in stem, number
+    def place(path: Path) -> tuple[int, int, int]:
+        known, kinds, stem = list(PAPERS), ("table", "fig"), path.stem
+        kind = stem.rstrip("0123456789")
+        return (known.index(path.parent.name) if path.parent.name in known else len(known),
+                kinds.index(kind) if kind in kinds else len(kinds), int(stem.removeprefix(kind) or 0))
 
     return {f"{path.parent.name}/{path.stem}": path for path in sorted(paths, key=place)}
 

@@ -27,7 +27,8 @@ class PaperTable(BaseModel):
         {"top1": "own/accuracy"}, min_length=1, description="printed metric: what is measured here. own/X: the "
         "method's own model on each client's test part (global/local/X or personal/local/X); others/X: on the other "
         "clients' parts; auto: the method's main metric; a metric's name; any of them with `>= 75`: first round that "
-        "reaches 75 %; hours; memory (MiB of the largest client process)")
+        "reaches 75 %; hours; memory (most MiB on a GPU, without one of "
+        "a client process)")
     clients: dict[str, tuple[str, ...]] | None = Field(
         {}, description="printed client: clients or domains here, where the names differ; of several, as with several "
         "data sets, the one that there is; null: averages only")

@@ -33,7 +33,7 @@ class Cost:
     seconds, round_seconds : float
         Training time in all, and median of a round.
     memory : float
-        Largest client process, bytes.
+        The most held, bytes: of tensors on a GPU, or without one by a client process.
     """
 
     label: str
@@ -108,5 +108,5 @@ def _total(trial: Trial, name: str) -> float:
 
 def _median(trials: list[Trial]) -> tuple[float, float]:
     rounds = [value for trial in trials for value in trial.history.get("time/round", ())]
-    memory = [value for trial in trials for value in trial.history.get("memory/client", ())]
+    memory = [measures.memory(trial) for trial in trials]
     return float(np.median(rounds)) if rounds else math.nan, max((m for m in memory if m == m), default=math.nan)

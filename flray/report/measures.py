@@ -9,16 +9,17 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from flray.metrics import direction
 from flray.report.source import Trial
 
 AVERAGE = "avg"
 _REACH = re.compile(r"^(.+?)\s*>=\s*([\d.]+)$")
-_LESS = ("loss", "hausdorff", "hd", "hours", "seconds", "memory", "bytes", ">=")
+_COSTS = ("hours", "seconds", "memory", "bytes", "time", ">=")
 
 
 def lower_is_better(measure: str) -> bool:
     """Tell whether a measure is better when it is small: losses, distances, costs, rounds to a target."""
-    return any(word in measure.lower() for word in _LESS)
+    return any(word in measure for word in _COSTS) or any(map(direction.lower_is_better, measure.split("/")))
 
 
 def is_share(measure: str) -> bool:
@@ -46,7 +47,7 @@ def value(trial: Trial, measure: str, client: str = AVERAGE, rule: str = "last",
     if measure == "hours":
         return float(history["time/round"].sum()) / 3600 if "time/round" in history else math.nan
     if measure == "memory":
-        return float(history["memory/client"].max()) / 2**20 if "memory/client" in history else math.nan
+        return memory(trial) / 2**20
     if reach := _REACH.match(measure):
         reached = series(trial, reach.group(1), client).pipe(lambda s: s[s >= float(reach.group(2)) / 100])
         return float(reached.index[0]) if len(reached) else math.inf
@@ -60,6 +61,15 @@ def value(trial: Trial, measure: str, client: str = AVERAGE, rule: str = "last",
     elif rule == "best" and (best := _best_round(trial)) in values.index:
         chosen = float(values[best])
     return chosen * (1.0 if lower else 100.0)
+
+
+def memory(trial: Trial) -> float:
+    """Return the most bytes a run held: of tensors on a GPU where one was used, else of its largest client process."""
+    for name in ("memory/peak/gpu", "memory/peak/actor", "memory/client"):
+        most = float(trial.history[name].max()) if name in trial.history else 0.0
+        if most > 0:
+            return most
+    return math.nan
 
 
 def first(trial: Trial, measure: str, clients: Sequence[str], rule: str = "last", last: int = 5) -> float:

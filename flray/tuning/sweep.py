@@ -12,7 +12,7 @@ from flray.config import Config
 from flray.federation.cluster import local_resources, ray_session
 from flray.loading import load
 from flray.running import InterruptedRunError
-from flray.tracking.connection import resolve_uri
+from flray.tracking.connection import redacted, resolve_uri
 from flray.tracking.journal import Journal
 from flray.tracking.tracker import Tracker
 from flray.tuning import naming
@@ -217,4 +217,4 @@ def _tracking(folder: Path, uri: str | None, progress: SweepProgress) -> Iterato
     finally:
         unsent = tracker.close(timeout=60.0)
         if unsent:
-            progress.say(f"{unsent} entries could not be sent to {uri}; they are kept: flray sync {folder}")
+            progress.say(f"{unsent} entries could not be sent to {redacted(uri)}; they are kept: flray sync {folder}")
