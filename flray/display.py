@@ -264,7 +264,7 @@ def show_doctor() -> None:
 
     table = Table("what", "found", title="flray doctor", title_justify="left")
     for name, found in report():
-        table.add_row(name, found)
+        table.add_row(name, escape(found))
     console.print(table)
 
 
