@@ -110,7 +110,7 @@ class RayFederation:
 
         self._plan, self._warn = plan, warn
         carry_plugins()
-        self._world = ray.put(world)
+        self._world = ray.put(world if world.config.resources.data == "head" else world.without_samples())
         self._group = placement_group(
             [{"CPU": plan.cpus_per_actor, **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {})}]
             * plan.actors)
