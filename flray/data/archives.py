@@ -97,8 +97,12 @@ class Files:
 
     def present(self, root: Path) -> bool:
         """Whether the files are at one of the usual places."""
+        return self.has(root, None)
+
+    def has(self, root: Path, path: str | None) -> bool:
+        """Whether the files are at a place, or without one at a usual place."""
         try:
-            self._find(root, None)
+            self._find(root, path)
         except DataError:
             return False
         return True

@@ -11,8 +11,6 @@ from flray.data.digit_sources import SOURCES
 from flray.data.get import FETCHABLE
 from flray.registry import datasets
 
-# Sets that are made of another one's files, or that another program fetches.
-_MADE_OF = {"fc100": "cifar-100"}
 _BY_MOABB = "eeg"
 
 
@@ -53,7 +51,7 @@ def inventory(root: Path | None = None) -> list[Entry]:
 def _entry(name: str, root: Path) -> Entry:
     item = datasets.get(name)
     what = (item.__doc__ or "").strip().split("\n")[0]
-    files = FILES.get(_MADE_OF.get(name, name))
+    files = FILES.get(name)
     if files is not None:
         by_hand = f"put it into DATA/archives/{files.name} (or data.path)"
         return Entry(name, what, files.where, f"flray data get {files.name}" if files.fetched else by_hand,

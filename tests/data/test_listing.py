@@ -24,7 +24,7 @@ def test_every_set_has_a_source_and_a_way_to_it(tmp_path: Path) -> None:
     for name, files in FILES.items():
         assert entries[name].source == files.where
     assert entries["svhn"].todo == "flray data get svhn"
-    assert entries["fc100"].todo == "flray data get cifar-100"
+    assert entries["fc100"].todo == "flray data get fc100"
     assert entries["digits5-local"].todo == "flray data get digits5-local"
     assert entries["vlcs"].todo == "put it into DATA/archives/vlcs (or data.path)"
     assert "flray[eeg]" in entries["eeg"].todo
