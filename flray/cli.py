@@ -145,12 +145,21 @@ def data_get(name: Annotated[str, typer.Argument(help="a data set, for example d
     get(name, data_root())
 
 
+@data_app.command("list")
+def data_list() -> None:
+    """Show every data set: its source, what must be done for it, whether it is there."""
+    from flray import display
+
+    display.show_datasets()
+
+
 @data_app.command("show")
 def data_show(
-    file: ConfigFile, overrides: Overrides = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml|NAME", help="an experiment, or a data set by its name")],
+    overrides: Overrides = None,
     plot: Annotated[Path | None, typer.Option(help="write a bubble chart of the partition here (PNG)")] = None,
 ) -> None:
-    """Show who holds which samples under a file's partition."""
+    """Show who holds which samples under a file's partition, or the samples of each domain of a data set."""
     from flray import display
 
     display.show_partition(file, overrides or [], plot)

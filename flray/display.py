@@ -10,8 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from flray import registry
 from flray.errors import FlrayError, nearest
@@ -110,7 +112,7 @@ def show_result(result: Result) -> None:
     console.print(f"model SHA-256: {result.sha256}", markup=False)
     console.print(f"run: {result.folder}", markup=False)
     if result.experiment.tracking.uri is not None:
-        console.print(f"see it: mlflow ui --backend-store-uri {result.experiment.tracking.uri}", markup=False)
+        console.print(see_it(result.experiment.tracking.uri), markup=False)
 
 
 def _further(metrics: Mapping[str, float], views: Sequence[str], measure: str) -> Iterator[str]:
@@ -151,6 +153,9 @@ def show_list(what: str, name: str | None) -> None:
                           ", ".join(sorted(method.needs)), ", ".join(method.views))
         console.print(table)
         return
+    if name is None and what == "datasets":
+        show_datasets()
+        return
     if name is None:
         table = Table("name", "what it is", title=f"{what} (details: flray list {what} NAME)", title_justify="left")
         for entry in entries.names():
@@ -159,6 +164,12 @@ def show_list(what: str, name: str | None) -> None:
         return
     item = entries.get(name)
     console.print(f"{name}: {_first_line(item)}", markup=False)
+    if what == "datasets":
+        from flray.data.listing import inventory
+
+        (found,) = [one for one in inventory() if one.name == name]
+        console.print(f"source: {found.source}", markup=False)
+        console.print("it is here" if found.present else f"to have it: {found.todo}", markup=False)
     table = Table("option", "default", "allowed", "meaning", "source")
     options = entries.params(name).model_json_schema()
     for option, field in options.get("properties", {}).items():
@@ -203,41 +214,58 @@ def _allowed(field: dict[str, Any]) -> str:
     return " or ".join(words)
 
 
+def show_datasets() -> None:
+    """Print every data set with its source, what must be done for it, and whether it is there."""
+    from flray.data.cache import data_root
+    from flray.data.listing import inventory
+
+    table = Table(title=f"datasets; DATA is {data_root()} (details: flray list datasets NAME)", title_justify="left")
+    table.add_column("name", no_wrap=True)
+    for heading in ("what it is", "source", "to have it", "here"):
+        table.add_column(heading, overflow="fold")
+    for entry in inventory():
+        table.add_row(*(escape(text) for text in (entry.name, entry.what.removeprefix("Return "), entry.source,
+                                                  entry.todo)), "yes" if entry.present else "no")
+    console.print(table)
+
+
 def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
-    """Print the table of a partition, and draw its bubble chart."""
+    """Print the table of a partition, of a file or of a data set by its name, and draw its bubble chart."""
+    from flray.data.federate import federate, load_dataset
     from flray.data.show import bubble_chart, partition_table
     from flray.federation.world import make_world
     from flray.loading import load
 
-    world = make_world(load(file, overrides).experiment)
-    console.print(partition_table(world.data).to_string(index=False), markup=False)
-    console.print(f"partition fingerprint: {world.data.partition_fingerprint}", markup=False)
+    if str(file) in registry.datasets.names() and not file.is_file():
+        whole = {"experiment": {"data": str(file), "model": "linear", "algorithm": "fedavg"}}
+        chosen = load(whole, overrides).experiment
+        data = federate(load_dataset(chosen.data.name, chosen.data.options), chosen.partition.name,
+                        chosen.partition.options, chosen.seed, chosen.evaluation.validation, split=chosen.split,
+                        shift=chosen.shift)
+    else:
+        data = make_world(load(file, overrides).experiment).data
+    console.print(partition_table(data).to_string(index=False), markup=False)
+    console.print(f"partition fingerprint: {data.partition_fingerprint}", markup=False)
     if plot is not None:
-        bubble_chart(world.data, plot)
+        bubble_chart(data, plot)
         console.print(f"chart: {plot}", markup=False)
 
 
+def see_it(uri: str) -> str:
+    """Return how to look at what is tracked there."""
+    from flray.tracking.connection import redacted
+
+    return f"see it: {redacted(uri)}" if uri.startswith("http") else \
+        f"see it: mlflow ui --backend-store-uri {redacted(uri)}"
+
+
 def show_doctor() -> None:
-    """Print versions, machine and data."""
-    import os
-
-    import psutil
-    import torch
-
-    from flray import rundir
-    from flray.data.cache import data_root
+    """Print what `flray.doctor.report` finds."""
+    from flray.doctor import report
 
     table = Table("what", "found", title="flray doctor", title_justify="left")
-    for name, version in rundir.versions().items():
-        table.add_row(name, version)
-    table.add_row("CPUs for this process", str(len(os.sched_getaffinity(0))))
-    table.add_row("memory", f"{psutil.virtual_memory().available / 2**30:.1f} GiB free of "
-                  f"{psutil.virtual_memory().total / 2**30:.1f}")
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    table.add_row("GPUs", ", ".join(gpus) or "none seen by torch")
-    root = data_root()
-    fetched = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
-    table.add_row("data folder", f"{root} ({', '.join(fetched) or 'empty: try flray data get digits5-local'})")
+    for name, found in report():
+        table.add_row(name, Text(found))
     console.print(table)
 
 
@@ -310,4 +338,4 @@ def show_sweep(result: SweepResult) -> None:
     console.print(result.table())
     console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)", markup=False)
     if result.uri is not None:
-        console.print(f"see it: mlflow ui --backend-store-uri {result.uri}", markup=False)
+        console.print(see_it(result.uri), markup=False)

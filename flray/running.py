@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from flray import rundir
+from flray import rundir, storage
 from flray.config import Config, Experiment
 from flray.errors import FlrayError
 from flray.federation.cluster import (
@@ -28,7 +28,7 @@ from flray.figures import draw
 from flray.loading import load
 from flray.metrics.summary import Reported, report
 from flray.rounds import Progress, Rounds, Silence, measure
-from flray.tracking.connection import resolve_uri
+from flray.tracking.connection import redacted, resolve_uri
 from flray.tracking.journal import Journal
 
 Say = Callable[[str], None]
@@ -155,6 +155,7 @@ def run_tags(folder: Path) -> dict[str, str]:
 def _drive(world: World, folder: Path, address: str | None, progress: Progress) -> Result:
     experiment = world.config
     with contextlib.ExitStack() as stack:
+        stack.enter_context(storage.mirrored(folder, rundir.mirror_of(folder, experiment.output), progress.say))
         journal = stack.enter_context(Journal(folder / rundir.JOURNAL))
         rundir.update(folder, status="running")
         began_before = not journal.start(
@@ -205,7 +206,7 @@ def _tracking(folder: Path, experiment: Experiment, say: Say) -> Iterator[None]:
     finally:
         unsent = tracker.close(timeout=20.0)
         if unsent:
-            say(f"{unsent} entries could not be sent to {experiment.tracking.uri}; "
+            say(f"{unsent} entries could not be sent to {redacted(experiment.tracking.uri)}; "
                 f"they are kept: flray sync {folder}")
 
 

@@ -162,7 +162,8 @@ def _last_inputs(*models: nn.Module) -> Iterator[list[Tensor]]:
     handles = []
     for position, model in enumerate(models):
         head = getattr(model, "classifier", model)
-        last = [layer for layer in head.modules() if any(True for _ in layer.parameters(recurse=False))][-1]
+        layers = [layer for layer in head.modules() if any(True for _ in layer.parameters(recurse=False))]
+        last = layers[-1] if layers else head  # few-shot: the classifier is left out
         handles.append(last.register_forward_pre_hook(keep(position)))
     try:
         yield seen

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 from pydantic import Field
@@ -90,6 +90,23 @@ class Files:
         write_arrays(cache, arrays)
         return arrays
 
+    @property
+    def fetched(self) -> bool:
+        """Whether `flray data get` downloads it."""
+        return self.downloads is not tuple
+
+    def present(self, root: Path) -> bool:
+        """Whether the files are at one of the usual places."""
+        return self.has(root, None)
+
+    def has(self, root: Path, path: str | None) -> bool:
+        """Whether the files are at a place, or without one at a usual place."""
+        try:
+            self._find(root, path)
+        except DataError:
+            return False
+        return True
+
     def get(self, root: Path, progress: Progress) -> None:
         """Fetch the files, unless they are there, and decode them.
 
@@ -163,12 +180,34 @@ def check_labels(path: Path, labels: NDArray[Any], classes: int) -> None:
            f"a label {int(labels.min()) if labels.min() < 0 else int(labels.max())}", f"0 to {classes - 1}")
 
 
-FILES: dict[str, Files] = {}
+class Obtainable(Protocol):
+    """A data set that does not come with flray: where it is from, and whether it is there."""
+
+    @property
+    def name(self) -> str:
+        """The data set's."""
+
+    @property
+    def where(self) -> str:
+        """Where a user gets it."""
+
+    @property
+    def fetched(self) -> bool:
+        """Whether `flray data get` downloads it."""
+
+    def present(self, root: Path) -> bool:
+        """Whether its files are at the usual place of a data cache."""
+
+    def get(self, root: Path, progress: Progress) -> None:
+        """Fetch it if that is possible and need be, and decode it."""
+
+
+FILES: dict[str, Obtainable] = {}
 """Every data set of this kind by name; the modules that define them put them here."""
+_Kind = TypeVar("_Kind", bound=Obtainable)
 
 
-def known(files: Files) -> Files:
-    """Put a data set's files where `flray data get` finds them."""
+def known(files: _Kind) -> _Kind:
+    """Put a data set's files where `flray data get` and `flray data list` find them."""
     FILES[files.name] = files
     return files
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from pydantic import Field
 
 from flray.data.archives import Arrays, Download, Files, Place, check_labels, expect, known
 from flray.data.builtin import Cap, Seed, cap
+from flray.data.fetch import Progress
 from flray.data.images import channel_statistics
 from flray.data.numpy_pickles import read_pickled_arrays
 from flray.data.types import DataSet, Domain
@@ -103,6 +105,65 @@ CIFAR100_FILES = known(Files(
     _decode100, "https://www.cs.toronto.edu/~kriz/cifar.html", _cifar100_downloads))
 
 
+@dataclass(frozen=True)
+class _Fc100(Files):
+    """FC100 from its own files, or made of CIFAR-100, wherever that is."""
+
+    @property
+    def fetched(self) -> bool:
+        """Whether `flray data get` downloads it."""
+        return True
+
+    def present(self, root: Path) -> bool:
+        """Whether it or CIFAR-100 is at the usual place."""
+        return super().present(root) or CIFAR100_FILES.present(root)
+
+    def get(self, root: Path, progress: Progress) -> None:
+        """Fetch CIFAR-100, unless one of both is there, and decode it."""
+        if not super().present(root):
+            CIFAR100_FILES.get(root, progress)
+        self.load(root)
+
+    def load(self, root: Path, path: str | None = None) -> Arrays:
+        """Return images and fine labels of the parts train, val and test."""
+        if self.has(root, path) or not CIFAR100_FILES.has(root, path):
+            return super().load(root, path)
+        whole = CIFAR100_FILES.load(root, path)
+        x, y, coarse = (np.concatenate([whole[f"{half}_{kind}"] for half in ("train", "test")])
+                        for kind in ("x", "y", "coarse"))
+        parts: Arrays = {}
+        for part, superclass in FC100_COARSE.items():
+            mine = np.isin(coarse, superclass)
+            parts |= {f"{part}_x": x[mine], f"{part}_y": y[mine]}
+        return parts
+
+
+def _decode_fc100(folder: Path, names: Sequence[str]) -> Arrays:
+    arrays: Arrays = {}
+    owner: dict[int, str] = {}
+    for part, name in zip(FC100_COARSE, names, strict=True):
+        path = folder / name
+        content = read_pickled_arrays(path)
+        expect(path, isinstance(content, dict) and {"data", "labels"} <= content.keys(), "other entries",
+               "data and labels")
+        x, y = np.asarray(content["data"]), np.asarray(content["labels"], dtype=np.int64)
+        if x.ndim == 4 and x.shape[-1] == 3:
+            x = x.transpose(0, 3, 1, 2)
+        expect(path, x.dtype == np.uint8 and x.shape[1:] == (3, 32, 32) and y.shape == x.shape[:1],
+               f"data of {x.dtype} {list(x.shape)} and labels {list(y.shape)}", "uint8 [n, 32, 32, 3] and n labels")
+        check_labels(path, y, 100)
+        for label in np.unique(y).tolist():
+            expect(path, owner.setdefault(label, name) == name,
+                   f"the class {CIFAR100[label]}, which {owner[label]} has", "classes of its own")
+        arrays |= {f"{part}_x": np.ascontiguousarray(x), f"{part}_y": y}
+    return arrays
+
+
+FC100_FILES = known(_Fc100(
+    "fc100", [[f"FC100_{part}.pickle" for part in FC100_COARSE]], _decode_fc100,
+    "CIFAR-100 (`flray data get cifar-100`), or as the three pickles that MetaOptNet links to"))
+
+
 @register_dataset("cifar-10")
 def cifar10(root: Path, *, path: Place = None, seed: Seed = 0, samples: Cap = None) -> DataSet:
     """Return CIFAR-10, 50,000 and 10,000 photos 3x32x32, official split."""
@@ -127,12 +188,9 @@ def fc100(root: Path, *, path: Place = None, seed: Seed = 0, samples: Cap = None
           part: Annotated[Literal["test", "val"], Field(description="whose classes are the unseen ones")] = "test",
           ) -> DataSet:
     """Return FC100: few-shot classes of CIFAR-100, split by superclass into 60 for training, 20 and 20 unseen ones."""
-    arrays = CIFAR100_FILES.load(root, path)
-    x = np.concatenate([arrays["train_x"], arrays["test_x"]])
-    y = np.concatenate([arrays["train_y"], arrays["test_y"]])
-    coarse = np.concatenate([arrays["train_coarse"], arrays["test_coarse"]])
-    seen, unseen = np.isin(coarse, FC100_COARSE["train"]), np.isin(coarse, FC100_COARSE[part])
-    domain = cap(Domain("fc100", "real", x[seen], y[seen], x[unseen], y[unseen]), samples, seed)
+    arrays = FC100_FILES.load(root, path)
+    parts = (arrays[name] for name in ("train_x", "train_y", f"{part}_x", f"{part}_y"))
+    domain = cap(Domain("fc100", "real", *parts), samples, seed)
     return DataSet("fc100", (domain,), CIFAR100, *channel_statistics([domain.train_x]), task="few-shot")
 
 

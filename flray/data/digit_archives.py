@@ -22,7 +22,9 @@ Size = Annotated[int, Field(ge=8, description="height and width to which all are
 DOMAINS: dict[str, Origin] = {
     "mnist": "real", "svhn": "real", "usps": "real", "synthdigits": "rendered", "mnistm": "composed"}
 FOLDERS = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS", "synthdigits": "SynthDigits", "mnistm": "MNIST_M"}
-_PARTS = range(10)
+_FOUR = ("train_x", "train_y", "test_x", "test_y")
+_FEDBN = {domain: [f"{sub}/{name}" for name in (*(f"partitions/train_part{i}.pkl" for i in range(10)), "test.pkl")]
+          for domain, sub in FOLDERS.items()}
 _MAT = {"mnist": ("mnist_data.mat",), "svhn": ("svhn_train_32x32.mat", "svhn_test_32x32.mat"),
         "usps": ("usps_28x28.mat",), "synthdigits": ("syn_number.mat",), "mnistm": ("mnistm_with_label.mat",)}
 
@@ -62,20 +64,20 @@ def _pair(path: Path, images: Any, labels: Any) -> tuple[NDArray[np.uint8], NDAr
     return x, labels_of(path, labels, len(x))
 
 
+def _fedbn(folder: Path, names: Sequence[str]) -> list[Any]:
+    """Return a domain's training and test images and labels; the last file is the test part."""
+    pairs = []
+    for name in names:
+        content = read_pickled_arrays(folder / name)
+        expect(folder / name, isinstance(content, (tuple, list)) and len(content) == 2, type(content).__name__,
+               "a pair of images and labels")
+        pairs.append(_pair(folder / name, *content))
+    return [np.concatenate([x for x, _ in pairs[:-1]]), np.concatenate([y for _, y in pairs[:-1]]), *pairs[-1]]
+
+
 def _decode_fedbn(folder: Path, names: Sequence[str]) -> Arrays:
-    arrays: Arrays = {}
-    for domain, sub in FOLDERS.items():
-        mine = [name for name in names if name.startswith(f"{sub}/")]
-        pairs = []
-        for name in mine:
-            content = read_pickled_arrays(folder / name)
-            expect(folder / name, isinstance(content, (tuple, list)) and len(content) == 2, type(content).__name__,
-                   "a pair of images and labels")
-            pairs.append(_pair(folder / name, *content))
-        arrays |= {f"{domain}_train_x": np.concatenate([x for x, _ in pairs[:-1]]),
-                   f"{domain}_train_y": np.concatenate([y for _, y in pairs[:-1]]),
-                   f"{domain}_test_x": pairs[-1][0], f"{domain}_test_y": pairs[-1][1]}
-    return arrays
+    return {f"{domain}_{part}": array for domain in FOLDERS
+            for part, array in zip(_FOUR, _fedbn(folder, _FEDBN[domain]), strict=True)}
 
 
 def _mat(path: Path, wanted: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -122,17 +124,27 @@ _READERS: dict[str, Callable[[Path, Sequence[str]], list[Any]]] = {
 
 
 def _decode_five(folder: Path, names: Sequence[str]) -> Arrays:
-    parts = ("train_x", "train_y", "test_x", "test_y")
     return {f"{domain}_{part}": array for domain, read in _READERS.items()
-            for part, array in zip(parts, read(folder, _MAT[domain]), strict=True)}
+            for part, array in zip(_FOUR, read(folder, _MAT[domain]), strict=True)}
 
 
 FEDBN_FILES = known(Files(
-    "digits5", [[f"{sub}/{name}" for sub in FOLDERS.values()
-                 for name in (*(f"partitions/train_part{i}.pkl" for i in _PARTS), "test.pkl")]],
-    _decode_fedbn, "the link in https://github.com/med-air/FedBN (digit_dataset)"))
+    "digits5", [[name for names in _FEDBN.values() for name in names]], _decode_fedbn,
+    "the link in https://github.com/med-air/FedBN (digit_dataset)"))
 FIVE_FILES = known(Files("digit-five", [[name for names in _MAT.values() for name in names]], _decode_five,
                          "the data sets of Moment Matching for Multi-Source Domain Adaptation (M3SDA), Digit-Five"))
+
+
+def _alone(name: str, domain: str, where: str) -> Files:
+    """Return the files of one domain, of either archive."""
+    def decode(folder: Path, names: Sequence[str]) -> Arrays:
+        read = _fedbn if names[0].endswith(".pkl") else _READERS[domain]
+        return {f"{domain}_{part}": array for part, array in zip(_FOUR, read(folder, names), strict=True)}
+    return known(Files(name, [_MAT[domain], _FEDBN[domain]], decode, where))
+
+
+MNISTM_FILES = _alone("mnist-m", "mnistm", "Digit-Five or FedBN's Digits-5, or http://yaroslav.ganin.net")
+SYNTHDIGITS_FILES = _alone("synthdigits", "synthdigits", "Digit-Five or FedBN's Digits-5")
 
 
 @register_dataset("digits5")
@@ -149,11 +161,22 @@ def digit_five(root: Path, *, path: Place = None, seed: Seed = 0, domains: Chose
     return _dataset("digit-five", FIVE_FILES.load(root, path), seed, domains, samples, size)
 
 
-def _dataset(name: str, arrays: Arrays, seed: int, domains: list[str] | None, samples: int | None,
-             size: int) -> DataSet:
+@register_dataset("mnist-m")
+def mnist_m(root: Path, *, path: Place = None, seed: Seed = 0, samples: Cap = None, size: Size = 28) -> DataSet:
+    """Return MNIST-M, MNIST's digits over photos, 3x28x28, from Digit-Five's or FedBN's files (composed)."""
+    return _dataset("mnist-m", MNISTM_FILES.load(root, path), seed, None, samples, size, ("mnistm",))
+
+
+@register_dataset("synthdigits")
+def synthdigits(root: Path, *, path: Place = None, seed: Seed = 0, samples: Cap = None, size: Size = 32) -> DataSet:
+    """Return SynthDigits, rendered digits 3x32x32, from Digit-Five's or FedBN's files."""
+    return _dataset("synthdigits", SYNTHDIGITS_FILES.load(root, path), seed, None, samples, size, ("synthdigits",))
+
+
+def _dataset(name: str, arrays: Arrays, seed: int, domains: list[str] | None, samples: int | None, size: int,
+             have: Sequence[str] = tuple(DOMAINS)) -> DataSet:
     made = []
-    for domain in choose([Domain(d, o, *(arrays[f"{d}_{p}"] for p in ("train_x", "train_y", "test_x", "test_y")))
-                          for d, o in DOMAINS.items()], domains, name):
+    for domain in choose([Domain(d, DOMAINS[d], *(arrays[f"{d}_{p}"] for p in _FOUR)) for d in have], domains, name):
         taken = cap(domain, samples, seed)
         made.append(Domain(taken.name, taken.origin, fitted(taken.train_x, (3, size, size)), taken.train_y,
                            fitted(taken.test_x, (3, size, size)), taken.test_y))

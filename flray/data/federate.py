@@ -197,6 +197,9 @@ def _shifted(division: Division, dataset: DataSet, y: Rows, domains: Rows, seed:
     """Return the division with fewer training samples, as the long tail and the private sizes want it."""
     fit = division.fit
     if shift is not None and shift.long_tail is not None:
+        if dataset.domains[0].train_y.ndim > 1:
+            raise ConfigError("experiment.shift.long_tail", str(shift.long_tail),
+                              f"samples of {dataset.name} have masks, not classes; leave it out")
         fit = fit[long_tail(y[fit], domains[fit], seed, shift.long_tail, len(dataset.classes))]
     if shift is not None and shift.sizes:
         fit = fit[private_sizes(domains[fit], [d.name for d in dataset.domains], seed, shift.sizes)]

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from flray.data import characters, cifar, digit_archives  # noqa: F401  (they enter their files into FILES)
+from flray.data import (  # noqa: F401  (they enter their files into FILES)
+    camelyon,
+    characters,
+    cifar,
+    digit_archives,
+    domainnet,
+    folders,
+    fundus,
+    tiny_imagenet,
+)
 from flray.data.archives import FILES
 from flray.data.cache import data_root
 from flray.data.digit_sources import SOURCES, Source, get_source

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from flray.data.types import FederatedData
 
@@ -26,7 +25,7 @@ def partition_table(data: FederatedData) -> pd.DataFrame:
         and one column per class with its number of training samples, where samples have classes.
     """
     rows = []
-    classes, table = _counts(data)
+    classes, table = data.class_table()
     for client, counts in zip(data.clients, table, strict=True):
         origins = {data.origins[client.domain]} if client.domain in data.origins else set(data.origins.values())
         rows.append({
@@ -36,13 +35,6 @@ def partition_table(data: FederatedData) -> pd.DataFrame:
             **(dict(zip(classes, counts.tolist(), strict=True)) if data.has_classes else {}),
         })
     return pd.DataFrame(rows)
-
-
-def _counts(data: FederatedData) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return what is counted and the counts [clients, classes]; samples with masks are all of one kind."""
-    if data.has_classes:
-        return data.classes, data.class_counts()
-    return (f"with masks of {', '.join(data.classes)}",), np.array([[len(client.train)] for client in data.clients])
 
 
 def bubble_chart(data: FederatedData, path: Path) -> None:
@@ -55,7 +47,7 @@ def bubble_chart(data: FederatedData, path: Path) -> None:
     path : Path
         Image file to write; its suffix decides the format (``.png``, ``.svg``, ``.pdf``).
     """
-    classes, counts = _counts(data)
+    classes, counts = data.class_table()
     num_clients, num_classes = counts.shape
     cell = float(np.clip(12 / max(num_clients, num_classes), 0.2, 0.45))  # inches
     names = [client.name for client in data.clients]

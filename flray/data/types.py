@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from flray.errors import DataError
 
+_BLOCK = 2**26  # bytes that a fingerprint reads at a time
 Origin = Literal["real", "composed", "rendered", "random"]
 Labels = NDArray[np.int64] | NDArray[np.uint8]
 
@@ -80,29 +81,51 @@ class DataSet:
             digest.update(f"{domain.name}|{domain.origin}".encode())
             for array in (domain.train_x, domain.train_y, domain.test_x, domain.test_y):
                 digest.update(f"{array.shape}{array.dtype}".encode())
-                digest.update(np.ascontiguousarray(array).data)
+                _digest(digest, array)
         if self.public is not None:
             digest.update(f"public{self.public.shape}{self.public.dtype}".encode())
-            digest.update(np.ascontiguousarray(self.public).data)
+            _digest(digest, self.public)
         if self.coarse is not None:
             digest.update(f"coarse{self.coarse}".encode())
         return digest.hexdigest()
 
 
+def file_of(array: NDArray[Any]) -> str | None:
+    """Return the file that holds exactly this memory-mapped array and no more, or None."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    if isinstance(base, np.memmap) and base.filename is not None and base.shape == array.shape \
+            and base.ctypes.data == array.ctypes.data and array.flags.c_contiguous:
+        return str(base.filename)
+    return None
+
+
 class _Travels:
     """Lets the large array `x` go from process to process without a copy although it is not contiguous as [n, C, H, W].
 
-    Ray shares contiguous arrays only, so what is pickled is the array as it lies in memory.
+    Ray shares contiguous arrays only, so what is pickled is the array as it lies in memory. An array that lies in a
+    file (`flray.data.image_sets`) stays there, and only the file's name goes.
     """
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         if state["x"].ndim == 4 and not state["x"].flags.c_contiguous:
-            state["x as it lies"] = np.moveaxis(state.pop("x"), 1, -1)
+            lying = np.moveaxis(state.pop("x"), 1, -1)
+            file = file_of(lying)
+            state["x as it lies" if file is None else "x in a file"] = lying if file is None else file
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
+        if "x in a file" in state:
+            file = state.pop("x in a file")
+            try:
+                state["x as it lies"] = np.asarray(np.load(file, "r", allow_pickle=False))
+            except OSError as error:
+                raise DataError(f"{file}: cannot be read on this node ({error.strerror}); put the data cache "
+                                "($FLRAY_DATA) on a file system that all nodes share, or set data.mapped to false"
+                                ) from None
         if "x as it lies" in state:
             state["x"] = np.moveaxis(state.pop("x as it lies"), -1, 1)
         self.__dict__.update(state)
@@ -129,13 +152,16 @@ class Pooled(_Travels):
 
     @classmethod
     def of(cls, dataset: DataSet) -> Pooled:
-        """Return a data set's samples, copied into one array."""
+        """Return a data set's samples in one array, copied unless they are one already."""
         domains = dataset.domains
         parts = [d.train_x for d in domains] + [d.test_x for d in domains]
         if parts[0].ndim == 4:
             moved = [np.moveaxis(part, 1, -1) for part in parts]
-            lying = np.empty((sum(map(len, parts)), *moved[0].shape[1:]), moved[0].dtype)
-            x = np.moveaxis(np.concatenate(moved, out=lying), -1, 1)
+            lying = _whole(moved)
+            if lying is None:
+                lying = np.empty((sum(map(len, parts)), *moved[0].shape[1:]), moved[0].dtype)
+                np.concatenate(moved, out=lying)
+            x = np.moveaxis(lying, -1, 1)
         else:
             x = np.concatenate(parts)
         labels: NDArray[Any] = np.concatenate([d.train_y for d in domains] + [d.test_y for d in domains])
@@ -230,6 +256,33 @@ class FederatedData(_Travels):
         if not self.has_classes:
             raise DataError(f"data set {self.dataset}: samples of {self.task} have masks, not classes to count")
         return np.stack([np.bincount(self.y[c.train], minlength=self.num_classes) for c in self.clients])
+
+    def class_table(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """What is counted, and the counts, int64 [K, C]; samples with masks are all of one kind, C = 1."""
+        if self.has_classes:
+            return self.classes, self.class_counts()
+        return (f"with masks of {', '.join(self.classes)}",), np.array([[len(client.train)] for client in self.clients])
+
+
+def _whole(parts: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
+    """Return the array whose consecutive parts these are, if they are all there is of it."""
+    base = parts[0].base
+    if not isinstance(base, np.ndarray) or base.dtype != parts[0].dtype or not base.flags.c_contiguous \
+            or base.nbytes != sum(part.nbytes for part in parts):
+        return None
+    place = base.ctypes.data
+    for part in parts:
+        if part.base is not base or not part.flags.c_contiguous or (len(part) and part.ctypes.data != place):
+            return None
+        place += part.nbytes
+    return np.asarray(base).reshape(-1, *parts[0].shape[1:])
+
+
+def _digest(digest: hashlib._Hash, array: NDArray[Any]) -> None:
+    """Add an array's bytes as if it were contiguous, without a copy of all of it."""
+    step = max(1, _BLOCK // max(1, array[:1].nbytes))
+    for start in range(0, len(array), step):
+        digest.update(np.ascontiguousarray(array[start:start + step]).data)
 
 
 def hollow(labels: Labels) -> Labels:

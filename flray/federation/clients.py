@@ -17,8 +17,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flray.config import Experiment
 from flray.data.types import Pooled
-from flray.errors import FlrayError
+from flray.errors import DataError, FlrayError
 from flray.federation.executor import Failure, Handle, Job, LostObjectError, Outcome, Result, Turn
+from flray.federation.nodedata import node_samples
 from flray.federation.player import Player
 from flray.federation.workshop import threads_of
 from flray.federation.world import World
@@ -31,6 +32,12 @@ GONE = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFetchTimedOutError)
 """What asking for an object raises when the only node that held it is gone."""
 
 WENT = "a client's state or reply was lost with the node that held it"
+
+BLOCK = 64
+"""Turns among which the longest begins first."""
+
+KEPT = 512 * 2**20
+"""Bytes of replies that may wait for those before them."""
 
 INLINE = int(0.9 * int(os.environ.get("RAY_max_direct_call_object_size", 100 * 1024)))  # noqa: SIM112
 """Bytes up to which Ray sends an argument within the call; see `flray.federation.cluster.ray_session`."""
@@ -45,6 +52,12 @@ class ClientActor:
     def reset(self, world: World, threads: int, samples: Pooled | None = None) -> None:
         """Play for another federation from now on; the process and its imports stay."""
         cuda = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU")) and torch.cuda.is_available()
+        self._lacking = ""
+        if world.config.resources.data == "node":
+            try:
+                samples = node_samples(world.config, world.data.fingerprint)
+            except DataError as error:
+                self._lacking = str(error)
         if samples is not None:
             world = world.with_samples(samples)
         self._player = Player(world, torch.device("cuda:0" if cuda else "cpu"), threads)
@@ -56,9 +69,17 @@ class ClientActor:
         return self._player.play(turn, common, private, state)
 
     def describe(self) -> dict[str, int]:
-        """Return the process id and the resident bytes."""
+        """Return the process id and the resident bytes.
+
+        Raises
+        ------
+        DataError
+            If this node lacks the data.
+        """
         import psutil
 
+        if self._lacking:
+            raise DataError(self._lacking)
         return {"pid": os.getpid(), "resident": psutil.Process().memory_info().rss}
 
     def networks(self) -> dict[str, int]:
@@ -209,16 +230,19 @@ class _Play:
         if timeout is not None:
             executor.wait_until_ready()  # a process that only just starts is no slow client
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        order = sorted(range(len(jobs)), key=lambda i: (-jobs[i].turn.cost, i))
-        self._open = deque(order)
+        # Longest first, but within blocks of neighbours and not far ahead of the reply that is to be handed on next:
+        # what comes too early has to be kept.
+        self._open = deque(sorted(range(len(jobs)), key=lambda i: (i // BLOCK, -jobs[i].turn.cost, i)))
+        self._next, self._largest = 0, 1
         self._attempts = [0] * len(jobs)
         self._failed_starts = 0
         self._done: dict[int, Result] = {}
 
     def results(self) -> Iterator[Result]:
-        self._refill()
         try:
             for position in range(len(self._jobs)):
+                self._next = position
+                self._refill()
                 while position not in self._done:
                     self._advance()
                 yield self._done.pop(position)
@@ -231,9 +255,17 @@ class _Play:
         workers = [worker for worker in self._executor._workers if worker.starting is None]
         while self._open and workers:
             worker = min(workers, key=lambda w: len(w.waiting))
-            if len(worker.waiting) >= depth:
+            position = self._allowed()
+            if len(worker.waiting) >= depth or position is None:
                 return
-            self._submit(worker, self._open.popleft())
+            self._open.remove(position)
+            self._submit(worker, position)
+
+    def _allowed(self) -> int | None:
+        """Return the next job that is not too far ahead; the one waited for always is near enough."""
+        depth = self._executor._config.resources.queued + 1
+        ahead = max(depth * len(self._executor._workers), min(BLOCK, KEPT // self._largest))
+        return next((position for position in self._open if position < self._next + ahead), None)
 
     def _submit(self, worker: _Worker, position: int) -> None:
         job = self._jobs[position]
@@ -275,6 +307,10 @@ class _Play:
         try:
             ray.get(worker.starting)
             worker.starting = None
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, DataError):
+                raise error.cause from None
+            raise
         except LOST as error:
             self._failed_starts += 1
             if self._failed_starts > self._executor._config.faults.attempts * len(self._executor._workers):
@@ -284,6 +320,7 @@ class _Play:
 
     def _finish(self, position: int, outcome: Outcome, call: _Call | None, actor: int = 0) -> None:
         failed = call is None or outcome.failure is not None
+        self._largest = max(self._largest, outcome.up)
         self._done[position] = Result(
             self._jobs[position].turn, outcome,
             bulk=call.bulk if call is not None and not failed and outcome.entries else None,

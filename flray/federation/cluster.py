@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -109,7 +110,7 @@ class RayFederation:
 
         self._plan, self._warn = plan, warn
         carry_plugins()
-        self._world = ray.put(world)
+        self._world = ray.put(world if world.config.resources.data == "head" else world.without_samples())
         self._group = placement_group(
             [{"CPU": plan.cpus_per_actor, **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {})}]
             * plan.actors)
@@ -248,10 +249,15 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None:
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        # Ray listens on every address of the machine and runs what it is sent. It asks for a token unless told not to;
+        # one of this process's own keeps it from writing one into the home directory.
+        if not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         # Replies up to this size come with the call's answer instead of by way of the object store, which costs a
         # small network's round several percent.
         os.environ.setdefault("RAY_max_direct_call_object_size", str(512 * 1024))
+        # Ray's own default, 15, leaves its workers next to nothing beside any other process of the machine.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     if ray.is_initialized():

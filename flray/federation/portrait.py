@@ -52,9 +52,12 @@ def portrait(federation: Federation, final: bool = True) -> Portrait:
         ``labels``, ``predicted``, ``client`` int64 [n] of up to `SAMPLES` test samples; ``layers`` str [L] and
         ``distance`` float32 [K, L], each client's relative distance from the global model, or, of entries that never
         travel (``personal`` bool [L]), from the initial one; ``prototypes`` float32 [C, d] of methods that have them.
-        Of heterogeneous models the distances are left out, and features where their sizes differ.
+        Of heterogeneous models the distances are left out, and features where their sizes differ. Empty where outputs
+        are no logits of classes.
     """
     world, server = federation.world, federation.server
+    if not world.task.logits:
+        return {}
     stage, token = Stage("evaluate"), uuid.uuid4().hex
     commons, _ = federation.message(stage)
     jobs = []
@@ -134,8 +137,8 @@ def chosen(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 
 def partition(world: World) -> dict[str, Any]:
     """Return who holds how many training samples of which class, as plain values."""
-    counts = world.data.class_counts()
-    return {"dataset": world.data.dataset, "classes": list(world.data.classes), "origins": dict(world.data.origins),
+    classes, counts = world.data.class_table()
+    return {"dataset": world.data.dataset, "classes": list(classes), "origins": dict(world.data.origins),
             "clients": [{"name": client.name, "domain": client.domain, "test": len(client.test),
                          "train": counts[k].tolist()} for k, client in enumerate(world.data.clients)]}
 

@@ -10,6 +10,7 @@ import fcntl
 import importlib.metadata
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ _PASSING = {
 }  # fmt: skip
 _LASTING = ("readonly database", "unable to open", "out-of-date database schema", "not a database", "no such table")
 _LOCK_ATTEMPTS = 6
+_PASSWORD = re.compile(r"(://[^/@:\s]*):\S*@")  # greedy: a password may have an @ itself
 
 
 class AwayError(Exception):
@@ -54,6 +56,23 @@ class RefusedError(FlrayError):
         super().__init__(message)
 
 
+def redacted(uri: str) -> str:
+    """Return an address without its password, as it may stand in files, in MLflow and on the screen."""
+    return _PASSWORD.sub(r"\1:***@", uri)
+
+
+def _with_password(uri: str) -> str:
+    """Return the address to connect to: one read from a file has no password, so the environment has to give it."""
+    if ":***@" not in uri:
+        return uri
+    full = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if redacted(full) != uri:
+        raise FlrayError(f"tracking address {uri!r}: passwords are not kept in files; set MLFLOW_TRACKING_URI to the "
+                         "whole address (or, for http, leave the password out of it and set MLFLOW_TRACKING_USERNAME "
+                         "and MLFLOW_TRACKING_PASSWORD)")
+    return full
+
+
 def resolve_uri(uri: str) -> str:
     """Return a tracking address that means the same from every working directory.
 
@@ -67,12 +86,13 @@ def resolve_uri(uri: str) -> str:
     FlrayError
         If MLflow has no store for that kind of address.
     """
+    uri = _with_password(uri)
     scheme = "databricks" if uri == "databricks" else urlsplit(uri).scheme.split("+")[0]
     if scheme not in _SCHEMES and scheme not in {
         entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store")
     }:
         raise FlrayError(
-            f"tracking address {uri!r}: MLflow keeps no runs there; give sqlite:///PATH/mlflow.db or http(s)://HOST:PORT"
+            f"tracking address {redacted(uri)!r}: MLflow keeps no runs there; give sqlite:///PATH/mlflow.db or http(s)://HOST:PORT"
         )
     database = database_path(uri)
     return uri if database is None else f"sqlite:///{database.absolute()}"
@@ -192,7 +212,7 @@ def call(uri: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) 
         try:
             return function(*args, **kwargs)
         except (MlflowException, SQLAlchemyError) as error:
-            text = _one_line(str(error))
+            text = _one_line(str(error).replace(uri, redacted(uri)))
             if "database is locked" in text and attempt + 1 < _LOCK_ATTEMPTS:
                 # Neighbours that collided once must not collide again in step: the process number sets them apart.
                 time.sleep(0.05 * 2**attempt * (1 + os.getpid() % 7 / 7))
@@ -200,7 +220,7 @@ def call(uri: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) 
             code = getattr(error, "error_code", "INTERNAL_ERROR")
             if code in _PASSING and not any(sign in text for sign in _LASTING):
                 raise AwayError(text) from error
-            raise RefusedError(f"tracking at {uri}: {text}", code) from error
+            raise RefusedError(f"tracking at {redacted(uri)}: {text}", code) from error
     raise AssertionError("the last attempt returns or raises")
 
 

@@ -18,6 +18,7 @@ from flray.tracking.connection import (
     http_limits,
     lock,
     quiet,
+    redacted,
     resolve_uri,
 )  # fmt: skip
 from flray.tracking.cursor import Cursor, load, read, save, unsent_lines
@@ -60,7 +61,8 @@ class MlflowSender:
 
     def __init__(self, run_dir: Path, uri: str, *, parent_dir: Path | None = None) -> None:
         self.run_dir, self.parent_dir = Path(run_dir), parent_dir
-        self.uri = resolve_uri(uri)
+        self._address = resolve_uri(uri)
+        self.uri = redacted(self._address)
         self.reason: str | None = None
         self.notices: list[str] = []
         self._client: Any = None
@@ -133,11 +135,11 @@ class MlflowSender:
             if read(self.run_dir) is None:
                 save(self.run_dir, Cursor(self.uri))  # so that `flray sync` knows where to, should this fail
             if self._client is None:
-                self._client = connect(self.uri)
+                self._client = connect(self._address)
             yield
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return call(self.uri, getattr(self._client, method), *args, **kwargs)
+        return call(self._address, getattr(self._client, method), *args, **kwargs)
 
     def _send(self, stop: Callable[[], bool]) -> None:
         cursor = load(self.run_dir, self.uri)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flray.errors import FlrayError
-from flray.tracking.connection import HTTP_TIMEOUT, http_limits, resolve_uri
+from flray.tracking.connection import HTTP_TIMEOUT, http_limits, redacted, resolve_uri
 from flray.tracking.sender import MlflowSender
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
@@ -35,7 +35,8 @@ class Tracker:
     """
 
     def __init__(self, uri: str, say: Callable[[str], None]) -> None:
-        self.uri = resolve_uri(uri)
+        self._address = resolve_uri(uri)
+        self.uri = redacted(self._address)
         self._say = say
         self._senders: list[MlflowSender] = []
         self._refused: set[Path] = set()
@@ -60,7 +61,7 @@ class Tracker:
             if self._deadline is not None:
                 raise RuntimeError("this tracker is closed")
             if all(sender.run_dir != run_dir for sender in self._senders):
-                self._senders.append(MlflowSender(run_dir, self.uri, parent_dir=parent_dir))
+                self._senders.append(MlflowSender(run_dir, self._address, parent_dir=parent_dir))
             if self._thread is None:
                 if self.uri.startswith("http"):
                     self._limits.enter_context(http_limits())

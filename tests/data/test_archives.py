@@ -288,3 +288,54 @@ def test_arrays_of_every_protocol_are_read(protocol: int, tmp_path: Path) -> Non
 def test_get_names_what_must_be_fetched_by_hand(tmp_path: Path) -> None:
     with pytest.raises(FlrayError, match=r"digits5 is not there.*put the files there"):
         get("digits5", tmp_path)
+
+
+def test_mnistm_and_synthdigits_come_alone_from_either_archive(tmp_path: Path) -> None:
+    parts = fedbn_archive(tmp_path / "fedbn")
+    x, y = pixels(20, 28, 28, 3), np.arange(20) % 10
+    (tmp_path / "five").mkdir()
+    savemat(tmp_path / "five/mnistm_with_label.mat", {"train": x[:10], "label_train": np.eye(10)[y[:10]],
+                                                      "test": x[10:], "label_test": np.eye(10)[y[10:]]})
+    (one,) = load_dataset("mnist-m", {"path": str(tmp_path / "fedbn")}, tmp_path).domains
+    (other,) = load_dataset("mnist-m", {"path": str(tmp_path / "five")}, tmp_path).domains
+    (synth,) = load_dataset("synthdigits", {"path": str(tmp_path / "fedbn")}, tmp_path).domains
+    assert (one.origin, synth.origin) == ("composed", "rendered")
+    assert np.array_equal(one.train_x[:10].transpose(0, 2, 3, 1), parts["MNIST_M/0"][0])
+    assert np.array_equal(other.test_x.transpose(0, 2, 3, 1), x[10:])
+    assert np.array_equal(other.test_y, y[10:])
+    assert np.array_equal(synth.test_x.transpose(0, 2, 3, 1), parts["SynthDigits/10"][0])
+    assert np.array_equal(synth.test_y, parts["SynthDigits/10"][1])
+
+
+def fc100_pickles(folder: Path) -> dict[str, Any]:
+    """The 60, 20 and 20 classes in another order than their labels, one image each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {}
+    for part, coarse in FC100_COARSE.items():
+        labels = [c for c in range(99, -1, -1) if c // 5 in coarse]
+        whole[part] = {"data": pixels(len(labels), 32, 32, 3), "labels": labels}
+        (folder / f"FC100_{part}.pickle").write_bytes(pickle.dumps(whole[part], protocol=2))
+    return whole
+
+
+def test_fc100_is_read_from_its_own_pickles(tmp_path: Path) -> None:
+    whole = fc100_pickles(tmp_path / "archives/fc100")
+    cifar100_bin(tmp_path / "archives/cifar-100")
+    for part in ("test", "val"):
+        (domain,) = load_dataset("fc100", {"part": part}, tmp_path).domains
+        assert np.array_equal(domain.train_x.transpose(0, 2, 3, 1), whole["train"]["data"])
+        assert domain.train_y.tolist() == whole["train"]["labels"]
+        assert np.array_equal(domain.test_x.transpose(0, 2, 3, 1), whole[part]["data"])
+        assert domain.test_y.tolist() == whole[part]["labels"]
+    leaking = {**whole["test"], "labels": [*whole["test"]["labels"][:-1], whole["train"]["labels"][0]]}
+    (tmp_path / "archives/fc100/FC100_test.pickle").write_bytes(pickle.dumps(leaking))
+    with pytest.raises(FlrayError, match=r"FC100_test\.pickle: the class worm, which FC100_train\.pickle has"):
+        load_dataset("fc100", {}, tmp_path)
+
+
+def test_fc100_is_fetched_as_cifar100(tmp_path: Path) -> None:
+    cifar100_bin(tmp_path / "archives/cifar-100")
+    lines: list[str] = []
+    get("fc100", tmp_path, lines.append)
+    assert lines == [f"fc100: ready in {tmp_path}"]
+    assert len(load_dataset("fc100", root=tmp_path).domains[0].train_y) == 60 * 4

@@ -16,6 +16,7 @@ from flray.data.tasks import NAMES, task
 from flray.errors import ConfigError, DataError, FlrayError
 from flray.functional import dice_loss
 from flray.models import build
+from flray.sections import Shift
 
 
 def measured(name: str, outputs: Tensor, targets: Tensor, classes: tuple[str, ...] = ()) -> dict[str, float]:
@@ -108,3 +109,7 @@ def test_masks_are_partitioned_without_classes() -> None:
             federate(dataset, partition, {}, 0)
     with pytest.raises(DataError, match="have masks, not classes to count"):
         data.class_counts()
+    classes, counts = data.class_table()
+    assert classes == ("with masks of disc, cup",) and counts.tolist() == [[4]] * 12
+    with pytest.raises(ConfigError, match=r"experiment\.shift\.long_tail: found 10.*have masks, not classes"):
+        federate(dataset, "domains", {}, 0, shift=Shift(long_tail=10))

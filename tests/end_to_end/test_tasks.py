@@ -14,6 +14,7 @@ from flray.errors import FlrayError
 from flray.federation.cluster import RayFederation, plan_for
 from flray.federation.federation import Federation
 from flray.federation.inline import InlineExecutor
+from flray.federation.portrait import partition, portrait
 from flray.federation.world import SharedData, load_dataset, make_world
 from flray.loading import load
 
@@ -79,6 +80,17 @@ def test_from_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]) -
     (tracked,) = client.search_runs([client.get_experiment_by_name("flray").experiment_id])
     assert {"global/common/dice", "global/common/hausdorff95_disc", "global/local/dice_cup/client/E",
             "global/local/hausdorff/worst"} <= tracked.data.metrics.keys()
+
+
+def test_figures_of_classes_are_left_out_of_other_tasks() -> None:
+    """What reports keep of every run exists for masks too; what they draw of logits does not."""
+    small = {**FUNDUS, "data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
+             "model": {"name": "unet", "width": 2, "depth": 2}}
+    world = make_world(load({"experiment": small}).experiment)
+    kept = partition(world)
+    assert kept["classes"] == ["with masks of disc, cup"]
+    assert [client["train"] for client in kept["clients"]] == [[4]] * 6
+    assert portrait(Federation(world, InlineExecutor(world))) == {}
 
 
 def test_masks_lie_in_the_shared_samples_alone() -> None:
