@@ -33,6 +33,8 @@ def smoke(config: Config) -> Config:
     for one in small.values():
         for changes in one.values():
             changes.update(_quick(changes.get("algorithm")))
+            if "partition" in changes:
+                changes["partition"] = _filled(changes["partition"])
             if isinstance(changes.get("public"), Mapping):
                 changes["public"] = {**changes["public"], "samples": PUBLIC}
     sweep = config.sweep.model_copy(update={
@@ -134,6 +136,7 @@ def _small(experiment: Experiment, most: int) -> Experiment:
     apart = experiment.split in ("fedbn-digits", "fedbn-office")  # which set validation samples apart themselves
     validation = 0.2 if apart else experiment.evaluation.validation
     evaluation = experiment.evaluation.model_copy(update={"every": 1, "validation": validation})
+    partition = experiment.partition.model_validate(_filled(experiment.partition.model_dump()))
     shift = experiment.shift.model_copy(update={"sizes": {}, "ratio": 1.0})
     public = experiment.public
     if public is not None:
@@ -143,9 +146,16 @@ def _small(experiment: Experiment, most: int) -> Experiment:
     algorithm = experiment.algorithm.model_copy(update={"options": options})
     return experiment.model_copy(update={
         "name": f"{experiment.name}-smoke"[-100:], "rounds": ROUNDS, "subset": most, "local": local,
-        "evaluation": evaluation, "algorithm": algorithm, "shift": shift, "public": public,
+        "evaluation": evaluation, "algorithm": algorithm, "shift": shift, "public": public, "partition": partition,
         "split": "official" if apart else experiment.split,
         "episodes": experiment.episodes.model_copy(update={"shot": 1, "queries": 1, "test": 20})})
+
+
+def _filled(partition: Any) -> dict[str, Any]:
+    """Return a partition that gives every client the two samples that a batch norm needs."""
+    given = {"name": partition} if isinstance(partition, str) else dict(partition)
+    known = registry.partitions.params(str(given["name"])).model_fields
+    return {**given, "min_size": max(2, int(given.get("min_size", 1)))} if "min_size" in known else given
 
 
 def _fixed(path: str) -> bool:
