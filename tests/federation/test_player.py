@@ -19,7 +19,7 @@ def test_images_are_normalised_per_channel(digits: dict[str, Any], layout: str, 
     player = Player(make_world(Config.model_validate({"experiment": digits}).experiment), torch.device("cpu"), 1)
     data, dtype = player.world.data, getattr(torch, precision)
     rows = data.clients[1].train[:7]
-    x, y = player._samples(rows).take(torch.arange(7))
+    x, y = player._workshop.samples(rows).take(torch.arange(7))
     raw = torch.from_numpy(data.x[rows]).to(torch.float64)
     mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (data.mean, data.std))
     torch.testing.assert_close(x, ((raw / 255 - mean) / std).to(dtype))
