@@ -26,5 +26,5 @@ def test_images_are_normalised_per_channel(digits: dict[str, Any], layout: str, 
     assert x.is_contiguous(memory_format=getattr(torch, f"{layout}_format" if layout == "contiguous" else layout))
     assert y.tolist() == data.y[rows].tolist()
     # Public samples may have another size than private ones.
-    small = player._prepare(torch.from_numpy(data.x[rows][:, :, :5, :9]))
+    small = player._workshop._prepare(torch.from_numpy(data.x[rows][:, :, :5, :9]))
     assert torch.equal(small, x[:, :, :5, :9])
