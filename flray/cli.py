@@ -112,10 +112,10 @@ def list_command(
     time: Annotated[bool, typer.Option("--time", help="papers: estimate hours from a small timed round")] = False,
 ) -> None:
     """Show what a YAML file may name, or the suites that make the papers' tables again."""
-    from flray import display
+    from flray import display, listing
 
     if what == "papers":
-        display.show_suites(name, time)
+        listing.show(name, time)
     else:
         display.show_list(what, name)
 

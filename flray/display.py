@@ -182,21 +182,6 @@ def show_list(what: str, name: str | None) -> None:
         console.print(f"preset {preset.name}: {values} ({preset.source})", markup=False)
 
 
-def show_suites(names: str | None, timed: bool) -> None:
-    """Print the suites of the papers' tables: runs, data, whether the data are there, and hours."""
-    from flray.listing import listed
-
-    table = Table("suite", "what it shows", "runs", "data", "can be run", title_justify="left",
-                  title="suites (flray tune search_spaces/papers/SUITE.yaml; with --smoke in minutes)")
-    if timed:
-        table.add_column("hours here", justify="right")
-    for suite in listed(names, timed):
-        hours = [] if not timed else ["" if suite.hours is None else f"{suite.hours:.3g}"]
-        table.add_row(suite.name, suite.title, str(suite.runs), ", ".join(suite.data),
-                      "yes" if not suite.problem else suite.problem, *hours)
-    console.print(table)
-
-
 def _first_line(item: Any) -> str:
     return (item.__doc__ or "").strip().splitlines()[0] if item.__doc__ else ""
 

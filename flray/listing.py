@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+from rich.table import Table
 
 from flray import registry, suites
 from flray.config import Experiment
@@ -35,6 +37,8 @@ class Suite:
         Data sets by name.
     problem : str
         Why it cannot be run now, empty if it can.
+    absent : mapping of str to str
+        Data sets that are not there, with their own messages.
     hours : float or None
         Of all runs one after another on this machine; None where not timed.
     """
@@ -45,6 +49,7 @@ class Suite:
     data: tuple[str, ...]
     problem: str
     hours: float | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 def listed(names: str | None = None, timed: bool = False) -> Iterator[Suite]:
@@ -62,6 +67,25 @@ def listed(names: str | None = None, timed: bool = False) -> Iterator[Suite]:
             yield _described(name, path, timed)
 
 
+def show(names: str | None, timed: bool) -> None:
+    """Print the suites of the papers' tables: runs, data, whether the data are there, and hours."""
+    from flray.display import console
+
+    table = Table("suite", "what it shows", "runs", "data", "can be run", title_justify="left",
+                  title="suites (flray tune search_spaces/papers/SUITE.yaml; with --smoke in minutes)")
+    if timed:
+        table.add_column("hours here", justify="right")
+    absent: dict[str, str] = {}
+    for suite in listed(names, timed):
+        absent |= suite.absent
+        hours = [] if not timed else ["" if suite.hours is None else f"{suite.hours:.3g}"]
+        table.add_row(suite.name, suite.title, str(suite.runs), ", ".join(suite.data),
+                      "yes" if not suite.problem else suite.problem, *hours)
+    console.print(table)
+    for message in absent.values():
+        console.print(f"- {message}", markup=False)
+
+
 def _described(name: str, path: Path, timed: bool) -> Suite:
     content = read_with_base(path)
     title = str((content.get("paper") or {}).get("title") or "the paper's question on data that can be had offline")
@@ -75,9 +99,10 @@ def _described(name: str, path: Path, timed: bool) -> Suite:
     except FlrayError as error:
         return Suite(name, title, runs, named, str(error).splitlines()[0])
     data = {trial.experiment.data.name: trial.experiment for trial in trials}
-    problem = next((text for one in data.values() if (text := _absent(_key(one)))), "")
-    hours = estimate(trials) if timed and not problem else None
-    return Suite(name, title, len(trials), tuple(data), problem, hours)
+    absent = {name: text for name, one in data.items() if (text := _absent(_key(one)))}
+    hours = estimate(trials) if timed and not absent else None
+    problem = f"without data: {', '.join(absent)}" if absent else ""
+    return Suite(name, title, len(trials), tuple(data), problem, hours, absent)
 
 
 def estimate(trials: list[Point]) -> float:

@@ -11,7 +11,7 @@ from flray import arms, registry
 from flray.config import Config, Experiment
 from flray.errors import FlrayError
 
-ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 12, 16
+ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 30, 16
 PUBLIC = 64
 _ALGORITHM = {"public_size": PUBLIC, "public_batch_size": 32, "pretrain_epochs": 1}
 _FIXED = ("rounds", "subset", "split", "shift.sizes", "shift.ratio", "local.epochs", "local.batch_size",
@@ -22,7 +22,7 @@ _FIXED = ("rounds", "subset", "split", "shift.sizes", "shift.ratio", "local.epoc
 def smoke(config: Config) -> Config:
     """Return a sweep (or run) that proves that every method of a file runs, in minutes instead of days.
 
-    Two rounds of one epoch, a few samples per domain (12 per client where the partition names their number), small
+    Two rounds of one epoch, a few samples per domain (30 per client where the partition names their number), small
     public batches, one seed, no early stopping; a combination of arms is tried once for every arm of the first axis,
     and the arms of the others once. Results mean nothing; the name ends in ``-smoke``.
     """
@@ -144,7 +144,8 @@ def _small(experiment: Experiment, most: int) -> Experiment:
     return experiment.model_copy(update={
         "name": f"{experiment.name}-smoke"[-100:], "rounds": ROUNDS, "subset": most, "local": local,
         "evaluation": evaluation, "algorithm": algorithm, "shift": shift, "public": public,
-        "split": "official" if apart else experiment.split})
+        "split": "official" if apart else experiment.split,
+        "episodes": experiment.episodes.model_copy(update={"shot": 1, "queries": 1, "test": 20})})
 
 
 def _fixed(path: str) -> bool:

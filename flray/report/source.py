@@ -115,11 +115,10 @@ class Source:
 
     @property
     def axes(self) -> dict[str, list[str]]:
-        """Arms by axis, those that were run, in the order of the file."""
+        """Arms by axis, those of ``sweep.only`` where it has a say, in the order of the file."""
         given: Mapping[str, Mapping[str, Any]] = self.config.get("arms") or {}
         only = (self.config.get("sweep") or {}).get("only") or {}
-        return {axis: [name for name in only.get(axis, one) if any(
-            trial.setting.get(f"{PREFIX}{axis}") == name for trial in self.trials)] for axis, one in given.items()}
+        return {axis: list(only.get(axis, one)) for axis, one in given.items()}
 
     @property
     def last(self) -> int:

@@ -189,8 +189,9 @@ def _paper_table(source: Source, paper: PaperTable) -> Table:
         for metric, measure in paper.measures.items():
             for client in _clients(source, paper, printed, arms, metric):
                 columns.append(Column(arms, client, metric, measure))
-    rows = {name: [_cell(source, paper, printed, (rows_axis, name), column) for column in columns]
+    made = {name: [_cell(source, paper, printed, (rows_axis, name), column) for column in columns]
             for name in axes[rows_axis]}
+    rows = {name: row for name, row in made.items() if any(cell.values or cell.printed_text for cell in row)}
     keep = [i for i, _ in enumerate(columns) if any(row[i].values or row[i].printed_text for row in rows.values())]
     heads = [[*(name for _, name in columns[i].arms),
               *([columns[i].printed_metric] if len(paper.measures) > 1 else []),

@@ -15,6 +15,7 @@ import pytest
 
 from flray import registry, suites
 from flray.config import Config, Experiment, ModelChoice
+from flray.data import camelyon, digit_archives, domainnet, folders, fundus
 from flray.data.types import DataSet, Domain
 from flray.federation.cluster import InlineFederation
 from flray.federation.world import make_world
@@ -37,7 +38,7 @@ SHAPES: dict[str, tuple[Sequence[str], int, tuple[int, ...]]] = {  # domains, cl
     "office31": (("amazon", "dslr", "webcam"), 31, (3, 64)),
     "office-home": (("art", "clipart", "product", "real-world"), 65, (3, 64)),
     "domainnet": (("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), 10, (3, 64)),
-    "camelyon17": (("center0", "center1", "center2", "center3", "center4"), 2, (3, 32)),
+    "camelyon17": (("centre0", "centre1", "centre2", "centre3", "centre4"), 2, (3, 32)),
     "fundus": (("domain1", "domain2", "domain3", "domain4", "domain5", "domain6"), 2, (3, 32)),
     "eeg": (("AlexMI", "BNCI2014_001", "BNCI2015_004", "Zhou2016"), 2, (36,)),
 }
@@ -86,6 +87,14 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _loaded(name: str) -> Config:
     return resolved(load(FILES[name]))
+
+
+def test_the_stand_ins_have_the_domains_of_the_real_sets() -> None:
+    real: dict[str, Sequence[str]] = {
+        "digits5": tuple(digit_archives.DOMAINS), "camelyon17": camelyon.CENTRES, "fundus": fundus.DOMAINS,
+        "domainnet": tuple(domainnet.DOMAINS), "office31": tuple(folders.OFFICE31.domains),
+        "office-caltech10": tuple(folders.OFFICE_CALTECH10.domains), "office-home": tuple(folders.OFFICE_HOME.domains)}
+    assert {name: tuple(SHAPES[name][0]) for name in real} == {name: tuple(names) for name, names in real.items()}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -114,3 +114,14 @@ def test_nothing_to_report_is_refused(content: dict[str, Any], sweep: Path) -> N
         journal.write_text("")
     with pytest.raises(FlrayError, match="nothing to report"):
         from_folder(sweep)
+
+
+def test_a_row_of_the_paper_that_is_not_run_shows_its_printed_numbers(sweep: Path) -> None:
+    config = yaml.safe_load((sweep / rundir.CONFIG).read_text())
+    config["arms"]["modules"] |= {"LCL": {}, "unheard of": {}}
+    config["paper"]["printed"]["modules"]["LCL"] = {"method": "fedskc", "setting": "dirichlet:0.2,ablation:lcl"}
+    (sweep / rundir.CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
+    table = main_table(from_folder(sweep))
+    assert list(table.rows) == ["none", "full", "LCL"]
+    assert [cell.printed for cell in table.rows["LCL"]] == [80.45, 56.83]
+    assert all(math.isnan(cell.mean) and not cell.best for cell in table.rows["LCL"])

@@ -94,6 +94,6 @@ def test_smoke_is_small_and_has_every_arm(armed: dict[str, Any]) -> None:
     config = resolved(smoke(resolved(load(armed))))
     made = points(config, settings(config))
     assert [label(p.setting) for p in made] == ["fedavg iid", "fedavg skewed", "prox iid", "fccl iid"]
-    assert {(p.experiment.rounds, p.experiment.local.epochs, p.experiment.subset) for p in made} == {(2, 1, 360)}
+    assert {(p.experiment.rounds, p.experiment.local.epochs, p.experiment.subset) for p in made} == {(2, 1, 900)}
     assert made[-1].experiment.algorithm.options["public_size"] == 64
     assert made[-1].experiment.name == "small-smoke"

@@ -84,9 +84,9 @@ def test_the_folder_is_all_a_resume_needs(sweep: Path) -> None:
     assert suggested(sweep, seeds=2) == [
         {"algorithm": "fedavg"}, {"algorithm": {"mu": 0.5, "name": "fedprox"}}, {"algorithm": "local"}]
     assert folders(sweep)[3].scores() == [(1, 0.5)]
-    assert next_session(sweep) == "001"
+    assert next_session(str(sweep / "tune")) == "001"
     (sweep / "tune" / "007").mkdir(parents=True)
-    assert next_session(sweep) == "008"
+    assert next_session(str(sweep / "tune")) == "008"
 
 
 @pytest.mark.parametrize(("protocol", "score", "client"), [("last", 0.5, 0.55), ("best", 0.7, 0.75),
@@ -101,7 +101,7 @@ def test_the_protocol_decides_the_score(content: dict[str, Any], tmp_path: Path,
     for point in points(config, settings(config)):
         folder = TrialFolder(tmp_path, point.number)
         folder.create(point, config)
-        journal = folder.begin(point, rundir.read(tmp_path))
+        journal = folder.begin(point, rundir.read(tmp_path), config)
         for round_, test, validation in ((2, 0.3, 0.4), (4, 0.7, 0.9), (6, 0.5, 0.8)):
             journal.record_round(round_ - 1, {"score": test - 0.2, "time/round": 1.0})  # not evaluated: an old score
             journal.record_round(round_, {
