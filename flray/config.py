@@ -229,6 +229,9 @@ class Resources(Section):
     gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
         "auto", description="share of a GPU, or a whole number of them; auto: one turn is played to see how much "
         "memory it takes, and as many actors share a GPU as its free memory carries, at most 4")
+    data: Literal["head", "node"] = Field(
+        "head", description="head: the driver reads the data and each node gets one copy in shared memory; node: each "
+        "node reads them itself, once, from its FLRAY_DATA (a folder, or s3://... or gs://...)")
     queued: int = Field(2, ge=1, le=16, description="turns waiting at each actor; two hide the call's latency")
 
     @field_validator("gpus_per_actor")

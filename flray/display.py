@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from flray import registry
 from flray.errors import FlrayError, nearest
@@ -264,7 +265,7 @@ def show_doctor() -> None:
 
     table = Table("what", "found", title="flray doctor", title_justify="left")
     for name, found in report():
-        table.add_row(name, found)
+        table.add_row(name, Text(found))
     console.print(table)
 
 

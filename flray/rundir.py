@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import yaml
 
+from flray import storage
 from flray.config import Config
 from flray.errors import FlrayError, nearest
 from flray.federation.checkpoint import write_atomically
@@ -30,15 +31,18 @@ CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoi
 def create(base: str | Path, name: str) -> Path:
     """Make and return a new folder ``base/name/NNN``; two processes never get the same one.
 
+    For an address the folder is local and `mirror_of` tells where its copy goes; numbers taken there are left out.
+
     Raises
     ------
     FlrayError
         If the folder cannot be made.
     """
-    parent = Path(base) / name
+    parent = _local(base) / name
+    taken = {int(n) for n in _remote_numbers(str(base), name)} if storage.is_remote(base) else set()
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        number = max((int(p.name) for p in parent.iterdir() if p.name.isdigit()), default=0) + 1
+        number = max(taken | {int(p.name) for p in parent.iterdir() if p.name.isdigit()}, default=0) + 1
         while True:
             folder = parent / f"{number:03d}"
             try:
@@ -59,6 +63,9 @@ def find(text: str, base: str | Path = "runs") -> Path:
     FlrayError
         If there is none; the message names the nearest one.
     """
+    if storage.is_remote(base):
+        _bring(text, str(base))
+        base = _local(base)
     for candidate in (Path(text), Path(base) / text):
         if kind(candidate) is not None:
             return candidate
@@ -68,6 +75,31 @@ def find(text: str, base: str | Path = "runs") -> Path:
     known = sorted({str(p.parent.parent.relative_to(base)) for p in Path(base).glob("*/*/*.json")}) \
         if Path(base).is_dir() else []
     raise FlrayError(f"no run or sweep {text!r}{nearest(text, known)}; give its folder, for example {base}/NAME/001")
+
+
+def mirror_of(folder: Path, output: str | Path) -> str | None:
+    """Return the address that keeps a copy of a run's folder, None where the folder is all there is."""
+    if not storage.is_remote(output):
+        return None
+    return f"{str(output).rstrip('/')}/{folder.parent.name}/{folder.name}"
+
+
+def _local(base: str | Path) -> Path:
+    return storage.workplace(str(base)) if storage.is_remote(base) else Path(base)
+
+
+def _remote_numbers(base: str, name: str) -> list[str]:
+    return sorted((found for found in storage.names(f"{base.rstrip('/')}/{name}") if found.isdigit()), key=int)
+
+
+def _bring(text: str, base: str) -> None:
+    """Copy a run or sweep here from its address, unless it was worked on here."""
+    name, _, number = text.strip("/").partition("/")
+    numbers = [number] if number else _remote_numbers(base, name)[-1:]
+    for found in numbers:
+        folder = _local(base) / name / found
+        if kind(folder) is None:
+            storage.download(f"{base.rstrip('/')}/{name}/{found}", folder)
 
 
 def kind(folder: Path) -> Kind | None:

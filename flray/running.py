@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from flray import rundir
+from flray import rundir, storage
 from flray.config import Config, Experiment
 from flray.errors import FlrayError
 from flray.federation.cluster import (
@@ -155,6 +155,7 @@ def run_tags(folder: Path) -> dict[str, str]:
 def _drive(world: World, folder: Path, address: str | None, progress: Progress) -> Result:
     experiment = world.config
     with contextlib.ExitStack() as stack:
+        stack.enter_context(storage.mirrored(folder, rundir.mirror_of(folder, experiment.output), progress.say))
         journal = stack.enter_context(Journal(folder / rundir.JOURNAL))
         rundir.update(folder, status="running")
         began_before = not journal.start(

@@ -12,8 +12,11 @@ from flray.config import Config, Experiment
 from flray.errors import FlrayError
 
 ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 12, 16
-_ALGORITHM = {"public_size": 64, "public_batch_size": 32, "pretrain_epochs": 1}
-_SMOKE = {"rounds": ROUNDS, "local.epochs": 1, "local.batch_size": BATCH, "evaluation.every": 1}
+PUBLIC = 64
+_ALGORITHM = {"public_size": PUBLIC, "public_batch_size": 32, "pretrain_epochs": 1}
+_FIXED = ("rounds", "subset", "split", "shift.sizes", "shift.ratio", "local.epochs", "local.batch_size",
+          "evaluation.every")
+"""What smoke sets itself; sizes, shares and splits of the full data do not fit a few samples."""
 
 
 def smoke(config: Config) -> Config:
@@ -29,7 +32,9 @@ def smoke(config: Config) -> Config:
                     for name, changes in one.items()} for axis, one in config.arms.items()}
     for one in small.values():
         for changes in one.values():
-            changes.update(_public(changes.get("algorithm")))
+            changes.update(_quick(changes.get("algorithm")))
+            if isinstance(changes.get("public"), Mapping):
+                changes["public"] = {**changes["public"], "samples": PUBLIC}
     sweep = config.sweep.model_copy(update={
         "seeds": config.sweep.seeds[:1], "scheduler": None, "skip": (*config.sweep.skip, *_repetitions(config))})
     space = {path: domain for path, domain in config.space.items() if not _fixed(path)}
@@ -126,20 +131,27 @@ def _client_counts(config: Config) -> Iterator[int]:
 
 def _small(experiment: Experiment, most: int) -> Experiment:
     local = experiment.local.model_copy(update={"epochs": 1, "batch_size": BATCH})
-    evaluation = experiment.evaluation.model_copy(update={"every": 1})
+    apart = experiment.split in ("fedbn-digits", "fedbn-office")  # which set validation samples apart themselves
+    validation = 0.2 if apart else experiment.evaluation.validation
+    evaluation = experiment.evaluation.model_copy(update={"every": 1, "validation": validation})
+    shift = experiment.shift.model_copy(update={"sizes": {}, "ratio": 1.0})
+    public = experiment.public
+    if public is not None:
+        public = public.model_copy(update={"options": {**public.options, "samples": PUBLIC}})
     options = {**experiment.algorithm.options, **{
         key: value for key, value in _ALGORITHM.items() if experiment.algorithm.options.get(key)}}
     algorithm = experiment.algorithm.model_copy(update={"options": options})
     return experiment.model_copy(update={
         "name": f"{experiment.name}-smoke"[-100:], "rounds": ROUNDS, "subset": most, "local": local,
-        "evaluation": evaluation, "algorithm": algorithm})
+        "evaluation": evaluation, "algorithm": algorithm, "shift": shift, "public": public,
+        "split": "official" if apart else experiment.split})
 
 
 def _fixed(path: str) -> bool:
-    return path.removeprefix("experiment.") in (*_SMOKE, "subset")
+    return path.removeprefix("experiment.") in _FIXED
 
 
-def _public(algorithm: Any) -> dict[str, Any]:
+def _quick(algorithm: Any) -> dict[str, Any]:
     """Return smaller values for the options of a method that would make it long."""
     if algorithm is None:
         return {}

@@ -16,14 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flray import storage
 from flray.errors import DataError
 
 MANIFEST = "manifest.json"
 
 
 def data_root() -> Path:
-    """Return the folder of the data cache: ``$FLRAY_DATA``, or ``~/.cache/flray``."""
-    return Path(os.environ.get("FLRAY_DATA") or "~/.cache/flray").expanduser()
+    """Return the folder of the data cache: ``$FLRAY_DATA``, or ``~/.cache/flray``.
+
+    Where ``$FLRAY_DATA`` is an address (``s3://...``, ``gs://...``), this node's copy of it.
+    """
+    place = os.environ.get("FLRAY_DATA") or "~/.cache/flray"
+    return storage.workplace(place) if storage.is_remote(place) else Path(place).expanduser()
 
 
 def sha256_file(path: Path) -> str:
@@ -93,6 +98,12 @@ def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> dict[s
     """
     remedy = f"run `flray data get {name}`"
     manifest = folder / MANIFEST
+    place = os.environ.get("FLRAY_DATA", "")
+    if storage.is_remote(place) and folder.is_relative_to(data_root()):
+        source = f"{place.rstrip('/')}/{folder.relative_to(data_root())}"
+        remedy = f"run `flray data get {name}` where FLRAY_DATA is a folder and copy that folder to {place}"
+        if not manifest.exists() and not storage.fetch(source, folder):
+            raise DataError(f"data set {name} is not at {source}; {remedy}")
     if not manifest.exists():
         raise DataError(f"data set {name} is not in {folder}; {remedy}")
     try:

@@ -17,8 +17,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flray.config import Experiment
 from flray.data.types import Pooled
-from flray.errors import FlrayError
+from flray.errors import DataError, FlrayError
 from flray.federation.executor import Failure, Handle, Job, LostObjectError, Outcome, Result, Turn
+from flray.federation.nodedata import node_samples
 from flray.federation.player import Player
 from flray.federation.workshop import threads_of
 from flray.federation.world import World
@@ -51,6 +52,12 @@ class ClientActor:
     def reset(self, world: World, threads: int, samples: Pooled | None = None) -> None:
         """Play for another federation from now on; the process and its imports stay."""
         cuda = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU")) and torch.cuda.is_available()
+        self._lacking = ""
+        if world.config.resources.data == "node":
+            try:
+                samples = node_samples(world.config, world.data.fingerprint)
+            except DataError as error:
+                self._lacking = str(error)
         if samples is not None:
             world = world.with_samples(samples)
         self._player = Player(world, torch.device("cuda:0" if cuda else "cpu"), threads)
@@ -62,9 +69,17 @@ class ClientActor:
         return self._player.play(turn, common, private, state)
 
     def describe(self) -> dict[str, int]:
-        """Return the process id and the resident bytes."""
+        """Return the process id and the resident bytes.
+
+        Raises
+        ------
+        DataError
+            If this node lacks the data.
+        """
         import psutil
 
+        if self._lacking:
+            raise DataError(self._lacking)
         return {"pid": os.getpid(), "resident": psutil.Process().memory_info().rss}
 
     def networks(self) -> dict[str, int]:
@@ -292,6 +307,10 @@ class _Play:
         try:
             ray.get(worker.starting)
             worker.starting = None
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, DataError):
+                raise error.cause from None
+            raise
         except LOST as error:
             self._failed_starts += 1
             if self._failed_starts > self._executor._config.faults.attempts * len(self._executor._workers):

@@ -110,7 +110,7 @@ class RayFederation:
 
         self._plan, self._warn = plan, warn
         carry_plugins()
-        self._world = ray.put(world)
+        self._world = ray.put(world if world.config.resources.data == "head" else world.without_samples())
         self._group = placement_group(
             [{"CPU": plan.cpus_per_actor, **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {})}]
             * plan.actors)
@@ -256,6 +256,8 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
         # Replies up to this size come with the call's answer instead of by way of the object store, which costs a
         # small network's round several percent.
         os.environ.setdefault("RAY_max_direct_call_object_size", str(512 * 1024))
+        # Ray's own default, 15, leaves its workers next to nothing beside any other process of the machine.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     if ray.is_initialized():

@@ -17,10 +17,12 @@ def title(point: Point) -> str:
     named = {path.removeprefix(arms.PREFIX): str(value) for path, value in point.setting.items()
              if path.startswith(arms.PREFIX)}
     experiment = point.experiment
-    parts = [named.pop("method", experiment.algorithm.name), named.pop("data", experiment.data.name), *named.values()]
+    method = named.pop("method", experiment.algorithm.name)
+    parts = [method, *([] if "data" in named else [experiment.data.name]), *named.values()]
     rest = {path: value for path, value in columns(point.setting).items()
             if not path.startswith(arms.PREFIX) and path not in registry_paths()}
-    if not any(path.startswith("partition") for path in rest) and "data" not in point.setting:
+    said = set(named) or any(path.startswith("partition") for path in rest)  # arms besides the method say what differs
+    if not said:
         parts += skew(experiment)
     parts += [f"{path.rsplit('.', 1)[-1]}={shown(value)}" for path, value in rest.items()]
     return " · ".join(dict.fromkeys([*parts, f"seed {point.seed}"]))

@@ -14,14 +14,14 @@ from typing import Any
 
 from ray import tune
 
-from flray import keys
+from flray import keys, rundir
 from flray.config import Config, Pbt
 from flray.tuning.preparing import Preparation, added_components
 from flray.tuning.recorder import Recorder
 from flray.tuning.searching import OptunaSearch, scheduler
 from flray.tuning.space import Point, Values, points
 from flray.tuning.trainable import TRIAL, FederationTrial, Shared
-from flray.tuning.trials import OVER, TUNE, TrialFolder, folders, next_session
+from flray.tuning.trials import OVER, TUNE, TrialFolder, checkpoints, folders, next_session
 
 ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -55,6 +55,8 @@ class Session:
 
     def __init__(self, config: Config, sweep: Path, preparation: Preparation, known: dict[str, Point]) -> None:
         self._config, self._sweep, self._preparation, self._points = config, sweep, preparation, known
+        mirror = rundir.mirror_of(sweep, config.experiment.output)
+        self._storage = str((sweep / TUNE).resolve()) if mirror is None else f"{mirror}/{TUNE}"
         self._over = [f.number for f in folders(sweep) if f.status in OVER]
 
     def run(self, recorder: Recorder) -> None:
@@ -74,7 +76,7 @@ class Session:
                 max_concurrent_trials=self._concurrency(searching), reuse_actors=True,
                 trial_name_creator=_name, trial_dirname_creator=_name),
             run_config=tune.RunConfig(
-                name=next_session(self._sweep), storage_path=str((self._sweep / TUNE).resolve()), verbose=0,
+                name=next_session(self._storage), storage_path=self._storage, verbose=0,
                 failure_config=tune.FailureConfig(max_failures=sweep.max_failures),
                 checkpoint_config=tune.CheckpointConfig(
                     num_to_keep=4 if isinstance(sweep.scheduler, Pbt) else 2, checkpoint_at_end=True),
@@ -85,7 +87,7 @@ class Session:
 
     def _trainable(self) -> Any:
         shared = Shared(self._config, self._preparation.share(), added_components(),
-                        str((self._sweep / TUNE).resolve()))
+                        self._storage)
         return tune.with_resources(tune.with_parameters(FederationTrial, shared=shared), _resources)
 
     def _concurrency(self, searching: bool) -> int | None:
@@ -99,7 +101,7 @@ class Session:
 
     def _point(self, point: Point) -> dict[str, Any]:
         """Return what a trial is told; after population based training changed its setting, the one it had last."""
-        changed = _last_setting(self._sweep, point) if isinstance(self._config.sweep.scheduler, Pbt) else {}
+        changed = _last_setting(self._storage, point) if isinstance(self._config.sweep.scheduler, Pbt) else {}
         values = {**point.values, **changed}
         return {"number": point.number, "values": values, "bundles": self._preparation.bundles(point.experiment)}
 
@@ -130,14 +132,13 @@ def _resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
     return tune.PlacementGroupFactory([dict(bundle) for bundle in config["point"]["bundles"]], strategy="PACK")
 
 
-def _last_setting(sweep: Path, point: Point) -> Values:
+def _last_setting(folder: str, point: Point) -> Values:
     """Return the values a trial's newest checkpoint was trained with, where they changed on the way."""
-    notes = []
-    for note in (sweep / TUNE).glob(f"*/{point.number}/checkpoint_*/{TRIAL}"):
-        rounds = [int(p.stem.removeprefix("round-")) for p in note.parent.glob("round-*.json")]
-        with contextlib.suppress(OSError, ValueError):
-            notes.append((max(rounds, default=0), str(note), json.loads(note.read_text())["values"]))
-    return max(notes, key=lambda found: found[:2])[2] if notes else {}
+    for found in checkpoints(folder, point.number):
+        with contextlib.suppress(OSError, ValueError, KeyError), found.local() as path:
+            values: Values = json.loads((path / TRIAL).read_text())["values"]
+            return values
+    return {}
 
 
 @contextlib.contextmanager

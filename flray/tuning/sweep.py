@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flray import rundir, suites
+from flray import rundir, storage, suites
 from flray.config import Config
 from flray.federation.cluster import local_resources, ray_session
 from flray.loading import load
@@ -21,7 +21,7 @@ from flray.tuning.preparing import Preparation
 from flray.tuning.progress import Silence, SweepProgress
 from flray.tuning.result import SweepResult
 from flray.tuning.space import Point, points, resolved, settings
-from flray.tuning.trials import OVER, TRIALS, TrialFolder, folders, settings_text, suggested
+from flray.tuning.trials import OVER, TRIALS, TUNE, TrialFolder, folders, settings_text, suggested
 
 
 def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, address: str | None = None,
@@ -141,6 +141,9 @@ class _Sweep:
     def drive(self, folder: Path) -> SweepResult:
         """Run what is left, finish the parent run, and return the result."""
         identity, experiment = rundir.read(folder), self._config.experiment
+        # Tune writes the trials' checkpoints to the address itself, from whichever node they are on.
+        self._stack.enter_context(storage.mirrored(
+            folder, rundir.mirror_of(folder, experiment.output), self._progress.say, leave=(TUNE,)))
         journal = self._stack.enter_context(Journal(folder / rundir.JOURNAL))
         tags = {f"version.{name}": version for name, version in identity["versions"].items()}
         if not journal.start(uid=identity["uid"], experiment=experiment.tracking.experiment,

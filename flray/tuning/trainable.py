@@ -31,6 +31,7 @@ from flray.federation.portrait import AFTER, BEFORE, PARTITION, partition, portr
 from flray.federation.world import SharedData, World, make_world
 from flray.loading import variant
 from flray.tuning.preparing import Bundles, data_key
+from flray.tuning.trials import checkpoints
 
 TRIAL = "trial.json"
 PASSING = (ray.exceptions.RayError, LostObjectError, OSError, MemoryError, torch.OutOfMemoryError)
@@ -50,7 +51,7 @@ class Shared:
     components : dict
         What the user registered, by kind.
     folder : str
-        Where Tune keeps the checkpoints of all sessions of this sweep.
+        Where Tune keeps the checkpoints of all sessions of this sweep: a folder, or an address in object storage.
     """
 
     config: Config
@@ -172,12 +173,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def _restore_newest(self) -> None:
         """Go to the newest checkpoint on disk; one that was cut short by a kill is passed over."""
-        found: list[tuple[int, str, Path]] = []
-        for manifest in Path(self._shared.folder).glob(f"*/{self.trial_name}/checkpoint_*/round-*.json"):
-            session = manifest.parent.parent.parent.name
-            found.append((int(manifest.stem.removeprefix("round-")), session, manifest.parent))
-        for _, _, folder in sorted(found, reverse=True):
-            with contextlib.suppress(checkpoint.DamagedCheckpointError):
+        for stored in checkpoints(self._shared.folder, self.trial_name):
+            with contextlib.suppress(checkpoint.DamagedCheckpointError), stored.local() as folder:
                 self._restore(folder)
                 return
 

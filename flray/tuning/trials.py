@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from flray import rundir
+from flray import rundir, storage
 from flray.config import Config
 from flray.errors import FlrayError
 from flray.tracking.journal import Journal, read_events
@@ -121,10 +124,47 @@ def suggested(sweep: Path, seeds: int) -> list[Values]:
     return settings
 
 
-def next_session(sweep: Path) -> str:
+def next_session(folder: str) -> str:
     """Return the name of Tune's next storage folder."""
-    names = [int(p.name) for p in (sweep / TUNE).glob("*") if p.name.isdigit()] if (sweep / TUNE).is_dir() else []
-    return f"{max(names, default=0) + 1:03d}"
+    return f"{max((int(name) for name in storage.names(folder) if name.isdigit()), default=0) + 1:03d}"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A trial's checkpoint in Tune's storage, local or remote.
+
+    Attributes
+    ----------
+    uri : str
+        Where.
+    round : int
+        Rounds done.
+    """
+
+    uri: str
+    round: int
+
+    @contextlib.contextmanager
+    def local(self) -> Iterator[Path]:
+        """Have it in a folder of this machine."""
+        if not storage.is_remote(self.uri):
+            yield Path(self.uri)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            storage.download(self.uri, Path(folder))
+            yield Path(folder)
+
+
+def checkpoints(folder: str, trial: str) -> list[Stored]:
+    """Return a trial's checkpoints of all sessions, newest first; one may have been cut short by a kill."""
+    found: list[tuple[int, str, str]] = []
+    for session in storage.names(folder):
+        for name in storage.files(f"{folder}/{session}/{trial}"):
+            inside, _, file = name.partition("/")
+            if file.startswith("round-") and file.endswith(".json"):
+                done = int(file.removeprefix("round-").removesuffix(".json"))
+                found.append((done, session, f"{folder}/{session}/{trial}/{inside}"))
+    return [Stored(uri, done) for done, _, uri in sorted(found, reverse=True)]
 
 
 def settings_text(config: Config) -> dict[str, str]:

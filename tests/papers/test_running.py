@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from flray import registry, suites
-from flray.config import Config
+from flray.config import Config, Experiment, ModelChoice
 from flray.data.types import DataSet, Domain
 from flray.federation.cluster import InlineFederation
 from flray.federation.world import make_world
@@ -102,11 +102,23 @@ def test_a_suite_is_expanded_to_as_many_runs_as_it_says(name: str) -> None:
     assert axes == [set(one) for one in zip(*(p.setting.items() for p in made), strict=True)], "smoke leaves arms out"
 
 
+def _narrow(experiment: Experiment) -> Experiment:
+    """Return an experiment with narrow networks where they can be, and fewer samples where the domains are clients."""
+    def choice(one: ModelChoice) -> ModelChoice:
+        width = one.options.get("width")
+        small = {} if width is None else {"width": 0.1 if isinstance(width, float) else 8}
+        return one.model_copy(update={"options": {**one.options, **small}})
+
+    subset = experiment.subset if experiment.partition.options.get("clients") else 30
+    return experiment.model_copy(update={"subset": subset, "model": choice(experiment.model),
+                                         "models": {name: choice(one) for name, one in experiment.models.items()}})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_the_first_run_of_a_suites_smoke_form(name: str) -> None:
     config = suites.smoke(_loaded(name))
-    experiment = points(config, settings(config)[:1])[0].experiment
+    experiment = _narrow(points(config, settings(config)[:1])[0].experiment)
     federation = InlineFederation(make_world(experiment), lambda line: None)
     try:
         metrics = federation.step().metrics

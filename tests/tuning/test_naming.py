@@ -25,3 +25,14 @@ def test_arms_give_the_name(content: dict[str, Any]) -> None:
     assert title(point) == "LCL alone · Digits · seed 0"
     assert differing(point.setting) == {"_method": "LCL alone", "_data": "Digits"}
     assert tags(config) == {"paper": "fedskc", "table": "table5"}
+
+
+def test_an_axis_besides_the_method_says_what_differs(content: dict[str, Any]) -> None:
+    content["space"] = {}
+    content["experiment"]["partition"] = {"name": "dirichlet", "alpha": 0.2, "clients": 3}
+    content["arms"] = {"method": {"fedavg": {}}, "skew": {"α = 0.3": {"partition.alpha": 0.3}}}
+    point = points(config := resolved(load(content)), settings(config))[0]
+    assert title(point) == "fedavg · digits-sklearn · α = 0.3 · seed 0"
+    del content["arms"]["skew"]
+    point = points(config := resolved(load(content)), settings(config))[0]
+    assert title(point) == "fedavg · digits-sklearn · α=0.2 · seed 0"
