@@ -84,6 +84,6 @@ def test_the_folder_is_all_a_resume_needs(sweep: Path) -> None:
     assert suggested(sweep, seeds=2) == [
         {"algorithm": "fedavg"}, {"algorithm": {"mu": 0.5, "name": "fedprox"}}, {"algorithm": "local"}]
     assert folders(sweep)[3].scores() == [(1, 0.5)]
-    assert next_session(sweep) == "001"
+    assert next_session(str(sweep / "tune")) == "001"
     (sweep / "tune" / "007").mkdir(parents=True)
-    assert next_session(sweep) == "008"
+    assert next_session(str(sweep / "tune")) == "008"
