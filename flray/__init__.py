@@ -5,7 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from flray.registry import register_algorithm, register_dataset, register_model, register_partition
+from flray.registry import (
+    register_algorithm,
+    register_augmentation,
+    register_dataset,
+    register_model,
+    register_partition,
+)
 from flray.torchvision_beside_cpu import install_hook
 
 if TYPE_CHECKING:
@@ -14,7 +20,8 @@ if TYPE_CHECKING:
 
 install_hook()
 
-__all__ = ["load_config", "register_algorithm", "register_dataset", "register_model", "register_partition", "run"]
+__all__ = ["load_config", "register_algorithm", "register_augmentation", "register_dataset", "register_model",
+           "register_partition", "run"]
 
 _LATER = {"run": ("flray.running", "run"), "load_config": ("flray.loading", "load")}
 

@@ -34,12 +34,15 @@ def run_command(file: ConfigFile, overrides: Overrides = None, address: Address 
 
 
 @app.command("tune")
-def tune_command(file: ConfigFile, overrides: Overrides = None, address: Address = None) -> None:
+def tune_command(
+    file: ConfigFile, overrides: Overrides = None, address: Address = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="only prove that every method runs: two small rounds")] = False,
+) -> None:
     """Run a sweep over the file's space."""
     from flray import display, tuning
 
     with display.SweepProgress() as progress:
-        result = tuning.tune(file, overrides or (), address=address, progress=progress)
+        result = tuning.tune(file, overrides or (), address=address, progress=progress, smoke=smoke)
     display.show_sweep(result)
 
 
@@ -65,6 +68,25 @@ def resume_command(
         display.show_sweep(swept)
 
 
+@app.command("report")
+def report_command(
+    target: Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep's or run's folder, NAME/NUMBER, NAME for the "
+                                          "newest, or with --uri an MLflow experiment")],
+    to: Annotated[Path | None, typer.Option(help="folder to write to; default: report/ in the sweep's folder")] = None,
+    reach: Annotated[float | None, typer.Option(help="accuracy in percent for rounds-to-target; default: 90 % of the "
+                                                "best setting's")] = None,
+    uri: Annotated[str | None, typer.Option(help="read from this MLflow address instead of from a folder")] = None,
+    output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+) -> None:
+    """Table beside the printed numbers, costs, figures: here, as Markdown, LaTeX and one HTML page."""
+    from flray import display, report
+
+    made = report.report(target, to=to, target=None if reach is None else reach / 100, uri=uri, base=output)
+    display.console.print(report.terminal(made.table, made.costs))
+    for path in made.files:
+        typer.echo(str(path))
+
+
 @app.command("sync")
 def sync_command(
     target: Annotated[str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")],
@@ -85,13 +107,17 @@ def sync_command(
 
 @app.command("list")
 def list_command(
-    what: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions")],
-    name: Annotated[str | None, typer.Argument(help="show one with its options")] = None,
+    what: Annotated[str, typer.Argument(help="algorithms, augmentations, datasets, models, partitions or papers")],
+    name: Annotated[str | None, typer.Argument(help="one with its options; papers: those that start so")] = None,
+    time: Annotated[bool, typer.Option("--time", help="papers: estimate hours from a small timed round")] = False,
 ) -> None:
-    """Show what a YAML file may name."""
+    """Show what a YAML file may name, or the suites that make the papers' tables again."""
     from flray import display
 
-    display.show_list(what, name)
+    if what == "papers":
+        display.show_suites(name, time)
+    else:
+        display.show_list(what, name)
 
 
 @app.command("schema")
@@ -119,12 +145,21 @@ def data_get(name: Annotated[str, typer.Argument(help="a data set, for example d
     get(name, data_root())
 
 
+@data_app.command("list")
+def data_list() -> None:
+    """Show every data set: its source, what must be done for it, whether it is there."""
+    from flray import display
+
+    display.show_datasets()
+
+
 @data_app.command("show")
 def data_show(
-    file: ConfigFile, overrides: Overrides = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml|NAME", help="an experiment, or a data set by its name")],
+    overrides: Overrides = None,
     plot: Annotated[Path | None, typer.Option(help="write a bubble chart of the partition here (PNG)")] = None,
 ) -> None:
-    """Show who holds which samples under a file's partition."""
+    """Show who holds which samples under a file's partition, or the samples of each domain of a data set."""
     from flray import display
 
     display.show_partition(file, overrides or [], plot)

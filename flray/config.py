@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     Tag,
     ValidationError,
+    create_model,
     field_validator,
     model_serializer,
     model_validator,
@@ -23,16 +25,15 @@ from pydantic_core import PydanticCustomError
 
 from flray import registry
 from flray.errors import FlrayError, nearest
-from flray.registry import Registry
+from flray.metrics.direction import lower_is_better
+from flray.papers.section import PaperTable
+from flray.registry import Preset, Registry
+from flray.sections import Fraction, Section, Shift, Split
 
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+AxisName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
+Arm = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+ArmName = Annotated[str, Field(pattern=r"^[^\s].*$", max_length=100)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
-
-
-class Section(BaseModel):
-    """A part of the YAML file: unknown keys are refused, values do not change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Component(BaseModel):
@@ -57,7 +58,8 @@ class Component(BaseModel):
                                       {"kind": kind, "example": cls.registry.names()[0]})
         given = {k: v for k, v in value.items() if k != "name"}
         try:
-            params = cls.registry.params(value["name"])
+            params = cls.params(value["name"])
+            given = _with_preset(value["name"], given, getattr(params, "presets", ()))
             return {"name": value["name"], "options": params.model_validate(given).model_dump()}
         except FlrayError as error:
             raise PydanticCustomError("component", "{message}", {"message": str(error), "sub": ("name",)}) from None
@@ -73,15 +75,47 @@ class Component(BaseModel):
             raise PydanticCustomError(
                 "component", "{message}", {"message": message, "sub": sub, "found": first["input"]}) from None
 
+    @classmethod
+    def params(cls, name: str) -> type[BaseModel]:
+        """Return the pydantic model of the options that a component of this kind has here."""
+        return cls.registry.params(name)
+
     @model_serializer
     def _join(self) -> dict[str, Any]:
         return {"name": self.name, **self.options}
+
+
+def _with_preset(name: str, given: dict[str, Any], presets: Sequence[Preset]) -> dict[str, Any]:
+    """Fill in a preset's values where none are given."""
+    if "preset" not in given:
+        return given
+    chosen = given.pop("preset")
+    known = {preset.name: preset.values for preset in presets}
+    if chosen not in known:
+        found = f"{name} has no preset {chosen!r}{nearest(str(chosen), known)}; its presets: {', '.join(known)}" \
+            if known else f"{name} has no presets: no paper states values other than its defaults"
+        raise PydanticCustomError("component", "{message}", {"message": found, "sub": ("preset",), "found": chosen})
+    return {**known[chosen], **given}
 
 
 class DatasetChoice(Component):
     """A data set."""
 
     registry = registry.datasets
+
+
+class PublicChoice(Component):
+    """The data set whose training images become public data; its `samples` are those taken in all."""
+
+    registry = registry.datasets
+
+    @classmethod
+    def params(cls, name: str) -> type[BaseModel]:
+        """Return the data set's options, with `samples` in the meaning it has here."""
+        options: type[BaseModel] = create_model(
+            f"{name}-public-options", __base__=super().params(name),
+            samples=(int, Field(5000, ge=2, description="training images taken, without their labels")))
+        return options
 
 
 class PartitionChoice(Component):
@@ -102,6 +136,30 @@ class AlgorithmChoice(Component):
     registry = registry.algorithms
 
 
+def _manner(value: Any) -> str:
+    return "dealt" if isinstance(value, (list, tuple)) else "named"
+
+
+Networks = Annotated[
+    Annotated[dict[str, ModelChoice], Tag("named")]
+    | Annotated[tuple[ModelChoice, ...], Tag("dealt")], Discriminator(_manner)]
+
+
+class AugmentChoice(Component):
+    """A step of augmentation."""
+
+    registry = registry.augmentations
+
+
+Augment = Annotated[
+    Annotated[Literal["none", "flip", "crop", "resized", "weak", "strong"], Tag("[name]")]
+    | Annotated[tuple[AugmentChoice, ...], Tag("[steps]")],
+    Discriminator(lambda value: "[name]" if isinstance(value, str) else "[steps]"),
+    Field(description="of training images: flip; crop: shift by up to 4 pixels, flip; resized or weak: a part of 20 to "
+          "100 % of the area resized to the image, flip; strong: also colours (FCCL+); or a list of steps, for example "
+          "[crop, flip, {name: jitter, hue: 0.05}] (flray list augmentations)")]
+
+
 class Local(Section):
     """What a client does in one turn."""
 
@@ -114,9 +172,7 @@ class Local(Section):
     weight_decay: float = Field(0.0, ge=0)
     betas: tuple[float, float] = Field((0.9, 0.999), description="Adam and AdamW only")
     clip_norm: float | None = Field(None, gt=0, description="clip the gradient's norm to this")
-    augment: Literal["none", "flip", "crop", "resized"] = Field(
-        "none", description="of training images: flip; crop: shift by up to 4 pixels, flip; resized: a part of 20 to "
-        "100 % of the area resized to the image, flip")
+    augment: Augment = "none"
     precision: Literal["float32", "float64"] = "float32"
     memory_format: Literal["channels_last", "contiguous"] = Field(
         "channels_last", description="layout of images; channels_last is the faster one for most networks")
@@ -139,7 +195,19 @@ class Evaluation(Section):
     batch_size: int = Field(512, ge=1)
     others: bool = Field(False, description="also test personal models on the other clients' data (inter)")
     validation: float = Field(0.0, ge=0, lt=1, description="share of each client's training data kept for validation")
-    last: int = Field(5, ge=1, description="rounds in `mean of the last k rounds`")
+    last: int = Field(5, ge=1, description="evaluated rounds in `mean of the last k rounds`")
+    protocol: Literal["last", "best", "mean-last"] = Field(
+        "last", description="the number that tables report: of the last round; of the round with the best mean "
+        "validation value (needs validation samples); or the mean of the `last` evaluated rounds")
+
+
+class Episodes(Section):
+    """What an episode of a few-shot task is; other tasks have none."""
+
+    way: int = Field(5, ge=2, description="classes of an episode (fewer where a client has fewer)")
+    shot: int = Field(5, ge=1, description="support samples per class")
+    queries: int = Field(15, ge=1, description="queries per class (fewer where classes are smaller)")
+    test: int = Field(600, ge=1, description="episodes of an evaluation, the same in every round")
 
 
 class Aggregation(Section):
@@ -196,6 +264,8 @@ class Tracking(Section):
 
     uri: str | None = Field("sqlite:///mlflow.db", description="any MLflow tracking URI; null for no MLflow")
     experiment: str = Field("flray", min_length=1, description="the MLflow experiment")
+    features: bool = Field(False, description="keep features, class correlations and distances of the models for the "
+                           "report's figures: those of up to 500 test samples, at the end of a run")
 
 
 class Experiment(Section):
@@ -205,14 +275,23 @@ class Experiment(Section):
     seed: int = Field(0, ge=0)
     rounds: int = Field(10, ge=1)
     data: DatasetChoice
+    public: PublicChoice | None = Field(
+        None, description="public data: another set's training images, brought to the private ones' shape; null: those "
+        "that come with the data set")
+    subset: int | None = Field(
+        None, ge=1, description="at most so many training samples, and so many test samples, of each domain")
     partition: PartitionChoice = Field(default_factory=lambda: PartitionChoice.model_validate("domains"))
+    split: Split = "official"
+    shift: Shift = Shift()
     model: ModelChoice
-    models: dict[str, ModelChoice] = Field(
-        default_factory=dict, description="other networks for single clients or domains, by their name")
+    models: Networks = Field(
+        default_factory=dict, description="other networks for single clients or domains, by their name; or a list, "
+        "from which the seed deals one to every client, each as often as the others")
     algorithm: AlgorithmChoice
     local: Local = Local()
     participation: Participation = Participation()
     evaluation: Evaluation = Evaluation()
+    episodes: Episodes = Episodes()
     aggregation: Aggregation = Aggregation()
     resources: Resources = Resources()
     faults: Faults = Faults()
@@ -321,8 +400,11 @@ class Sweep(Section):
     samples: int = Field(1, ge=1, description="draws from the space (each with every grid value)")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0,), min_length=1, description="repetitions of each setting")
+    only: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="by axis of arms: those to run")
+    skip: tuple[dict[str, tuple[str, ...]], ...] = Field(
+        (), description="combinations of arms that are not run: each lists arms by axis")
     metric: str = Field("auto", description="auto: the method's main accuracy, personal or global")
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] = Field("max", description="by default min for losses and distances, max otherwise")
     search: Literal["random", "grid", "optuna"] = "random"
     scheduler: Scheduler | None = None
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
@@ -336,6 +418,16 @@ class Sweep(Section):
             return {**value, "scheduler": {"name": value["scheduler"]}}
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _direction(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and lower_is_better(str(value.get("metric", ""))):
+            if value.get("mode", "min") == "max":
+                raise PydanticCustomError("mode", "{metric} is better the lower it is: leave mode out or write min",
+                                          {"metric": value["metric"], "sub": ("mode",), "found": "max"})
+            return {**value, "mode": "min"}
+        return value
+
     @model_validator(mode="after")
     def _distinct(self) -> Sweep:
         if len(set(self.seeds)) < len(self.seeds):
@@ -347,5 +439,8 @@ class Config(Section):
     """A whole YAML file."""
 
     experiment: Experiment
+    arms: dict[AxisName, dict[ArmName, Arm]] = Field(
+        default_factory=dict, description="by axis and name: settings that are changed together; see flray.arms")
     space: dict[str, Domain] = Field(default_factory=dict)
     sweep: Sweep = Sweep()
+    paper: PaperTable | None = Field(None, description="the paper's table that the sweep makes again")

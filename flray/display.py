@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +19,7 @@ from flray import registry
 from flray.errors import FlrayError, nearest
 from flray.federation.federation import Round
 from flray.federation.world import World
+from flray.metrics.direction import lower_is_better
 from flray.metrics.summary import course
 from flray.running import Result
 
@@ -84,9 +87,11 @@ class RunProgress:
 
 def show_result(result: Result) -> None:
     """Print a finished run's table, where it lies, and its digest."""
-    metrics, name = result.metrics, result.experiment.algorithm.name
-    table = Table(title=f"{name} after {len(result.history)} rounds", title_justify="left")
-    views = [v for v in ("global/common", "global/local", "personal/local", "personal/others")
+    reported, name = result.reported, result.experiment.algorithm.name
+    metrics = reported.values
+    table = Table(title=f"{name} {reported.words}", title_justify="left")
+    views = [v for v in ("global/common", "global/local", "global/validation", "personal/local", "personal/others",
+                         "personal/validation", "online/local", "offline/local")
              if any(m.startswith(f"{v}/") for m in metrics)]
     measure = result.metric.rsplit("/", 1)[1]
     clients = sorted({m.rsplit("/client/", 1)[1] for m in metrics if f"/{measure}/client/" in m})
@@ -99,6 +104,8 @@ def show_result(result: Result) -> None:
         cells = [_percent(metrics.get(key)), _percent(metrics.get(f"{key}/std")), _percent(metrics.get(f"{key}/worst"))]
         table.add_row(view, *cells, *(_percent(metrics.get(f"{key}/client/{c}")) for c in shown))
     console.print(table)
+    for line in _further(metrics, views, measure):
+        console.print(line, markup=False)
     went = course(result.history, result.metric, result.experiment.evaluation.last)
     console.print(f"{result.metric}: last {_percent(went.last)}, mean of the last {went.rounds} "
                   f"{_percent(went.mean_of_last)}, best {_percent(went.best)} in round {went.best_round}", markup=False)
@@ -106,6 +113,18 @@ def show_result(result: Result) -> None:
     console.print(f"run: {result.folder}", markup=False)
     if result.experiment.tracking.uri is not None:
         console.print(see_it(result.experiment.tracking.uri), markup=False)
+
+
+def _further(metrics: Mapping[str, float], views: Sequence[str], measure: str) -> Iterator[str]:
+    """Yield a line per view with the task's other measures: shares in percent, losses and distances as they are."""
+    for view in views:
+        others = {name.removeprefix(f"{view}/"): value for name, value in metrics.items()
+                  if name.startswith(f"{view}/") and name.count("/") == 2}
+        others = {name: value for name, value in others.items() if name not in (measure, "loss")}
+        if others:
+            yield f"{view}: " + ", ".join(
+                f"{name} {value:.2f}" if lower_is_better(name) else f"{name} {_percent(value)}"
+                for name, value in others.items())
 
 
 def _percent(value: float | None) -> str:
@@ -134,6 +153,9 @@ def show_list(what: str, name: str | None) -> None:
                           ", ".join(sorted(method.needs)), ", ".join(method.views))
         console.print(table)
         return
+    if name is None and what == "datasets":
+        show_datasets()
+        return
     if name is None:
         table = Table("name", "what it is", title=f"{what} (details: flray list {what} NAME)", title_justify="left")
         for entry in entries.names():
@@ -142,6 +164,12 @@ def show_list(what: str, name: str | None) -> None:
         return
     item = entries.get(name)
     console.print(f"{name}: {_first_line(item)}", markup=False)
+    if what == "datasets":
+        from flray.data.listing import inventory
+
+        (found,) = [one for one in inventory() if one.name == name]
+        console.print(f"source: {found.source}", markup=False)
+        console.print("it is here" if found.present else f"to have it: {found.todo}", markup=False)
     table = Table("option", "default", "allowed", "meaning", "source")
     options = entries.params(name).model_json_schema()
     for option, field in options.get("properties", {}).items():
@@ -149,6 +177,24 @@ def show_list(what: str, name: str | None) -> None:
         table.add_row(option, "(required)" if required else repr(field.get("default")), _allowed(field),
                       field.get("description", ""), field.get("source", ""))
     console.print(table if options.get("properties") else "it has no options")
+    for preset in getattr(entries.params(name), "presets", ()):
+        values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
+        console.print(f"preset {preset.name}: {values} ({preset.source})", markup=False)
+
+
+def show_suites(names: str | None, timed: bool) -> None:
+    """Print the suites of the papers' tables: runs, data, whether the data are there, and hours."""
+    from flray.listing import listed
+
+    table = Table("suite", "what it shows", "runs", "data", "can be run", title_justify="left",
+                  title="suites (flray tune search_spaces/papers/SUITE.yaml; with --smoke in minutes)")
+    if timed:
+        table.add_column("hours here", justify="right")
+    for suite in listed(names, timed):
+        hours = [] if not timed else ["" if suite.hours is None else f"{suite.hours:.3g}"]
+        table.add_row(suite.name, suite.title, str(suite.runs), ", ".join(suite.data),
+                      "yes" if not suite.problem else suite.problem, *hours)
+    console.print(table)
 
 
 def _first_line(item: Any) -> str:
@@ -168,17 +214,40 @@ def _allowed(field: dict[str, Any]) -> str:
     return " or ".join(words)
 
 
+def show_datasets() -> None:
+    """Print every data set with its source, what must be done for it, and whether it is there."""
+    from flray.data.cache import data_root
+    from flray.data.listing import inventory
+
+    table = Table(title=f"datasets; DATA is {data_root()} (details: flray list datasets NAME)", title_justify="left")
+    table.add_column("name", no_wrap=True)
+    for heading in ("what it is", "source", "to have it", "here"):
+        table.add_column(heading, overflow="fold")
+    for entry in inventory():
+        table.add_row(*(escape(text) for text in (entry.name, entry.what.removeprefix("Return "), entry.source,
+                                                  entry.todo)), "yes" if entry.present else "no")
+    console.print(table)
+
+
 def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
-    """Print the table of a partition, and draw its bubble chart."""
+    """Print the table of a partition, of a file or of a data set by its name, and draw its bubble chart."""
+    from flray.data.federate import federate, load_dataset
     from flray.data.show import bubble_chart, partition_table
     from flray.federation.world import make_world
     from flray.loading import load
 
-    world = make_world(load(file, overrides).experiment)
-    console.print(partition_table(world.data).to_string(index=False), markup=False)
-    console.print(f"partition fingerprint: {world.data.partition_fingerprint}", markup=False)
+    if str(file) in registry.datasets.names() and not file.is_file():
+        whole = {"experiment": {"data": str(file), "model": "linear", "algorithm": "fedavg"}}
+        chosen = load(whole, overrides).experiment
+        data = federate(load_dataset(chosen.data.name, chosen.data.options), chosen.partition.name,
+                        chosen.partition.options, chosen.seed, chosen.evaluation.validation, split=chosen.split,
+                        shift=chosen.shift)
+    else:
+        data = make_world(load(file, overrides).experiment).data
+    console.print(partition_table(data).to_string(index=False), markup=False)
+    console.print(f"partition fingerprint: {data.partition_fingerprint}", markup=False)
     if plot is not None:
-        bubble_chart(world.data, plot)
+        bubble_chart(data, plot)
         console.print(f"chart: {plot}", markup=False)
 
 

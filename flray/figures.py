@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from flray import rundir
+from flray.federation.portrait import AFTER, BEFORE, PARTITION
 from flray.federation.world import World
+from flray.metrics.direction import measure_of
 from flray.rounds import measure
 from flray.tracking.journal import Journal
+
+VIEWS = ("global/common", "global/local", "personal/local", "personal/others")
+_FURTHER = ("auc", "hausdorff95")
+"""Measures besides the task's own that get a picture where a task has them."""
 
 
 def draw(folder: Path, journal: Journal, world: World) -> None:
@@ -19,11 +25,13 @@ def draw(folder: Path, journal: Journal, world: World) -> None:
     figures.mkdir(exist_ok=True)
     history, metric = journal.history(), measure(world)
     made: list[str] = []
-    curves = [name for name in ("global/common/accuracy", "global/local/accuracy", "personal/local/accuracy",
-                                "personal/others/accuracy", metric) if name in history.columns]
-    if curves:
-        learning_curves(history, list(dict.fromkeys(curves)), figures / "curves.png")
-        made.append("curves.png")
+    own = measure_of(metric)
+    for name in (own, *(other for other in _FURTHER if other != own)):
+        curves = [f"{view}/{name}" for view in VIEWS if f"{view}/{name}" in history.columns]
+        if curves:
+            picture = "curves.png" if name == own else f"curves-{name}.png"
+            learning_curves(history, curves, figures / picture)
+            made.append(picture)
     view = next((v for v in ("personal/local", "global/local") if f"{v}/{metric.rsplit('/', 1)[1]}" in history), None)
     if view is not None:
         prefix = f"{view}/{metric.rsplit('/', 1)[1]}/client/"
@@ -36,4 +44,5 @@ def draw(folder: Path, journal: Journal, world: World) -> None:
     made.append("partition.png")
     for name in made:
         journal.artifact(f"{rundir.FIGURES}/{name}", rundir.FIGURES)
-    journal.artifact(rundir.CONFIG)
+    for name in (rundir.CONFIG, *(n for n in (PARTITION, BEFORE, AFTER) if (folder / n).exists())):
+        journal.artifact(name)

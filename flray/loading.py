@@ -13,11 +13,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from flray import registry
+from flray import arms, registry
 from flray.config import FORMS, Component, Config, Experiment
 from flray.errors import ConfigError, FlrayError, nearest
+from flray.reading import PARTS, read_with_base, read_yaml
 
-PARTS = ("experiment", "space", "sweep")
+BRANCHES = {*FORMS, "named", "dealt", "asha", "median", "pbt", "constrained-int", "int", "float", "constrained-float"}
 
 
 class ConfigErrors(FlrayError):
@@ -26,31 +27,6 @@ class ConfigErrors(FlrayError):
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         self.errors = list(errors)
         super().__init__("\n".join(str(error) for error in errors))
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a YAML file's mapping.
-
-    Raises
-    ------
-    FlrayError
-        If the file is missing, is not YAML, or holds something other than a mapping.
-    """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        near = nearest(path.name, (p.name for p in path.parent.glob("*.y*ml"))) if path.parent.is_dir() else ""
-        raise FlrayError(f"{path}: no such file{near}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise FlrayError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise FlrayError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
-    if not isinstance(content, dict):
-        raise FlrayError(f"{path}: found {type(content).__name__}; "
-                         f"a mapping with the parts {', '.join(PARTS)} is needed")
-    return content
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -79,11 +55,13 @@ def put(content: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted path in a nested mapping, in place; a component given by name only is opened up.
 
     A mapping replaces what was there, except that naming another component of the same kind drops the old
-    one's options.
+    one's options, and so does naming a preset.
     """
     *parents, last = absolute(path).split(".")
     if parents[:1] == ["space"]:  # the keys of a space are paths themselves
         parents, last = ["space"], absolute(path).removeprefix("space.")
+    elif parents[:1] == ["arms"]:  # and so are those of an arm
+        parents, last = arms.place(content, parents, last)
     node = content
     for parent in parents:
         child = node.get(parent)
@@ -97,6 +75,9 @@ def put(content: dict[str, Any], path: str, value: Any) -> None:
         node = child
     if last == "name" and len(parents) > 1 and node.get("name") != value:
         node.clear()
+    if last == "preset" and "name" in node:
+        for option in node.keys() - {"name"}:
+            del node[option]
     node[last] = value
 
 
@@ -115,11 +96,13 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str | tuple
     FlrayError
         With one line per mistake: the path, what was found, what is allowed.
     """
-    content = _copy(source) if isinstance(source, Mapping) else read_yaml(Path(source))
+    content = _copy(source) if isinstance(source, Mapping) else read_with_base(Path(source))
     if "experiment" not in content and not set(content) & set(PARTS):
         content = {"experiment": content}
     for override in overrides:
         path, value = parse_override(override) if isinstance(override, str) else override
+        if absolute(path).startswith("experiment."):
+            arms.give_way(content.get("arms"), absolute(path).removeprefix("experiment."))
         put(content, path, value)
     experiment = content.get("experiment")
     if isinstance(experiment, Mapping):
@@ -176,7 +159,7 @@ def variant(config: Config, values: Mapping[str, Any]) -> Experiment:
         If the values do not fit.
     """
     content = config.model_dump(mode="json", include={"experiment"})
-    for path, value in sorted(values.items(), key=lambda item: (item[0].count("."), item[0])):
+    for path, value in arms.expanded(config, values):
         put(content, path, value)
     try:
         return Config.model_validate(content).experiment
@@ -192,14 +175,14 @@ def check_space(config: Config) -> None:
     ConfigErrors
         One line per path or value.
     """
-    errors: list[ConfigError] = []
+    errors: list[ConfigError] = list(arms.problems(config))
     for path, domain in config.space.items():
         values = next(iter(domain.model_dump().values()))
         for value in values:
             try:
                 variant(config, {path: value})
             except ConfigErrors as error:
-                conditional = path.startswith("algorithm.") and "algorithm" in config.space
+                conditional = path.startswith("algorithm.") and ("algorithm" in config.space or config.arms)
                 if not conditional:
                     errors.append(ConfigError(f"space.{path}", repr(value), str(error.errors[0])))
                     break
@@ -216,9 +199,12 @@ def schema() -> dict[str, Any]:
     for choice in Component.__subclasses__():
         forms: list[dict[str, Any]] = [{"enum": choice.registry.names()}]
         for name in choice.registry.names():
-            options = choice.registry.params(name).model_json_schema()
+            params = choice.params(name)
+            options = params.model_json_schema()
             document["$defs"].update(options.pop("$defs", {}))
-            options["properties"] = {"name": {"const": name}, **options.get("properties", {})}
+            presets = [preset.name for preset in getattr(params, "presets", ())]
+            options["properties"] = {"name": {"const": name}, **({"preset": {"enum": presets}} if presets else {}),
+                                     **options.get("properties", {})}
             options["required"] = ["name", *options.get("required", [])]
             forms.append(options)
         document["$defs"][choice.__name__] = {"anyOf": forms}
@@ -261,8 +247,7 @@ def _explain(error: ValidationError, root: type[BaseModel]) -> Iterable[ConfigEr
 
 def _is_branch(part: int | str) -> bool:
     """Tell the names pydantic gives to a union's branches from keys of the file."""
-    return isinstance(part, str) and ("[" in part or part in {*FORMS, "asha", "median", "pbt", "constrained-int", "int",
-                                                              "float", "constrained-float"})
+    return isinstance(part, str) and ("[" in part or part in BRANCHES)
 
 
 def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
@@ -278,5 +263,5 @@ def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
     return list(model.model_fields)
 
 
-__all__ = ["ConfigErrors", "absolute", "check_space", "load", "load_plugins", "parse_override", "put", "read_yaml",
-           "registry", "schema", "variant"]
+__all__ = ["ConfigErrors", "absolute", "check_space", "load", "load_plugins", "parse_override", "put", "read_with_base",
+           "read_yaml", "registry", "schema", "variant"]

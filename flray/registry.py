@@ -1,4 +1,4 @@
-"""Names a YAML file may use: algorithms, data sets, models and partitions, built in or the user's own.
+"""Names a YAML file may use: algorithms, data sets, models, partitions, augmentations, built in or the user's own.
 
 A registered function's keyword-only parameters are its options in the YAML file; their annotations and
 defaults become a pydantic model, so that options are checked and shown without being written twice.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -18,10 +18,34 @@ from flray.errors import FlrayError, nearest
 T = TypeVar("T")
 
 
+class Preset:
+    """What one paper used for a method, where it states it.
+
+    Parameters
+    ----------
+    name : str
+        The paper: fedskc, fcclplus, fedco2, lgmix or the one of another source.
+    source : str
+        Table, section or released code.
+    **values : Any
+        Options by name.
+    """
+
+    def __init__(self, name: str, source: str, **values: Any) -> None:
+        self.name, self.source, self.values = name, source, values
+
+
 class Params(BaseModel):
-    """Options of a registered component: unknown names are refused, values cannot change."""
+    """Options of a registered component: unknown names are refused, values cannot change.
+
+    Attributes
+    ----------
+    presets : tuple of Preset
+        Sets of values by paper, chosen in YAML as ``{name: fedprox, preset: fcclplus}``.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    presets: ClassVar[tuple[Preset, ...]] = ()
 
     def resolved(self) -> Self:
         """Return the options with every value filled in that follows from another one. Default: as they are."""
@@ -133,9 +157,12 @@ algorithms = Registry("algorithm", "flray.algorithms")
 datasets = Registry("dataset", "flray.data")
 models = Registry("model", "flray.models")
 partitions = Registry("partition", "flray.data")
+augmentations = Registry("augmentation", "flray.data")
 
 register_algorithm = algorithms.register
 register_dataset = datasets.register
 register_model = models.register
 register_partition = partitions.register
-ALL = {"algorithms": algorithms, "datasets": datasets, "models": models, "partitions": partitions}
+register_augmentation = augmentations.register
+ALL = {"algorithms": algorithms, "datasets": datasets, "models": models, "partitions": partitions,
+       "augmentations": augmentations}

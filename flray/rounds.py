@@ -12,6 +12,7 @@ from flray.federation.cluster import SERVER_RESTARTS, LostServerError, RayFedera
 from flray.federation.evaluation import main_metric
 from flray.federation.executor import LostObjectError
 from flray.federation.federation import Round
+from flray.federation.portrait import AFTER, BEFORE, save_text, to_text
 from flray.federation.world import World
 from flray.tracking.journal import Journal
 
@@ -77,12 +78,15 @@ class Rounds:
         self._done = self._saved_round = self._federation.restore(self._folder / rundir.CHECKPOINT)
         self._progress.begin(self._world, self._done)
         metric = measure(self._world)
+        if self._done == 0:
+            self._portray(False)
         restarts = 0
         try:
             while True:
                 try:
                     while self._done < self._world.config.rounds:
                         self._round(metric)
+                    self._portray(True)
                     return self._federation.sha256()
                 except (LostServerError, LostObjectError) as error:
                     if restarts >= SERVER_RESTARTS:
@@ -96,6 +100,13 @@ class Rounds:
             with contextlib.suppress(KeyboardInterrupt):
                 self._save_after_interrupt()
             raise
+
+    def _portray(self, final: bool) -> None:
+        path = self._folder / (AFTER if final else BEFORE)
+        if self._world.config.tracking.features and not path.exists():
+            found = self._federation.portrait(final)
+            if found:
+                save_text(to_text(found), path)
 
     def _round(self, metric: str) -> None:
         finished = self._federation.step()
@@ -134,6 +145,4 @@ class Rounds:
 
 def measure(world: World) -> str:
     """Return the name of the method's own measure."""
-    from flray.data.tasks import task
-
-    return main_metric(world.algorithm.views, task(world.data.task).metric)
+    return main_metric(world.algorithm.views, world.task.metric)

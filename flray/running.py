@@ -22,9 +22,11 @@ from flray.federation.cluster import (
     ray_session,
     uses_ray,
 )
+from flray.federation.portrait import partition, save_partition
 from flray.federation.world import World, make_world
 from flray.figures import draw
 from flray.loading import load
+from flray.metrics.summary import Reported, report
 from flray.rounds import Progress, Rounds, Silence, measure
 from flray.tracking.connection import redacted, resolve_uri
 from flray.tracking.journal import Journal
@@ -63,8 +65,13 @@ class Result:
     @property
     def metrics(self) -> dict[str, float]:
         """All metrics of the last round in which each was measured."""
-        return {str(name): float(values.dropna().iloc[-1]) for name, values in self.history.items()
-                if name != "round" and values.notna().any()}
+        return report(self.history, self.metric, "last", 1).values
+
+    @property
+    def reported(self) -> Reported:
+        """The numbers to report, as ``evaluation.protocol`` wants them."""
+        evaluation = self.experiment.evaluation
+        return report(self.history, self.metric, evaluation.protocol, evaluation.last)
 
 
 def run(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, address: str | None = None,
@@ -103,6 +110,7 @@ def start(config: Config, *, address: str | None = None, progress: Progress | No
         resolve_uri(experiment.tracking.uri)
     folder = rundir.create(experiment.output, experiment.name)
     rundir.save_config(folder, config)
+    save_partition(partition(world), folder)
     rundir.write(folder, "run", {**rundir.new_identity(), **described(world)})
     return _drive(world, folder, address, progress or Silence())
 

@@ -54,7 +54,7 @@ def test_the_schema_describes_every_component_with_its_options() -> None:
     (prox,) = [f for f in forms if f.get("properties", {}).get("name", {}).get("const") == "fedprox"]
     assert prox["properties"]["mu"]["default"] == 0.01
     assert prox["additionalProperties"] is False
-    assert set(document["properties"]) == {"experiment", "space", "sweep"}
+    assert set(document["properties"]) == {"experiment", "arms", "space", "sweep", "paper"}
     assert set(document["$defs"]["Local"]["properties"]) >= {"lr", "epochs", "batch_size"}
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from flray.algorithms.server import Replies, Reply, Server
     from flray.config import Experiment
 
-Need = Literal["split", "batch_norm", "homogeneous", "same_features", "public", "validation", "classification",
-               "all_clients"]
+Need = Literal["split", "features", "batch_norm", "homogeneous", "same_features", "public", "validation",
+               "classification", "labels", "all_clients"]
 View = Literal["global", "personal"]
 Predictor = Callable[[Tensor], Tensor]
 
@@ -44,12 +44,15 @@ class Phase:
         Passes over the stream; None for the experiment's ``local.epochs``.
     local : mapping
         Settings of ``local`` that differ in this phase, for example ``{"lr": 0.1}``.
+    steps : int or None
+        At most so many optimiser steps of these passes; None for all.
     """
 
     tag: str = "train"
     trainable: str = "all"
     epochs: int | None = None
     local: Mapping[str, Any] = field(default_factory=dict)
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,15 @@ class Algorithm:
     shared : str
         Group of parameters and buffers that travels and is averaged; the rest stays at the client.
     needs : frozenset of str
-        What the federation must offer; checked before round 0.
+        What the federation must offer; checked before round 0. ``classification``: outputs are the logits of fixed
+        classes; ``labels``: samples have classes, which few-shot episodes have too; ``split``: the network has features
+        and a classifier; ``features``: at least features.
     weighting : {"samples", "uniform"}
         Weights of the average.
     views : tuple of {"global", "personal"}
         Which models are evaluated; the first is the method's own.
+    trains_at_server : bool
+        Whether the server gets models and the public samples to work with, ``server.bench`` and ``server.public``.
     normalise : bool
         Whether images are normalised by the data set's mean and deviation, or only scaled to [0, 1].
     hp : Params
@@ -92,6 +99,7 @@ class Algorithm:
     needs: frozenset[Need] = frozenset()
     weighting: Literal["samples", "uniform"] = "samples"
     views: tuple[View, ...] = ("global",)
+    trains_at_server: bool = False
     normalise: bool = True
 
     def __init__(self, hp: registry.Params | None = None) -> None:
@@ -165,10 +173,22 @@ class Algorithm:
                 self.step(client, batch, optimizer)
         return self.report(client)
 
+    def adapt(self, client: Client, phase: Phase) -> None:
+        """Train the received model on the client's training data for the test alone, from within `predictor`.
+
+        An evaluation's turn returns no state, so that nothing of this outlives the test.
+        """
+        for batch, optimizer in client.run(phase):
+            self.step(client, batch, optimizer)
+
     def predictor(self, client: Client, view: View) -> Predictor:
         """Return what scores a batch of normalised inputs. Default: the received model in eval mode."""
         model: nn.Module = client.model.eval()
         return model
+
+    def parts(self, client: Client) -> Mapping[str, Predictor]:
+        """Return models within a client's own one that are tested alone too, as ``<name>/local``. Default: none."""
+        return {}
 
     # --- server -------------------------------------------------------------------------------------------
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,50 +12,17 @@ from torch import Tensor, nn
 
 from flray import keys, trees
 from flray.algorithms.base import Phase
+from flray.algorithms.bench import Bench
 from flray.algorithms.optimizers import make_optimizer
 from flray.algorithms.samples import Batch, Samples
-from flray.data.augment import augmented
+from flray.algorithms.stream import positions
+from flray.data.augment import augmented_with
 from flray.data.tasks import Task
+from flray.errors import FlrayError
 from flray.models import groups
 
 if TYPE_CHECKING:
     from flray.config import Experiment, Local
-
-
-class Bench:
-    """One architecture's model in one process, with what is known of it; every turn sets all of its values.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Freshly initialised; its values at this moment are the initial ones of every client and the server.
-    shared : str
-        Group that travels.
-    local_buffers : bool
-        Whether floating buffers are taken out of the shared group.
-    """
-
-    def __init__(self, model: nn.Module, shared: str, local_buffers: bool) -> None:
-        self.model = model
-        self.entries: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
-        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        self.initial: dict[str, Tensor] = trees.clone(self.entries)
-        names = groups.select(model, shared)
-        if local_buffers:
-            names = names & self.parameters.keys()
-        self.shared = frozenset(names)
-        self.personal = frozenset(self.entries.keys() - names)
-        self.batch_norm = bool(groups.select(model, "batch_norm"))
-        self.random = any(isinstance(m, nn.modules.dropout._DropoutNd) or "stochastic" in type(m).__name__.lower()
-                          for m in model.modules())
-        self._frozen: dict[str, nn.Module] = {}
-
-    def frozen(self, role: str) -> nn.Module:
-        """Return a second model of the same architecture for reference values (one per role, reused)."""
-        if role not in self._frozen:
-            twin = copy.deepcopy(self.model)
-            self._frozen[role] = twin.requires_grad_(False)
-        return self._frozen[role].eval()
 
 
 class Client:
@@ -88,12 +54,14 @@ class Client:
 
     def __init__(self, *, id: int, round: int, stage_index: int, config: Experiment, bench: Bench, task: Task,
                  message: dict[str, Any], state: dict[str, Any], train: Samples, validation: Samples,
-                 public: Samples | None, num_classes: int, work: float, device: torch.device) -> None:
+                 public: Samples | None, num_classes: int, work: float, device: torch.device,
+                 benches: Callable[[str], Bench]) -> None:
         self.id, self.round, self.stage_index, self.config = id, round, stage_index, config
         self.seed, self.local = config.seed, config.local
         self.bench, self.task, self.message, self.state = bench, task, message, state
         self.train, self.validation, self.public = train, validation, public
         self.num_classes, self.work, self.device = num_classes, work, device
+        self._benches = benches
         self.metrics: dict[str, float] = {}
         self.scratch: dict[str, Any] = {}
         self._loaded: set[str] = set()
@@ -117,6 +85,8 @@ class Client:
     @cached_property
     def class_counts(self) -> Tensor:
         """Training samples by class, int64 [C]."""
+        if self.train.labels.dim() > 1:
+            raise FlrayError(f"class_counts: samples of {self.task.name} have masks, not classes to count")
         return torch.bincount(self.train.labels, minlength=self.num_classes)
 
     @property
@@ -124,11 +94,9 @@ class Client:
         """The model's trainable parameters by name (no buffers)."""
         return self.bench.parameters
 
-    @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy values into the model, in place."""
-        for name, value in weights.items():
-            self.bench.entries[name].copy_(value)
+        self.bench.load(weights)
         self._loaded.update(weights)
 
     def load_personal(self) -> None:
@@ -146,8 +114,9 @@ class Client:
         """Return copies of the model's current values, by default of all parameters and buffers."""
         return trees.clone(self.weights(frozenset(self.bench.entries) if names is None else names))
 
-    def reference(self, weights: Mapping[str, Tensor] | None = None, role: str = "reference") -> nn.Module:
-        """Return a frozen twin of the model in eval mode.
+    def reference(self, weights: Mapping[str, Tensor] | None = None, role: str = "reference",
+                  architecture: str | None = None) -> nn.Module:
+        """Return a frozen twin of the model, or a model of another architecture, frozen and in eval mode.
 
         Parameters
         ----------
@@ -155,11 +124,14 @@ class Client:
             Its values; names that are missing keep the model's current ones.
         role : str
             One twin per role lives in each process; asking again for a role overwrites it.
+        architecture : str, optional
+            Key of another client's architecture; the weights must then be complete.
         """
-        twin = self.bench.frozen(role)
+        values = {**(self.bench.entries if architecture is None else {}), **(weights or {})}
+        twin = (self.bench if architecture is None else self._benches(architecture)).frozen(role)
         with torch.no_grad():
             for name, entry in twin.state_dict(keep_vars=True).items():
-                entry.copy_(weights[name] if weights is not None and name in weights else self.bench.entries[name])
+                entry.copy_(values[name])
         return twin
 
     @torch.no_grad()
@@ -178,8 +150,8 @@ class Client:
         """
         self.model.eval()
         batches = (self.train if samples is None else samples).in_order(self.config.evaluation.batch_size)
-        outputs, labels = zip(*((self.model(x), y) for x, y in batches), strict=True)
-        return torch.cat(outputs), torch.cat(labels)
+        outputs, labels = map(torch.cat, zip(*((self.model(x), y) for x, y in batches), strict=True))
+        return outputs, labels
 
     # --- randomness and tracking ----------------------------------------------------------------------------
 
@@ -234,12 +206,16 @@ class Client:
         try:
             if not self._trainable:
                 return
-            for step, (positions, last) in enumerate(self._positions(phase, local, samples)):
+            epochs = local.epochs if phase.epochs is None else phase.epochs
+            batches = positions(samples, self.task, local.batch_size, epochs, self.generator("batches", stream),
+                                steps=phase.steps, work=self.work, batch_norm=self.bench.batch_norm)
+            for step, (where, last) in enumerate(batches):
                 if reseed is not None:
                     torch.manual_seed(reseed + step)
-                x, y = samples.take(positions)
+                x, y = samples.take(where)
                 if local.augment != "none":
-                    x = augmented(x, local.augment, self.generator("augmentation", f"{stream}/{step}"))
+                    x, y = augmented_with(x, y, local.augment, self.generator("augmentation", f"{stream}/{step}"),
+                                          samples.normalisation)
                 yield Batch(self.model, x, y, step, phase, last), optimizer
         finally:
             for parameter in self.parameters.values():
@@ -267,24 +243,6 @@ class Client:
                 norm.eval()
         return make_optimizer(self._trainable, local, self.round)
 
-    def _positions(self, phase: Phase, local: Local, samples: Samples) -> Iterator[tuple[Tensor, bool]]:
-        """Yield each batch's positions and whether it belongs to the last epoch that is begun."""
-        epochs = local.epochs if phase.epochs is None else phase.epochs
-        count, size = len(samples), local.batch_size
-        # BatchNorm has no variance for a single sample: such a last batch is left out, for all methods alike.
-        lone = self.bench.batch_norm and count > 1 and (size == 1 or count % size == 1)
-        per_epoch = -(-count // size) - int(lone and size > 1)
-        generator = self.generator("batches", extra=f"{phase.tag}/{self.stage_index}")
-        left = math.ceil(epochs * per_epoch * self.work)
-        last = -(-left // per_epoch) - 1 if per_epoch else 0
-        for epoch in range(epochs):
-            order = torch.randperm(count, generator=generator).to(samples.rows.device)
-            for positions in order.split(size)[:per_epoch]:
-                if left == 0:
-                    return
-                left -= 1
-                yield positions, epoch == last
-
     def clip_gradients(self) -> None:
         """Clip the gradient's norm where ``local.clip_norm`` is set, for the phase or for all."""
         if self._clip_norm is not None:
@@ -292,7 +250,6 @@ class Client:
 
     def check_received(self) -> None:
         """Assert that the turn has set every value of the model, whatever an earlier turn left there."""
-        missing = self.bench.entries.keys() - self._loaded
-        if missing:
+        if missing := self.bench.entries.keys() - self._loaded:
             raise RuntimeError(f"receive() left {len(missing)} values of the model unset, {min(missing)!r} among them: "
                                "a turn must set all parameters and buffers")

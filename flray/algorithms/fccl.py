@@ -25,4 +25,3 @@ class FCCL(FCCLPlus):
         fisl: Literal[False] = hyper(False, "instance similarity belongs to FCCL+", "FCCL")
         local_term: Literal["two_teachers"] = hyper("two_teachers", "both distillations", "FCCL+ Eq. 19")
         teacher: Literal["previous"] = hyper("previous", "the model after the previous local updating", "FCCL+ Eq. 19")
-        average: bool = hyper(False, "average all models between collaborative and local updating", "FCCL+ Table XV")

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from flray import functional
-from flray.algorithms.averaging import average_outputs
 from flray.algorithms.base import Phase, Stage
 from flray.algorithms.client import Client
 from flray.algorithms.public import Outputs, PublicCollaboration, PublicParams
 from flray.algorithms.samples import Batch
-from flray.algorithms.server import Replies, Server
+from flray.algorithms.server import Server
 from flray.algorithms.variants import refuse_overridden
-from flray.config import Experiment
+from flray.config import Augment, Experiment
 from flray.registry import hyper, register_algorithm
 
 FINAL_LR = 0.1
@@ -30,7 +29,7 @@ class CollaborativeParams(PublicParams):
     """Hyper-parameters that FCCL and FCCL+ share; those without a default here depend on the variant."""
 
     deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
-        "public_batch_size": (512, 256), "public_optimizer": ("kept", "fresh"), "batch_size": (None, 128),
+        **PublicParams.deviations, "batch_size": (None, 128),
         "lr_schedule": ("constant", "linear"), "epoch_optimizer": ("kept", "fresh"), "weight_decay": (None, 1e-5),
         "augment": (None, "crop"), "shrunk": (False, True), "teacher_mode": ("eval", "train"),
     }
@@ -48,12 +47,11 @@ class CollaborativeParams(PublicParams):
         "FCCL+ section 4: Adam, no more; released code: a new one per epoch")
     weight_decay: float | None = hyper(
         None, "weight decay; null in the paper's variant: local.weight_decay", "released code: 1e-5", ge=0)
-    augment: Literal["none", "flip", "crop", "resized"] | None = hyper(
+    augment: Augment | None = hyper(
         None, "weak augmentation of private and public images; null in the paper's variant: local.augment",
         "FCCL+ section 4: resized crops; released code: shifted crops")
     teacher_mode: Literal["eval", "train"] | None = hyper(
         None, "mode of the frozen teachers", "not said: eval, as everywhere here; released code: train")
-    pretrain_epochs: int = hyper(0, "epochs of local training before a client's first round", "FCCL+: none", ge=0)
 
 
 @register_algorithm("fcclplus")
@@ -61,8 +59,7 @@ class FCCLPlus(PublicCollaboration):
     """Per round: FCCM + omega FISL on every public batch, then CE + FNTD on private data.
 
     Client state: the model, and ``teacher``, the model after its previous local updating (before the first one: the
-    initial model). Participants may have different architectures. With ``average`` all models are averaged between
-    collaborative and local updating (homogeneous mode, Table XV).
+    initial model). Participants may have different architectures.
     """
 
     class Params(CollaborativeParams):
@@ -85,15 +82,11 @@ class FCCLPlus(PublicCollaboration):
             "previous", "the model after the previous local updating, or after this round's collaborative updating",
             "section 3.3; current is an ablation")
         ewc: float = hyper(0.1, "strength of EWC", "Table XVI tries 0.01, 0.1, 0.7 and 1", ge=0)
-        average: bool = hyper(False, "average all models between collaborative and local updating", "Table XV")
 
     def __init__(self, hp: Params | None = None) -> None:
         super().__init__(hp)
-        self.needs = frozenset({"public", "classification"})
         if self.hp.fisl:
             self.needs |= {"split"}
-        if self.hp.average:
-            self.needs |= {"homogeneous"}
 
     def check(self, config: Experiment) -> None:
         """Refuse settings of ``local`` that the variant would override."""
@@ -122,41 +115,22 @@ class FCCLPlus(PublicCollaboration):
                 outputs["similarity"], reduced["similarity"])
         return loss
 
-    def public_phase(self, client: Client) -> Phase:
-        """Return the variant's settings."""
-        return Phase("public", local=self.local_settings(client))
-
     def exchanges(self, server: Server) -> Iterable[Stage]:
-        """Leave out the public stages where nothing is learnt from them; average where that is on."""
-        *public, train = super().exchanges(server)
-        if self.hp.fccm or self.hp.fisl:
-            yield from public
-        if self.hp.average:
-            yield Stage("merge")
-        yield train
+        """Leave out the public stages where nothing is learnt from them."""
+        learns = self.hp.fccm or self.hp.fisl
+        return [stage for stage in super().exchanges(server) if learns or stage.name != "collaborate"]
 
     # --- client -------------------------------------------------------------------------------------------
 
-    def enter(self, client: Client) -> None:
-        """Load the model, before the first round pre-train it, and settle the public batch before."""
-        self.receive(client)
-        if "teacher" not in client.state:
-            pretraining = Phase("pretrain", epochs=self.hp.pretrain_epochs, local=self.local_settings(client))
-            for batch, optimizer in client.run(pretraining):
-                self.step(client, batch, optimizer)
-            client.state["teacher"] = client.snapshot()
-            if self.hp.local_term == "two_teachers":
-                client.state["pretrained"] = client.snapshot()
-        self.settle(client)
-
-    def merge(self, client: Client) -> dict[str, Any]:
-        """Send the whole model to be averaged."""
-        self.enter(client)
-        return {"weights": client.snapshot()}
+    def pretrain(self, client: Client) -> None:
+        """Pre-train, and begin with that model as the teacher."""
+        super().pretrain(client)
+        client.state["teacher"] = client.snapshot()
+        if self.hp.local_term == "two_teachers":
+            client.state["pretrained"] = client.snapshot()
 
     def begin(self, client: Client) -> None:
-        """Take over the averaged model; freeze the teachers."""
-        client.load(client.message.get("merged", {}))
+        """Freeze the teachers."""
         previous = None if self.hp.teacher == "current" else client.state["teacher"]
         client.scratch["teacher"] = self.frozen(client, previous, "teacher")
         if self.hp.local_term == "two_teachers":
@@ -212,26 +186,6 @@ class FCCLPlus(PublicCollaboration):
         """Send nothing; the trained model is the next round's teacher."""
         client.state["teacher"] = client.snapshot()
         return {}
-
-    # --- server -------------------------------------------------------------------------------------------
-
-    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
-        """Send the mean outputs of the batch before; before local training, the averaged model."""
-        merged = {"merged": server.state["merged"]} if "merged" in server.state else {}
-        return {**super().send(server, stage), **merged}
-
-    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Take means of outputs, or of models."""
-        super().aggregate(server, stage, replies)
-        if stage.name == "merge":
-            merged = average_outputs(replies, "weights")
-            if merged:
-                server.state["merged"] = merged
-
-    def refine(self, server: Server) -> None:
-        """Forget what only the round needed."""
-        super().refine(server)
-        server.state.pop("merged", None)
 
 
 def diagonal_fisher(client: Client, model: nn.Module) -> dict[str, Tensor]:

@@ -38,6 +38,5 @@ class FedBABU(Algorithm):
 
     def predictor(self, client: Client, view: View) -> Predictor:
         """Return the fine-tuned model; nothing of it outlives the test."""
-        for batch, optimizer in client.run(Phase("adapt", self.hp.fine_tune, self.hp.fine_tune_epochs)):
-            self.step(client, batch, optimizer)
+        self.adapt(client, Phase("adapt", self.hp.fine_tune, self.hp.fine_tune_epochs))
         return super().predictor(client, view)

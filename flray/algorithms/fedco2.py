@@ -135,8 +135,12 @@ class FedCO2(Algorithm):
 
     def predictor(self, client: Client, view: View) -> Predictor:
         """Add up both models' logits (Eq. 3)."""
-        online, offline = client.model.eval(), client.reference(client.state["offline"], "offline")
+        online, offline = self.parts(client).values()
         return lambda x: functional.fuse_predictions(online(x), offline(x))
+
+    def parts(self, client: Client) -> Mapping[str, Predictor]:
+        """Return both models, which Table 10 tests alone."""
+        return {"online": client.model.eval(), "offline": client.reference(client.state["offline"], "offline")}
 
     # --- server -------------------------------------------------------------------------------------------
 

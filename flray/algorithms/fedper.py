@@ -6,6 +6,7 @@ from typing import Any
 
 from flray import registry
 from flray.algorithms.base import Algorithm
+from flray.models import groups
 from flray.registry import hyper, register_algorithm
 
 
@@ -29,4 +30,4 @@ class FedPer(Algorithm):
 
     def __init__(self, hp: Any = None) -> None:
         super().__init__(hp)
-        self.shared = f"all-{self.hp.personal}"
+        self.shared = groups.others(self.hp.personal)

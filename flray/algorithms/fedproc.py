@@ -12,7 +12,7 @@ from flray.algorithms.client import Client
 from flray.algorithms.samples import Batch
 from flray.algorithms.server import Replies, Server
 from flray.algorithms.statistics import class_features, keep_class_means
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("fedproc")
@@ -25,6 +25,10 @@ class FedProc(Algorithm):
 
     class Params(registry.Params):
         """Hyper-parameters."""
+
+        presets = (
+            Preset("fcclplus", "FCCL+ Table VII", alpha=0.5),
+        )
 
         alpha: float | None = hyper(
             None, "weight of CE; null: round / ramp, up to 1", "MuXutong/FedProc: grows; FCCL+ Table VII: 0.5",

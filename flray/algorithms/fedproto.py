@@ -13,7 +13,7 @@ from flray.algorithms.samples import Batch
 from flray.algorithms.server import Replies, Server
 from flray.algorithms.statistics import class_features, keep_class_means
 from flray.models import as_split
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("fedproto")
@@ -27,6 +27,10 @@ class FedProto(Algorithm):
 
     class Params(registry.Params):
         """Hyper-parameters."""
+
+        presets = (
+            Preset("fedskc", "its tables test one global model", aggregate_weights=True),
+        )
 
         lam: float = hyper(1.0, "weight of the distance to the prototype", "yuetan031/FedProto: ld = 1", ge=0)
         per_feature: bool = hyper(

@@ -8,7 +8,7 @@ from flray import functional, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.samples import Batch
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("fedprox")
@@ -17,6 +17,13 @@ class FedProx(Algorithm):
 
     class Params(registry.Params):
         """Hyper-parameters."""
+
+        presets = (
+            Preset("fcclplus", "FCCL+ Table VII", mu=0.01),
+            Preset("fedco2", "released code, feature skew", mu=0.001),
+            Preset("fedco2-label-skew", "released code, label skew", mu=1.0),
+            Preset("fedbn", "med-air/FedBN", mu=0.01),
+        )
 
         mu: float = hyper(0.01, "strength of the pull", "FCCL+ Table VII; default of litian96/FedProx", ge=0)
 

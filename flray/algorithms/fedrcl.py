@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flray import functional, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.samples import Batch
+from flray.algorithms.samples import Batch, pooled
 from flray.models import layer_taps
 from flray.registry import hyper, register_algorithm
 
@@ -39,7 +39,7 @@ class FedRCL(Algorithm):
             "skynbe/FedRCL, with which the paper's numbers were made")
         negatives: int = hyper(2, "most similar samples of other classes that count, with top", "skynbe/FedRCL", ge=1)
 
-    needs = frozenset({"split", "homogeneous", "classification"})
+    needs = frozenset({"features", "homogeneous", "labels"})
     weighting = "uniform"
 
     def network(self, model: nn.Module) -> nn.Module:
@@ -68,8 +68,3 @@ def tapped(model: nn.Module) -> Iterator[list[Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def pooled(output: Tensor) -> Tensor:
-    """Return a layer's output [B, channels, ...] averaged over all positions, [B, channels]."""
-    return output.flatten(2).mean(2) if output.dim() > 2 else output

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flray import registry
 from flray.algorithms.base import Algorithm, Phase, Predictor, View
 from flray.algorithms.client import Client
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("fedrep")
@@ -20,6 +20,10 @@ class FedRep(Algorithm):
 
     class Params(registry.Params):
         """Hyper-parameters."""
+
+        presets = (
+            Preset("lgmix", "one local epoch: one on the head, one on the body", head_epochs=1, body_epochs=1),
+        )
 
         head_epochs: int | None = hyper(
             10, "epochs on the head; null: local.epochs", "lgcollins/FedRep: local_ep 11 less local_rep_ep 1", ge=0)
@@ -39,6 +43,5 @@ class FedRep(Algorithm):
 
     def predictor(self, client: Client, view: View) -> Predictor:
         """Return the body with the own head, which is first fitted to the new body where that is asked for."""
-        for batch, optimizer in client.run(Phase("adapt", "classifier", self.hp.evaluation_epochs)):
-            self.step(client, batch, optimizer)
+        self.adapt(client, Phase("adapt", "classifier", self.hp.evaluation_epochs))
         return super().predictor(client, view)

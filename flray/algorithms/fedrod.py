@@ -15,7 +15,7 @@ from flray.algorithms.heads import classifier_of
 from flray.algorithms.optimizers import make_optimizer
 from flray.algorithms.samples import Batch
 from flray.models import as_split
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("fedrod")
@@ -28,6 +28,10 @@ class FedRoD(Algorithm):
 
     class Params(registry.Params):
         """Hyper-parameters."""
+
+        presets = (
+            Preset("fedco2", "released code", generic_loss="ce"),
+        )
 
         generic_loss: Literal["balanced", "ce"] = hyper(
             "balanced", "loss of body and generic head; ce is what Fed-CO2's table was made with",

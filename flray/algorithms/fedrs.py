@@ -9,7 +9,7 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.samples import Batch
 from flray.models import linear_classifier
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("fedrs")
@@ -21,6 +21,10 @@ class FedRS(Algorithm):
 
     class Params(registry.Params):
         """Hyper-parameters."""
+
+        presets = (
+            Preset("fcclplus", "Table VII; graded, as its numbers imply", alpha=0.5, graded=True),
+        )
 
         alpha: float = hyper(0.5, "scale of the missing classes", "FCCL+ Table VII; FedRS, experiments", ge=0, le=1)
         graded: bool = hyper(

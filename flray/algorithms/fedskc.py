@@ -83,7 +83,7 @@ class FedSKC(Algorithm):
             None, "GPR also acts on BatchNorm's statistics",
             "not said: no, a decision; released code: all float entries")
 
-    needs = frozenset({"homogeneous", "classification"})
+    needs = frozenset({"homogeneous", "labels"})
 
     def check(self, config: Experiment) -> None:
         """Refuse a local learning rate that the variant would override."""
@@ -149,6 +149,10 @@ class FedSKC(Algorithm):
         before = server.state.get("knowledge")
         server.state["knowledge"] = {"vectors": merged, "present": known}
         weights = self.discrepancy_weights(server, arrived, vectors, present, merged)
+        if before is not None:
+            rho = functional.variance_change(merged, before["vectors"], known, before["present"])
+            if rho is not None:
+                server.log("fedskc/rho", rho)
         for architecture, mean in average(arrived, lambda reply: weights[reply.client]).items():
             if self.hp.gpr and before is not None:
                 mean = self.reviewed(server, architecture, mean, before)
@@ -172,9 +176,6 @@ class FedSKC(Algorithm):
         now, parameters = server.state["knowledge"], server.parameter_names[architecture]
         chosen = {name: w for name, w in mean.items() if self.hp.review_buffers or name in parameters}
         sent_out = {name: server.models[architecture][name] for name in chosen}
-        rho = functional.variance_change(now["vectors"], before["vectors"], now["present"], before["present"])
-        if rho is not None:
-            server.log("fedskc/rho", rho)
         return {**mean, **functional.period_review(
             chosen, sent_out, now["vectors"], before["vectors"], self.hp.beta, present_now=now["present"],
             present_before=before["present"], review=self.hp.review)}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Stage
 from flray.algorithms.client import Client
-from flray.algorithms.samples import Batch
+from flray.algorithms.samples import Batch, pooled
 from flray.algorithms.server import Server
 from flray.algorithms.variants import VariantParams
 from flray.registry import hyper, register_algorithm
@@ -58,7 +59,7 @@ class LGMix(Algorithm):
             None, "the local update is the whole round's, or that of its last epoch",
             "Algorithm 1; in the released code only the last epoch's survives")
 
-    needs = frozenset({"split", "homogeneous"})
+    needs = frozenset({"homogeneous"})
     views = ("personal", "global")
 
     def __init__(self, hp: Params | None = None) -> None:
@@ -71,6 +72,12 @@ class LGMix(Algorithm):
         """Load the personalised model; before the first turn that is u."""
         client.load(client.state.get("own", client.message["weights"]))
         client.load_personal()
+
+    def train(self, client: Client) -> dict[str, Any]:
+        """Train with an eye on the last layer's inputs, of this model and of u."""
+        u = client.bench.frozen("u")  # made before the hooks are set: a copy would carry them along
+        with _last_inputs(client.model, u) as client.scratch["features"]:
+            return super().train(client)
 
     def begin(self, client: Client) -> None:
         """Keep where training starts, and u for its features."""
@@ -88,13 +95,12 @@ class LGMix(Algorithm):
         """Add up the traces of both models' features on the batch (Eq. 5)."""
         if self.hp.ratio is None:
             with torch.no_grad():
-                features = (batch.features.detach(), client.scratch["u"].features(batch.x))
-            client.scratch["traces"] += torch.stack([self.trace(values).double() for values in features])
+                client.scratch["u"](batch.x)
+            client.scratch["traces"] += torch.stack([self.trace(h).double() for h in client.scratch["features"]])
 
     def trace(self, features: Tensor) -> Tensor:
         """Return the Gram trace of penultimate features [B, m] or, pooled over positions, [B, m, ...]."""
-        pooled = features if features.dim() == 2 else features.flatten(2).mean(2)
-        return functional.gram_trace(pooled.double(), self.hp.centred, drop_smallest=self.hp.drop_smallest)
+        return functional.gram_trace(pooled(features).double(), self.hp.centred, drop_smallest=self.hp.drop_smallest)
 
     def report(self, client: Client) -> dict[str, Any]:
         """Keep the trained model for mixing; send u + Delta_c."""
@@ -130,7 +136,6 @@ class LGMix(Algorithm):
                         "ratios": torch.tensor([*earlier, state["ratio"]], dtype=torch.float64)}
         return {}
 
-
     # --- server -------------------------------------------------------------------------------------------
 
     def apply(self, server: Server, architecture: str, mean: Weights) -> None:
@@ -138,6 +143,33 @@ class LGMix(Algorithm):
         u = server.models[architecture]
         stepped = {name: torch.lerp(u[name], value, self.hp.server_lr) for name, value in _floats(mean).items()}
         super().apply(server, architecture, {**mean, **stepped})
+
+
+@contextlib.contextmanager
+def _last_inputs(*models: nn.Module) -> Iterator[list[Tensor]]:
+    """Keep what each model's last layer with parameters was last given: its penultimate features, however it is split.
+
+    The classifier of a split model may be several layers, and networks for other tasks have none.
+    """
+    seen = [torch.empty(0)] * len(models)
+
+    def keep(position: int) -> Any:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen[position] = inputs[0].detach()
+
+        return hook
+
+    handles = []
+    for position, model in enumerate(models):
+        head = getattr(model, "classifier", model)
+        layers = [layer for layer in head.modules() if any(True for _ in layer.parameters(recurse=False))]
+        last = layers[-1] if layers else head  # few-shot: the classifier is left out
+        handles.append(last.register_forward_pre_hook(keep(position)))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _floats(weights: Mapping[str, Tensor]) -> Weights:

@@ -10,29 +10,35 @@ from torch import Tensor
 from flray import functional, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.samples import Batch
+from flray.algorithms.samples import Batch, pooled
 from flray.models import as_split
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("moon")
 class MOON(Algorithm):
     """Clients minimise ``CE + mu l_con``: the received model's features attract, those of the last local model repel.
 
-    Features are what the classifier sees; the authors put a projection head of two layers there, which belongs to the
-    network and so to every method that is compared. Client state: the model as it was after the client's own last
-    turn. In its first turn both references are the received model, and the term has no gradient.
+    Features are what the classifier sees, feature maps averaged over positions; the authors put a projection head of
+    two layers there, which belongs to the network and so to every method that is compared. Client state: the model as
+    it was after the client's own last turn. In its first turn both references are the received model, and the term has
+    no gradient.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
+
+        presets = (
+            Preset("fcclplus", "FCCL+ Table VII", mu=1.0, tau=0.5),
+            Preset("fedco2", "released code", mu=1.0, tau=0.5),
+        )
 
         mu: float = hyper(
             1.0, "weight of the contrast", "FCCL+ Table VII; MOON: 1 for CIFAR-100 and Tiny-ImageNet, 5 for CIFAR-10",
             ge=0)
         tau: float = hyper(0.5, "temperature", "MOON, experiments; FCCL+ Table VII", gt=0)
 
-    needs = frozenset({"split", "homogeneous"})
+    needs = frozenset({"features", "homogeneous"})
 
     def begin(self, client: Client) -> None:
         """Freeze the received model and the client's last one."""
@@ -43,7 +49,8 @@ class MOON(Algorithm):
         """Return the task's loss with the model-contrastive term."""
         with torch.no_grad():
             received, previous = client.scratch["received"](batch.x), client.scratch["previous"](batch.x)
-        contrast = functional.model_contrastive_loss(batch.features, received, previous, self.hp.tau)
+        contrast = functional.model_contrastive_loss(
+            pooled(batch.features), pooled(received), pooled(previous), self.hp.tau)
         return super().loss(client, batch) + float(self.hp.mu) * contrast
 
     def report(self, client: Client) -> dict[str, Any]:

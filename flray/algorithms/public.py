@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from flray import keys
 from flray.algorithms.averaging import average_outputs
-from flray.algorithms.base import Algorithm, Phase, Stage
+from flray.algorithms.base import Algorithm, Phase, Stage, View
 from flray.algorithms.client import Client
 from flray.algorithms.optimizers import memory, remind
 from flray.algorithms.server import Replies, Server
 from flray.algorithms.variants import VariantParams
 from flray.data.augment import augmented
-from flray.registry import hyper
+from flray.registry import Params, hyper
 
 Outputs = dict[str, Tensor]
 
 
-class PublicParams(VariantParams):
-    """Hyper-parameters of the exchange."""
+class ExchangeParams(Params):
+    """Hyper-parameters of every exchange on public data."""
 
     public_size: int = hyper(5000, "public samples, chosen once (all where there are fewer)", "FCCL+ section 4", ge=2)
+    average: bool = hyper(False, "average all models between collaborative and local updating", "FCCL+ Table XV")
+    pretrain_epochs: int = hyper(0, "epochs of local training before a client's first round", "FCCL+: none", ge=0)
+
+
+class PublicParams(VariantParams, ExchangeParams):
+    """Hyper-parameters of an exchange per public batch; those without a default here depend on the variant."""
+
+    deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        "public_batch_size": (512, 256), "public_optimizer": ("kept", "fresh")}
+
     public_batch_size: int | None = hyper(
         None, "samples of a public batch", "FCCL+ section 4: 512; released code: 256", ge=2)
     public_passes: int = hyper(1, "passes over the public samples per round", "FCCL+ section 4", ge=0)
@@ -39,10 +49,17 @@ class PublicCollaboration(Algorithm):
     In stage b a client first steps on batch b - 1 with the server's reduction of its outputs, then computes its
     outputs on batch b; the step on the last batch opens the stage after. Outputs are computed in train mode without
     touching any buffer, and with the dropout masks of the step that follows, so that they are those of that step.
+    With ``average`` all models are averaged after the public batches (homogeneous mode of FCCL+, Table XV).
     """
 
     shared = "none"
-    views = ("personal",)
+    views: tuple[View, ...] = ("personal",)
+    needs = frozenset({"public", "classification"})
+
+    def __init__(self, hp: Params | None = None) -> None:
+        super().__init__(hp)
+        if self.hp.average:
+            self.needs |= {"homogeneous"}
 
     # --- what a method defines ----------------------------------------------------------------------------
 
@@ -54,9 +71,9 @@ class PublicCollaboration(Algorithm):
         """Return what the client minimises on a public batch."""
         raise NotImplementedError
 
-    def public_phase(self, client: Client) -> Phase:
-        """Return the settings of steps on public batches."""
-        return Phase("public")
+    def local_settings(self, client: Client) -> dict[str, Any]:
+        """Return what the method changes in ``local``, on public and on private data. Default: nothing."""
+        return {}
 
     def reduce(self, server: Server, replies: Replies) -> Outputs:
         """Return what goes back to the clients. Default: the mean of their outputs."""
@@ -65,9 +82,17 @@ class PublicCollaboration(Algorithm):
     # --- client -------------------------------------------------------------------------------------------
 
     def enter(self, client: Client) -> None:
-        """Open any stage: load the client's model and settle the public batch before."""
+        """Open any stage: load the client's model, before the first round pre-train it, settle the batch before."""
         self.receive(client)
+        if "personal" not in client.state:
+            self.pretrain(client)
         self.settle(client)
+
+    def pretrain(self, client: Client) -> None:
+        """Train on private data before the client's first round."""
+        phase = Phase("pretrain", epochs=self.hp.pretrain_epochs, local=self.local_settings(client))
+        for batch, optimizer in client.run(phase):
+            self.step(client, batch, optimizer)
 
     def collaborate(self, client: Client) -> dict[str, Any]:
         """Settle the batch before, then return the outputs on this one."""
@@ -85,23 +110,32 @@ class PublicCollaboration(Algorithm):
         if not reduced:
             return
         kept = self.hp.public_optimizer == "kept"
-        optimizer = client.optimizer(self.public_phase(client))
+        optimizer = client.optimizer(Phase("public", local=self.local_settings(client)))
         if kept:
             remind(optimizer, client.parameters, client.state.get("optimizer", {}))
         outputs = self.public_outputs(client, self.public_batch(client, client.message["batch"]))
-        loss = self.public_loss(client, outputs, reduced)
+        self.public_step(client, self.public_loss(client, outputs, reduced), optimizer)
+        if kept:
+            client.state["optimizer"] = memory(optimizer, client.parameters)
+
+    def public_step(self, client: Client, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Step on a loss that is no local training and so does not count as such."""
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         client.clip_gradients()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         client.log("public_loss", loss)
-        if kept:
-            client.state["optimizer"] = memory(optimizer, client.parameters)
+
+    def merge(self, client: Client) -> dict[str, Any]:
+        """Settle the last public batch, then send the whole model to be averaged."""
+        self.enter(client)
+        return {"weights": client.snapshot()}
 
     def train(self, client: Client) -> dict[str, Any]:
-        """Settle the last public batch, then train on private data."""
+        """Settle the last public batch or take over the averaged model, then train on private data."""
         self.enter(client)
+        client.load(client.message.get("merged", {}))
         client.state.pop("optimizer", None)
         self.begin(client)
         for phase in self.phases(client):
@@ -116,15 +150,14 @@ class PublicCollaboration(Algorithm):
         if client.bench.random:
             torch.manual_seed(keys.key(client.seed, "dropout", round=client.round, client=client.id,
                                        extra=f"public/{index}"))
-        how = client.settings(self.public_phase(client)).augment
+        how = client.settings(Phase(local=self.local_settings(client))).augment
         generator = keys.torch_generator(client.seed, "augmentation", round=client.round, client=-1,
                                          extra=f"public/{index}")
-        return augmented(x, how, generator)
+        return augmented(x, how, generator, client.public.normalisation)
 
     def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
         """Return the positions of a round's public batches; a last batch of one sample is left out."""
-        chosen = torch.randperm(available, generator=keys.torch_generator(seed, "public", client=-1, extra="choice"))
-        chosen = chosen[:self.hp.public_size]
+        chosen = public_choice(seed, available, self.hp.public_size)
         batches: list[Tensor] = []
         for number in range(self.hp.public_passes):
             generator = keys.torch_generator(seed, "public", round=round, client=-1, extra=number)
@@ -135,24 +168,41 @@ class PublicCollaboration(Algorithm):
     # --- server -------------------------------------------------------------------------------------------
 
     def exchanges(self, server: Server) -> Iterable[Stage]:
-        """Yield one stage per public batch, then local training."""
+        """Yield one stage per public batch, one to average where that is on, then local training."""
         for index in range(len(self.public_order(server.config.seed, server.round, server.num_public))):
             yield Stage("collaborate", index)
+        if self.hp.average:
+            yield Stage("merge")
         yield Stage("train")
 
     def send(self, server: Server, stage: Stage) -> dict[str, Any]:
-        """Send the reduced outputs of the batch before."""
-        return {"reduced": server.state["reduced"], "batch": server.state["batch"]} if "reduced" in server.state else {}
+        """Send the reduced outputs of the batch before, or the averaged model."""
+        return {name: server.state[name] for name in ("reduced", "batch", "merged") if name in server.state}
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Reduce the outputs."""
-        server.state.pop("reduced", None)
+        """Reduce the outputs, or average the models."""
+        forget(server)
         if stage.name == "collaborate":
             reduced = self.reduce(server, replies)
             if reduced:
                 server.state.update(reduced=reduced, batch=stage.index)
+        elif stage.name == "merge":
+            merged = average_outputs(replies, "weights")
+            if merged:
+                server.state["merged"] = merged
 
     def refine(self, server: Server) -> None:
         """Forget the round's outputs."""
-        for entry in ("reduced", "batch"):
-            server.state.pop(entry, None)
+        forget(server)
+
+
+def public_choice(seed: int, available: int, size: int) -> Tensor:
+    """Return the positions of the public samples that an experiment uses, the same in all rounds and for everyone."""
+    generator = keys.torch_generator(seed, "public", client=-1, extra="choice")
+    return torch.randperm(available, generator=generator)[:size]
+
+
+def forget(server: Server) -> None:
+    """Drop what only the next stage needs."""
+    for entry in ("reduced", "batch", "merged"):
+        server.state.pop(entry, None)

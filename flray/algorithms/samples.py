@@ -18,8 +18,8 @@ class Batch:
     ----------
     x : Tensor [B, ...]
         Normalised inputs.
-    y : Tensor of int64 [B]
-        Labels.
+    y : Tensor of int64 [B] or of uint8 [B, K, H, W]
+        Labels, or for segmentation masks.
     step : int
         Number of the step within the phase, from 0.
     phase : Phase
@@ -58,17 +58,24 @@ class Samples:
         Which of them.
     prepare : callable
         Normalises a batch of raw samples.
+    disturb : callable, optional
+        Adds to a batch of normalised samples what belongs to their rows.
+    normalisation : two Tensors, optional
+        Mean and standard deviation that pixels in [0, 1] are normalised with.
     """
 
-    def __init__(self, x: Tensor, y: Tensor | None, rows: Tensor, prepare: Callable[[Tensor], Tensor]) -> None:
-        self._x, self._y, self.rows, self._prepare = x, y, rows, prepare
+    def __init__(self, x: Tensor, y: Tensor | None, rows: Tensor, prepare: Callable[[Tensor], Tensor],
+                 disturb: Callable[[Tensor, Tensor], Tensor] | None = None,
+                 normalisation: tuple[Tensor, Tensor] | None = None) -> None:
+        self._x, self._y, self.rows, self._prepare, self._disturb = x, y, rows, prepare, disturb
+        self.normalisation = normalisation
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def labels(self) -> Tensor:
-        """Labels of all samples, int64 [n]."""
+        """Labels of all samples, int64 [n]; for segmentation masks, uint8 [n, K, H, W]."""
         if self._y is None:
             raise ValueError("these samples have no labels")
         return self._y[self.rows]
@@ -77,9 +84,23 @@ class Samples:
         """Return normalised inputs and labels at positions within these samples (labels -1 where there are none)."""
         rows = self.rows[positions]
         x = self._prepare(self._x[rows])
+        if self._disturb is not None:
+            x = self._disturb(x, rows)
         return x, self._y[rows] if self._y is not None else torch.full_like(rows, -1)
+
+    def numbered(self, positions: Tensor) -> Samples:
+        """Return the samples at some positions, each labelled with its number among these."""
+        rows = self.rows[positions]
+        numbers = torch.full((len(self._x),), -1, device=rows.device)
+        numbers[rows] = torch.arange(len(rows), device=rows.device)
+        return Samples(self._x, numbers, rows, self._prepare)
 
     def in_order(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all samples in their stored order, in batches."""
         for positions in torch.arange(len(self), device=self.rows.device).split(batch_size):
             yield self.take(positions)
+
+
+def pooled(features: Tensor) -> Tensor:
+    """Return features [B, m] or, averaged over positions, feature maps [B, m, ...] as [B, m]."""
+    return features if features.dim() == 2 else features.flatten(2).mean(2)

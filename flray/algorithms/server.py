@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -13,6 +13,8 @@ from flray import keys
 from flray.trees import Weights
 
 if TYPE_CHECKING:
+    from flray.algorithms.bench import Bench
+    from flray.algorithms.samples import Samples
     from flray.config import Experiment
 
 
@@ -49,7 +51,7 @@ class ClientInfo:
     num_samples : int
         Training samples.
     class_counts : Tensor of int64 [C]
-        Training samples by class.
+        Training samples by class; [0] where samples have masks.
     architecture : str
         Key of its model in ``server.models``.
     """
@@ -86,6 +88,11 @@ class Server:
         Public samples; 0 where there are none.
     metrics : dict of str to float
         What hooks wish to track this round (see `log`).
+    bench : callable, or None
+        Returns the server's own model of an architecture, for methods with ``trains_at_server``. It holds whatever
+        was loaded last.
+    public : Samples, or None
+        The public samples on the device of these models, for such methods.
     """
 
     config: Experiment
@@ -100,6 +107,8 @@ class Server:
     cohort: list[int] = field(default_factory=list)
     round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    bench: Callable[[str], Bench] | None = None
+    public: Samples | None = None
 
     @property
     def model(self) -> Weights:

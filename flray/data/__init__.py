@@ -1,10 +1,30 @@
-"""Data sets, partitions and the federation's data; importing this package registers what is built in."""
+"""Data sets, partitions, augmentations and the federation's data; importing this package registers what is built in."""
 
-from flray.data import builtin, digits5, partitions
+from flray.data import (
+    augment,
+    builtin,
+    camelyon,
+    characters,
+    cifar,
+    digit_archives,
+    digits5,
+    domainnet,
+    eeg,
+    eeg_synthetic,
+    folders,
+    fundus,
+    fundus_synthetic,
+    glyphs,
+    partitions,
+    public,
+    tiny_imagenet,
+)
 from flray.data.cache import data_root
 from flray.data.federate import federate, load_dataset
 from flray.data.get import FETCHABLE, get
 from flray.data.types import ClientIndices, DataSet, Domain, FederatedData
 
-__all__ = ["FETCHABLE", "ClientIndices", "DataSet", "Domain", "FederatedData", "builtin", "data_root", "digits5",
-           "federate", "get", "load_dataset", "partitions"]
+__all__ = ["FETCHABLE", "ClientIndices", "DataSet", "Domain", "FederatedData", "augment", "builtin", "camelyon",
+           "characters", "cifar", "data_root", "digit_archives", "digits5", "domainnet", "eeg", "eeg_synthetic",
+           "federate", "folders", "fundus", "fundus_synthetic", "get", "glyphs", "load_dataset", "partitions", "public",
+           "tiny_imagenet"]

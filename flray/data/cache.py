@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,27 +47,39 @@ def write_arrays(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     arrays : mapping of str to ndarray
         Plain numeric arrays.
     """
+    with new_folder(folder) as temporary:
+        for name, array in arrays.items():
+            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder to write ``NAME.npy`` files into that takes the place of `folder` when all went well.
+
+    Parameters
+    ----------
+    folder : Path
+        Appears complete, with a manifest of sizes and checksums; see `write_arrays`.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
+        yield temporary
         files = {}
-        for name, array in arrays.items():
-            path = temporary / f"{name}.npy"
-            with path.open("wb") as file:
-                np.save(file, array, allow_pickle=False)
-                file.flush()
+        for path in sorted(temporary.iterdir()):
+            with path.open("rb") as file:
                 os.fsync(file.fileno())
             files[path.name] = {"sha256": sha256_file(path), "bytes": path.stat().st_size}
-        with (temporary / MANIFEST).open("w") as file:
-            json.dump({"files": files}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        with (temporary / MANIFEST).open("w") as manifest:
+            json.dump({"files": files}, manifest, indent=1)
+            manifest.flush()
+            os.fsync(manifest.fileno())
         _put(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def read_arrays(folder: Path, name: str) -> dict[str, NDArray[Any]]:
+def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> dict[str, NDArray[Any]]:
     """Read and verify what `write_arrays` wrote.
 
     Parameters
@@ -76,6 +88,8 @@ def read_arrays(folder: Path, name: str) -> dict[str, NDArray[Any]]:
         Where it was written.
     name : str
         The data set, for the message that says how to get it.
+    mapped : collection of str
+        Arrays that stay on disk and are read where they are used.
 
     Raises
     ------
@@ -106,7 +120,7 @@ def read_arrays(folder: Path, name: str) -> dict[str, NDArray[Any]]:
             raise DataError(f"{path} has {found} bytes, expected {size}; {remedy}")
         if (digest := sha256_file(path)) != checksum:
             raise DataError(f"{path} was altered: sha256 is {digest}, expected {checksum}; {remedy}")
-        arrays[path.stem] = np.load(path, allow_pickle=False)
+        arrays[path.stem] = np.load(path, "r" if path.stem in mapped else None, allow_pickle=False)
     return arrays
 
 

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from flray.data.cache import data_root
-from flray.data.types import ClientIndices, DataSet, FederatedData, Pooled
+from flray.data.shifts import long_tail, noise_levels, private_sizes, used_share
+from flray.data.splits import Division, by_client, divide
+from flray.data.types import ClientIndices, DataSet, FederatedData, Labels, Pooled
 from flray.errors import ConfigError, DataError
 from flray.keys import numpy_generator
 from flray.registry import Registry, datasets, partitions
 
+if TYPE_CHECKING:
+    from flray.sections import Shift, SplitName
+
+    Split = SplitName | tuple[float, float, float]
+
 Rows = NDArray[np.int64]
+_WITHOUT_CLASSES = frozenset({"iid", "domains"})  # take labels to count samples or to stratify, no more
 
 
 def load_dataset(name: str, options: dict[str, Any] | None = None, root: Path | None = None) -> DataSet:
@@ -44,13 +53,17 @@ def load_dataset(name: str, options: dict[str, Any] | None = None, root: Path | 
 
 def federate(
     dataset: DataSet, partition_name: str, options: dict[str, Any], seed: int, val_fraction: float = 0.0,
-    pooled: Pooled | None = None, fingerprint: str | None = None,
+    pooled: Pooled | None = None, fingerprint: str | None = None, split: Split = "official",
+    shift: Shift | None = None,
 ) -> FederatedData:
     """Partition a data set into clients.
 
     A client's test part mirrors its training part: the test samples of each class (of each class of each domain, if
     the partition keeps clients to domains) go to the clients in proportion to their training samples of it. A client
-    with very few training samples may therefore have no test samples.
+    with very few training samples may therefore have no test samples. Training samples that the partition gives to
+    nobody take their share of the test samples with them.
+
+    The order: split, long tail, private sizes, partition, validation, ratio, noise.
 
     Parameters
     ----------
@@ -69,6 +82,10 @@ def federate(
         The data set's samples in one array where they exist already, so that they are not copied once more.
     fingerprint : str, optional
         The data set's fingerprint where it is known; computing it reads every sample.
+    split : str or three floats
+        What is training, validation and test data; ``experiment.split``.
+    shift : Shift, optional
+        ``experiment.shift``; none by default.
 
     Raises
     ------
@@ -77,35 +94,56 @@ def federate(
     """
     if not 0 <= val_fraction < 1:
         raise ConfigError("val_fraction", repr(val_fraction), "a number at least 0 and below 1")
+    if val_fraction and (isinstance(split, tuple) or split == "fedbn-office"):
+        raise ConfigError("experiment.evaluation.validation", repr(val_fraction),
+                          f"0 with split {split!r}, which sets validation samples apart itself")
     train_y, train_domain = _pool([d.train_y for d in dataset.domains])
     test_y, test_domain = _pool([d.test_y for d in dataset.domains])
+    y, domains = np.concatenate([train_y, test_y]), np.concatenate([train_domain, test_domain])
     function = partitions.get(partition_name)
+    _check_labels(dataset, partition_name)
     by_domain = "domains" in inspect.signature(function).parameters
-    trains = _partition(partition_name, options, {"labels": train_y, "domains": train_domain, "seed": seed})
+    division = _shifted(divide(split, y, domains, len(train_y), [d.name for d in dataset.domains],
+                               shift.ratio if shift is not None else 1.0), dataset, y, domains, seed, shift)
+    fit_y, fit_domain = y[division.fit], domains[division.fit]
+    context = {"labels": fit_y, "domains": fit_domain, "seed": seed}
+    if dataset.coarse is not None:
+        context["superclasses"] = np.array(dataset.coarse, dtype=np.int64)[fit_y]
+    trains = _partition(partition_name, options, context)
 
     domain_names = ["pooled"] * len(trains)
     if by_domain or len(dataset.domains) == 1:
-        homes = [np.unique(train_domain[rows]) for rows in trains]
+        homes = [np.unique(fit_domain[rows]) for rows in trains]
         domain_names = [dataset.domains[home[0]].name if len(home) == 1 else "pooled" for home in homes]
     names = _client_names(domain_names, by_domain)
     for k, rows in enumerate(trains):
         if not len(rows):
             raise DataError(
                 f"partition {partition_name}: client {k} of {len(trains)} gets no training samples of data set "
-                f"{dataset.name} ({len(train_y)} samples); take fewer clients, more samples or a less skewed partition"
+                f"{dataset.name} ({len(fit_y)} samples); take fewer clients, more samples or a less skewed partition"
             )
 
     num_classes = len(dataset.classes)
-    groups = (train_domain if by_domain else np.zeros_like(train_domain)) * num_classes + train_y
-    test_groups = (test_domain if by_domain else np.zeros_like(test_domain)) * num_classes + test_y
-    tests = match_test(trains, groups, test_groups, num_classes)
+    groups = (domains if by_domain else np.zeros_like(domains)) * num_classes + y
+    trains = [division.fit[rows] for rows in trains]
+    nobody = np.setdiff1d(division.fit, np.concatenate(trains), assume_unique=True)
+    tests, vals = ([part[rows] for rows in match_test([*trains, *([nobody] if len(nobody) else [])], groups,
+                                                      groups[part], num_classes)]
+                   for part in (division.test, division.val))
 
     clients = []
     for k, (name, domain, rows) in enumerate(zip(names, domain_names, trains, strict=True)):
-        size = min(round(val_fraction * len(rows)), len(rows) - 1)
-        shuffled = numpy_generator(seed, "partition", client=k, extra="validation").permutation(rows)
-        clients.append(ClientIndices(name, domain, np.sort(shuffled[size:]), np.sort(shuffled[:size]),
-                                     tests[k] + len(train_y)))
+        if isinstance(split, tuple):
+            train, val, test = by_client(rows, split, seed, k)
+        else:
+            size = min(round(val_fraction * len(rows)), len(rows) - 1)
+            shuffled = numpy_generator(seed, "partition", client=k, extra="validation").permutation(rows)
+            train, val, test = np.sort(shuffled[size:]), np.sort(np.concatenate([shuffled[:size], vals[k]])), tests[k]
+        if shift is not None and split != "fedbn-digits":
+            train = used_share(train, seed, k, shift.ratio)
+        clients.append(ClientIndices(name, domain, train, val, test))
+    noise = noise_levels([np.concatenate([c.train, c.val, c.test]) for c in clients], len(y), shift.noise) \
+        if shift is not None and shift.noise else None
     pooled = pooled or Pooled.of(dataset)
     return FederatedData(
         dataset=dataset.name,
@@ -117,6 +155,7 @@ def federate(
         origins={d.name: d.origin for d in dataset.domains},
         fingerprint=fingerprint or dataset.fingerprint,
         public=pooled.public,
+        noise=noise,
     )
 
 
@@ -154,6 +193,19 @@ def match_test(trains: Sequence[Rows], groups: Rows, test_groups: Rows, num_clas
     return [np.sort(np.concatenate([*test, np.empty(0, dtype=np.int64)])) for test in tests]
 
 
+def _shifted(division: Division, dataset: DataSet, y: Rows, domains: Rows, seed: int, shift: Shift | None) -> Division:
+    """Return the division with fewer training samples, as the long tail and the private sizes want it."""
+    fit = division.fit
+    if shift is not None and shift.long_tail is not None:
+        if dataset.domains[0].train_y.ndim > 1:
+            raise ConfigError("experiment.shift.long_tail", str(shift.long_tail),
+                              f"samples of {dataset.name} have masks, not classes; leave it out")
+        fit = fit[long_tail(y[fit], domains[fit], seed, shift.long_tail, len(dataset.classes))]
+    if shift is not None and shift.sizes:
+        fit = fit[private_sizes(domains[fit], [d.name for d in dataset.domains], seed, shift.sizes)]
+    return replace(division, fit=fit)
+
+
 def _largest_remainder(weights: Rows, total: int, so_far: Rows) -> Rows:
     """Split `total` into integers in proportion to integer weights."""
     quotas = weights * total
@@ -168,6 +220,9 @@ def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> l
     function = partitions.get(name)
     wanted = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
     if unknown := [parameter for parameter in wanted if parameter not in context]:
+        if unknown[0] == "superclasses":
+            raise DataError(f"partition {name}: needs superclasses of the classes, as cifar100 has them; this data set "
+                            "has none")
         raise DataError(
             f"partition {name}: unknown positional parameter {unknown[0]!r}; "
             f"it may take {', '.join(context)}, options are keyword-only"
@@ -194,10 +249,20 @@ def _options(registry: Registry, name: str, options: dict[str, Any]) -> dict[str
         raise ConfigError(path, repr(first["input"]), f"{first['msg']} (options: {allowed})") from None
 
 
-def _pool(parts: Sequence[Rows]) -> tuple[Rows, Rows]:
-    """Return all labels and the domain id of each."""
+def _pool(parts: Sequence[Labels]) -> tuple[Rows, Rows]:
+    """Return all labels and the domain id of each; samples with masks are all of one class."""
     ids = np.repeat(np.arange(len(parts), dtype=np.int64), [len(part) for part in parts])
+    if parts[0].ndim > 1:
+        return np.zeros_like(ids), ids
     return np.concatenate(parts).astype(np.int64), ids
+
+
+def _check_labels(dataset: DataSet, partition: str) -> None:
+    """Refuse to partition masks by their class, which they do not have."""
+    named = inspect.signature(partitions.get(partition)).parameters
+    if dataset.domains[0].train_y.ndim > 1 and "labels" in named and partition not in _WITHOUT_CLASSES:
+        raise DataError(f"partition {partition}: splits by class, and samples of data set {dataset.name} have masks "
+                        f"({dataset.task}); take {' or '.join(sorted(_WITHOUT_CLASSES))}")
 
 
 def _client_names(domains: Sequence[str], by_domain: bool) -> list[str]:

@@ -5,6 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from flray.data import (  # noqa: F401  (they enter their files into FILES)
+    camelyon,
+    characters,
+    cifar,
+    digit_archives,
+    domainnet,
+    folders,
+    fundus,
+    tiny_imagenet,
+)
+from flray.data.archives import FILES
 from flray.data.cache import data_root
 from flray.data.digit_sources import SOURCES, Source, get_source
 from flray.data.digits5 import DIGITS5_SOURCES, built_digits5
@@ -23,7 +34,7 @@ def get(name: str, root: Path | None = None, progress: Progress = print,
     Parameters
     ----------
     name : str
-        One of `FETCHABLE`.
+        One of `FETCHABLE` or `flray.data.archives.FILES`.
     root : Path, optional
         Folder of the data cache, default `flray.data.cache.data_root()`.
     progress : callable
@@ -37,9 +48,14 @@ def get(name: str, root: Path | None = None, progress: Progress = print,
         If the name is unknown or a file cannot be fetched; the message says what to do. All files are tried first,
         and each that fails has its line.
     """
-    if name not in FETCHABLE:
-        raise DataError(f"data set {name!r} cannot be fetched{nearest(name, FETCHABLE)}; one of {', '.join(FETCHABLE)}")
     root = root or data_root()
+    if name in FILES:
+        FILES[name].get(root, progress)
+        progress(f"{name}: ready in {root}")
+        return
+    if name not in FETCHABLE:
+        known = sorted([*FETCHABLE, *FILES])
+        raise DataError(f"data set {name!r} cannot be fetched{nearest(name, known)}; one of {', '.join(known)}")
     failures = []
     for source in FETCHABLE[name]:
         try:

@@ -114,9 +114,23 @@ def channel_statistics(images: list[NDArray[Any]]) -> tuple[tuple[float, ...], t
     images : list of ndarray of uint8 [n, C, H, W]
         Training images.
     """
-    channels = images[0].shape[1]
-    # From exact counts of the 256 values: no rounding that depends on the order of summation.
-    counts = np.array([sum(np.bincount(part[:, c].ravel(), minlength=256) for part in images) for c in range(channels)])
+    return statistics_of(sum((channel_counts(part) for part in images[1:]), channel_counts(images[0])))
+
+
+def channel_counts(images: NDArray[Any]) -> NDArray[np.int64]:
+    """Return how often each channel has each of the 256 values, int64 [C, 256], for uint8 images [n, C, H, W]."""
+    counts = np.zeros((images.shape[1], 256), dtype=np.int64)
+    step = max(1, 2**24 // max(1, images[:1].size))  # bincount makes its input eight times larger
+    for start in range(0, len(images), step):
+        counts += [np.bincount(images[start:start + step, c].ravel(), minlength=256) for c in range(len(counts))]
+    return counts
+
+
+def statistics_of(counts: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel in [0, 1] from `channel_counts`.
+
+    From exact counts there is no rounding that depends on the order of summation.
+    """
     values = np.arange(256) / 255
     total = counts.sum(1)
     mean = counts @ values / total

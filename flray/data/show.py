@@ -21,15 +21,18 @@ def partition_table(data: FederatedData) -> pd.DataFrame:
     -------
     DataFrame
         Columns ``client, domain, origin, train, val, test`` (numbers of samples; a pooled client's origin lists
-        those of all domains, joined by ``+``) and one column per class with its number of training samples.
+        those of all domains, joined by ``+``), ``noise`` where there is any (standard deviation on normalised inputs)
+        and one column per class with its number of training samples, where samples have classes.
     """
     rows = []
-    for client, counts in zip(data.clients, data.class_counts(), strict=True):
+    classes, table = data.class_table()
+    for client, counts in zip(data.clients, table, strict=True):
         origins = {data.origins[client.domain]} if client.domain in data.origins else set(data.origins.values())
         rows.append({
             "client": client.name, "domain": client.domain, "origin": "+".join(sorted(origins)),
             "train": len(client.train), "val": len(client.val), "test": len(client.test),
-            **dict(zip(data.classes, counts.tolist(), strict=True)),
+            **({"noise": float(data.noise[client.train[0]])} if data.noise is not None else {}),
+            **(dict(zip(classes, counts.tolist(), strict=True)) if data.has_classes else {}),
         })
     return pd.DataFrame(rows)
 
@@ -44,12 +47,12 @@ def bubble_chart(data: FederatedData, path: Path) -> None:
     path : Path
         Image file to write; its suffix decides the format (``.png``, ``.svg``, ``.pdf``).
     """
-    counts = data.class_counts()
+    classes, counts = data.class_table()
     num_clients, num_classes = counts.shape
     cell = float(np.clip(12 / max(num_clients, num_classes), 0.2, 0.45))  # inches
     names = [client.name for client in data.clients]
     # Fixed margins in inches, so that a cell has the same size for every number of clients.
-    left, right = 0.5 + 0.08 * max(len(name) for name in data.classes), 1.7
+    left, right = 0.5 + 0.08 * max(len(name) for name in classes), 1.7
     bottom, top = 0.5 + 0.08 * max(len(name) for name in names), 0.5
     width, height = max(num_clients * cell, 2.5), num_classes * cell
     figure = Figure(figsize=(left + width + right, bottom + height + top), dpi=150)
@@ -67,8 +70,8 @@ def bubble_chart(data: FederatedData, path: Path) -> None:
     axes.set_xlim(-0.5, num_clients - 0.5)
     axes.set_ylim(-0.5, num_classes - 0.5)
     axes.set_xticks(range(num_clients), names, rotation=90, fontsize=7)
-    axes.set_yticks(range(num_classes), list(data.classes), fontsize=7)
-    axes.set_ylabel("class", fontsize=8)
+    axes.set_yticks(range(num_classes), list(classes), fontsize=7)
+    axes.set_ylabel("class" if data.has_classes else "", fontsize=8)
     axes.tick_params(length=2)
     axes.grid(color="0.92", linewidth=0.5)
     axes.set_axisbelow(True)

@@ -2,34 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from flray.errors import FlrayError
+from flray import functional
+from flray.data.episodes import FewShot
+from flray.errors import ConfigError, DataError, FlrayError
+from flray.metrics.binary import binary_metrics
+from flray.metrics.segmentation import dice_coefficient, hausdorff_distance
+
+if TYPE_CHECKING:
+    from flray.data.types import FederatedData
 
 Evidence = dict[str, NDArray[Any]]
 
 
 class Task(Protocol):
-    """Loss and metrics of one kind of learning problem."""
+    """Loss and metrics of one kind of learning problem.
+
+    Attributes
+    ----------
+    name : str
+        As in `DataSet.task`.
+    metric : str
+        The measure by which methods are compared.
+    logits : bool
+        Whether outputs are the logits [B, C] of fixed classes.
+    """
 
     name: str
     metric: str
+    logits: bool
+
+    def check(self, data: FederatedData) -> None:
+        """Refuse data that are not of this kind.
+
+        Raises
+        ------
+        DataError
+            Saying what is wrong with them.
+        """
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Return the network as this task uses it."""
+
+    def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
+        """Refuse a network that cannot learn this.
+
+        Raises
+        ------
+        ConfigError
+            Naming what it returns.
+        """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the scalar training loss (batch mean)."""
 
     def evidence(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return, per sample, what the metrics are computed from; each tensor [B]."""
+        """Return, per sample, what the metrics are computed from; each tensor [B, ...]."""
 
     def summarise(self, evidence: Mapping[str, NDArray[Any]]) -> dict[str, float]:
-        """Return the metrics of a set of samples."""
+        """Return the metrics of a set of samples; NaN where they are not defined."""
 
 
 class Classification:
@@ -37,6 +77,19 @@ class Classification:
 
     name = "classification"
     metric = "accuracy"
+    logits = True
+
+    def check(self, data: FederatedData) -> None:
+        """Refuse masks."""
+        if not data.has_classes:
+            raise DataError(f"data set {data.dataset}: {self.name} needs class labels [n], found masks")
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Return the network unchanged."""
+        return model
+
+    def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
+        """Take any network."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of logits [B, C] and labels [B]."""
@@ -55,17 +108,126 @@ class Classification:
         return {"accuracy": float(np.count_nonzero(correct)) / len(correct), "loss": float(loss.sum()) / len(loss)}
 
 
-TASKS: dict[str, Task] = {task.name: task for task in (Classification(),)}
+class Binary(Classification):
+    """Classification of two classes, the second one positive: besides accuracy and loss AUC, sensitivity and so on.
+
+    The networks have two logits, as for any classes, so that every method for classification runs; the score is the
+    positive class's probability, which is the sigmoid of the logits' difference.
+    """
+
+    name = "binary"
+
+    def check(self, data: FederatedData) -> None:
+        """Refuse masks and more or fewer than two classes."""
+        super().check(data)
+        if data.num_classes != 2:
+            raise DataError(f"data set {data.dataset}: a binary task has 2 classes, found {data.num_classes}")
+
+    def evidence(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return per sample also the score of class 1 and the label."""
+        score = torch.sigmoid((outputs[:, 1] - outputs[:, 0]).to(torch.float64))
+        return {**super().evidence(outputs, targets), "score": score, "label": targets}
+
+    def summarise(self, evidence: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+        """Return accuracy, loss, AUC, sensitivity, specificity and F1."""
+        return {**super().summarise(evidence), **binary_metrics(evidence["score"], evidence["label"])}
 
 
-def task(name: str) -> Task:
+class Segmentation:
+    """Masks of structures that may overlap: Dice loss; Dice and Hausdorff distance of what has a probability above 1/2.
+
+    Parameters
+    ----------
+    structures : sequence of str
+        Names of the masks' channels.
+    """
+
+    name = "segmentation"
+    metric = "dice"
+    logits = False
+
+    def __init__(self, structures: Sequence[str]) -> None:
+        self.structures = tuple(structures)
+
+    def check(self, data: FederatedData) -> None:
+        """Refuse anything but masks of the images' size, one per structure."""
+        wanted = (len(self.structures), *data.shape[1:])
+        if data.y.dtype != np.uint8 or (data.y.shape[1:] != wanted and data.y.size):
+            raise DataError(f"data set {data.dataset}: segmentation needs masks, uint8 {list(wanted)} per sample, found"
+                            f" {data.y.dtype} {list(data.y.shape[1:])}")
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Return the network unchanged."""
+        return model
+
+    def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
+        """Refuse a network that does not return one map per structure (tried on shapes alone)."""
+        wanted = [len(self.structures), *data.shape[1:]]
+        shapes = copy.deepcopy(model).to("meta").eval()
+        entry = next(shapes.parameters())
+        found = list(shapes(torch.empty(1, *data.shape, dtype=entry.dtype, device="meta")).shape[1:])
+        if found != wanted:
+            raise ConfigError("experiment.model", name, f"segmentation needs a network with one map per structure, "
+                              f"{wanted}, and it returns {found}; for example unet")
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the Dice loss of logits and masks [B, K, H, W]."""
+        return functional.dice_loss(outputs, targets)
+
+    def evidence(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return Dice loss [B]; Dice, Hausdorff distance and its 95th percentile [B, K], in pixels.
+
+        Where only one of the two masks is empty, the distance counts as the image's diagonal, the largest there is.
+        """
+        predicted, truth = (outputs > 0).cpu().numpy(), targets.cpu().numpy() != 0
+        distances = np.array([[hausdorff_distance(p, t, (100.0, 95.0)) for p, t in zip(*pair, strict=True)]
+                              for pair in zip(predicted, truth, strict=True)]).reshape(*truth.shape[:2], 2)
+        distances[np.isinf(distances)] = np.hypot(*truth.shape[2:])
+        return {"loss": functional.dice_loss(outputs, targets, reduction="none").to(torch.float64),
+                "dice": torch.from_numpy(dice_coefficient(predicted, truth)),
+                "hausdorff": torch.from_numpy(distances[..., 0]), "hausdorff95": torch.from_numpy(distances[..., 1])}
+
+    def summarise(self, evidence: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+        """Return each measure as mean over structures and, called ``dice_cup``, of each structure; and the loss."""
+        metrics = {}
+        for measure in ("dice", "hausdorff", "hausdorff95"):
+            means = [_mean(values) for values in evidence[measure].T]
+            metrics[measure] = _mean(np.array(means))
+            if len(means) > 1:
+                metrics.update({f"{measure}_{s}": v for s, v in zip(self.structures, means, strict=True)})
+        return {**metrics, "loss": _mean(evidence["loss"])}
+
+
+def _mean(values: NDArray[Any]) -> float:
+    """Return the mean of the values that are defined."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+NAMES = ("classification", "binary", "segmentation", "few-shot")
+
+
+def task(name: str, classes: Sequence[str] = (), few_shot: Mapping[str, int] | None = None) -> Task:
     """Return the task called `name`.
+
+    Parameters
+    ----------
+    name : str
+        One of `NAMES`.
+    classes : sequence of str
+        Class names, for segmentation the structures'.
+    few_shot : mapping, optional
+        The settings of `FewShot`.
 
     Raises
     ------
     FlrayError
         If there is none.
     """
-    if name not in TASKS:
-        raise FlrayError(f"unknown task {name!r}; one of {', '.join(TASKS)}")
-    return TASKS[name]
+    if name == "segmentation":
+        return Segmentation(classes)
+    if name == "few-shot":
+        return FewShot(**(few_shot or {}))
+    if name not in NAMES:
+        raise FlrayError(f"unknown task {name!r}; one of {', '.join(NAMES)}")
+    return Binary() if name == "binary" else Classification()

@@ -10,7 +10,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.errors import DataError
+
+_BLOCK = 2**26  # bytes that a fingerprint reads at a time
 Origin = Literal["real", "composed", "rendered", "random"]
+Labels = NDArray[np.int64] | NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -25,16 +29,16 @@ class Domain:
         Where the samples come from; every report prints it.
     train_x, test_x : ndarray [n, C, H, W]
         uint8 images (or float32 features of any shape, which are then used as they are).
-    train_y, test_y : ndarray of int64 [n]
-        Class labels, 0-based.
+    train_y, test_y : ndarray of int64 [n] or of uint8 [n, K, H, W]
+        Class labels, 0-based; for segmentation masks of K structures, which may overlap, 1 inside.
     """
 
     name: str
     origin: Origin
     train_x: NDArray[Any]
-    train_y: NDArray[np.int64]
+    train_y: Labels
     test_x: NDArray[Any]
-    test_y: NDArray[np.int64]
+    test_y: Labels
 
 
 @dataclass(frozen=True)
@@ -48,13 +52,16 @@ class DataSet:
     domains : tuple of Domain
         At least one; all with the same sample shape and dtype.
     classes : tuple of str
-        Class names in label order.
+        Class names in label order; for segmentation the structures' names.
     mean, std : tuple of float
         Per channel, for images scaled to [0, 1]; samples are normalised with them on the device.
     task : str
-        What is to be learnt, for example ``"classification"``.
+        What is to be learnt: ``"classification"``, ``"binary"`` (two classes, the second one positive),
+        ``"segmentation"`` or ``"few-shot"`` (test parts of other classes than training parts).
     public : ndarray of uint8 [n, C, H, W] or None
         Unlabelled samples that every client and the server may see.
+    coarse : tuple of int or None
+        Superclass of each class, where classes have one (CIFAR-100).
     """
 
     name: str
@@ -64,6 +71,7 @@ class DataSet:
     std: tuple[float, ...]
     task: str = "classification"
     public: NDArray[np.uint8] | None = None
+    coarse: tuple[int, ...] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -73,27 +81,51 @@ class DataSet:
             digest.update(f"{domain.name}|{domain.origin}".encode())
             for array in (domain.train_x, domain.train_y, domain.test_x, domain.test_y):
                 digest.update(f"{array.shape}{array.dtype}".encode())
-                digest.update(np.ascontiguousarray(array).data)
+                _digest(digest, array)
         if self.public is not None:
             digest.update(f"public{self.public.shape}{self.public.dtype}".encode())
-            digest.update(np.ascontiguousarray(self.public).data)
+            _digest(digest, self.public)
+        if self.coarse is not None:
+            digest.update(f"coarse{self.coarse}".encode())
         return digest.hexdigest()
+
+
+def file_of(array: NDArray[Any]) -> str | None:
+    """Return the file that holds exactly this memory-mapped array and no more, or None."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    if isinstance(base, np.memmap) and base.filename is not None and base.shape == array.shape \
+            and base.ctypes.data == array.ctypes.data and array.flags.c_contiguous:
+        return str(base.filename)
+    return None
 
 
 class _Travels:
     """Lets the large array `x` go from process to process without a copy although it is not contiguous as [n, C, H, W].
 
-    Ray shares contiguous arrays only, so what is pickled is the array as it lies in memory.
+    Ray shares contiguous arrays only, so what is pickled is the array as it lies in memory. An array that lies in a
+    file (`flray.data.image_sets`) stays there, and only the file's name goes.
     """
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         if state["x"].ndim == 4 and not state["x"].flags.c_contiguous:
-            state["x as it lies"] = np.moveaxis(state.pop("x"), 1, -1)
+            lying = np.moveaxis(state.pop("x"), 1, -1)
+            file = file_of(lying)
+            state["x as it lies" if file is None else "x in a file"] = lying if file is None else file
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
+        if "x in a file" in state:
+            file = state.pop("x in a file")
+            try:
+                state["x as it lies"] = np.asarray(np.load(file, "r", allow_pickle=False))
+            except OSError as error:
+                raise DataError(f"{file}: cannot be read on this node ({error.strerror}); put the data cache "
+                                "($FLRAY_DATA) on a file system that all nodes share, or set data.mapped to false"
+                                ) from None
         if "x as it lies" in state:
             state["x"] = np.moveaxis(state.pop("x as it lies"), -1, 1)
         self.__dict__.update(state)
@@ -108,29 +140,32 @@ class Pooled(_Travels):
     x : ndarray [n, ...]
         All training parts in domain order, then all test parts. The channels of a pixel of an image lie side by side
         in memory: batches then come out in the layout in which networks are fastest.
-    y : ndarray of int64 [n]
-        Labels.
+    y : ndarray of int64 [n] or of uint8 [n, K, H, W]
+        Labels or masks.
     public : ndarray of uint8 or None
         The data set's public samples.
     """
 
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: Labels
     public: NDArray[np.uint8] | None = None
 
     @classmethod
     def of(cls, dataset: DataSet) -> Pooled:
-        """Return a data set's samples, copied into one array."""
+        """Return a data set's samples in one array, copied unless they are one already."""
         domains = dataset.domains
         parts = [d.train_x for d in domains] + [d.test_x for d in domains]
         if parts[0].ndim == 4:
             moved = [np.moveaxis(part, 1, -1) for part in parts]
-            lying = np.empty((sum(map(len, parts)), *moved[0].shape[1:]), moved[0].dtype)
-            x = np.moveaxis(np.concatenate(moved, out=lying), -1, 1)
+            lying = _whole(moved)
+            if lying is None:
+                lying = np.empty((sum(map(len, parts)), *moved[0].shape[1:]), moved[0].dtype)
+                np.concatenate(moved, out=lying)
+            x = np.moveaxis(lying, -1, 1)
         else:
             x = np.concatenate(parts)
-        y = np.concatenate([d.train_y for d in domains] + [d.test_y for d in domains]).astype(np.int64)
-        return cls(x, y, dataset.public)
+        labels: NDArray[Any] = np.concatenate([d.train_y for d in domains] + [d.test_y for d in domains])
+        return cls(x, labels.astype(np.int64) if labels.ndim == 1 else labels, dataset.public)
 
 
 @dataclass(frozen=True)
@@ -162,17 +197,19 @@ class FederatedData(_Travels):
     ----------
     x : ndarray [n, ...]
         uint8 images [n, C, H, W], or float features.
-    y : ndarray of int64 [n]
-        Labels.
+    y : ndarray of int64 [n] or of uint8 [n, K, H, W]
+        Labels, or for segmentation masks.
     clients : tuple of ClientIndices
         In client order; their training parts are disjoint, their test parts too.
     test : ndarray of int64
         The common test set: all clients' test parts one after another.
+    noise : ndarray of float32 [n] or None
+        Standard deviation of the Gaussian noise on each sample, in units of normalised inputs.
     """
 
     dataset: str
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: Labels
     clients: tuple[ClientIndices, ...]
     test: NDArray[np.int64]
     classes: tuple[str, ...]
@@ -182,10 +219,11 @@ class FederatedData(_Travels):
     origins: dict[str, Origin]
     fingerprint: str
     public: NDArray[np.uint8] | None = None
+    noise: NDArray[np.float32] | None = None
     partition_fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "partition_fingerprint", partition_fingerprint(self.clients))
+        object.__setattr__(self, "partition_fingerprint", partition_fingerprint(self.clients, self.noise))
 
     @property
     def num_classes(self) -> int:
@@ -193,20 +231,72 @@ class FederatedData(_Travels):
         return len(self.classes)
 
     @property
+    def validation(self) -> NDArray[np.int64]:
+        """All clients' validation parts one after another."""
+        return np.concatenate([client.val for client in self.clients])
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return tuple(self.x.shape[1:])
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether every sample has a class; samples of segmentation have masks."""
+        return self.y.ndim == 1
+
     def class_counts(self) -> NDArray[np.int64]:
-        """Training samples of each class at each client, int64 [K, C]."""
+        """Training samples of each class at each client, int64 [K, C].
+
+        Raises
+        ------
+        DataError
+            If samples have masks, not classes.
+        """
+        if not self.has_classes:
+            raise DataError(f"data set {self.dataset}: samples of {self.task} have masks, not classes to count")
         return np.stack([np.bincount(self.y[c.train], minlength=self.num_classes) for c in self.clients])
 
+    def class_table(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """What is counted, and the counts, int64 [K, C]; samples with masks are all of one kind, C = 1."""
+        if self.has_classes:
+            return self.classes, self.class_counts()
+        return (f"with masks of {', '.join(self.classes)}",), np.array([[len(client.train)] for client in self.clients])
 
-def partition_fingerprint(clients: Sequence[ClientIndices]) -> str:
-    """Return the SHA-256 (hex) of who holds which rows."""
+
+def _whole(parts: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
+    """Return the array whose consecutive parts these are, if they are all there is of it."""
+    base = parts[0].base
+    if not isinstance(base, np.ndarray) or base.dtype != parts[0].dtype or not base.flags.c_contiguous \
+            or base.nbytes != sum(part.nbytes for part in parts):
+        return None
+    place = base.ctypes.data
+    for part in parts:
+        if part.base is not base or not part.flags.c_contiguous or (len(part) and part.ctypes.data != place):
+            return None
+        place += part.nbytes
+    return np.asarray(base).reshape(-1, *parts[0].shape[1:])
+
+
+def _digest(digest: hashlib._Hash, array: NDArray[Any]) -> None:
+    """Add an array's bytes as if it were contiguous, without a copy of all of it."""
+    step = max(1, _BLOCK // max(1, array[:1].nbytes))
+    for start in range(0, len(array), step):
+        digest.update(np.ascontiguousarray(array[start:start + step]).data)
+
+
+def hollow(labels: Labels) -> Labels:
+    """Return labels without what is large: masks lose their structures but not their number."""
+    return labels if labels.ndim == 1 else labels[:, :0]
+
+
+def partition_fingerprint(clients: Sequence[ClientIndices], noise: NDArray[np.float32] | None = None) -> str:
+    """Return the SHA-256 (hex) of who holds which rows, and with how much noise."""
     digest = hashlib.sha256()
     for client in clients:
         digest.update(f"{client.name}|{client.domain}".encode())
         for part in (client.train, client.val, client.test):
             digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes() + b"|")
+    if noise is not None:
+        digest.update(np.ascontiguousarray(noise, dtype="<f4").tobytes())
     return digest.hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from flray.errors import DataError, FlrayError
 from flray.federation.executor import Failure, Handle, Job, LostObjectError, Outcome, Result, Turn
 from flray.federation.nodedata import node_samples
 from flray.federation.player import Player
+from flray.federation.workshop import threads_of
 from flray.federation.world import World
 from flray.trees import Packed
 
@@ -82,6 +82,10 @@ class ClientActor:
             raise DataError(self._lacking)
         return {"pid": os.getpid(), "resident": psutil.Process().memory_info().rss}
 
+    def networks(self) -> dict[str, int]:
+        """Return how many instances of each architecture this process holds."""
+        return self._player.networks()
+
 
 @dataclass
 class _Worker:
@@ -89,6 +93,7 @@ class _Worker:
 
     actor: Any
     starting: Any
+    number: int
     bundle: int
     waiting: deque[_Call] = field(default_factory=deque)
 
@@ -130,7 +135,8 @@ class RayExecutor:
         self._samples = samples
         self._closed = False
         self._started = False
-        self._workers = [_Worker(*self._start(first_bundle + i), bundle=first_bundle + i) for i in range(actors)]
+        self._workers = [_Worker(*self._start(first_bundle + i), number=i, bundle=first_bundle + i)
+                         for i in range(actors)]
 
     def put(self, packed: Packed) -> Handle:
         """Put a packed tree into the object store; a small one travels with each call instead, which is quicker."""
@@ -166,6 +172,10 @@ class RayExecutor:
         described = ray.get([worker.actor.describe.remote() for worker in self._workers], timeout=60)
         return [d["pid"] for d in described]
 
+    def networks(self) -> list[dict[str, int]]:
+        """Return for each actor how many instances of each architecture it holds."""
+        return list(ray.get([worker.actor.networks.remote() for worker in self._workers], timeout=60))
+
     def close(self) -> None:
         """Stop all actors."""
         if not self._closed:
@@ -186,7 +196,7 @@ class RayExecutor:
 
     @property
     def _threads(self) -> int:
-        return max(1, math.floor(self._config.resources.cpus_per_actor))
+        return threads_of(self._config)
 
     def reset(self, world: Any, config: Experiment, samples: Any = None) -> None:
         """Play for another federation with the same actors; those that have died are replaced.
@@ -289,7 +299,7 @@ class _Play:
             outcome = Outcome(self._jobs[call.position].turn.client,
                               failure=Failure(f"{type(error.cause).__name__}: {error.cause}", trace=str(error)))
         worker.waiting.remove(call)
-        self._finish(call.position, outcome, call)
+        self._finish(call.position, outcome, call, worker.number)
         self._refill()
 
     def _began(self, worker: _Worker) -> None:
@@ -308,13 +318,13 @@ class _Play:
             self._executor.replace(worker)
         self._refill()
 
-    def _finish(self, position: int, outcome: Outcome, call: _Call | None) -> None:
+    def _finish(self, position: int, outcome: Outcome, call: _Call | None, actor: int = 0) -> None:
         failed = call is None or outcome.failure is not None
         self._largest = max(self._largest, outcome.up)
         self._done[position] = Result(
             self._jobs[position].turn, outcome,
             bulk=call.bulk if call is not None and not failed and outcome.entries else None,
-            state=call.state if call is not None and not failed and outcome.stateful else None)
+            state=call.state if call is not None and not failed and outcome.stateful else None, actor=actor)
 
     def _lost(self, worker: _Worker, error: Exception) -> None:
         """Replace a dead actor and play its turns again; only the oldest can have been its undoing."""

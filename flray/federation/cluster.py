@@ -15,6 +15,7 @@ from flray.federation import checkpoint
 from flray.federation.federation import Federation, Round, Warn
 from flray.federation.inline import InlineExecutor
 from flray.federation.placement import Plan, make_plan
+from flray.federation.portrait import Portrait, portrait
 from flray.federation.probe import node_resources, survey, worthwhile
 from flray.federation.world import World
 
@@ -43,6 +44,9 @@ class Running(Protocol):
 
     def sha256(self) -> str:
         """Return the digest of everything learnt."""
+
+    def portrait(self, final: bool) -> Portrait:
+        """Return what figures need of the models; see `flray.federation.portrait`."""
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process."""
@@ -73,6 +77,10 @@ class InlineFederation:
     def sha256(self) -> str:
         """Return the digest of everything learnt."""
         return self.federation.sha256()
+
+    def portrait(self, final: bool) -> Portrait:
+        """Return what figures need of the models."""
+        return portrait(self.federation, final)
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of this process."""
@@ -176,6 +184,11 @@ class RayFederation:
         """Return the digest of everything learnt."""
         return str(self._call("sha256"))
 
+    def portrait(self, final: bool) -> Portrait:
+        """Return what figures need of the models."""
+        found: Portrait = self._call("portrait", final)
+        return found
+
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process."""
         memory: dict[str, int] = self._call("memory")
@@ -185,6 +198,11 @@ class RayFederation:
         """Return the process ids of the client actors."""
         pids: list[int] = self._call("client_pids")
         return pids
+
+    def networks(self) -> list[dict[str, int]]:
+        """Return for each client actor how many instances of each architecture it holds."""
+        networks: list[dict[str, int]] = self._call("networks")
+        return networks
 
     def restart(self) -> None:
         """Start a new server actor in a dead one's place; the caller restores it."""
@@ -238,6 +256,8 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
         # Replies up to this size come with the call's answer instead of by way of the object store, which costs a
         # small network's round several percent.
         os.environ.setdefault("RAY_max_direct_call_object_size", str(512 * 1024))
+        # Ray's own default, 15, leaves its workers next to nothing beside any other process of the machine.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     if ray.is_initialized():

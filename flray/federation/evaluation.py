@@ -2,7 +2,8 @@
 
 ``global/common`` is the global model on the common test set, ``global/local`` the global model on each client's
 test part, ``personal/local`` a client's own model on its test part (intra), ``personal/others`` on the other
-clients' (inter, FCCL+ Eq. 21-22).
+clients' (inter, FCCL+ Eq. 21-22). ``online/local`` and ``offline/local`` are Fed-CO2's two models alone. Where
+clients have validation samples, ``global/validation`` and ``personal/validation`` are measured on these.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 
 from flray import trees
 from flray.algorithms.base import Stage
-from flray.data.tasks import task
+from flray.data.tasks import Task
 from flray.federation.executor import ClientError, Job, Turn
 from flray.federation.played import MAX_CLIENT_METRICS
-from flray.federation.player import BLOCK
+from flray.federation.player import BLOCK, blocks
+from flray.metrics.direction import lower_is_better
 
 if TYPE_CHECKING:
     from flray.federation.federation import Federation
@@ -56,23 +58,28 @@ def main_metric(views: tuple[str, ...], metric: str) -> str:
 
 def _global(federation: Federation) -> dict[str, float]:
     world, server, metrics = federation.world, federation.server, {}
-    blocks = -(-len(world.data.test) // BLOCK)
+    data = world.data
+    count, tested = len(blocks(data)), -(-len(data.test) // BLOCK)
     token = uuid.uuid4().hex
     jobs: list[Job] = []
     for key in sorted(server.models):
         handle = federation.executor.put(trees.pack({"weights": server.models[key]}))
         jobs += [Job(Turn("global", -1, server.round, key, Stage(f"evaluate {key}"), block=block, token=token + key),
-                     handle) for block in range(blocks)]
-    parts = _evidence(federation, jobs, "common")
-    measure = task(world.data.task)
+                     handle) for block in range(count)]
+    parts = [evidence["common"] for evidence in _evidence(federation, jobs)]
+    measure = world.task
     for position, key in enumerate(sorted(server.models)):
-        whole = _join(parts[position * blocks:(position + 1) * blocks])
+        mine = parts[position * count:(position + 1) * count]
+        whole = _join(mine[:tested])
         suffix = f"/model/{key}" if len(server.models) > 1 else ""
-        metrics.update({f"global/common/{n}{suffix}": v for n, v in measure.summarise(whole).items()})
+        metrics.update({f"global/common/{n}{suffix}": v for n, v in measure.summarise(whole).items()
+                        if n == measure.metric or not np.isnan(v)})
         members = [i for i, info in enumerate(server.clients) if info.architecture == key]
-        offsets = np.cumsum([0] + [len(c.test) for c in world.data.clients])
-        local = {i: measure.summarise({n: a[offsets[i]:offsets[i + 1]] for n, a in whole.items()}) for i in members}
-        metrics.update(_over_clients(federation, "global/local", local, suffix))
+        local = _by_client(measure, whole, [len(c.test) for c in data.clients])
+        metrics.update(_over_clients(federation, "global/local", {i: local[i] for i in members}, suffix))
+        if mine[tested:]:
+            held = _by_client(measure, _join(mine[tested:]), [len(c.val) for c in data.clients])
+            metrics.update(_over_clients(federation, "global/validation", {i: held[i] for i in members}, suffix))
     return metrics
 
 
@@ -89,10 +96,17 @@ def _personal(federation: Federation) -> dict[str, float]:
         jobs.append(Job(turn, commons[info.architecture], trees.pack(private) if private else None,
                         federation.states[i]))
     others = world.config.evaluation.others
-    parts = _evidence(federation, jobs, "all" if others else "local")
-    measure = task(world.data.task)
+    evidence = _evidence(federation, jobs)
+    parts = [one["test"] for one in evidence]
+    measure = world.task
+    held = {i: measure.summarise(one["validation"]) for i, one in enumerate(evidence) if "validation" in one}
+    besides = _over_clients(federation, "personal/validation", held)
+    for view in sorted(evidence[0].keys() - {"test", "validation"}):
+        besides.update(_over_clients(
+            federation, view, {i: measure.summarise(one[view]) for i, one in enumerate(evidence)}))
     if not others:
-        return _over_clients(federation, "personal/local", dict(enumerate(map(measure.summarise, parts))))
+        intra = dict(enumerate(map(measure.summarise, parts)))
+        return {**_over_clients(federation, "personal/local", intra), **besides}
     offsets = np.cumsum([0] + [len(c.test) for c in world.data.clients])
     inside = [slice(offsets[i], offsets[i + 1]) for i in range(len(parts))]
     intra = {i: measure.summarise({n: a[inside[i]] for n, a in part.items()}) for i, part in enumerate(parts)}
@@ -101,12 +115,19 @@ def _personal(federation: Federation) -> dict[str, float]:
         apart = [measure.summarise({n: a[inside[j]] for n, a in part.items()})
                  for j in range(len(parts)) if j != i and inside[j].start < inside[j].stop]
         if apart:
-            inter[i] = {n: float(np.mean([one[n] for one in apart])) for n in apart[0]}
-    return {**_over_clients(federation, "personal/local", intra), **_over_clients(federation, "personal/others", inter)}
+            inter[i] = {n: _mean([one[n] for one in apart]) for n in apart[0]}
+    return {**_over_clients(federation, "personal/local", intra),
+            **_over_clients(federation, "personal/others", inter), **besides}
 
 
-def _evidence(federation: Federation, jobs: list[Job], part: str) -> list[Evidence]:
-    evidence: list[Evidence] = []
+def _by_client(measure: Task, whole: Evidence, sizes: list[int]) -> list[dict[str, float]]:
+    """Return each client's metrics from the evidence of all clients one after another."""
+    ends = np.cumsum([0, *sizes])
+    return [measure.summarise({n: a[ends[i]:ends[i + 1]] for n, a in whole.items()}) for i in range(len(sizes))]
+
+
+def _evidence(federation: Federation, jobs: list[Job]) -> list[Mapping[str, Evidence]]:
+    evidence: list[Mapping[str, Evidence]] = []
     for result in federation.executor.play(jobs):
         failure = result.outcome.failure
         if failure is not None:
@@ -114,8 +135,14 @@ def _evidence(federation: Federation, jobs: list[Job], part: str) -> list[Eviden
                 f"client {result.turn.client} ({federation.server.clients[result.turn.client].name})"
             raise ClientError(f"{who}, evaluation after round {result.turn.round}: {failure.what}"
                               f"{' at ' + failure.where if failure.where else ''}\n{failure.trace}".rstrip())
-        evidence.append(result.outcome.evidence[part])
+        evidence.append(result.outcome.evidence)
     return evidence
+
+
+def _mean(values: list[float]) -> float:
+    """Return the mean of the values that are defined."""
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def _join(parts: list[Evidence]) -> Evidence:
@@ -124,7 +151,7 @@ def _join(parts: list[Evidence]) -> Evidence:
 
 def _over_clients(federation: Federation, view: str, values: Mapping[int, Mapping[str, float]],
                   suffix: str = "") -> dict[str, float]:
-    """Return mean, std, worst and worst tenth over clients, and the clients' own values; empty test parts left out."""
+    """Return mean, std, worst and worst tenth over clients, and the clients' own values; undefined ones left out."""
     metrics: dict[str, float] = {}
     names = next(iter(values.values()), {})
     for name in names:
@@ -135,9 +162,9 @@ def _over_clients(federation: Federation, view: str, values: Mapping[int, Mappin
         metrics[f"{view}/{name}{suffix}"] = float(numbers.mean())
         metrics[f"{view}/{name}{suffix}/std"] = float(numbers.std())
         if name != "loss":
-            lowest = np.sort(numbers)[:max(1, round(len(numbers) / 10))]
-            metrics[f"{view}/{name}{suffix}/worst"] = float(numbers.min())
-            metrics[f"{view}/{name}{suffix}/worst10"] = float(lowest.mean())
+            worst_first = np.sort(numbers)[::-1 if lower_is_better(name) else 1]
+            metrics[f"{view}/{name}{suffix}/worst"] = float(worst_first[0])
+            metrics[f"{view}/{name}{suffix}/worst10"] = float(worst_first[:max(1, round(len(numbers) / 10))].mean())
         if len(federation.server.clients) <= MAX_CLIENT_METRICS:
             metrics.update({f"{view}/{name}/client/{federation.server.clients[i].name}": v for i, v in known.items()})
     return metrics

@@ -24,9 +24,9 @@ class Turn:
 
     Attributes
     ----------
-    kind : {"stage", "global", "personal"}
+    kind : {"stage", "global", "personal", "portrait"}
         A stage of a round, or an evaluation of the global model (one block of the common test set) or of a
-        client's own.
+        client's own, or what figures need of the latter.
     client : int
         Whose turn; -1 for the global model.
     token : str
@@ -35,7 +35,7 @@ class Turn:
         Expected length in any unit, for scheduling only.
     """
 
-    kind: Literal["stage", "global", "personal"]
+    kind: Literal["stage", "global", "personal", "portrait"]
     client: int
     round: int
     architecture: str
@@ -83,8 +83,10 @@ class Outcome:
         Time the turn took in its process.
     up : int
         Bytes of the reply's tensors.
-    resident : int
-        Bytes of memory the process held afterwards.
+    resident, peak : int
+        Bytes of memory the process held afterwards, and the most it has held so far.
+    gpu_peak : int
+        The most its tensors have held on a GPU so far; 0 without one.
     """
 
     client: int
@@ -97,6 +99,8 @@ class Outcome:
     seconds: float = 0.0
     up: int = 0
     resident: int = 0
+    peak: int = 0
+    gpu_peak: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,12 +115,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """A turn with its outputs."""
+    """A turn with its outputs.
+
+    Attributes
+    ----------
+    actor : int
+        Which of the executor's processes played it; one that takes a dead one's place has its number.
+    """
 
     turn: Turn
     outcome: Outcome
     bulk: Handle = None
     state: Handle = None
+    actor: int = 0
 
 
 class Executor(Protocol):

@@ -12,12 +12,13 @@ import torch
 
 from flray import keys, trees
 from flray.algorithms.base import Stage
-from flray.algorithms.client import Bench
+from flray.algorithms.bench import Bench
 from flray.algorithms.server import ClientInfo, Server
 from flray.federation.evaluation import evaluate
 from flray.federation.executor import ArrivedReply, ClientError, Executor, Handle, Job, Result, Turn
-from flray.federation.memory import keep_freed_memory, resident_bytes
+from flray.federation.memory import keep_freed_memory, peak_bytes, resident_bytes
 from flray.federation.played import Played
+from flray.federation.workshop import Workshop, default_device, threads_of
 from flray.federation.world import World
 from flray.trees import Packed
 
@@ -62,7 +63,8 @@ class Federation:
         for key, bench in benches.items():
             if "batch_norm" in algorithm.shared and not bench.batch_norm:
                 warn(f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the clients")
-        counts = torch.from_numpy(world.data.class_counts())
+        counts = torch.from_numpy(world.data.class_counts()) if world.data.has_classes else \
+            torch.zeros(len(world.data.clients), 0, dtype=torch.int64)
         declared = config.aggregation.weights
         self.server = Server(
             config=config,
@@ -74,6 +76,10 @@ class Federation:
             num_classes=world.data.num_classes,
             num_public=len(world.data.public) if world.data.public is not None else 0,
             weighting=algorithm.weighting if declared == "method" else declared)
+        if algorithm.trains_at_server:
+            torch.set_num_threads(threads_of(config))
+            workshop = Workshop(world, default_device(world))
+            self.server.bench, self.server.public = workshop.bench, workshop.public
         algorithm.server_setup(self.server)
         self.states: list[Handle] = [None] * len(world.data.clients)
         self.versions: list[int] = [0] * len(world.data.clients)
@@ -111,6 +117,7 @@ class Federation:
         metrics["time/round"] = time.perf_counter() - started
         metrics.update({f"bytes/{name}": float(count) for name, count in self._bytes.items()})
         metrics["memory/server"] = float(resident_bytes())
+        metrics["memory/peak/server"] = float(peak_bytes())
         return Round(server.round, metrics)
 
     def evaluate(self) -> dict[str, float]:

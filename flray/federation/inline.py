@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +10,7 @@ import torch
 
 from flray.federation.executor import Failure, Handle, Job, Outcome, Result
 from flray.federation.player import Player
+from flray.federation.workshop import default_device, threads_of
 from flray.federation.world import World
 from flray.trees import Packed
 
@@ -26,8 +26,7 @@ class InlineExecutor:
 
     def __init__(self, world: World) -> None:
         self._threads = torch.get_num_threads()
-        cpus = world.config.resources.cpus_per_actor
-        self._player = Player(world, default_device(world), max(1, math.floor(cpus)))
+        self._player = Player(world, default_device(world), threads_of(world.config))
 
     def put(self, packed: Packed) -> Handle:
         """Return the tree itself."""
@@ -56,9 +55,3 @@ class InlineExecutor:
     def close(self) -> None:
         """Restore the process's number of torch threads."""
         torch.set_num_threads(self._threads)
-
-
-def default_device(world: World) -> torch.device:
-    """Return the GPU where there is one and the experiment does not do without, else the CPU."""
-    wanted = world.config.resources.gpus_per_actor != 0
-    return torch.device("cuda:0" if wanted and torch.cuda.is_available() else "cpu")

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import resource
+import sys
 
 import psutil
+import torch
 
 
 def resident_bytes() -> int:
     """Return the resident memory of this process."""
     return int(psutil.Process().memory_info().rss)
+
+
+def peak_bytes() -> int:
+    """Return the most resident memory this process has ever held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024
+
+
+def gpu_peak_bytes(device: torch.device) -> int:
+    """Return the most memory that this process's tensors have ever held on a GPU; 0 on another device."""
+    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0
 
 
 def keep_freed_memory() -> None:

@@ -8,7 +8,7 @@ from flray.algorithms.server import Server
 from flray.federation.executor import Result
 
 MAX_CLIENT_METRICS = 100
-"""With more clients than this only summaries over clients are tracked per round."""
+"""With more clients (or actors) than this only summaries over them are tracked per round."""
 
 
 class Played:
@@ -25,6 +25,7 @@ class Played:
         self.metrics: dict[str, dict[int, float]] = {}
         self.left_out: set[int] = set()
         self.resident: dict[int, float] = {}
+        self.peaks: dict[str, dict[int, float]] = {"actor": {}, "gpu": {}}
 
     def add(self, result: Result) -> None:
         """Take in one client's outcome of a stage: steps add up, other numbers are those of the last stage."""
@@ -37,6 +38,9 @@ class Played:
         self.metrics.setdefault("seconds", {}).setdefault(result.turn.client, 0.0)
         self.metrics["seconds"][result.turn.client] += result.outcome.seconds
         self.resident[result.turn.client] = float(result.outcome.resident)
+        for kind, peak in (("actor", result.outcome.peak), ("gpu", result.outcome.gpu_peak)):
+            if peak:
+                self.peaks[kind][result.actor] = max(float(peak), self.peaks[kind].get(result.actor, 0.0))
 
     def summary(self) -> dict[str, float]:
         """Return means over the cohort and single clients' values."""
@@ -44,6 +48,11 @@ class Played:
         summary = {"cohort/size": float(len(server.cohort)), "cohort/left_out": float(len(self.left_out))}
         if self.resident:
             summary["memory/client"] = max(self.resident.values())
+        for kind, peaks in self.peaks.items():
+            if peaks:
+                summary[f"memory/peak/{kind}"] = max(peaks.values())
+            if len(peaks) <= MAX_CLIENT_METRICS:
+                summary.update({f"memory/peak/{kind}/{number}": peak for number, peak in sorted(peaks.items())})
         for name, values in sorted(self.metrics.items()):
             if name == "steps":
                 summary["train/steps"] = float(sum(values.values()))

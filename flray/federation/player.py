@@ -11,16 +11,17 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from flray import keys, registry, trees
-from flray.algorithms.client import Bench, Client
-from flray.algorithms.samples import Samples
-from flray.data.tasks import task
+from flray.algorithms.client import Client
+from flray.data.types import FederatedData
 from flray.federation.executor import Failure, Outcome, Turn, evidence_arrays, split_small
-from flray.federation.memory import keep_freed_memory
+from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
+from flray.federation.workshop import Workshop
 from flray.federation.world import World
 from flray.trees import Packed
 
@@ -47,24 +48,10 @@ class Player:
         for kind, entries in world.components.items():
             registry.ALL[kind].add(entries)
         self.world, self.device = world, device
-        self.task = task(world.data.task)
+        self.task = world.task
         self._process = psutil.Process()
-        self._benches: dict[str, Bench] = {}
+        self._workshop = Workshop(world, device)
         self._common: tuple[str, dict[str, Any]] = ("", {})
-        local = world.config.local
-        self._dtype = torch.float64 if local.precision == "float64" else torch.float32
-        data = world.data
-        images = len(data.shape) == 3
-        self._format = torch.channels_last if images and local.memory_format == "channels_last" \
-            else torch.contiguous_format
-        self._x = torch.from_numpy(data.x).to(device)
-        self._y = torch.from_numpy(data.y).to(device)
-        self._public = torch.from_numpy(data.public).to(device) if data.public is not None else None
-        means, deviations = (data.mean, data.std) if world.algorithm.normalise else ((0.0,), (1.0,))
-        std = torch.tensor(deviations, dtype=torch.float64).view(-1, 1, 1)
-        mean = torch.tensor(means, dtype=torch.float64).view(-1, 1, 1)
-        self._scale = (1.0 / (255.0 * std)).to(device, self._dtype)
-        self._shift = (-mean / std).to(device, self._dtype)
 
     def play(self, turn: Turn, common: Packed, private: Packed | None,
              state: Packed | None) -> tuple[Outcome, Packed | None, Packed | None]:
@@ -77,21 +64,19 @@ class Player:
                                            extra=f"{turn.kind}/{turn.stage.name}/{turn.stage.index}"))
                 if turn.kind == "stage":
                     return self._stage(turn, common, private, state, started)
-                evidence = self._global(turn, common) if turn.kind == "global" \
-                    else self._personal(turn, common, private, state)
+                if turn.kind == "portrait":
+                    evidence = self._portrait(turn, common, private, state)
+                else:
+                    evidence = self._global(turn, common) if turn.kind == "global" \
+                        else self._personal(turn, common, private, state)
             return Outcome(turn.client, evidence=evidence, seconds=time.perf_counter() - started,
                            resident=self._process.memory_info().rss), None, None
         except Exception as error:
             return Outcome(turn.client, failure=describe(error), seconds=time.perf_counter() - started), None, None
 
-    def bench(self, architecture: str) -> Bench:
-        """Return this process's model of an architecture."""
-        if architecture not in self._benches:
-            model = self.world.build(architecture).to(self.device)
-            model = model.to(memory_format=self._format)  # type: ignore[call-overload]
-            buffers_local = self.world.config.aggregation.buffers == "local"
-            self._benches[architecture] = Bench(model, self.world.algorithm.shared, buffers_local)
-        return self._benches[architecture]
+    def networks(self) -> dict[str, int]:
+        """Return how many instances of each architecture there are here: the trained one and its frozen twins."""
+        return self._workshop.networks()
 
     def _stage(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None,
                started: float) -> tuple[Outcome, Packed | None, Packed | None]:
@@ -108,7 +93,8 @@ class Player:
             client=turn.client, small=packed_small, entries=tuple(large), stateful=kept is not None,
             metrics={"loss": client.mean_loss, "steps": float(client.steps), **client.metrics},
             up=packed_small.nbytes + (bulk.nbytes if bulk is not None else 0),
-            seconds=time.perf_counter() - started, resident=self._process.memory_info().rss)
+            seconds=time.perf_counter() - started, resident=self._process.memory_info().rss, peak=peak_bytes(),
+            gpu_peak=gpu_peak_bytes(self.device))
         return outcome, bulk, kept
 
     def _client(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None) -> Client:
@@ -117,41 +103,26 @@ class Player:
         message = {**self._unpack(turn, common), **(trees.unpack(private) if private is not None else {})}
         client = Client(
             id=turn.client, round=turn.round, stage_index=turn.stage.index, config=self.world.config,
-            bench=self.bench(turn.architecture), task=self.task, message=message,
+            bench=self._workshop.bench(turn.architecture), task=self.task, message=message,
             state=trees.to_device(trees.unpack(state), self.device) if state is not None else {},
-            train=self._samples(rows.train), validation=self._samples(rows.val), public=self._public_samples(),
-            num_classes=data.num_classes, work=turn.work, device=self.device)
+            train=self._workshop.samples(rows.train), validation=self._workshop.samples(rows.val),
+            public=self._workshop.public, num_classes=data.num_classes, work=turn.work, device=self.device,
+            benches=self._workshop.bench)
         if state is None:
             self.world.algorithm.setup(client)
         return client
 
     def _unpack(self, turn: Turn, common: Packed) -> dict[str, Any]:
         """Return the common message on the device, moved there once per stage rather than once per client."""
-        if not turn.token or self._common[0] != turn.token:
-            self._common = (turn.token, trees.to_device(trees.unpack(common), self.device))
+        name = f"{turn.token}/{turn.architecture}"
+        if not turn.token or self._common[0] != name:
+            self._common = (name, trees.to_device(trees.unpack(common), self.device))
         return self._common[1]
 
-    def _samples(self, rows: Any) -> Samples:
-        return Samples(self._x, self._y, torch.from_numpy(rows).to(self.device), self._prepare)
-
-    def _public_samples(self) -> Samples | None:
-        if self._public is None:
-            return None
-        return Samples(self._public, None, torch.arange(len(self._public), device=self.device), self._prepare)
-
-    def _prepare(self, raw: Tensor) -> Tensor:
-        layout = self._format if raw.dim() == 4 else torch.contiguous_format
-        if raw.dtype != torch.uint8:
-            return raw.to(dtype=self._dtype, memory_format=layout)
-        return raw.to(dtype=self._dtype, memory_format=layout).mul_(self._scale).add_(self._shift)
-
     def _global(self, turn: Turn, common: Packed) -> dict[str, Any]:
-        bench = self.bench(turn.architecture)
-        with torch.no_grad():
-            for name, value in self._unpack(turn, common)["weights"].items():
-                bench.entries[name].copy_(value)
-        rows = self.world.data.test[turn.block * BLOCK:(turn.block + 1) * BLOCK]
-        return {"common": self._evidence(bench.model.eval(), rows)}
+        bench = self._workshop.bench(turn.architecture)
+        bench.load(self._unpack(turn, common)["weights"])
+        return {"common": self._evidence(bench.model.eval(), blocks(self.world.data)[turn.block])}
 
     def _personal(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None) -> dict[str, Any]:
         algorithm, data = self.world.algorithm, self.world.data
@@ -159,15 +130,39 @@ class Player:
         algorithm.receive(client)
         client.check_received()
         predictor = algorithm.predictor(client, "personal")
-        if self.world.config.evaluation.others:
-            return {"all": self._evidence(predictor, data.test)}
-        return {"local": self._evidence(predictor, data.clients[turn.client].test)}
+        rows = data.clients[turn.client]
+        others = self.world.config.evaluation.others
+        evidence = {"test": self._evidence(predictor, data.test if others else rows.test)}
+        if len(rows.val):
+            evidence["validation"] = self._evidence(predictor, rows.val)
+        return {**evidence, **{f"{name}/local": self._evidence(part, rows.test)
+                               for name, part in algorithm.parts(client).items()}}
+
+    def _portrait(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None) -> dict[str, Any]:
+        from flray.federation import portrait
+
+        data = self.world.data
+        client = self._client(turn, common, private, state)
+        self.world.algorithm.receive(client)
+        predictor = self.world.algorithm.predictor(client, self.world.algorithm.views[0])
+        share = max(1, portrait.SAMPLES // min(len(data.clients), portrait.CLIENTS))
+        test = self._workshop.samples(portrait.chosen(data.clients[turn.client].test, share))
+        if data.public is None:
+            probes = self._workshop.samples(portrait.chosen(data.test, portrait.PROBES))
+        else:
+            probes = self._workshop.public_samples(portrait.chosen(np.arange(len(data.public)), portrait.PROBES))
+        return {"portrait": portrait.sit(client, predictor, probes, test)}
 
     @torch.no_grad()
     def _evidence(self, predictor: Any, rows: Any) -> dict[str, Any]:
-        samples = self._samples(rows)
+        samples = self._workshop.samples(rows)
         return evidence_arrays([self.task.evidence(predictor(x), y)
                                 for x, y in samples.in_order(self.world.config.evaluation.batch_size)])
+
+
+def blocks(data: FederatedData) -> list[NDArray[np.int64]]:
+    """Return the rows of each evaluation turn of a global model: the common test set, then all validation parts."""
+    return [rows[start:start + BLOCK] for rows in (data.test, data.validation) for start in range(0, len(rows), BLOCK)]
 
 
 def describe(error: BaseException) -> Failure:

@@ -9,6 +9,7 @@ from flray.federation import checkpoint
 from flray.federation.clients import RayExecutor
 from flray.federation.federation import Federation, Round
 from flray.federation.placement import Plan
+from flray.federation.portrait import Portrait, portrait
 from flray.federation.world import World
 
 
@@ -52,11 +53,19 @@ class ServerActor:
         """Return the digest of everything the federation has learnt."""
         return self._federation.sha256()
 
+    def portrait(self, final: bool) -> Portrait:
+        """Return what figures need of the models; see `flray.federation.portrait`."""
+        return portrait(self._federation, final)
+
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of server and client actors."""
         from flray.federation.memory import resident_bytes
 
         return {"server": resident_bytes(), **self._executor.memory()}
+
+    def networks(self) -> list[dict[str, int]]:
+        """Return for each client actor how many instances of each architecture it holds."""
+        return self._executor.networks()
 
     def client_pids(self) -> list[int]:
         """Return the process ids of the client actors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,11 +12,16 @@ from torch import nn
 
 from flray import models, registry
 from flray.algorithms.base import Algorithm
-from flray.config import Experiment, ModelChoice
+from flray.config import Experiment, ModelChoice, PublicChoice
+from flray.data import augment
 from flray.data.cache import data_root
 from flray.data.federate import federate
-from flray.data.types import DataSet, FederatedData, Pooled
+from flray.data.public import with_public
+from flray.data.subset import subset
+from flray.data.tasks import Task, task
+from flray.data.types import DataSet, FederatedData, Pooled, hollow
 from flray.errors import ConfigError, FlrayError, nearest
+from flray.keys import numpy_generator
 from flray.models import groups
 
 _datasets: dict[str, DataSet] = {}
@@ -43,7 +48,8 @@ class SharedData:
     @classmethod
     def of(cls, dataset: DataSet) -> SharedData:
         """Return a data set in the form that is shared."""
-        domains = tuple(replace(d, train_x=d.train_x[:0], test_x=d.test_x[:0]) for d in dataset.domains)
+        domains = tuple(replace(d, train_x=d.train_x[:0], test_x=d.test_x[:0], train_y=hollow(d.train_y),
+                                test_y=hollow(d.test_y)) for d in dataset.domains)
         return cls(replace(dataset, domains=domains, public=None), Pooled.of(dataset), dataset.fingerprint)
 
 
@@ -74,18 +80,25 @@ class World:
     architecture_of: tuple[str, ...]
     components: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    @property
+    def task(self) -> Task:
+        """What is to be learnt: loss and metrics."""
+        few_shot = {**self.config.episodes.model_dump(), "seed": self.config.seed}
+        return task(self.data.task, self.data.classes, few_shot)
+
     def build(self, key: str) -> nn.Module:
         """Return a fresh network of an architecture as the method trains it: the same bits in every process."""
         choice = self.architectures[key]
         dtype = torch.float64 if self.config.local.precision == "float64" else torch.float32
-        return self.algorithm.network(models.build(
-            choice.name, self.data.shape, self.data.num_classes, choice.options, self.config.seed, dtype))
+        network = models.build(choice.name, self.data.shape, self.data.num_classes, choice.options, self.config.seed,
+                               dtype)
+        return self.algorithm.network(self.task.network(network))
 
     def without_samples(self) -> World:
         """Return the world without its large arrays, to travel apart from them."""
         data = self.data
         empty = np.empty((0, *data.x.shape[1:]), data.x.dtype)
-        return replace(self, data=replace(data, x=empty, public=None))
+        return replace(self, data=replace(data, x=empty, y=hollow(data.y), public=None))
 
     def with_samples(self, samples: Pooled) -> World:
         """Return the world with its large arrays, not copied."""
@@ -100,13 +113,34 @@ class World:
         return round(participation.fraction * len(self.data.clients))
 
 
-def load_dataset(name: str, options: Mapping[str, Any]) -> DataSet:
-    """Return a data set, loaded at most once per process."""
-    key = f"{name} {sorted(options.items())}"
+def load_dataset(name: str, options: Mapping[str, Any], public: PublicChoice | None = None,
+                 most: int | None = None) -> DataSet:
+    """Return a data set, loaded at most once per process.
+
+    Parameters
+    ----------
+    name, options
+        Which one.
+    public : PublicChoice, optional
+        Where its public samples come from, if not from the set itself.
+    most : int, optional
+        Only a `subset` of at most so many samples per domain.
+    """
+    key = f"{name} {sorted(options.items())} {public} {most}"
     if key not in _datasets:
         _datasets.clear()
-        _datasets[key] = registry.datasets.get(name)(data_root(), **options)
+        dataset: DataSet = registry.datasets.get(name)(data_root(), **options)
+        if most is not None:
+            dataset = subset(dataset, most)
+        if public is not None:
+            dataset = with_public(dataset, public.name, public.options)
+        _datasets[key] = dataset
     return _datasets[key]
+
+
+def dataset_of(config: Experiment) -> DataSet:
+    """Return an experiment's data set, as `load_dataset`."""
+    return load_dataset(config.data.name, config.data.options, config.public, config.subset)
 
 
 def make_world(config: Experiment, shared: SharedData | None = None) -> World:
@@ -125,12 +159,12 @@ def make_world(config: Experiment, shared: SharedData | None = None) -> World:
         If data are missing or the parts do not fit together; the message says what to change.
     """
     if shared is None:
-        data = federate(load_dataset(config.data.name, config.data.options), config.partition.name,
-                        config.partition.options, config.seed, val_fraction=config.evaluation.validation)
+        data = federate(dataset_of(config), config.partition.name, config.partition.options, config.seed,
+                        val_fraction=config.evaluation.validation, split=config.split, shift=config.shift)
     else:
         data = federate(shared.outline, config.partition.name, config.partition.options, config.seed,
                         val_fraction=config.evaluation.validation, pooled=shared.samples,
-                        fingerprint=shared.fingerprint)
+                        fingerprint=shared.fingerprint, split=config.split, shift=config.shift)
     architectures, architecture_of = _architectures(config, data)
     algorithm = registry.algorithms.get(config.algorithm.name)
     world = World(
@@ -158,26 +192,40 @@ def check(world: World) -> None:
     if world.cohort_size < 1:
         raise ConfigError("experiment.participation.fraction", str(config.participation.fraction),
                           f"this selects nobody of {count} clients; at least {1 / count:.3g} is needed")
-    needs = algorithm.needs
-    if "classification" in needs and data.task != "classification":
+    if not len(data.test):
+        raise ConfigError("experiment.split", str(config.split), f"{data.dataset} leaves no test samples under this "
+                          "split; choose another, for example [0.6, 0.2, 0.2]")
+    needs, learnt = algorithm.needs, world.task
+    learnt.check(data)
+    if "classification" in needs and not learnt.logits:
         raise ConfigError("experiment.algorithm", name, f"it needs classification, and {data.dataset} is {data.task}")
+    if "labels" in needs and not data.has_classes:
+        raise ConfigError("experiment.algorithm", name, f"it needs class labels, and {data.dataset} is {data.task}")
     if "homogeneous" in needs and len(world.architectures) > 1:
         raise ConfigError("experiment.models", ", ".join(world.architectures),
                           f"{name} averages weights, so all clients need the same network")
     if "public" in needs and data.public is None:
-        raise ConfigError("experiment.data", data.dataset, f"{name} needs public data, and this set has none")
-    if "validation" in needs and not config.evaluation.validation:
-        raise ConfigError("experiment.evaluation.validation", "0", f"{name} needs a validation split, for example 0.2")
+        raise ConfigError("experiment.data", data.dataset, f"{name} needs public data, and this set has none; "
+                          "name some, for example experiment.public: photos")
+    if "validation" in needs and not len(data.validation):
+        raise ConfigError("experiment.evaluation.validation", str(config.evaluation.validation),
+                          f"{name} needs a validation split, for example 0.2")
+    if config.evaluation.protocol == "best" and not len(data.validation):
+        raise ConfigError("experiment.evaluation.protocol", "best", "it chooses the round on validation samples: set "
+                          "evaluation.validation, for example to 0.2, or a split with a validation part")
     if "all_clients" in needs and world.cohort_size < count:
         raise ConfigError("experiment.participation", f"{world.cohort_size} of {count}", f"{name} needs all clients")
     algorithm.check(config)
+    for where, how in _augmentations(config).items():
+        augment.check(how, where, data.shape, data.x.dtype)
     sizes: dict[str, int] = {}
     for key in world.architectures:
         model = world.build(key)
+        learnt.check_network(key, model, data)
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
             if need in needs and not groups.select(model, group):
                 raise ConfigError("experiment.model", key, f"{name} needs a network with {group.replace('_', ' ')}")
-        if "split" in needs:
+        if "split" in needs or "features" in needs:
             groups.select(model, "features")
         if "same_features" in needs:
             sizes[key] = models.feature_dim(model)
@@ -189,21 +237,27 @@ def check(world: World) -> None:
 
 def _own_components(config: Experiment, architectures: Mapping[str, ModelChoice]) -> dict[str, dict[str, Any]]:
     """Return what the user registered and the clients' turns need; nothing else has to reach other processes."""
-    used = {"algorithms": {config.algorithm.name}, "models": {choice.name for choice in architectures.values()}}
+    steps = [step.name for how in _augmentations(config).values() if not isinstance(how, str) for step in how]
+    used = {"algorithms": {config.algorithm.name}, "models": {choice.name for choice in architectures.values()},
+            "augmentations": set(steps)}
     return {kind: {name: item for name, item in registry.ALL[kind].added().items() if name in names}
             for kind, names in used.items()}
 
 
+def _augmentations(config: Experiment) -> dict[str, Any]:
+    """Return what augments images, by setting."""
+    own = getattr(registry.algorithms.params(config.algorithm.name)(**config.algorithm.options), "augment", None)
+    return {"experiment.local.augment": config.local.augment,
+            **({"experiment.algorithm.augment": own} if own is not None else {})}
+
+
 def _architectures(config: Experiment, data: FederatedData) -> tuple[dict[str, ModelChoice], tuple[str, ...]]:
-    known = {c.name for c in data.clients} | {c.domain for c in data.clients}
-    for name in config.models:
-        if name not in known:
-            raise ConfigError(f"experiment.models.{name}", name,
-                              f"no client or domain has this name{nearest(name, known)}")
+    models = config.models
+    choices = _dealt(models or (config.model,), config.seed, len(data.clients)) if isinstance(models, tuple) else \
+        _by_name(models, config.model, data)
     keys: dict[str, ModelChoice] = {}
     assigned: list[str] = []
-    for client in data.clients:
-        choice = config.models.get(client.name) or config.models.get(client.domain) or config.model
+    for choice in choices:
         same = next((key for key, other in keys.items() if other == choice), None)
         if same is None:
             taken = sum(other.name == choice.name for other in keys.values())
@@ -211,6 +265,21 @@ def _architectures(config: Experiment, data: FederatedData) -> tuple[dict[str, M
             keys[same] = choice
         assigned.append(same)
     return keys, tuple(assigned)
+
+
+def _dealt(choices: Sequence[ModelChoice], seed: int, count: int) -> list[ModelChoice]:
+    """Deal networks to clients in an order drawn from the seed."""
+    places = numpy_generator(seed, "init", client=-1, extra="networks").permutation(count)
+    return [choices[place % len(choices)] for place in places]
+
+
+def _by_name(choices: Mapping[str, ModelChoice], default: ModelChoice, data: FederatedData) -> list[ModelChoice]:
+    known = {c.name for c in data.clients} | {c.domain for c in data.clients}
+    for name in choices:
+        if name not in known:
+            raise ConfigError(f"experiment.models.{name}", name,
+                              f"no client or domain has this name{nearest(name, known)}")
+    return [choices.get(client.name) or choices.get(client.domain) or default for client in data.clients]
 
 
 __all__ = ["FlrayError", "SharedData", "World", "check", "load_dataset", "make_world"]

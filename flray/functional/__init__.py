@@ -30,6 +30,7 @@ from flray.functional.fedskc import (
     period_review,
     variance_change,
 )
+from flray.functional.few_shot import prototypical_logits, prototypical_loss
 from flray.functional.knowledge import class_means, global_structural_knowledge, structural_knowledge
 from flray.functional.lgmix import gram_trace, mix_updates, mixing_ratio, stabilised_ratio, trace_ratio
 from flray.functional.optimisers import adaptive_step, control_variate, meta_gradient, momentum_step
@@ -51,6 +52,7 @@ from flray.functional.prototypes import (
     update_directions,
 )
 from flray.functional.rhfl import confidence_weights, peer_distillation_loss, symmetric_cross_entropy
+from flray.functional.segmentation import dice_loss
 
 __all__ = [
     "WeightedMean",
@@ -68,6 +70,7 @@ __all__ = [
     "cross_correlation",
     "cross_correlation_loss",
     "decomposition_penalty",
+    "dice_loss",
     "digest_loss",
     "discrepancy_weights",
     "distillation_loss",
@@ -99,6 +102,8 @@ __all__ = [
     "prototype_contrastive_loss",
     "prototype_loss",
     "prototype_scores",
+    "prototypical_logits",
+    "prototypical_loss",
     "proximal_penalty",
     "pseudo_label_loss",
     "pull_to_mean",

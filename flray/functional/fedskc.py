@@ -45,10 +45,11 @@ def local_contrastive_loss(
 
     Parameters
     ----------
-    logits : Tensor [n, C]
+    logits : Tensor [n, D]
+        D = C logits; in few-shot learning D-dimensional embeddings.
     labels : Tensor [n] of integers
         Samples whose class is not present are skipped (see `without_prototype`): they count in ``U`` only.
-    prototypes : Tensor [C, C]
+    prototypes : Tensor [C, D]
         Global knowledge; rows that are not present may hold anything.
     present : Tensor [C] of bool
     temperature : float
@@ -71,7 +72,7 @@ def local_contrastive_loss(
     ValueError
         If shapes differ from the above, the mask is not boolean or the temperature is not positive.
     """
-    check_shapes(logits=(logits, "n C"), labels=(labels, "n"), prototypes=(prototypes, "C C"), present=(present, "C"))
+    check_shapes(logits=(logits, "n D"), labels=(labels, "n"), prototypes=(prototypes, "C D"), present=(present, "C"))
     check_mask("present", present)
     check_positive("temperature", temperature)
     check_choice("normaliser", normaliser, ("distance", "none"))

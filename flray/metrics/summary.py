@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 import pandas as pd
+
+from flray.metrics.direction import lower_is_better
+
+Protocol = Literal["last", "best", "mean-last"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,7 @@ class Course:
     rounds : int
         How many these are.
     best : float
-        Highest value.
+        Highest value; of a loss or a distance the lowest.
     best_round : int
         First round that reached it.
     """
@@ -53,9 +59,69 @@ def course(history: pd.DataFrame, metric: str, last: int) -> Course:
     if measured.empty:
         raise ValueError(f"{metric} was never measured")
     values = measured[metric].to_numpy()
-    tail, best = values[-last:], int(values.argmax())
+    tail, best = values[-last:], int(values.argmin() if lower_is_better(metric) else values.argmax())
     return Course(float(values[-1]), float(tail.mean()), len(tail), float(values[best]),
                   int(measured["round"].iloc[best]))
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The numbers of a run that a table reports.
+
+    Attributes
+    ----------
+    values : dict of str to float
+        Every metric that was measured in the rounds that count.
+    words : str
+        Which rounds these are.
+    """
+
+    values: dict[str, float]
+    words: str
+
+
+def validation_metric(metric: str) -> str | None:
+    """Return the validation metric that goes with one: the same models and measure, mean over clients.
+
+    Parameters
+    ----------
+    metric : str
+        For example ``global/common/accuracy`` or ``personal/others/loss``; None for what is not of this form.
+    """
+    view, *steps = metric.split("/")
+    return f"{view}/validation/{steps[1]}" if view in ("global", "personal") and len(steps) >= 2 else None
+
+
+def report(history: pd.DataFrame, metric: str, protocol: Protocol, last: int) -> Reported:
+    """Return what a protocol reports of a run; it follows from the history alone.
+
+    Parameters
+    ----------
+    history : DataFrame
+        As in `course`.
+    metric : str
+        The method's own measure; the rounds in which it was measured count.
+    protocol : {"last", "best", "mean-last"}
+        The last value of each metric; all metrics of the round whose mean validation value is best, the first of
+        equals (a loss or a distance is best low; where the metric has no validation value, the last round);
+        the mean over the last `last` measured rounds.
+    last : int
+        As in `course`.
+    """
+    columns = [name for name in history.columns if name != "round"]
+    measured = history[history[metric].notna()] if metric in history else history.iloc[:0]
+    validation = validation_metric(metric)
+    if protocol == "best" and validation is not None and validation in measured and measured[validation].notna().any():
+        values = measured[validation].to_numpy()
+        chosen = measured.iloc[int(np.nanargmin(values) if lower_is_better(validation) else np.nanargmax(values))]
+        known = {str(n): float(chosen[n]) for n in columns if pd.notna(chosen[n])}
+        return Reported(known, f"round {int(chosen['round'])} of {int(history['round'].iloc[-1])}, best on validation")
+    if protocol == "mean-last" and len(measured):
+        tail = measured.iloc[-last:]
+        means = {str(n): float(tail[n].mean()) for n in columns if tail[n].notna().any()}
+        return Reported(means, f"mean of the last {len(tail)} evaluations")
+    known = {str(n): float(history[n].dropna().iloc[-1]) for n in columns if history[n].notna().any()}
+    return Reported(known, f"after {len(history)} rounds")
 
 
 def rounds_to_target(history: pd.DataFrame, metric: str, target: float) -> int | None:
@@ -66,7 +132,8 @@ def rounds_to_target(history: pd.DataFrame, metric: str, target: float) -> int |
     history, metric
         As in `course`.
     target : float
-        On the metric's own scale, accuracy in [0, 1].
+        On the metric's own scale, accuracy in [0, 1]. A loss or a distance reaches it from above.
     """
-    reached = history.loc[history[metric] >= target, "round"]
+    values = history[metric]
+    reached = history.loc[values <= target if lower_is_better(metric) else values >= target, "round"]
     return int(reached.iloc[0]) if len(reached) else None

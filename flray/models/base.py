@@ -16,9 +16,10 @@ class SplitModel(nn.Module):
     Parameters
     ----------
     features : nn.Module
-        Maps a batch of inputs to flat penultimate features [B, d], after the last ReLU where there is one.
+        Maps a batch of inputs to flat penultimate features [B, d] (for segmentation maps [B, d, H, W]), after the last
+        ReLU where there is one.
     classifier : nn.Module
-        Maps features [B, d] to logits [B, C].
+        Maps features [B, d] to logits [B, C], maps to maps.
     taps : sequence of str
         Dotted names of the submodules whose outputs stand for the depths of the network, shallow to deep; see
         `flray.models.layer_taps`.
@@ -31,7 +32,7 @@ class SplitModel(nn.Module):
         self.taps = tuple(taps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits [B, C] of a batch of inputs."""
+        """Return the logits [B, C] or [B, C, H, W] of a batch of inputs."""
         logits: Tensor = self.classifier(self.features(x))
         return logits
 
@@ -79,7 +80,7 @@ def feature_dim(model: nn.Module) -> int:
         If the model is not split, or its classifier has no layer that tells its number of inputs.
     """
     for layer in as_split(model).classifier.modules():
-        for attribute in ("in_features", "num_features"):
+        for attribute in ("in_features", "num_features", "in_channels"):
             size = getattr(layer, attribute, None)
             if isinstance(size, int):
                 return size

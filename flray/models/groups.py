@@ -44,6 +44,14 @@ def select(model: nn.Module, group: str) -> frozenset[str]:
     return chosen
 
 
+def others(group: str) -> str:
+    """Return the group of everything that is not in a group: ``"all-classifier-buffers"`` for ``"classifier+buffers"``.
+
+    Groups are read from left to right, so the complement of a union is a difference and the other way round.
+    """
+    return "all-" + group.translate(str.maketrans("+-", "-+"))
+
+
 def _group(model: nn.Module, name: str, expression: str) -> frozenset[str]:
     names = frozenset(model.state_dict())
     if name == "all":

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from flray.metrics.direction import lower_is_better
+
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5A5A5A")
 _DASHES = ("-", "--", "-.", ":")
 _WORST, _OTHERS = "#D55E00", "#0072B2"
@@ -80,7 +82,7 @@ def method_curves(histories: Mapping[str, Sequence[pd.DataFrame]], metric: str, 
     _whole_rounds(axes)
     spread = "" if counts or numbers == {1} else f"\nmean ± standard deviation of {max(numbers, default=0)} seeds"
     axes.set_ylabel(metric + spread)
-    order = sorted(last, key=lambda line: -last[line])
+    order = sorted(last, key=lambda line: last[line] if lower_is_better(metric) else -last[line])
     _finish(figure, axes, path, title, legend=order)
 
 
@@ -94,7 +96,7 @@ def client_bars(
     values : mapping of str to float
         By client; clients without a finite value are counted below the picture.
     metric : str
-        What the values are; higher is better.
+        What the values are; higher is better, except for losses and distances.
     path : Path
         Where to write the picture (PNG).
     worst : float
@@ -109,7 +111,8 @@ def client_bars(
     ValueError
         If no client has a finite value.
     """
-    finite = sorted(((client, value) for client, value in values.items() if math.isfinite(value)), key=lambda x: -x[1])
+    sign = 1 if lower_is_better(metric) else -1
+    finite = sorted(((c, value) for c, value in values.items() if math.isfinite(value)), key=lambda x: sign * x[1])
     if not finite:
         raise ValueError(f"{metric}: no client has a finite value")
     names, heights = [client for client, _ in finite], [value for _, value in finite]

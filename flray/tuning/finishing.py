@@ -10,12 +10,13 @@ from rich.console import Console
 
 from flray import rundir
 from flray.config import Config
+from flray.federation.portrait import AFTER, BEFORE, PARTITION
 from flray.tracking import plots
 from flray.tracking.journal import Journal, read_events
 from flray.tuning.result import CLIENT, SweepResult, scores_by_label
 from flray.tuning.trials import RESULTS, SUMMARY, TABLE, TrialFolder, folders
 
-OVERVIEW_LIMIT = 40
+OVERVIEW_LIMIT, REPORT = 40, "report"
 
 
 def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
@@ -47,6 +48,9 @@ def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
         made.append(f"{rundir.FIGURES}/overview.png")
     for name in made:
         journal.artifact(name, rundir.FIGURES if name.startswith(rundir.FIGURES) else "")
+    made_report = _report(folder, journal)
+    for name in made_report:
+        journal.artifact(f"{REPORT}/{name}", REPORT)
     statuses = result.results["status"].value_counts()
     metrics_ = {f"trials/{name}": float(statuses.get(name, 0)) for name in ("finished", "stopped", "failed")}
     best = result.best
@@ -55,6 +59,17 @@ def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
     journal.record_round(config.experiment.rounds, metrics_)
     journal.tags({"best": result.label(result.summary.iloc[0])})
     return result
+
+
+def _report(folder: Path, journal: Journal) -> list[str]:
+    """Write the report and return its files; a sweep whose figures cannot be drawn is finished all the same."""
+    from flray.report import make
+
+    try:
+        return [path.name for path in make(folder, folder / REPORT).files]
+    except Exception as error:
+        journal.tags({"report.failed": f"{type(error).__name__}: {error}"[:400]})
+        return []
 
 
 def text_table(result: SweepResult) -> str:
@@ -88,4 +103,5 @@ def _trial_figures(trial: TrialFolder, result: SweepResult) -> None:
     with Journal(trial.path / rundir.JOURNAL) as journal:
         for name in made:
             journal.artifact(f"{rundir.FIGURES}/{name}", rundir.FIGURES)
-        journal.artifact(rundir.CONFIG)
+        for name in (rundir.CONFIG, *(n for n in (PARTITION, BEFORE, AFTER) if (trial.path / n).exists())):
+            journal.artifact(name)

@@ -13,7 +13,7 @@ from flray.errors import ConfigError
 from flray.federation.cluster import uses_ray
 from flray.federation.placement import Plan, make_plan
 from flray.federation.probe import node_resources, survey, worthwhile
-from flray.federation.world import SharedData, World, load_dataset, make_world
+from flray.federation.world import SharedData, World, dataset_of, make_world
 from flray.loading import ConfigErrors
 from flray.tuning.space import Point
 
@@ -90,7 +90,7 @@ class Preparation:
     def _load(self, experiment: Experiment) -> SharedData:
         key = data_key(experiment)
         if key not in self._data:
-            self._data[key] = SharedData.of(load_dataset(experiment.data.name, experiment.data.options))
+            self._data[key] = SharedData.of(dataset_of(experiment))
         return self._data[key]
 
     def _deal(self, experiment: Experiment, world: World) -> Bundles:
@@ -115,7 +115,7 @@ class Preparation:
 
 def data_key(experiment: Experiment) -> str:
     """Return a text that two experiments share exactly if they use the same data set."""
-    return json.dumps(experiment.data.model_dump(), sort_keys=True, default=str)
+    return json.dumps(experiment.model_dump(include={"data", "public", "subset"}), sort_keys=True, default=str)
 
 
 def added_components() -> dict[str, dict[str, Any]]:
@@ -149,7 +149,8 @@ def _structure(experiment: Experiment) -> str:
     Real-valued options of the method and the details of local training do not.
     """
     content = experiment.model_dump(mode="json", include={
-        "data", "partition", "model", "models", "participation", "resources", "algorithm"})
+        "data", "public", "subset", "partition", "split", "shift", "model", "models", "participation", "resources",
+        "algorithm"})
     content["algorithm"] = {k: v for k, v in content["algorithm"].items() if not isinstance(v, float)}
     content["validation"], content["precision"] = experiment.evaluation.validation, experiment.local.precision
     return json.dumps(content, sort_keys=True)

@@ -13,6 +13,8 @@ from typing import Any
 from ray.tune import Callback
 
 from flray import rundir
+from flray.config import Config
+from flray.federation.portrait import AFTER, BEFORE, PARTITION, save_partition, save_text
 from flray.tracking.journal import Journal
 from flray.tracking.tracker import Tracker
 from flray.tuning.progress import SweepProgress
@@ -27,6 +29,8 @@ class Recorder(Callback):  # type: ignore[misc]
     ----------
     sweep : Path
         The sweep's folder.
+    config : Config
+        The sweep.
     points : mapping of str to Point
         The trials by number; new ones may be added while the sweep runs.
     left : int
@@ -37,8 +41,9 @@ class Recorder(Callback):  # type: ignore[misc]
         What the user sees.
     """
 
-    def __init__(self, sweep: Path, points: Mapping[str, Point], left: int, tracker: Tracker | None,
+    def __init__(self, sweep: Path, config: Config, points: Mapping[str, Point], left: int, tracker: Tracker | None,
                  progress: SweepProgress) -> None:
+        self._config = config
         self._sweep, self._points, self._tracker, self._progress = sweep, points, tracker, progress
         self._parent = rundir.read(sweep)
         self._journals: dict[str, Journal] = {}
@@ -60,7 +65,7 @@ class Recorder(Callback):  # type: ignore[misc]
             return
         self._begun = self._begun or time.monotonic()  # starting the first processes tells nothing about the rest
         point, folder = self._points[number], TrialFolder(self._sweep, number)
-        journal = self._journals[number] = folder.begin(point, self._parent)
+        journal = self._journals[number] = folder.begin(point, self._parent, self._config)
         self._done[number] = max((event["round"] for event in journal.rounds()), default=0)
         self._left -= self._done[number]
         if self._tracker is not None:
@@ -76,6 +81,7 @@ class Recorder(Callback):  # type: ignore[misc]
         self._values[number], self._metrics[number] = report["values"], report["metric"]
         for line in report["lines"]:
             self._progress.say(f"trial {number}: {line}")
+        self._keep(number, report)
         if "metrics" not in report:
             return
         journal.record_round(done, report["metrics"])
@@ -88,6 +94,15 @@ class Recorder(Callback):  # type: ignore[misc]
         pace = (time.monotonic() - (self._begun or 0.0)) / self._played
         self._progress.round(number, point.label, done, point.experiment.rounds, float(result["score"]),
                              pace * max(0, self._left))
+
+    def _keep(self, number: str, report: Mapping[str, Any]) -> None:
+        """Write down what the report's figures need beyond metrics."""
+        folder = TrialFolder(self._sweep, number).path
+        if report.get(PARTITION):
+            save_partition(report[PARTITION], folder)
+        for name in (BEFORE, AFTER):
+            if report.get(name):
+                save_text(report[name], folder / name)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record that a trial is finished, was stopped early, or failed at once."""

@@ -11,13 +11,17 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from flray import rundir
+from flray import arms, rundir
+from flray.config import Evaluation
+from flray.metrics.direction import lower_is_better
+from flray.metrics.summary import report
 from flray.tracking.journal import history_of, read_events
 from flray.tuning.space import columns, shown, words
 from flray.tuning.trials import TrialFolder, folders
 
-VIEWS = ("global/common", "global/local", "personal/local", "personal/others")
+VIEWS = ("global/common", "global/local", "personal/local", "personal/others", "online/local", "offline/local")
 CLIENT = "client/"
+PROTOCOLS = {"last": "", "best": ", best round on validation", "mean-last": ", mean of the last evaluations"}
 _SHOWN_CLIENTS = 12
 
 
@@ -142,10 +146,10 @@ class SweepResult:
         clients = [c for c in summary.columns if c.startswith(CLIENT) and not c.endswith("_std")]
         clients = clients if len(clients) <= _SHOWN_CLIENTS else []
         heading = f"{self._config['experiment']['name']}: {' or '.join(metrics)}{', %' if percent else ''}, " \
-                  f"mean ± std over seeds"
+                  f"mean ± std over seeds{PROTOCOLS[self._config['experiment']['evaluation'].get('protocol', 'last')]}"
         table = Table(title=heading, title_justify="left")
         for name in varying or ["algorithm"]:
-            table.add_column(name)
+            table.add_column(name.removeprefix(arms.PREFIX))
         for name in ("score", *(c.removeprefix(CLIENT) for c in clients), "seeds", "rounds"):
             table.add_column(name, justify="right")
         for _, row in summary.iterrows():
@@ -174,7 +178,8 @@ class SweepResult:
 
     def _in_order(self, names: set[str]) -> list[str]:
         """Return settings in the order of the space."""
-        paths = [path.removeprefix("experiment.").removesuffix(".name") for path in self._config["space"]]
+        paths = [f"{arms.PREFIX}{axis}" for axis in self._config.get("arms") or {}]
+        paths += [path.removeprefix("experiment.").removesuffix(".name") for path in self._config["space"]]
         place = {path: position for position, path in enumerate(paths)}
 
         def key(name: str) -> tuple[int, str]:
@@ -197,15 +202,16 @@ def _row(folder: TrialFolder) -> dict[str, Any]:
     """Return one trial's row in parts."""
     identity = folder.identity
     history = history_of(read_events(folder.path / rundir.JOURNAL))
-    last = {str(name): float(values.dropna().iloc[-1]) for name, values in history.items() if values.notna().any()}
     metric = identity.get("metric") or ""
+    evaluation = Evaluation.model_validate(folder.settings["evaluation"])
+    last = report(history, metric, evaluation.protocol, evaluation.last).values
     _, _, measure = metric.partition("/")[2].partition("/")
     measure = measure.split("/")[0]
     own = f"{metric.split('/')[0]}/local/{measure}/client/"
     return {
         "trial": folder.number, "settings": columns(identity.get("setting_at_end") or identity["setting"]),
         "seed": identity["seed"], "status": identity["status"], "rounds": len(history),
-        "score": last.get("score", math.nan),
+        "score": last.get(metric, math.nan),
         "metric": metric or None, "seconds": float(history["time/round"].sum()) if "time/round" in history else 0.0,
         "sha256": identity.get("sha256"), "failure": identity.get("failure"),
         "views": {f"{view}/{measure}": last[f"{view}/{measure}"] for view in VIEWS if f"{view}/{measure}" in last},
@@ -225,8 +231,8 @@ def _whole(value: Any) -> int:
 def _is_share(summary: pd.DataFrame) -> bool:
     """Tell whether the score is a share between 0 and 1, which is shown in percent."""
     known = summary["score"].dropna()
-    loss = any("loss" in str(metric) for metric in set(summary["metric"].dropna()))
-    return not loss and bool(((known >= 0) & (known <= 1)).all())
+    length = any(lower_is_better(str(metric)) for metric in set(summary["metric"].dropna()))
+    return not length and bool(((known >= 0) & (known <= 1)).all())
 
 
 def _spread(mean: float, std: float, percent: bool) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flray import keys, registry
+from flray import arms, keys, registry
 from flray.config import Choice, Config, Domain, Experiment, Grid, LogUniform, Pbt, RandInt, Uniform
 from flray.errors import ConfigError
 from flray.loading import ConfigErrors, variant
@@ -68,6 +68,12 @@ def resolved(config: Config) -> Config:
     if "seed" in config.space:
         errors.append(ConfigError("space.seed", "seeds as part of the space",
                                   "list them in sweep.seeds, so that they are averaged over"))
+    errors += [ConfigError(f"arms.{axis}.{name}", path, "a setting of the whole sweep; it cannot vary within it")
+               for axis, one in config.arms.items() for name, changes in one.items() for path in changes
+               if path.removeprefix("experiment.").split(".")[0] in (*_OF_THE_SWEEP, "seed", "arms", "space", "sweep")]
+    if config.arms and config.sweep.search == "optuna":
+        errors.append(ConfigError("sweep.search", "'optuna' with arms", "all arms are run, none is searched for; "
+                                  "set random, or write the space without arms"))
     random = [path for path, domain in config.space.items() if not isinstance(domain, Grid)]
     if config.sweep.search == "grid" and random:
         names = ", ".join(random)
@@ -79,6 +85,8 @@ def resolved(config: Config) -> Config:
                                   "repetitions in sweep.seeds"))
     if config.sweep.search == "optuna" and not config.space:
         errors.append(ConfigError("sweep.search", "'optuna' with an empty space", "there is nothing to search"))
+    if not any(True for _ in arms.combinations(config)):
+        errors.append(ConfigError("sweep.skip", "every combination of arms", "leave at least one to be run"))
     errors += _population_errors(config)
     if errors:
         raise ConfigErrors(errors)
@@ -96,9 +104,9 @@ def settings(config: Config) -> list[Values]:
     found: dict[str, Values] = {}
     for sample in range(config.sweep.samples):
         drawn = {path: draw(domain, config.sweep.seed, sample, path) for path, domain in random.items()}
-        for combination in itertools.product(*grids.values()):
+        for named, combination in itertools.product(arms.combinations(config), itertools.product(*grids.values())):
             chosen = {**dict(zip(grids, combination, strict=True)), **drawn}
-            setting = {path: chosen[path] for path in config.space}
+            setting = {**named, **{path: chosen[path] for path in config.space}}
             found.setdefault(json.dumps(setting, sort_keys=True), setting)
     return list(found.values())
 
@@ -181,8 +189,13 @@ def label(setting: Mapping[str, Any]) -> str:
 
 def words(flat: Mapping[str, Any]) -> str:
     """Return columns in a few words; components by their name alone."""
-    return " ".join(str(value) if path in registry_paths() else f"{path.rsplit('.', 1)[-1]}={shown(value)}"
+    return " ".join(str(value) if is_name(path) else f"{path.rsplit('.', 1)[-1]}={shown(value)}"
                     for path, value in flat.items())
+
+
+def is_name(path: str) -> bool:
+    """Tell whether a column's value says what it is by itself: a component's name, or an arm's."""
+    return path in registry_paths() or path.startswith(arms.PREFIX)
 
 
 def registry_paths() -> frozenset[str]:

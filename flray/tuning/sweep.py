@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flray import rundir, storage
+from flray import rundir, storage, suites
 from flray.config import Config
 from flray.federation.cluster import local_resources, ray_session
 from flray.loading import load
@@ -15,6 +15,7 @@ from flray.running import InterruptedRunError
 from flray.tracking.connection import redacted, resolve_uri
 from flray.tracking.journal import Journal
 from flray.tracking.tracker import Tracker
+from flray.tuning import naming
 from flray.tuning.finishing import finish
 from flray.tuning.preparing import Preparation
 from flray.tuning.progress import Silence, SweepProgress
@@ -24,7 +25,7 @@ from flray.tuning.trials import OVER, TRIALS, TUNE, TrialFolder, folders, settin
 
 
 def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, address: str | None = None,
-         progress: SweepProgress | None = None, **replaced: Any) -> SweepResult:
+         progress: SweepProgress | None = None, smoke: bool = False, **replaced: Any) -> SweepResult:
     """Run a sweep.
 
     Parameters
@@ -37,6 +38,8 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
         A running Ray cluster; without it Ray is started on this machine.
     progress : SweepProgress, optional
         How to show what happens; nothing is shown without.
+    smoke : bool
+        Only prove that everything runs; see `flray.suites.smoke`.
     **replaced
         Parts of the experiment to replace, for example ``rounds=5``.
 
@@ -47,7 +50,8 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
     InterruptedRunError
         If the user stopped it; the message says how to go on.
     """
-    config = resolved(load(source, [*overrides, *replaced.items()]))
+    config = load(source, [*overrides, *replaced.items()])
+    config = resolved(suites.smoke(config) if smoke else config)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(config, address, progress or Silence(), stack)
         sweep.check()
@@ -144,7 +148,8 @@ class _Sweep:
         tags = {f"version.{name}": version for name, version in identity["versions"].items()}
         if not journal.start(uid=identity["uid"], experiment=experiment.tracking.experiment,
                              name=f"{experiment.name} {folder.name}", params=settings_text(self._config),
-                             tags={**tags, "flray.folder": str(folder), "flray.kind": "sweep"}):
+                             tags={**tags, **naming.tags(self._config), "flray.folder": str(folder),
+                                   "flray.kind": "sweep"}):
             journal.resume()
         rundir.update(folder, status="running")
         for point in self._points.values():
@@ -182,7 +187,7 @@ class _Sweep:
             if not self._connected:
                 self._connect()
             rounds = (self._total - over) * self._config.experiment.rounds
-            recorder = Recorder(folder, self._points, rounds, tracker, self._progress)
+            recorder = Recorder(folder, self._config, self._points, rounds, tracker, self._progress)
             try:
                 Session(self._config, folder, self._preparation, self._points).run(recorder)
             finally:

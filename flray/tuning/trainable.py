@@ -18,7 +18,6 @@ from ray import tune
 
 from flray import registry
 from flray.config import Checkpointing, Config, Experiment
-from flray.data.tasks import task
 from flray.errors import FlrayError, nearest
 from flray.federation import checkpoint
 from flray.federation.clients import RayExecutor
@@ -28,6 +27,7 @@ from flray.federation.executor import LostObjectError
 from flray.federation.federation import Federation
 from flray.federation.inline import InlineExecutor
 from flray.federation.player import describe
+from flray.federation.portrait import AFTER, BEFORE, PARTITION, partition, portrait, to_text
 from flray.federation.world import SharedData, World, make_world
 from flray.loading import variant
 from flray.tuning.preparing import Bundles, data_key
@@ -95,6 +95,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         """Run a round; where all are done already, only report so."""
         report: dict[str, Any] = {}
         with self._failures():
+            if self._failure is None and self._federation.rounds_done == 0:
+                report |= {PARTITION: partition(self._federation.world), BEFORE: self._portrait(False)}
             if self._failure is None and self._federation.rounds_done < self._rounds:
                 metrics = self._federation.step().metrics
                 self._score = metrics["score"] = self._measured(metrics)
@@ -103,7 +105,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
                                     if isinstance(value, (int, float))})
                 report["metrics"] = metrics
             if self._failure is None and self._federation.rounds_done >= self._rounds:
-                report["sha256"] = self._federation.sha256()
+                report |= {"sha256": self._federation.sha256(), AFTER: self._portrait(True)}
         done = 0 if self._federation is None else self._federation.rounds_done
         report |= {"metric": self._metric, "values": self._values, "lines": list(self._lines), "failure": self._failure}
         self._lines.clear()
@@ -149,7 +151,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             world = make_world(experiment, shared)
             metric = self._shared.config.sweep.metric
             self._metric = metric if metric != "auto" else main_metric(
-                world.algorithm.views, task(world.data.task).metric)
+                world.algorithm.views, world.task.metric)
             self._executor = self._staff(experiment, world, samples, point["bundles"])
             self._federation = Federation(world, self._executor, self._lines.append)
             self._restore_newest()
@@ -181,6 +183,12 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         with contextlib.suppress(OSError, ValueError):
             self._score = float(json.loads((folder / TRIAL).read_text())["score"])
         self._saved_at = time.monotonic()
+
+    def _portrait(self, final: bool) -> str | None:
+        """Return what figures need, as text; None where it is not wanted or cannot be had."""
+        wanted = self._federation.world.config.tracking.features
+        found = portrait(self._federation, final) if wanted else {}
+        return to_text(found) if found else None
 
     def _due(self, done: int) -> bool:
         settings = self._checkpointing

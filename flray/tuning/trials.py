@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from flray import rundir, storage
 from flray.config import Config
 from flray.errors import FlrayError
 from flray.tracking.journal import Journal, read_events
-from flray.tuning.space import Point, Values, columns, number
+from flray.tuning import naming
+from flray.tuning.space import Point, Values, number
 
 TRIALS, TUNE, RESULTS, SUMMARY, TABLE = "trials", "tune", "results.csv", "summary.csv", "table.txt"
 OVER = ("finished", "stopped")
@@ -54,11 +57,17 @@ class TrialFolder:
         return rundir.read(self.path)
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The trial's resolved experiment."""
+        content: dict[str, Any] = yaml.safe_load((self.path / rundir.CONFIG).read_text(encoding="utf-8"))["experiment"]
+        return content
+
+    @property
     def status(self) -> str:
         """waiting, running, finished, stopped (early) or failed."""
         return str(self.identity["status"])
 
-    def begin(self, point: Point, parent: Mapping[str, Any]) -> Journal:
+    def begin(self, point: Point, parent: Mapping[str, Any], sweep: Config) -> Journal:
         """Open the journal and record that the trial starts or goes on."""
         identity = self.identity
         journal = Journal(self.path / rundir.JOURNAL)
@@ -66,10 +75,10 @@ class TrialFolder:
         tracking = point.experiment.tracking
         began = journal.start(
             uid=identity["uid"], experiment=tracking.experiment, parent=parent["uid"],
-            name=f"{point.number} {point.label}",
-            tags={**tags, "flray.folder": str(self.path), "trial": point.number},
-            params={**dict(rundir.flat(point.experiment.model_dump(mode="json"))),
-                    **{f"setting.{path}": str(value) for path, value in columns(point.setting).items()}})
+            name=naming.title(point),
+            tags={**tags, **naming.tags(sweep, point.experiment), "flray.folder": str(self.path),
+                  "trial": point.number},
+            params={**naming.differing(point.setting), **dict(rundir.flat(point.experiment.model_dump(mode="json")))})
         if not began:
             journal.resume()
         rundir.update(self.path, status="running", failure=None)

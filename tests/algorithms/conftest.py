@@ -21,6 +21,8 @@ from flray.federation.world import World, make_world
 from flray.models import SplitModel
 
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
+QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
+"""Options of methods that by their defaults would take long; what is measured by name alone runs with these."""
 _clients: dict[str, tuple[list[Arrays], int]] = {}
 
 
@@ -84,6 +86,8 @@ def world_of(algorithm: str | Mapping[str, Any], clients: Sequence[Arrays] | Non
              model: str | Mapping[str, Any] = "two-layer", local: Mapping[str, Any] | None = None,
              **experiment: Any) -> World:
     """Return a world of hand-made clients; `experiment` holds further sections."""
+    if isinstance(algorithm, str):
+        algorithm = {"name": algorithm, **QUICK.get(algorithm, {})}
     clients = list(blobs() if clients is None else clients)
     key = str(hash((classes, *(a.tobytes() for client in clients for a in client))))
     _clients[key] = (clients, classes)

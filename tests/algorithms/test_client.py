@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from flray import registry
+from flray import registry, trees
 from flray.algorithms.base import Algorithm, Phase
 from flray.algorithms.client import Client
 from flray.data.types import DataSet, Domain
-from tests.algorithms.conftest import models_sha, played
+from tests.algorithms.conftest import federation_of, models_sha, played, world_of
 
 SEEN: list[torch.Tensor] = []
 
@@ -64,3 +64,30 @@ def test_a_phase_s_own_settings_hold_in_it() -> None:
     direct = played("fedavg", local={"clip_norm": 0.01, "lr": 0.5})
     assert models_sha(played("clipping")) == models_sha(direct)
     assert models_sha(played("fedavg", local={"lr": 0.5})) != models_sha(direct)
+
+
+@registry.register_algorithm("brief")
+class Brief(Watching):
+    """FedAvg with three steps a round of the batches of two epochs."""
+
+    def phases(self, client: Client) -> tuple[Phase, ...]:
+        return (Phase(epochs=2, steps=3),)
+
+
+def test_a_phase_of_so_many_steps_takes_the_first_batches_of_its_passes() -> None:
+    whole = batches(epochs=2)
+    SEEN.clear()
+    played("brief", model="linear", data={"name": "small-images"}, rounds=2, local={"batch_size": 8})
+    expected = [whole[turn * 4 + step] for turn in range(4) for step in range(3)]
+    assert len(SEEN) == 12 and all(torch.equal(a, b) for a, b in zip(SEEN, expected, strict=True))
+
+
+def test_every_network_gets_the_weights_of_its_own_architecture() -> None:
+    """Architectures share a stage, but not its message: without training, clients send back what came."""
+    federation = federation_of(world_of("fedavg", local={"epochs": 0, "precision": "float32"}, models={
+        "client1": {"name": "two-layer", "width": 7}}))
+    before = {key: trees.sha256(model) for key, model in federation.server.models.items()}
+    for _ in range(2):
+        federation.step()
+    assert {key: trees.sha256(model) for key, model in federation.server.models.items()} == before
+    assert len(before) == 2

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flray import functional, registry, trees
+from flray.algorithms.client import Client
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
 from tests.algorithms.conftest import blobs, federation_of, played, state_of, tensors, world_of
@@ -233,3 +234,43 @@ def test_the_switch_changes_exactly_these_values(name: str, more: dict[str, Any]
 def test_private_batch_that_would_be_ignored_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.batch_size: 16"):
         world_of({"name": "fcclplus", "variant": "released"}, local={"batch_size": 16})
+
+
+def test_what_keeps_from_forgetting_matters_and_without_strength_is_nothing() -> None:
+    terms: list[dict[str, Any]] = [
+        {"local_term": "none"}, {}, {"kd_share": 0.5}, {"kd_share": 1.0}, {"local_term": "ewc"},
+        {"local_term": "two_teachers"}]
+    digests = [personal(played({"name": "fcclplus", **term}, **SETTINGS)) for term in terms]
+    assert len(set(digests)) == len(terms)
+    assert personal(played({"name": "fcclplus", "local_term": "ewc", "ewc": 0.0}, **SETTINGS)) == digests[0]
+
+
+FISHERS: list[dict[str, Tensor]] = []
+
+
+@registry.register_algorithm("watched-fcclplus")
+class Watched(registry.algorithms.get("fcclplus")):  # type: ignore[misc]
+    """Notes the first client's Fisher information and the penalty's gradient before training moves anything."""
+
+    def begin(self, client: Client) -> None:
+        super().begin(client)
+        if client.id == 0:
+            penalty = functional.ewc_penalty(
+                client.parameters, client.scratch["anchor"], client.scratch["fisher"], 1.0)
+            gradients = torch.autograd.grad(penalty, list(client.parameters.values()))
+            FISHERS.append({**client.scratch["fisher"], "slope": torch.stack([g.abs().max() for g in gradients]).max()})
+
+
+def test_fisher_information_of_a_softmax_regression_is_its_closed_form() -> None:
+    """Entry (c, d) is the mean of (p_c - y_c)^2 x_d^2; the penalty has no slope at its anchor."""
+    FISHERS.clear()
+    federation = federation_of(world_of(
+        {"name": "watched-fcclplus", "local_term": "ewc", "public_passes": 0, "teacher": "current"}, CLIENTS,
+        model="one-layer"))
+    w = federation.server.model["classifier.weight"]
+    x, y = tensors(CLIENTS)[0]
+    federation.step()
+    residual = torch.softmax(x @ w.T, 1) - torch.nn.functional.one_hot(y, 3)
+    (fisher,) = FISHERS
+    torch.testing.assert_close(fisher["classifier.weight"], (residual**2).T @ x**2 / len(x), rtol=1e-12, atol=1e-14)
+    assert float(fisher["slope"]) == 0.0

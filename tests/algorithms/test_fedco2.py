@@ -93,6 +93,9 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     for i, (x, y) in enumerate(data):
         right = ((forward(shared, x) + forward(offline[i], x)).argmax(1) == y).double().mean()
         assert metrics[f"personal/local/accuracy/client/client{i}"] == pytest.approx(float(right))
+        for part, w in (("online", shared), ("offline", offline[i])):
+            right = (forward(w, x).argmax(1) == y).double().mean()
+            assert metrics[f"{part}/local/accuracy/client/client{i}"] == pytest.approx(float(right))
 
 
 def test_without_either_transfer_it_is_fedbn_and_local_side_by_side() -> None:
@@ -109,6 +112,17 @@ def test_differs_from_fedbn_and_local_at_its_default() -> None:
     both, norm, alone = (played(a, rounds=2) for a in ("fedco2", "fedbn", "local"))
     assert models_sha(both) != models_sha(norm)
     assert trees.sha256(state_of(both, 0)["offline"]) != trees.sha256(state_of(alone, 0)["personal"])
+
+
+def test_each_model_is_tested_alone_as_the_method_it_is_then() -> None:
+    """Without either transfer online is FedBN and offline is local training, their accuracies too."""
+    settings = {"rounds": 2, "evaluation": {"others": True}}
+    both, norm, alone = (played(a, **settings).evaluate() for a in (ALONE, "fedbn", "local"))
+    for name in ("accuracy", "loss", "accuracy/worst10", "accuracy/client/client1"):
+        assert both[f"online/local/{name}"] == norm[f"personal/local/{name}"]
+        assert both[f"offline/local/{name}"] == alone[f"personal/local/{name}"]
+    assert both["online/local/loss"] != both["offline/local/loss"] != both["personal/local/loss"]
+    assert not any(name.startswith(("online", "offline")) for name in norm)
 
 
 def test_label_skew_sends_no_classifiers() -> None:

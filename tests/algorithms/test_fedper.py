@@ -44,6 +44,11 @@ def test_a_head_continues_from_its_last_turn() -> None:
         torch.testing.assert_close(state_of(federation, i)["personal"]["classifier.weight"], w, rtol=1e-12, atol=1e-14)
 
 
+def test_joined_groups_stay_at_the_client_together() -> None:
+    names = state_of(played({"name": "fedper", "personal": "classifier+batch_norm"}), 0)["personal"].keys()
+    assert {name.rsplit(".", 1)[0] for name in names} == {"classifier", "features.middle"} and len(names) == 7
+
+
 def test_an_unknown_group_is_refused() -> None:
     with pytest.raises(FlrayError, match="unknown parameter group 'head'"):
         world_of({"name": "fedper", "personal": "head"})

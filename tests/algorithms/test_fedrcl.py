@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flray.algorithms.fedrcl import pooled, tapped
+from flray.algorithms.fedrcl import tapped
+from flray.algorithms.samples import pooled
 from flray.errors import FlrayError
 from flray.models import build
 from tests.algorithms.conftest import (

@@ -32,6 +32,16 @@ GLOBAL: list[tuple[Options, Options, Options]] = [
     (opt("fedrod", generic_loss="ce"), FEDAVG, {}),
     (opt("fedbn"), FEDAVG, {"aggregation": UNIFORM, "model": PLAIN}),
     (opt("fedper", personal="none"), FEDAVG, {}),
+    (opt("apfl"), FEDAVG, {}),
+    (opt("l2sgd", pull=1.0), FEDAVG, {"aggregation": UNIFORM}),
+    (opt("perfedavg", alpha=0.0), FEDAVG, {"aggregation": UNIFORM}),
+    (opt("perfedavg", alpha=0.0, form="hf"), FEDAVG, {"aggregation": UNIFORM, "local": {"optimizer": "adam"}}),
+    (opt("fedalt", personal="none"), FEDAVG, {}),
+    (opt("fedsim", personal="none"), FEDAVG, {}),
+    (opt("fedalt", personal_epochs=3, shared_epochs=2), opt("fedrep", head_epochs=3, body_epochs=2), {}),
+    (opt("fedsim"), opt("fedper"), {}),
+    (opt("feddf", steps=0), FEDAVG, {}),
+    (opt("fedmatch", public_size=0, ratio=0.0, lam_s=1.0), FEDAVG, {}),
     (opt("fedrep", head_epochs=0, body_epochs=None), opt("fedbabu"), {"aggregation": UNIFORM}),
 ]
 """Method, what it equals, settings of both; compared by the global models."""
@@ -40,6 +50,17 @@ PERSONAL: list[tuple[Options, Options, Options]] = [
     (opt("fedper", personal="all"), opt("local"), {}),
     (opt("fedper", personal="batch_norm"), opt("fedbn"), {"aggregation": UNIFORM}),
     (opt("fedproto", lam=0.0), opt("local"), {}),
+    (opt("apfl", alpha=1.0, adaptive=False), opt("local"), {}),
+    (opt("l2sgd", pull=0.0), opt("local"), {}),
+    (opt("fedalt", personal="all", personal_epochs=None), opt("local"), {"local": {"epochs": 2}}),
+    (opt("fedsim", personal="all"), opt("local"), {}),
+    (opt("fedalt", personal_epochs=3, shared_epochs=2), opt("fedrep", head_epochs=3, body_epochs=2), {}),
+    (opt("fedsim"), opt("fedper"), {}),
+    (opt("fcclplus", public_passes=0, local_term="none"), opt("local"), {}),
+    (opt("feddf", mode="peer", public_passes=0), opt("local"), {}),
+    (opt("fedmatch", average=False, public_size=0, ratio=0.0, lam_s=1.0), opt("local"), {}),
+    (opt("fedmd", digest_epochs=0), opt("local"), {}),
+    (opt("rhfl", public_passes=0, a=1.0, b=0.0), opt("local"), {}),
 ]
 """The same, compared by what each client keeps of the model."""
 
@@ -49,7 +70,8 @@ def label(value: object) -> str:
 
 
 def personal_sha(federation: Federation) -> str:
-    return trees.sha256(*(state_of(federation, client)["personal"] for client in range(3)))
+    states = [state_of(federation, client) for client in range(3)]
+    return trees.sha256(*(state["v" if "v" in state else "personal"] for state in states))
 
 
 @pytest.mark.parametrize(("method", "other", "settings"), GLOBAL, ids=label)

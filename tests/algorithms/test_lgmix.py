@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from flray import registry, trees
 from flray.data.types import DataSet, Domain
+from flray.federation.inline import InlineExecutor
 from flray.models import SplitModel
 from tests.algorithms.conftest import (
     blobs,
@@ -128,19 +129,6 @@ def test_u_is_not_the_mean_of_the_personalised_models() -> None:
     assert float((mean - federation.server.model[NAMES[1]]).abs().max()) > 1e-4
 
 
-def test_the_switch_changes_exactly_these_values() -> None:
-    params = registry.algorithms.params("lgmix")
-    paper, released = (params(variant=v).resolved().model_dump() for v in ("paper", "released"))
-    changed = {name: (paper[name], released[name]) for name in paper if paper[name] != released[name]}
-    assert changed == {"variant": ("paper", "released"), "centred": (False, True), "drop_smallest": (False, True),
-                       "history": ("earlier", "all"), "inputs": ("normalised", "unit"),
-                       "update": ("round", "last_epoch")}
-    for name, (one, other) in changed.items():
-        if name != "variant":
-            assert getattr(params(**{name: other}).resolved(), name) == other
-            assert getattr(params(variant="released", **{name: one}).resolved(), name) == one
-
-
 @registry.register_dataset("bright")
 def bright(root: Any) -> DataSet:
     x = np.random.default_rng(0).integers(0, 256, (12, 1, 2, 2), dtype=np.uint8)
@@ -163,6 +151,61 @@ def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: 
     p[torch.arange(len(y)), y] -= 1
     expected = start - 0.1 * p.T @ x / len(y)
     torch.testing.assert_close(federation.server.model["classifier.weight"], expected, rtol=1e-9, atol=1e-11)
+
+
+def test_no_task_is_asked_for() -> None:
+    assert registry.algorithms.get("lgmix").needs == {"homogeneous"}
+
+
+class Whole(nn.Module):
+    """Not split, as networks for other tasks may be."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(x)
+        return outputs
+
+
+def five_layers(inputs: int, classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, 5), nn.ReLU(), nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(),
+                         nn.Linear(6, classes))
+
+
+@registry.register_model("whole")
+def whole(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Whole(five_layers(shape[0], num_classes))
+
+
+@registry.register_model("split-early")
+def split_early(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    layers = five_layers(shape[0], num_classes)
+    return SplitModel(layers[:2], layers[2:])
+
+
+@pytest.mark.parametrize("model", ["whole", "split-early"])
+def test_features_are_those_before_the_last_layer(model: str) -> None:
+    """In the first step both models are the same: only the mode of the batch norm tells their features apart."""
+    clients = blobs((10, 9, 12))
+    federation = federation_of(world_of("lgmix", clients, model=model, local={"batch_size": 100}))
+    metrics = federation.step().metrics
+    for i, (x, _) in enumerate(tensors(clients)):
+        network: Any = federation.world.build(model)
+        layers = network.layers if model == "whole" else nn.Sequential(*network.features, *network.classifier)
+        common, local = (float(layers.train(mode)[:-1](x).detach().square().sum()) for mode in (False, True))
+        assert abs(local / (local + common) - 0.5) > 0.01
+        assert metrics[f"train/lgmix/lambda/client/client{i}"] == pytest.approx(local / (local + common), rel=1e-9)
+
+
+def test_nothing_is_left_at_the_network_after_a_turn() -> None:
+    world = world_of("lgmix")
+    executor = InlineExecutor(world)
+    federation_of(world, executor).step()
+    bench = executor._player._workshop.bench("two-layer")
+    models = [bench.model, *bench.twins.values()]
+    assert len(models) == 2 and not any(m._forward_pre_hooks for model in models for m in model.modules())
 
 
 def test_features_of_images_are_pooled_over_positions() -> None:

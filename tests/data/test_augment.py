@@ -1,7 +1,27 @@
+import numpy as np
+import pytest
 import torch
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as reference
 
-from flray.data.augment import augmented, random_crop, random_flip, random_resized_crop
+from flray.config import Config, Local
+from flray.data import colour
+from flray.data.augment import (
+    PRESETS,
+    augmented,
+    augmented_with,
+    check,
+    random_crop,
+    random_flip,
+    random_resized_crop,
+    random_rotation,
+    rotated,
+)
+from flray.errors import ConfigError
+from flray.federation.world import make_world
 from flray.keys import torch_generator
+from flray.loading import ConfigErrors, load
+from flray.registry import augmentations
 
 
 def test_a_crop_is_a_shift_of_at_most_the_padding() -> None:
@@ -63,5 +83,193 @@ def test_what_is_no_image_is_left_alone() -> None:
     assert augmented(features, "resized", torch_generator(0, "augmentation")) is features
     images = torch.rand(5, 1, 8, 8)
     assert augmented(images, "none", torch_generator(0, "augmentation")) is images
-    for how in ("flip", "crop", "resized"):
+    for how in sorted(PRESETS.keys() - {"none"}):
         assert not torch.equal(augmented(images, how, torch_generator(0, "augmentation")), images)
+
+
+def photos(batch: int = 6, height: int = 9, width: int = 7) -> torch.Tensor:
+    """Return 8-bit colour images in [0, 1], gray and saturated pixels among them."""
+    raw = torch.randint(256, (batch, 3, height, width), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    raw[0, :, 0] = 128
+    raw[-1, 0, 2:4], raw[-1, 1, 2:4] = 255, 0
+    return raw.float() / 255
+
+
+@pytest.mark.parametrize(("own", "name", "factors"), [
+    (colour.brightness, "adjust_brightness", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
+    (colour.contrast, "adjust_contrast", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
+    (colour.saturation, "adjust_saturation", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
+    (colour.hue, "adjust_hue", [-0.5, -0.1, 0.0, 0.04, 0.1, 0.5])])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_colours_are_those_of_torchvision(own: object, name: str, factors: list[float], channels: int) -> None:
+    images = photos()[:, :channels]
+    changed = own(images, torch.tensor(factors))
+    expected = [getattr(reference, name)(image, factor) for image, factor in zip(images, factors, strict=True)]
+    torch.testing.assert_close(changed, torch.stack(expected), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gray_is_that_of_torchvision(channels: int) -> None:
+    images = photos()[:, :channels]
+    torch.testing.assert_close(colour.gray(images).expand(-1, 3, -1, -1),
+                               reference.rgb_to_grayscale(images, num_output_channels=3), rtol=0, atol=1e-6)
+
+
+def test_a_rotation_is_that_of_torchvision() -> None:
+    images, angles = photos(), [-170.0, -15.0, 0.0, 3.0, 45.0, 90.0]
+    expected = [reference.rotate(image, angle, InterpolationMode.BILINEAR)
+                for image, angle in zip(images, angles, strict=True)]
+    torch.testing.assert_close(rotated(images, torch.tensor(angles)), torch.stack(expected), rtol=0, atol=1e-4)
+
+
+def test_flips_are_those_of_torchvision() -> None:
+    images = photos()
+    assert torch.equal(random_flip(images, torch.Generator(), p=1.0), reference.horizontal_flip(images))
+    assert torch.equal(random_flip(images, torch.Generator(), p=0.0), images)
+
+
+def test_random_angles_stay_within_their_bounds() -> None:
+    """A bar from the middle to the right ends where its angle says; all angles of the range occur."""
+    images = torch.zeros(400, 1, 41, 41)
+    images[:, :, 20, 20:40] = 1
+    turned = random_rotation(images, torch_generator(0, "augmentation"), degrees=30)
+    places = torch.arange(41.0)
+    mass = turned.sum((2, 3))
+    down = (turned * (places[:, None] - 20)).sum((2, 3)) / mass
+    right = (turned * (places - 20)).sum((2, 3)) / mass
+    angles = torch.rad2deg(torch.atan2(-down, right)).flatten()
+    assert -31 < float(angles.min()) < -28 and 28 < float(angles.max()) < 31
+    assert abs(float(angles.mean())) < 3
+
+
+def test_jitter_changes_its_share_of_images_within_bounds() -> None:
+    images = photos(1).expand(1000, -1, -1, -1)
+    jitter = augmentations.get("jitter")
+    result = jitter(images, torch_generator(0, "augmentation"), p=0.8)
+    changed = (result != images).any(dim=(1, 2, 3))
+    assert 750 < int(changed.sum()) < 850
+    assert float(result.min()) >= 0 and float(result.max()) <= 1
+    only = jitter(images, torch_generator(0, "augmentation"), brightness=0.4, contrast=0, saturation=0, hue=0, p=1)
+    factors = only[:, 0, 0, 0] / images[:, 0, 0, 0]
+    assert 0.6 <= float(factors.min()) < 0.61 and 1.39 < float(factors.max()) <= 1.4 + 1e-6
+    assert torch.equal(jitter(images, torch_generator(0, "augmentation"), brightness=0, contrast=0, saturation=0,
+                              hue=0), images)
+
+
+def test_every_image_has_its_own_order_of_changes() -> None:
+    """With brightness to at most double and then contrast to 0, or the reverse, what is cut off tells the order."""
+    images = torch.stack([torch.full((200, 4, 4), v) for v in (0.2, 0.6, 0.9)], 1)
+    images[:, :, :2] *= 0.5
+    jitter = augmentations.get("jitter")
+    options = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
+    result = jitter(images, torch_generator(3, "augmentation"), p=1.0, **options)
+    draws = torch.rand((9, 200), generator=torch_generator(3, "augmentation"))
+    functions = (colour.brightness, colour.contrast, colour.saturation, colour.hue)
+    factors = [0.6 + 0.8 * draws[1], 0.6 + 0.8 * draws[2], 0.6 + 0.8 * draws[3], 0.1 * (2 * draws[4] - 1)]
+    orders = draws[5:].argsort(0)
+    assert len({tuple(order) for order in orders.T.tolist()}) == 24
+    for i in range(200):
+        one = images[i:i + 1]
+        for k in orders[:, i].tolist():
+            one = functions[k](one, factors[k][i:i + 1])
+        torch.testing.assert_close(result[i], one[0], rtol=0, atol=1e-6)
+
+
+def test_grayscale_takes_its_share_of_images() -> None:
+    images = photos(1).expand(1000, -1, -1, -1)
+    result = augmentations.get("grayscale")(images, torch_generator(0, "augmentation"), p=0.2)
+    grayed = (result[:, 0] == result[:, 1]).all(dim=(1, 2)) & (result[:, 0] == result[:, 2]).all(dim=(1, 2))
+    assert 160 < int(grayed.sum()) < 240
+    assert torch.equal(result[~grayed], images[~grayed])
+
+
+def steps(*given: object) -> object:
+    return Local(augment=list(given)).augment
+
+
+def test_colours_work_on_pixels_whatever_the_normalisation() -> None:
+    images = photos(64, 8, 8)
+    mean, std = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.1]).view(3, 1, 1)
+    how = steps("jitter", {"name": "grayscale", "p": 0.3})
+    plain = augmented(images, how, torch_generator(0, "augmentation"))
+    normalised = augmented((images - mean) / std, how, torch_generator(0, "augmentation"), (mean, std))
+    torch.testing.assert_close(normalised * std + mean, plain, rtol=0, atol=2e-6)
+    assert not torch.allclose(plain, images)
+
+
+def test_presets_are_their_steps_bit_for_bit() -> None:
+    images = torch.randn(32, 3, 8, 8)
+    for preset, names in PRESETS.items():
+        a = augmented(images, preset, torch_generator(0, "augmentation"))
+        b = augmented(images, steps(*names), torch_generator(0, "augmentation"))
+        assert torch.equal(a, b)
+    generator = torch_generator(0, "augmentation")
+    assert torch.equal(augmented(images, "crop", torch_generator(0, "augmentation")),
+                       random_flip(random_crop(images, generator), generator))
+    generator = torch_generator(0, "augmentation")
+    assert torch.equal(augmented(images, "resized", torch_generator(0, "augmentation")),
+                       random_flip(random_resized_crop(images, generator), generator))
+
+
+@pytest.mark.parametrize("name", augmentations.names())
+def test_an_image_is_not_touched_by_its_neighbours(name: str) -> None:
+    images = photos(40, 8, 8)
+    others = images.clone()
+    others[1::2] = 0.5
+    first, again, beside, other = (
+        augmented(batch, steps(name), torch_generator(0, "augmentation", round=r))
+        for batch, r in ((images, 1), (images, 1), (others, 1), (images, 2)))
+    assert torch.equal(first, again)
+    assert torch.equal(first[0::2], beside[0::2])
+    assert not torch.equal(first, other)
+    assert first.shape == images.shape and first.dtype == images.dtype
+
+
+def test_colours_need_pixels() -> None:
+    check("strong", "here", (3, 32, 32), np.dtype("uint8"))
+    check("strong", "here", (1, 28, 28), np.dtype("uint8"))
+    check("strong", "here", (20,), np.dtype("float32"))
+    check("crop", "here", (3, 32, 32), np.dtype("float32"))
+    with pytest.raises(ConfigError, match=r"here: found jitter; .* float32 of 3"):
+        check("strong", "here", (3, 32, 32), np.dtype("float32"))
+    config = {"data": {"name": "random", "samples": 20, "shape": [3, 8, 8]}, "partition": "domains", "model": "linear",
+              "algorithm": "fedavg", "local": {"augment": ["grayscale"]}}
+    with pytest.raises(ConfigError, match=r"experiment\.local\.augment: found grayscale"):
+        make_world(Config.model_validate({"experiment": config}).experiment)
+
+
+@pytest.mark.parametrize(("how", "message"), [
+    ("jitter", r"local\.augment: found 'jitter'; input should be 'none', 'flip'"),
+    (["crop", "jiter"], r"local\.augment\.1\.name: found 'jiter'; .*did you mean 'jitter'"),
+    ([{"name": "jitter", "hue": 0.6}], r"local\.augment\.0\.hue: found 0\.6; .*less than or equal to 0\.5"),
+    ([{"name": "crop", "pading": 2}], r"local\.augment\.0\.pading: found 2; .*did you mean 'padding'"),
+])
+def test_mistakes_in_steps_are_named(how: object, message: str) -> None:
+    base = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
+    with pytest.raises(ConfigErrors, match=message):
+        load({"experiment": {**base, "local": {"augment": how}}})
+
+
+def test_steps_survive_a_round_trip() -> None:
+    local = Local(augment=["crop", {"name": "jitter", "hue": 0.05}])
+    assert local.augment[1].options["hue"] == 0.05
+    assert Local.model_validate(local.model_dump(mode="json")) == local
+
+
+@pytest.mark.parametrize("how", ["flip", "crop", "resized", steps("rotation", "flip")], ids=str)
+def test_masks_go_where_their_pixels_go(how: str) -> None:
+    square = torch.zeros(40, 2, 24, 24)
+    square[:, 0, 8:14, 5:12] = 1
+    square[:, 1, 9:11, 6:8] = 1
+    moved, masks = augmented_with(square, square.to(torch.uint8), how, torch_generator(0, "augmentation"))
+    assert masks.dtype == torch.uint8 and set(masks.unique().tolist()) == {0, 1}
+    assert torch.equal(masks, (moved >= 0.5).to(torch.uint8))
+    assert not torch.equal(masks, square.to(torch.uint8))
+    alone, labels = augmented_with(square, torch.arange(40), how, torch_generator(0, "augmentation"))
+    assert torch.equal(alone, moved) and torch.equal(labels, torch.arange(40))
+
+
+def test_masks_refuse_what_does_more_than_move_pixels() -> None:
+    with pytest.raises(ConfigError, match=r"local.augment: found jitter, grayscale; .*only steps that move pixels"):
+        augmented_with(torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8), "strong",
+                       torch_generator(0, "augmentation"))

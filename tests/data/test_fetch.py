@@ -104,5 +104,5 @@ def test_member_names_what_cannot_be_read(archives: tuple[Path, dict[str, Source
 
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'digits5' cannot be fetched; did you mean 'digits5-local'"):
-        get("digits5", tmp_path, quiet)
+    with pytest.raises(DataError, match="'digits5-loca' cannot be fetched; did you mean 'digits5-local'"):
+        get("digits5-loca", tmp_path, quiet)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flray.data.partitions import by_domain, dirichlet, dirichlet_equal, iid, pathological
+from flray.data.partitions import by_domain, dirichlet, dirichlet_equal, domain_dirichlet, iid, pachinko, pathological
 from flray.errors import DataError
 from flray.registry import partitions
 
@@ -44,6 +44,55 @@ def test_dirichlet_covers_with_min_size(labels: np.ndarray, seed: int, clients: 
 
 
 @quick
+@given(LABELS, SEEDS, st.integers(1, 12), st.floats(1e-6, 100))
+def test_balanced_dirichlet_covers_and_bounds_the_sizes(
+    labels: np.ndarray, seed: int, clients: int, alpha: float
+) -> None:
+    parts = dirichlet(labels, seed, clients=clients, alpha=alpha, min_size=0, balanced=True)
+    assert_cover(parts, len(labels))
+    # Below its equal share a client may still get one class whole, and no more after it.
+    assert max(len(part) for part in parts) <= len(labels) / clients + np.bincount(labels).max()
+
+
+@quick
+@given(LABELS, SEEDS, st.integers(1, 30), st.floats(1e-3, 100), st.floats(1e-3, 100), st.integers(1, 4))
+def test_pachinko_covers_with_equal_sizes(
+    labels: np.ndarray, seed: int, clients: int, alpha: float, beta: float, per_parent: int
+) -> None:
+    parts = pachinko(labels, labels // per_parent, seed, clients=clients, alpha=alpha, beta=beta)
+    assert_cover(parts, len(labels))
+    sizes = [len(part) for part in parts]
+    assert len(parts) == clients
+    assert max(sizes) - min(sizes) <= 1
+
+
+@quick
+@given(LABELS, SEEDS, st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.floats(0.5, 100))
+def test_domain_dirichlet_keeps_parts_of_domains(
+    labels: np.ndarray, seed: int, num_domains: int, num_parts: int, keep: int, alpha: float
+) -> None:
+    domains = np.arange(len(labels)) % num_domains
+    if keep > num_parts:
+        with pytest.raises(DataError, match=f"keep={keep} of parts={num_parts}"):
+            domain_dirichlet(labels, domains, seed, parts=num_parts, keep=keep)
+        return
+    parts = domain_dirichlet(labels, domains, seed, alpha=alpha, parts=num_parts, keep=keep)
+    assert [np.unique(domains[part]).tolist() for part in parts] == [[d] for d in range(num_domains)
+                                                                     for _ in range(keep)]
+    held = np.concatenate(parts)
+    assert len(np.unique(held)) == len(held)
+    assert all((np.diff(part) > 0).all() for part in parts)
+    if keep == num_parts:
+        assert_cover(parts, len(labels))
+    # Which parts are kept does not decide how the domain is cut.
+    everything = domain_dirichlet(labels, domains, seed, alpha=alpha, parts=num_parts, keep=num_parts, min_size=0)
+    if min(len(part) for part in everything) >= 1:
+        for d in range(num_domains):
+            for k in range(keep):
+                assert np.array_equal(parts[d * keep + k], everything[d * num_parts + k])
+
+
+@quick
 @given(LABELS, SEEDS, st.integers(1, 30), st.floats(1e-6, 100))
 def test_dirichlet_equal_covers_with_equal_sizes(labels: np.ndarray, seed: int, clients: int, alpha: float) -> None:
     parts = dirichlet_equal(labels, seed, clients=clients, alpha=alpha)
@@ -81,11 +130,15 @@ def test_domains_never_mix(labels: np.ndarray, seed: int, num_domains: int, each
         assert held.sum(1).max() - held.sum(1).min() <= 1
 
 
-@pytest.mark.parametrize("name", ["iid", "dirichlet", "dirichlet-equal", "pathological", "domains"])
+OPTIONS = {"domains": {"clients_per_domain": 5}, "domain-dirichlet": {"parts": 2, "keep": 2}}
+
+
+@pytest.mark.parametrize("name", partitions.names())
 def test_the_seed_decides(name: str) -> None:
     labels = np.arange(1000) % 10
-    context = {"domains": np.zeros(1000, dtype=np.int64)} if name == "domains" else {}
-    options = {"clients_per_domain": 5} if name == "domains" else {"clients": 5}
+    context = {"domains": np.zeros(1000, dtype=np.int64)} if name.startswith("domain") else {}
+    context |= {"superclasses": labels // 2} if name == "pachinko" else {}
+    options = OPTIONS.get(name, {"clients": 5})
     first, again, other = (partitions.get(name)(labels, *context.values(), seed, **options) for seed in (7, 7, 8))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
@@ -125,3 +178,42 @@ def test_pathological_shares_of_a_class_are_similar() -> None:
 def test_impossible_dirichlet_names_the_settings(clients: int, alpha: float, min_size: int) -> None:
     with pytest.raises(DataError, match=rf"alpha={alpha}.*clients={clients}.*min_size={min_size}"):
         dirichlet(np.arange(200) % 10, 0, clients=clients, alpha=alpha, min_size=min_size)
+
+
+def test_balanced_sizes_differ_less() -> None:
+    labels = np.arange(5000) % 10
+    plain, balanced = ([np.std([len(p) for p in dirichlet(labels, seed, clients=10, alpha=0.5, balanced=b)])
+                        for seed in range(20)] for b in (False, True))
+    assert np.mean(balanced) < 0.7 * np.mean(plain)
+
+
+def test_pachinko_shares_follow_both_levels() -> None:
+    """With few samples taken of many, a client's shares are its Dirichlet draws: their variances can be computed."""
+    labels = np.repeat(np.arange(20), 4000)  # 4 superclasses of 5
+    superclasses = labels // 5
+    parts = pachinko(labels, superclasses, 3, clients=400, alpha=0.3, beta=10.0)[:200]
+    held = counts(parts, labels) / 200
+    coarse = held.reshape(200, 4, 5).sum(2)
+    assert coarse.mean() == pytest.approx(0.25, abs=0.01)
+    # Dir(0.3 x 4) has variance 3 / (16 * (1.2 + 1)); counting 200 samples multiplies it by 1 + 1.2 / 200.
+    assert coarse.var(0).mean() == pytest.approx(3 / (16 * 2.2), rel=0.12)
+    large = held.reshape(200, 4, 5)[coarse > 0.5]
+    fine = large / large.sum(1, keepdims=True)
+    # Dir(10 x 5) has variance 4 / (25 * 51); some 150 counted samples add (50 + n) / n - 1 of it.
+    assert 4 / (25 * 51) < fine.var(0).mean() < 1.6 * 4 / (25 * 51)
+
+
+def test_pachinko_needs_a_hierarchy() -> None:
+    with pytest.raises(DataError, match="two superclasses"):
+        pachinko(np.array([0, 0, 1]), np.array([0, 1, 1]), 0, clients=1)
+
+
+def test_a_kept_part_is_skewed_and_its_size_random() -> None:
+    labels = np.repeat(np.arange(10), 300)
+    parts = domain_dirichlet(labels, np.zeros(3000, dtype=np.int64), 0, alpha=0.3, parts=3, keep=3)
+    shares = counts(parts, labels) / 300
+    assert np.allclose(shares.sum(0), 1)
+    # Dir(0.3 x 3): variance of a share 2 / (9 * 1.9) = 0.117.
+    assert 0.06 < shares.var() < 0.2
+    with pytest.raises(DataError, match=r"10 samples with alpha=0\.3 and parts=3 .*keep=1 at least min_size=11"):
+        domain_dirichlet(np.arange(10), np.zeros(10, dtype=np.int64), 0, min_size=11)

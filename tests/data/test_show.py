@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flray.data import federate, load_dataset
+from flray import registry
+from flray.cli import invoke
+from flray.data import DataSet, Domain, federate, load_dataset
 from flray.data.show import bubble_chart, partition_table
 
 
@@ -40,3 +42,51 @@ def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> No
     largest = np.pi / 4 * (0.95 * cell) ** 2
     drawn = blue.sum() / largest * data.class_counts().max()
     assert drawn == pytest.approx(2000, rel=0.15)
+
+
+SITES = ("amazon", "dslr", "webcam")
+
+
+def two_levels(root: Path) -> DataSet:
+    """Three domains over twenty classes of five superclasses."""
+    generator = np.random.default_rng(0)
+    domains = []
+    for size, name in zip((400, 120, 250), SITES, strict=True):
+        y = generator.permutation(np.arange(size) % 20)
+        x = generator.integers(0, 256, (size, 3, 4, 4), dtype=np.uint8)
+        domains.append(Domain(name, "random", x, y, x[::4], y[::4]))
+    return DataSet("two-levels", tuple(domains), tuple(f"class {c}" for c in range(20)), (0.5,) * 3, (0.5,) * 3,
+                   coarse=tuple(c // 4 for c in range(20)))
+
+
+CLIENTS = {"domains": 3, "domain-dirichlet": 3, "pachinko": 6, "iid": 6, "dirichlet": 6, "dirichlet-equal": 6,
+           "pathological": 6}
+
+
+@pytest.mark.parametrize("shift", ["", "long_tail: 10, ratio: 0.5, sizes: {dslr: 30}, noise: 0.1"])
+@pytest.mark.parametrize("name", registry.partitions.names())
+def test_the_command_draws_every_partition(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, shift: str
+                                           ) -> None:
+    options = {"domains": "", "domain-dirichlet": "", "pathological": ", clients: 6, classes_per_client: 4"}
+    (tmp_path / "x.yaml").write_text(
+        f"{{data: two-levels, partition: {{name: {name}{options.get(name, ', clients: 6')}}}, shift: {{{shift}}}, "
+        "model: linear, algorithm: fedavg}")
+    registry.datasets.register("two-levels")(two_levels)
+    try:
+        assert invoke(["data", "show", str(tmp_path / "x.yaml"), "--plot", str(tmp_path / "chart.png")]) == 0
+    finally:
+        del registry.datasets._entries["two-levels"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["client", "domain", "origin", "train"]
+    rows = [line.split() for line in lines[1:1 + CLIENTS[name]]]
+    assert [row[2] for row in rows] == ["random"] * CLIENTS[name]
+    assert ("noise" in lines[0].split()) == bool(shift)
+    total, classes = (sum(int(row[i]) for row in rows) for i in (3, 6 + bool(shift)))
+    whole = name not in ("domain-dirichlet",)
+    assert (total == 770) == (whole and not shift) and 0 < classes < total
+    with Image.open(tmp_path / "chart.png") as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    shades = [[0x00, 0x72, 0xB2], [0xD5, 0x5E, 0x00], [0x00, 0x9E, 0x73]]
+    drawn = [(np.abs(pixels - shade).max(axis=2) < 40).sum() for shade in shades]
+    by_domain = name.startswith("domain")
+    assert drawn[0] > 500 and (min(drawn[1:]) > 500) == by_domain

@@ -92,6 +92,52 @@ def test_driver_killed_and_resumed(here: Path, digits: dict[str, Any], method: s
     assert [value for _, value in points] == list(whole.history["train/loss"])
 
 
+WATCHED = """
+import time
+from pathlib import Path
+
+from flray import register_algorithm, registry
+
+
+@register_algorithm("watched")
+class Watched(registry.algorithms.get({method!r})):
+    def {stage}(self, client):
+        mark = Path({mark!r})
+        if (client.round, client.stage_index, client.id) == (1, {index}, 2) and not mark.exists():
+            mark.touch()
+            time.sleep(600)  # the driver is killed before it is over
+        return super().{stage}(client)
+"""
+"""A method that stands still once, in the middle of a stage of round 2: two clients have played it, two have not."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "options", "stage", "index", "executor"), [
+    ("fedskc", {}, "train", 0, "inline"),
+    ("lgmix", {}, "mix", 0, "inline"),
+    ("fedco2", {}, "train", 0, "inline"),
+    ("fccl", {"pretrain_epochs": 1, "public_size": 40, "public_batch_size": 16}, "collaborate", 1, "inline"),
+    ("fcclplus", {"public_size": 40, "public_batch_size": 16}, "collaborate", 2, "ray"),
+])
+def test_driver_killed_in_the_middle_of_a_round(here: Path, digits: dict[str, Any], method: str,
+                                                options: dict[str, Any], stage: str, index: int,
+                                                executor: str) -> None:
+    """FCCL's and FCCL+'s in the middle of their three public batches."""
+    mark = here / "killed here"
+    (here / "watched.py").write_text(WATCHED.format(method=method, stage=stage, index=index, mark=str(mark)))
+    whole = running.run({"experiment": {**digits, "name": "whole", "algorithm": {"name": method, **options},
+                                        "resources": {"executor": "inline"}}})
+    file = write(here, digits, plugins=["watched.py"], algorithm={"name": "watched", **options},
+                 resources={"executor": executor, "actors": 2 if executor == "ray" else "auto"})
+    process = driver(file)
+    until(mark.exists, process)
+    process.kill()
+    process.communicate(timeout=60)
+    run = here / "runs" / "digits" / "001"
+    assert recorded(run) == [1]
+    assert running.resume(run).sha256 == whole.sha256
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["inline", "ray"])
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(here: Path, digits: dict[str, Any], executor: str) -> None:

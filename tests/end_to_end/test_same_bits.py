@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 
+from flray import registry
 from flray.federation.cluster import RayFederation, plan_for
 from flray.federation.executor import Job, Result
 from flray.federation.federation import Federation
@@ -19,9 +21,11 @@ from flray.federation.world import World, make_world
 from flray.loading import load
 
 METHODS = ("fedavg", "fedbn", "scaffold")
+TRAINS_AT_SERVER = {"name": "feddf", "steps": 10}
+everywhere = pytest.mark.parametrize("method", [*METHODS, TRAINS_AT_SERVER], ids=str)
 
 
-def world_of(digits: dict[str, Any], method: str, **changes: Any) -> World:
+def world_of(digits: dict[str, Any], method: str | dict[str, Any], **changes: Any) -> World:
     digits = {**digits, "algorithm": method, "participation": {"fraction": 0.75}, **changes}
     return make_world(load({"experiment": digits}).experiment)
 
@@ -40,8 +44,8 @@ class Backwards(InlineExecutor):
         yield from reversed(list(super().play(list(reversed(jobs)), timeout)))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_client_order_does_not_matter(digits: dict[str, Any], method: str) -> None:
+@everywhere
+def test_client_order_does_not_matter(digits: dict[str, Any], method: Any) -> None:
     world = world_of(digits, method)
     federation = Federation(world, Backwards(world))
     for _ in range(world.config.rounds):
@@ -50,10 +54,10 @@ def test_client_order_does_not_matter(digits: dict[str, Any], method: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@everywhere
 @pytest.mark.parametrize("actors", [1, 2, 4])
 def test_number_of_actors_does_not_matter(
-        digits: dict[str, Any], ray_here: dict[str, float], method: str, actors: int) -> None:
+        digits: dict[str, Any], ray_here: dict[str, float], method: Any, actors: int) -> None:
     world = world_of(digits, method, resources={"actors": actors})
     federation = RayFederation(world, plan_for(world, ray_here), print)
     try:
@@ -62,6 +66,33 @@ def test_number_of_actors_does_not_matter(
         assert federation.sha256() == inline_digest(world)
     finally:
         federation.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
+        digits: dict[str, Any], ray_here: dict[str, float], method: str) -> None:
+    def upside_down(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return images.flip(-2)
+
+    registry.augmentations.register("upside-down")(upside_down)
+    try:
+        world = world_of(digits, method, resources={"actors": 2}, split=[0.6, 0.2, 0.2],
+                         shift={"long_tail": 3, "ratio": 0.8, "noise": 0.5},
+                         local={**digits["local"], "augment": ["crop", "jitter", "upside-down"]})
+        federation = RayFederation(world, plan_for(world, ray_here), print)
+        inline = Federation(world, InlineExecutor(world))
+        try:
+            for _ in range(world.config.rounds):
+                ours, theirs = (f.step().metrics for f in (federation, inline))
+                measured = {n: v for n, v in theirs.items() if n.startswith(("global/", "personal/"))}
+                assert any("/validation/" in name for name in measured)
+                assert measured == {n: ours[n] for n in measured}
+            assert federation.sha256() == inline.sha256()
+        finally:
+            federation.close()
+    finally:
+        del registry.augmentations._entries["upside-down"]
 
 
 @pytest.mark.slow

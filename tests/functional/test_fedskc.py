@@ -177,7 +177,7 @@ def test_period_review_returns_current_where_rho_is_undefined() -> None:
 
 @pytest.mark.parametrize("call, message", [
     (lambda: local_contrastive_loss(torch.zeros(2, 3), torch.zeros(2).long(), torch.zeros(3, 2),
-                                    torch.ones(3).bool()), r"prototypes: shape \[3, 2\], expected \[C, C\]"),
+                                    torch.ones(3).bool()), r"prototypes: shape \[3, 2\], expected \[C, D\]"),
     (lambda: knowledge_discrepancy(torch.zeros(2, 3, 4), torch.ones(2, 3).bool(), torch.zeros(3, 3)), "global_: shape"),
     (lambda: discrepancy_weights(torch.ones(2), torch.ones(3)), "discrepancy: shape"),
     (lambda: period_review(torch.ones(2), torch.ones(3), torch.eye(2), torch.eye(2)), "previous: shape"),

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from flray.metrics.summary import Course, course, rounds_to_target
+from flray.metrics.summary import Course, course, report, rounds_to_target, validation_metric
 
 HISTORY = pd.DataFrame({"round": [1, 2, 3, 4, 5], "a": [0.1, 0.5, math.nan, 0.5, 0.3]})
 
@@ -25,3 +25,58 @@ def test_a_metric_never_measured_is_named() -> None:
 @pytest.mark.parametrize(("target", "round_"), [(0.1, 1), (0.4, 2), (0.51, None)])
 def test_rounds_to_target(target: float, round_: int | None) -> None:
     assert rounds_to_target(HISTORY, "a", target) == round_
+
+
+NAN = math.nan
+VALIDATED = pd.DataFrame({
+    "round": [1, 2, 3, 4, 5, 6], "time/round": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+    "personal/local/accuracy": [NAN, 0.5, NAN, 0.9, NAN, 0.7],
+    "personal/local/accuracy/client/a": [NAN, 1, NAN, 2, NAN, 3],
+    "personal/local/loss": [NAN, 0.3, NAN, 0.2, NAN, 0.1],
+    "personal/validation/accuracy": [NAN, 0.8, NAN, 0.6, NAN, 0.8],
+    "personal/validation/loss": [NAN, 3, NAN, 1, NAN, 2]})
+
+
+def test_the_last_round_is_reported_for_each_metric() -> None:
+    reported = report(VALIDATED, "personal/local/accuracy", "last", 2)
+    assert reported.words == "after 6 rounds"
+    assert reported.values["personal/local/accuracy"] == 0.7 and reported.values["time/round"] == 6
+
+
+def test_the_best_round_is_chosen_on_validation_not_on_test() -> None:
+    reported = report(VALIDATED, "personal/local/accuracy", "best", 2)
+    assert reported.words == "round 2 of 6, best on validation"  # the first of two equals
+    assert reported.values["personal/local/accuracy"] == 0.5
+    assert reported.values["personal/local/accuracy/client/a"] == 1
+    assert reported.values["personal/local/loss"] == 0.3
+    by_loss = report(VALIDATED, "personal/local/loss", "best", 2)
+    assert by_loss.words.startswith("round 4") and by_loss.values["personal/local/loss"] == 0.2
+
+
+def test_the_mean_is_over_evaluated_rounds() -> None:
+    reported = report(VALIDATED, "personal/local/accuracy", "mean-last", 2)
+    assert reported.words == "mean of the last 2 evaluations"
+    assert reported.values["personal/local/accuracy"] == pytest.approx(0.8)
+    assert reported.values["personal/local/accuracy/client/a"] == 2.5
+    assert report(VALIDATED, "personal/local/accuracy", "mean-last", 9).values["personal/local/accuracy"] == \
+        pytest.approx(0.7)
+
+
+def test_what_was_never_measured_or_validated_is_reported_as_last() -> None:
+    assert report(VALIDATED, "time/round", "best", 2).values["time/round"] == 6
+    assert report(VALIDATED.iloc[:1], "personal/local/accuracy", "best", 2).values == {"time/round": 1.0}
+    assert report(pd.DataFrame({"round": pd.Series(dtype="int64")}), "a", "mean-last", 2).values == {}
+
+
+@pytest.mark.parametrize(("metric", "validation"), [
+    ("global/common/accuracy", "global/validation/accuracy"), ("personal/others/loss", "personal/validation/loss"),
+    ("global/common/accuracy/model/a", "global/validation/accuracy"), ("time/round", None), ("score", None)])
+def test_validation_metric(metric: str, validation: str | None) -> None:
+    assert validation_metric(metric) == validation
+
+
+def test_a_distance_is_best_where_it_is_lowest() -> None:
+    history = pd.DataFrame({"round": [1, 2, 3], "global/common/hausdorff95": [9.0, 2.0, 4.0]})
+    went = course(history, "global/common/hausdorff95", 2)
+    assert (went.best, went.best_round, went.mean_of_last) == (2.0, 2, 3.0)
+    assert rounds_to_target(history, "global/common/hausdorff95", 5.0) == 2

@@ -79,6 +79,32 @@ def test_parameter_count(name: str, shape: tuple[int, ...], classes: int, publis
     assert count(on_meta(name, shape, classes)) == published
 
 
+def test_unet_has_the_parameters_of_its_levels() -> None:
+    sizes = [32, 64, 128, 256, 512]
+    levels = [conv(i, o, 3) + conv(o, o, 3) + norm(o, o) for i, o in pairwise([3, *sizes])]
+    back = [conv(2 * o, o, 2, True) + conv(2 * o, o, 3) + conv(o, o, 3) + norm(o, o) for o in sizes[:-1]]
+    total = sum(levels) + sum(back)
+    assert total + conv(32, 1, 1, True) == 7_763_041  # the widely used form with one structure
+    assert count(on_meta("unet", (3, 256, 256), 2)) == total + conv(32, 2, 1, True) == 7_763_074
+    same = count(on_meta("unet", (3, 64, 64), 2, norm="group"))
+    assert same == 7_763_074  # group norm scales and shifts each channel, as batch norm does
+    biases = 2 * sum([*sizes, *sizes[:-1]])
+    assert count(on_meta("unet", (3, 64, 64), 2, norm="none")) == 7_763_074 - biases  # a bias instead of two
+
+
+def test_protonet_has_the_parameters_of_four_blocks() -> None:
+    encoder = conv(3, 64, 3, True) + 3 * conv(64, 64, 3, True) + norm(64, 64, 64, 64)
+    assert encoder == 113_088  # Snell et al. 2017, with three channels
+    assert count(on_meta("protonet", (3, 32, 32), 5)) == encoder + fc(256, 5)
+    assert count(on_meta("protonet", (3, 84, 84), 5)) == encoder + fc(1600, 5)
+
+
+def test_a_norm_adds_its_own_parameters_to_the_mlp() -> None:
+    plain = count(on_meta("mlp", (120,), 2, hidden=(64, 32)))
+    assert plain == fc(120, 64, 32, 2)
+    assert count(on_meta("mlp", (120,), 2, hidden=(64, 32), norm="batch")) == plain + norm(64, 32)
+
+
 def test_mobilenet_has_the_parameters_of_its_table() -> None:
     table = [(1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
     total, inputs = conv(3, 32, 3) + norm(32), 32

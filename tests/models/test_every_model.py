@@ -18,6 +18,8 @@ from flray.trees import sha256
 CASES: list[tuple[str, Mapping[str, Any], int, int]] = [
     ("linear", {}, 1, 3),
     ("mlp", {"hidden": [7, 5]}, 1, 5),
+    ("mlp", {"hidden": [7, 5], "norm": "batch"}, 1, 5),
+    ("mlp", {"hidden": [7, 5], "norm": "group"}, 1, 5),
     ("lenet", {}, 16, 84),
     ("lenet", {"norm": "batch"}, 16, 84),
     ("lenet", {"norm": "group"}, 16, 84),
@@ -42,8 +44,14 @@ CASES: list[tuple[str, Mapping[str, Any], int, int]] = [
     ("efficientnet-b0", {}, 16, 320),
     ("googlenet", {}, 4, 1024),
     ("densenet121", {}, 29, 1024),
+    ("densenet121", {"norm": "group"}, 29, 1024),
+    ("protonet", {"width": 4}, 16, 4),
+    ("protonet", {"width": 4, "norm": "group"}, 16, 4),
+    ("unet", {"width": 4}, 16, 4),
+    ("unet", {"width": 4, "norm": "group"}, 16, 4),
 ]
 IDS = ["-".join([name, *map(str, options.values())]) for name, options, _, _ in CASES]
+MAPS = {"unet"}  # whose features and outputs are maps of the images' size
 every = pytest.mark.parametrize(("name", "options", "size", "features"), CASES, ids=IDS)
 
 
@@ -73,8 +81,10 @@ def test_split_layouts_and_taps(name: str, options: Mapping[str, Any], size: int
         # A ReLU in place behind a tap would change what the hook was given.
         assert all(torch.equal(y, copy) for y, copy in zip(outputs, copies, strict=True))
         hidden = model.features(x)
-        assert hidden.shape == (2, features) == (2, model.feature_dim) == (2, feature_dim(model))
-        assert logits.shape == (2, 5)
+        place = (size, size) if name in MAPS else ()
+        assert features == model.feature_dim == feature_dim(model)
+        assert hidden.shape == (2, features, *place)
+        assert logits.shape == (2, 5, *place)
         if name not in ("linear", "simple-cnn", "efficientnet-b0"):  # these do not end in a ReLU
             assert hidden.min() >= 0
         assert torch.equal(model.classifier(hidden), logits)
@@ -125,10 +135,11 @@ def test_samples_that_are_no_images_are_refused(name: str) -> None:
         build(name, (64,), 5, {}, seed=0)
 
 
-@pytest.mark.parametrize("name", ["lenet", "cnn", "resnet8", "resnet18", "digit-cnn"])
+@pytest.mark.parametrize("name", ["lenet", "cnn", "mlp", "protonet", "unet", "resnet8", "resnet18", "digit-cnn"])
 def test_group_norm_leaves_samples_independent(name: str) -> None:
     """In train mode a sample's logits do not depend on the rest of its batch, as they do with batch norm."""
-    options: dict[str, Any] = {"width": 8} if name.startswith("resnet") else {"width": 0.1} if "-" in name else {}
+    options: dict[str, Any] = {"width": 8} if name.startswith(("resnet", "protonet", "unet")) else \
+        {"width": 0.1} if "-" in name else {}
     x = batch(32, samples=3)
     for norm, alike in (("group", True), ("batch", False)):
         model = build(name, (3, 32, 32), 5, {**options, "norm": norm}, seed=0).train()
@@ -150,3 +161,9 @@ def test_dropout_of_efficientnet_acts_in_training_only() -> None:
         dropped = (model.train().features(x) == 0).float().mean().item()
         assert (model.eval().features(x) == 0).float().mean().item() == 0
     assert dropped == pytest.approx(0.5, abs=0.08)
+
+
+def test_unet_takes_sizes_that_can_be_halved_alone() -> None:
+    assert small("unet", {"width": 2, "depth": 3}, 24).eval()(batch(24)).shape == (2, 5, 24, 24)
+    with pytest.raises(FlrayError, match="depth 4 needs a height and width that are multiples of 16, found 24x24"):
+        small("unet", {}, 24)

@@ -6,6 +6,7 @@ from torch import nn
 
 from flray.errors import FlrayError
 from flray.models import SplitModel, batch_norm_modules, build, layer_taps, norm_layer, select
+from flray.models.groups import others
 
 
 @pytest.fixture
@@ -56,6 +57,13 @@ def test_expressions(resnet: nn.Module) -> None:
     assert select(resnet, "classifier+batch_norm") == head | norms
     assert select(resnet, "all - classifier - batch_norm + classifier") == everything - norms
     assert len(everything) == 9 * 5 + 9 + 2
+
+
+@pytest.mark.parametrize("group", [
+    "none", "all", "classifier", "classifier+batch_norm", "features - batch_norm", "all-features+buffers-classifier"])
+def test_others_is_the_complement(resnet: nn.Module, group: str) -> None:
+    chosen, rest = select(resnet, group), select(resnet, others(group))
+    assert not chosen & rest and chosen | rest == frozenset(resnet.state_dict())
 
 
 @pytest.mark.parametrize(("group", "message"), [

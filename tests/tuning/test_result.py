@@ -27,7 +27,7 @@ def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
     for point in points(config, settings(config)):
         folder = TrialFolder(tmp_path, point.number)
         folder.create(point, config)
-        journal = folder.begin(point, parent)
+        journal = folder.begin(point, parent, config)
         final, rounds = finals.get(point.number, (0.0, 0))
         for round_ in range(1, rounds + 1):
             score = final - 0.1 * (rounds - round_)
@@ -87,3 +87,31 @@ def test_the_folder_is_all_a_resume_needs(sweep: Path) -> None:
     assert next_session(str(sweep / "tune")) == "001"
     (sweep / "tune" / "007").mkdir(parents=True)
     assert next_session(str(sweep / "tune")) == "008"
+
+
+@pytest.mark.parametrize(("protocol", "score", "client"), [("last", 0.5, 0.55), ("best", 0.7, 0.75),
+                                                           ("mean-last", 0.6, 0.65)])
+def test_the_protocol_decides_the_score(content: dict[str, Any], tmp_path: Path, protocol: str, score: float,
+                                        client: float) -> None:
+    content["experiment"]["evaluation"] = {"validation": 0.2, "protocol": protocol, "last": 2, "every": 2}
+    content["space"] = {"algorithm": {"grid": ["fedavg"]}}
+    config = resolved(load(content))
+    rundir.save_config(tmp_path, config)
+    rundir.write(tmp_path, "sweep", rundir.new_identity())
+    for point in points(config, settings(config)):
+        folder = TrialFolder(tmp_path, point.number)
+        folder.create(point, config)
+        journal = folder.begin(point, rundir.read(tmp_path))
+        for round_, test, validation in ((2, 0.3, 0.4), (4, 0.7, 0.9), (6, 0.5, 0.8)):
+            journal.record_round(round_ - 1, {"score": test - 0.2, "time/round": 1.0})  # not evaluated: an old score
+            journal.record_round(round_, {
+                "score": test, "global/common/accuracy": test, "global/validation/accuracy": validation,
+                "global/local/accuracy/client/a": test + 0.05, "time/round": 1.0})
+        folder.end(journal, "finished", metric="global/common/accuracy", sha256="ab")
+        journal.close()
+    result = SweepResult(tmp_path)
+    assert result.best["score"] == pytest.approx(score)
+    assert result.results["client/a"].tolist() == pytest.approx([client] * len(result.results))
+    assert result.results["seconds"].tolist() == [6.0] * len(result.results)
+    note = {"last": "seeds", "best": "seeds, best round on validation", "mean-last": "mean of the last evaluations"}
+    assert str(result.table().title).endswith(note[protocol])

@@ -7,9 +7,14 @@ import numpy as np
 import pytest
 import yaml
 
+from flray import registry
+from flray.config import DatasetChoice
 from flray.errors import FlrayError
+from flray.federation.world import make_world
 from flray.loading import ConfigErrors, load
 from flray.tuning.space import columns, label, points, resolved, settings
+
+SPACES = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
 
 
 def _settings(content: dict[str, Any], space: dict[str, Any], **sweep: Any) -> list[dict[str, Any]]:
@@ -121,3 +126,17 @@ def test_plugins_are_found_again_from_any_folder(content: dict[str, Any], tmp_pa
     content["experiment"]["plugins"] = ["mine.py"]
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(content))
     assert load(tmp_path / "sweep.yaml").experiment.plugins == (str(tmp_path.resolve() / "mine.py"),)
+
+
+@pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+def test_every_space_that_comes_with_flray_can_be_run(path: Path) -> None:
+    """Every setting is allowed and drawn or listed once; the first and the last fit a federation on other digits."""
+    config = resolved(load(path))
+    made = points(config, settings(config))
+    assert config.experiment.name == path.stem and path.read_text().startswith("# ")
+    assert path.stem == "quickstart" or config.experiment.algorithm.name == path.stem
+    assert len({point.experiment.model_dump_json() for point in made}) == len(made) >= 2
+    digits = {"data": DatasetChoice.model_validate("digits-sklearn")}  # the only ones that need no file, no public data
+    for point in (made[0], made[-1]):
+        if "public" not in registry.algorithms.get(point.experiment.algorithm.name).needs:
+            make_world(point.experiment.model_copy(update=digits))

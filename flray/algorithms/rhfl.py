@@ -1,0 +1,97 @@
+"""RHFL: robust learning of different networks, distilling from peers by confidence in them (Fang, Ye, CVPR 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from flray import functional
+from flray.algorithms.base import Phase
+from flray.algorithms.client import Client
+from flray.algorithms.public import Outputs, PublicCollaboration, PublicParams
+from flray.algorithms.samples import Batch
+from flray.algorithms.server import Replies, Server
+from flray.registry import Preset, hyper, register_algorithm
+
+
+@register_algorithm("rhfl")
+class RHFL(PublicCollaboration):
+    """Per round: ``sum_j omega_j KL(p_j || p)`` over the peers on every public batch, then SCE on private data.
+
+    Up: the probabilities of a public batch, with the first one the mean private loss L. Down: everyone's
+    probabilities and confidences omega. Client state: the model. Server state: every client's last L; one that takes
+    part for the first time, later than the others, counts as neither improving nor worsening.
+    """
+
+    class Params(PublicParams):
+        """Hyper-parameters; those without a default here depend on the variant."""
+
+        presets = (
+            Preset("fcclplus", "FCCL+ Table VII", a=0.1, b=1.0),
+        )
+
+        deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+            **PublicParams.deviations, "private_epochs": ("local", "balanced")}
+
+        a: float = hyper(0.1, "weight of the cross-entropy", "FCCL+ Table VII: alpha; FangXiuwen/Robust_FL", ge=0)
+        b: float = hyper(1.0, "weight of the reverse cross-entropy", "FCCL+ Table VII: beta; FangXiuwen/Robust_FL",
+                         ge=0)
+        eta: float = hyper(0.5, "strength of learning efficiency in the confidences", "FangXiuwen/Robust_FL", ge=0)
+        private_epochs: Literal["local", "balanced"] | None = hyper(
+            None, "epochs on private data: local.epochs, or public samples / own samples, at least one",
+            "FCCL+ section 4: 20 for all methods; FangXiuwen/Robust_FL: balanced")
+
+    def public_outputs(self, client: Client, x: Tensor) -> Outputs:
+        """Return the logits."""
+        return {"logits": client.model(x)}
+
+    def collaborate(self, client: Client) -> dict[str, Any]:
+        """Send probabilities; before the first public batch also the mean private loss."""
+        reply = {"probabilities": torch.softmax(super().collaborate(client)["outputs"]["logits"], dim=1)}
+        return reply if client.stage_index else {**reply, "loss": self.private_loss(client)}
+
+    @torch.no_grad()
+    def private_loss(self, client: Client) -> Tensor:
+        """Return the mean SCE over the private samples, in eval mode."""
+        return functional.symmetric_cross_entropy(*client.outputs(), self.hp.a, self.hp.b)
+
+    def public_loss(self, client: Client, outputs: Outputs, reduced: Mapping[str, Any]) -> Tensor:
+        """Return the confidence-weighted divergence from the peers."""
+        members = list(reduced["probabilities"])
+        return functional.peer_distillation_loss(
+            outputs["logits"], torch.stack(list(reduced["probabilities"].values())), reduced["confidence"],
+            members.index(str(client.id)))
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        """Train everything, for as long as the variant says."""
+        assert client.public is not None
+        balanced = max(min(self.hp.public_size, len(client.public)) // client.num_samples, 1)
+        return (Phase(epochs=balanced if self.hp.private_epochs == "balanced" else None),)
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return the symmetric cross-entropy."""
+        return functional.symmetric_cross_entropy(batch.outputs, batch.y, self.hp.a, self.hp.b)
+
+    def reduce(self, server: Server, replies: Replies) -> dict[str, Any]:
+        """Collect the probabilities; renew the confidences where losses came with them."""
+        arrived = replies.wait()
+        losses = {str(reply.client): reply["loss"].clone() for reply in arrived if reply.get("loss") is not None}
+        if losses:
+            known = server.state.get("losses", {})
+            now = torch.stack(list(losses.values()))
+            before = torch.stack([known.get(client, loss) for client, loss in losses.items()]) if known else None
+            confidence = functional.confidence_weights(now, before, self.hp.eta)
+            server.state.update(losses={**known, **losses}, confidence=dict(zip(losses, confidence, strict=True)))
+            for client, weight in server.state["confidence"].items():
+                server.log("rhfl/confidence", weight, int(client))
+        weights = [server.state["confidence"][str(reply.client)] for reply in arrived]
+        return {"probabilities": {str(reply.client): reply["probabilities"] for reply in arrived},
+                "confidence": torch.stack(weights)} if arrived else {}
+
+    def refine(self, server: Server) -> None:
+        """Forget the round's outputs and confidences."""
+        super().refine(server)
+        server.state.pop("confidence", None)

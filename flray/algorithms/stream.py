@@ -1,0 +1,54 @@
+"""In which batches a client sees its samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from flray.algorithms.samples import Samples
+from flray.data.episodes import FewShot
+from flray.data.tasks import Task
+
+
+def positions(samples: Samples, task: Task, size: int, epochs: int, generator: torch.Generator, *,
+              steps: int | None = None, work: float = 1.0, batch_norm: bool = False) -> Iterator[tuple[Tensor, bool]]:
+    """Yield each batch's positions within the samples, and whether it belongs to the last epoch that is begun.
+
+    Parameters
+    ----------
+    samples : Samples
+        What is passed over.
+    task : Task
+        Batches of a few-shot task are episodes, whatever the batch size; as many per epoch as show as many samples.
+    size : int
+        Batch size.
+    epochs : int
+        Passes.
+    generator : torch.Generator
+        Shuffles anew for every epoch.
+    steps : int, optional
+        At most so many batches.
+    work : float
+        Share of the batches to do; below 1 for stragglers.
+    batch_norm : bool
+        Whether the model has any. BatchNorm has no variance for a single sample: such a last batch is left out, for all
+        methods alike.
+    """
+    count, few_shot = len(samples), task if isinstance(task, FewShot) else None
+    lone = batch_norm and count > 1 and (size == 1 or count % size == 1)
+    per_epoch = -(-count // size) - int(lone and size > 1) if few_shot is None else \
+        few_shot.episodes_per_epoch(samples.labels)
+    left = math.ceil(min(epochs * per_epoch, math.inf if steps is None else steps) * work)
+    last = -(-left // per_epoch) - 1 if per_epoch else 0
+    for epoch in range(epochs):
+        batches = torch.randperm(count, generator=generator).to(samples.rows.device).split(size) \
+            if few_shot is None else few_shot.batches(samples.labels, generator)
+        for batch in islice(batches, per_epoch):
+            if left == 0:
+                return
+            left -= 1
+            yield batch, epoch == last

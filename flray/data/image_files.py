@@ -1,0 +1,222 @@
+"""Photos in a folder or a zip archive: listed, read and decoded by a few threads. Nothing is unpacked or executed."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import threading
+import zipfile
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from flray.errors import DataError
+
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
+# Pillow is told what to expect: of its other formats some start programs (EPS is drawn by Ghostscript).
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
+_LITTER = ("thumbs.db", "desktop.ini", "__macosx")
+_AHEAD = 1024  # images that are in work or wait to be taken
+
+
+class Item(NamedTuple):
+    """A file: its path from the top with ``/`` between names, its size, and what changes when its content does."""
+
+    path: str
+    size: int
+    stamp: str
+
+    @property
+    def is_image(self) -> bool:
+        """Whether its name is that of an image."""
+        return PurePosixPath(self.path).suffix.lower() in IMAGES
+
+
+class Store(Protocol):
+    """Files by their path."""
+
+    where: Path
+
+    def items(self) -> list[Item]:
+        """Return all files in the order of their paths, without hidden ones and what operating systems leave behind."""
+
+    def read(self, path: str) -> bytes:
+        """Return a file's content.
+
+        Raises
+        ------
+        DataError
+            Naming the file, if it is not there or damaged.
+        """
+
+
+class Folder:
+    """Files in a folder; symbolic links are followed.
+
+    Parameters
+    ----------
+    where : Path
+        The folder.
+    """
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+
+    def items(self) -> list[Item]:
+        """Return all files (see `Store`)."""
+        found: list[Item] = []
+        self._walk(self.where, "", found, ())
+        return sorted(found)
+
+    def read(self, path: str) -> bytes:
+        """Return a file's content (see `Store`)."""
+        try:
+            return (self.where / path).read_bytes()
+        except OSError as error:
+            raise DataError(f"{self.where / path}: cannot be read ({error.strerror})") from None
+
+    def _walk(self, folder: Path, prefix: str, found: list[Item], above: tuple[tuple[int, int], ...]) -> None:
+        try:
+            facts = folder.stat()
+            if (facts.st_dev, facts.st_ino) in above:
+                raise DataError(f"{folder}: a link to a folder that it lies in; remove it")
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if _is_litter(entry.name):
+                        continue
+                    if entry.is_dir():
+                        self._walk(Path(entry.path), f"{prefix}{entry.name}/", found,
+                                   (*above, (facts.st_dev, facts.st_ino)))
+                    else:
+                        stat = entry.stat()
+                        found.append(Item(prefix + entry.name, stat.st_size, str(stat.st_mtime_ns)))
+        except OSError as error:
+            raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
+
+
+class Zip:
+    """Files in a zip archive, which stays packed.
+
+    Parameters
+    ----------
+    where : Path
+        The archive.
+
+    Raises
+    ------
+    DataError
+        If it is not a zip archive, or truncated.
+    """
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+        try:
+            self._archive = zipfile.ZipFile(where)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise DataError(f"{where}: not a readable zip archive ({error}); fetch it again") from None
+        self._lock = threading.Lock()
+
+    def items(self) -> list[Item]:
+        """Return all files (see `Store`)."""
+        return sorted(Item(entry.filename, entry.file_size, f"{entry.CRC:08x}") for entry in self._archive.infolist()
+                      if not entry.is_dir() and not any(map(_is_litter, entry.filename.split("/"))))
+
+    def read(self, path: str) -> bytes:
+        """Return a file's content (see `Store`)."""
+        try:
+            with self._lock:
+                return self._archive.read(path)
+        except (KeyError, OSError, EOFError, RuntimeError, NotImplementedError, zlib.error,
+                zipfile.BadZipFile) as error:
+            raise DataError(f"{self.where}: {path} cannot be read ({error}); fetch the archive again") from None
+
+
+def open_store(path: Path) -> Store | None:
+    """Return the files of a folder or zip archive, of the only archive in a folder without anything else, or None."""
+    if path.is_dir():
+        inside = [entry for entry in path.iterdir() if not _is_litter(entry.name)]
+        if len(inside) == 1 and inside[0].is_file() and inside[0].suffix.lower() == ".zip":
+            return Zip(inside[0])
+        return Folder(path) if inside else None
+    return Zip(path) if path.is_file() else None
+
+
+def decoded(store: Store, items: Sequence[Item], size: int, mode: str = "RGB") -> Iterator[NDArray[np.uint8]]:
+    """Yield images in the order of `items`, decoded by a few threads.
+
+    Parameters
+    ----------
+    store : Store
+        Where they lie.
+    items : sequence of Item
+        Which.
+    size : int
+        Height and width to which each is resized, bilinearly, whatever its proportions.
+    mode : str
+        Pillow's: ``"RGB"`` gives [size, size, 3]; ``"L"`` [size, size], resized to the nearest pixel's value (masks).
+
+    Raises
+    ------
+    DataError
+        Naming the first file that is damaged or no image.
+    """
+    def one(item: Item) -> NDArray[np.uint8]:
+        try:
+            with Image.open(io.BytesIO(store.read(item.path)), formats=_FORMATS) as image:
+                pixels = image.convert(mode)
+        except DataError:
+            raise
+        except Exception as error:  # Pillow raises nearly anything on damaged files
+            why = str(error).replace("\n", " ") if not isinstance(error, UnidentifiedImageError) else \
+                f"it is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file"
+            raise DataError(f"{store.where / item.path}: cannot be decoded ({why}); fetch the file again, or take it "
+                            "away") from None
+        if pixels.size != (size, size):
+            how = Image.Resampling.BILINEAR if mode == "RGB" else Image.Resampling.NEAREST
+            pixels = pixels.resize((size, size), how)
+        return np.asarray(pixels)
+
+    workers = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers) as pool:
+        for start in range(0, len(items), _AHEAD):
+            yield from pool.map(one, items[start:start + _AHEAD])
+
+
+def same_content(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:
+    """Return a number for each file that it shares with the files of the same bytes.
+
+    Parameters
+    ----------
+    store : Store
+        Where they lie; of a folder only files of equal size are read, of an archive none.
+    items : sequence of Item
+        Which.
+
+    Returns
+    -------
+    ndarray of int64 [n]
+        The position of the first file with these bytes.
+    """
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for row, item in enumerate(items):
+        by_size[item.size].append(row)
+    first: dict[tuple[int, str], int] = {}
+    numbers = np.arange(len(items), dtype=np.int64)
+    for size, rows in by_size.items():
+        for row in rows if len(rows) > 1 else ():
+            item = items[row]
+            content = item.stamp if isinstance(store, Zip) else hashlib.sha256(store.read(item.path)).hexdigest()
+            numbers[row] = first.setdefault((size, content), row)
+    return numbers
+
+
+def _is_litter(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _LITTER

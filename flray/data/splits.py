@@ -1,0 +1,127 @@
+"""Which samples are for training, validation and test before they are dealt to clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.errors import ConfigError
+from flray.keys import numpy_generator
+
+if TYPE_CHECKING:
+    from flray.sections import SplitName
+
+Rows = NDArray[np.int64]
+FEDBN_DIGITS = 743
+"""FedBN's training images per client: a tenth of the training part of its smallest domain, USPS."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """Rows of all domains' training parts followed by all their test parts.
+
+    Attributes
+    ----------
+    fit : ndarray of int64
+        What the partition deals to clients, sorted.
+    val, test : ndarray of int64
+        Set apart for validation and test, sorted. Empty where clients divide what they get themselves.
+    """
+
+    fit: Rows
+    val: Rows
+    test: Rows
+
+
+def divide(split: SplitName | tuple[float, float, float], labels: Rows, domains: Rows, num_train: int,
+           names: Sequence[str], ratio: float = 1.0) -> Division:
+    """Return the division of a data set under a split.
+
+    Parameters
+    ----------
+    split : str or three floats
+        As in the configuration.
+    labels, domains : ndarray of int64 [n]
+        Class and domain of every row.
+    num_train : int
+        The first so many rows are the official training parts.
+    names : sequence of str
+        Domain names by id.
+    ratio : float
+        ``shift.ratio``; fedbn-digits takes so many times its number of training images.
+
+    Raises
+    ------
+    ConfigError
+        If a domain is too small for the split, or the ratio asks for more than there is.
+    """
+    rows = np.arange(len(labels), dtype=np.int64)
+    none = rows[:0]
+    if ratio > 1 and split != "fedbn-digits":
+        raise ConfigError("experiment.shift.ratio", str(ratio), "at most 1, except with split fedbn-digits")
+    if split == "official":
+        return Division(rows[:num_train], none, rows[num_train:])
+    if split == "fedbn-digits":
+        return _fedbn_digits(labels, domains, names, ratio)
+    if split == "fedbn-office":
+        return _fedbn_office(domains, num_train, names)
+    return Division(rows, none, none)
+
+
+def by_client(rows: Rows, shares: tuple[float, float, float], seed: int, client: int) -> tuple[Rows, Rows, Rows]:
+    """Return a client's training, validation and test rows, each sorted.
+
+    Parameters
+    ----------
+    rows : ndarray of int64 [n]
+        All its samples.
+    shares : three floats
+        Sum to 1; validation and test get ``round(share * n)``, training the rest but at least one.
+    seed, client : int
+        The experiment's seed and the client's position.
+    """
+    order = numpy_generator(seed, "partition", client=client, extra="split").permutation(rows)
+    test = min(round(shares[2] * len(rows)), len(rows) - 1)
+    val = min(round(shares[1] * len(rows)), len(rows) - 1 - test)
+    return np.sort(order[test + val:]), np.sort(order[test:test + val]), np.sort(order[:test])
+
+
+def _fedbn_digits(labels: Rows, domains: Rows, names: Sequence[str], ratio: float) -> Division:
+    """Pool the official parts, cut 80 to 20 by class, and take 743 (times the ratio) for training; seed 0 always."""
+    size, fits, tests = round(FEDBN_DIGITS * ratio), [], []
+    for domain, name in enumerate(names):
+        generator = numpy_generator(0, "partition", extra=f"fedbn-digits/{name}")
+        rows = generator.permutation(np.flatnonzero(domains == domain))
+        rows = rows[np.argsort(labels[rows], kind="stable")]
+        # Every fifth of the rows sorted by class: a fifth of each class up to one sample.
+        place = np.arange(len(rows)) % 5 == 4
+        train = generator.permutation(rows[~place])
+        if len(train) < size:
+            where, found = ("experiment.shift.ratio", str(ratio)) if ratio > 1 else ("experiment.split", "fedbn-digits")
+            raise ConfigError(where, found, f"this needs {size} training images of each domain, and 80 % of {name} are "
+                                            f"{len(train)}")
+        fits.append(train[:size])
+        tests.append(rows[place])
+    return Division(np.sort(np.concatenate(fits)), np.empty(0, dtype=np.int64), np.sort(np.concatenate(tests)))
+
+
+def _fedbn_office(domains: Rows, num_train: int, names: Sequence[str]) -> Division:
+    """Take 0.5 and 0.4 of the smallest domain's training length from every domain; seed 0 always."""
+    sizes = np.bincount(domains[:num_train], minlength=len(names))
+    smallest = int(sizes.min())
+    num_fit, num_val = int(0.5 * smallest), int(0.4 * smallest)
+    if not num_val:
+        raise ConfigError("experiment.split", "fedbn-office",
+                          f"{names[int(sizes.argmin())]} has {smallest} training samples, too few to validate on")
+    fits, vals = [], []
+    for domain, name in enumerate(names):
+        generator = numpy_generator(0, "partition", extra=f"fedbn-office/{name}")
+        rows = generator.permutation(np.flatnonzero(domains[:num_train] == domain))
+        fits.append(rows[:num_fit])
+        vals.append(rows[num_fit:num_fit + num_val])
+    test = np.arange(num_train, len(domains), dtype=np.int64)
+    return Division(np.sort(np.concatenate(fits)), np.sort(np.concatenate(vals)), test)

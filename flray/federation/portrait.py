@@ -1,0 +1,164 @@
+"""What figures of a finished run need beyond its metrics: features, class correlations, distances, the partition.
+
+Taken from the models as they are evaluated; nothing of the federation changes.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flray import trees
+from flray.algorithms.base import Stage
+from flray.algorithms.client import Client
+from flray.errors import FlrayError
+from flray.federation.executor import Job, Turn
+from flray.federation.world import World
+from flray.functional import cross_correlation
+from flray.models.base import as_split
+
+if TYPE_CHECKING:
+    from flray.federation.federation import Federation
+
+SAMPLES, PROBES, CLIENTS = 500, 256, 12
+"""Test samples whose features are kept, samples that all clients see for correlations, and the most clients shown."""
+PARTITION, BEFORE, AFTER = "partition.json", "portrait-before.npz", "portrait.npz"
+Portrait = dict[str, NDArray[Any]]
+
+
+def portrait(federation: Federation, final: bool = True) -> Portrait:
+    """Return what the clients' models make of some samples.
+
+    Parameters
+    ----------
+    federation : Federation
+        Its first `CLIENTS` clients are asked, each with its own model, or the global one for methods without.
+    final : bool
+        False: the correlations alone.
+
+    Returns
+    -------
+    dict of str to ndarray
+        ``correlation`` float16 [K, C, C]: FCCL+ Eq. 1 of each client's logits with the mean over clients, on the
+        same up to `PROBES` samples (public ones where there are any). If `final`: ``features`` float16 [n, d],
+        ``labels``, ``predicted``, ``client`` int64 [n] of up to `SAMPLES` test samples; ``layers`` str [L] and
+        ``distance`` float32 [K, L], each client's relative distance from the global model, or, of entries that never
+        travel (``personal`` bool [L]), from the initial one; ``prototypes`` float32 [C, d] of methods that have them.
+        Of heterogeneous models the distances are left out, and features where their sizes differ. Empty where outputs
+        are no logits of classes.
+    """
+    world, server = federation.world, federation.server
+    if not world.task.logits:
+        return {}
+    stage, token = Stage("evaluate"), uuid.uuid4().hex
+    commons, _ = federation.message(stage)
+    jobs = []
+    for i, info in enumerate(server.clients[:CLIENTS]):
+        private = world.algorithm.send_private(server, i, stage)
+        turn = Turn("portrait", i, server.round, info.architecture, stage, token=token)
+        jobs.append(Job(turn, commons[info.architecture], trees.pack(private) if private else None,
+                        federation.states[i]))
+    parts = []
+    for result in federation.executor.play(jobs):
+        if result.outcome.failure is not None:
+            federation.warn(f"no portrait of the models: {result.outcome.failure.what}")
+            return {}
+        parts.append(result.outcome.evidence["portrait"])
+    logits = torch.from_numpy(np.stack([part["probes"] for part in parts])).double()
+    if logits.dim() != 3 or not bool(torch.isfinite(logits).all()):
+        return {}
+    mean = logits.mean(0)
+    found: Portrait = {"correlation": np.stack([cross_correlation(one, mean).numpy() for one in logits])
+                       .astype(np.float16)}
+    if not final:
+        return found
+    found["names"] = np.array([info.name for info in server.clients[:CLIENTS]])
+    found["client"] = np.repeat(np.arange(len(parts)), [len(part["labels"]) for part in parts])
+    if len({part["features"].shape[1] for part in parts}) == 1:
+        found |= {name: np.concatenate([part[name] for part in parts]) for name in ("features", "labels", "predicted")}
+        prototypes = server.state.get("prototypes")
+        if isinstance(prototypes, torch.Tensor) and prototypes.shape[-1] == found["features"].shape[1]:
+            found["prototypes"] = prototypes.float().cpu().numpy()
+    if len(world.architectures) == 1:
+        found |= {"layers": parts[0]["layers"], "personal": parts[0]["personal"],
+                  "distance": np.stack([part["distance"] for part in parts])}
+    return found
+
+
+@torch.no_grad()
+def sit(client: Client, predictor: Any, probes: Any, test: Any) -> Portrait:
+    """Return a client's part of the portrait, in the process that plays it.
+
+    Parameters
+    ----------
+    client : Client
+        Its model holds what is evaluated.
+    predictor : callable
+        Scores a batch.
+    probes, test : Samples
+        Samples that all clients see, and the client's own test samples.
+    """
+    size = client.config.evaluation.batch_size
+    scores = torch.cat([predictor(x).float() for x, _ in probes.in_order(size)])
+    predicted = [predictor(x).argmax(1) for x, _ in test.in_order(size)]
+    model = client.model.eval()
+    try:
+        features = [as_split(model).features(x).flatten(1).half() for x, _ in test.in_order(size)]
+    except FlrayError:
+        features = [torch.zeros(len(test), 0)]
+    received = client.message.get("weights", {})
+    layers: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for name, value in client.parameters.items():
+        reference = received.get(name, client.bench.initial[name].to(value.device))
+        layers.setdefault(name.rpartition(".")[0], []).append((value, reference))
+    distance = [sum(float((a - b).pow(2).sum()) for a, b in pairs) ** 0.5
+                / max(sum(float(b.pow(2).sum()) for _, b in pairs) ** 0.5, 1e-12) for pairs in layers.values()]
+    travels = {name.rpartition(".")[0] for name in received}
+    return {"probes": scores.cpu().numpy(), "predicted": _joined(predicted), "features": _joined(features),
+            "labels": test.labels.cpu().numpy(), "layers": np.array(list(layers)),
+            "personal": np.array([layer not in travels for layer in layers]),
+            "distance": np.array(distance, dtype=np.float32)}
+
+
+def chosen(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Return at most `most` of some rows, evenly spread."""
+    if len(rows) <= most:
+        return rows
+    return rows[np.linspace(0, len(rows) - 1, most).round().astype(np.int64)]
+
+
+def partition(world: World) -> dict[str, Any]:
+    """Return who holds how many training samples of which class, as plain values."""
+    classes, counts = world.data.class_table()
+    return {"dataset": world.data.dataset, "classes": list(classes), "origins": dict(world.data.origins),
+            "clients": [{"name": client.name, "domain": client.domain, "test": len(client.test),
+                         "train": counts[k].tolist()} for k, client in enumerate(world.data.clients)]}
+
+
+def save_partition(found: dict[str, Any], folder: Path) -> None:
+    """Write what `partition` returned."""
+    (folder / PARTITION).write_text(json.dumps(found), encoding="utf-8")
+
+
+def to_text(found: Portrait) -> str:
+    """Return a portrait as text, to travel in a report."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **found)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def save_text(text: str, path: Path) -> None:
+    """Write a portrait that `to_text` made."""
+    path.write_bytes(base64.b64decode(text))
+
+
+def _joined(parts: list[torch.Tensor]) -> NDArray[Any]:
+    return torch.cat(parts).cpu().numpy()

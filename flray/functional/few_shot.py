@@ -1,0 +1,59 @@
+"""Prototypical networks (Snell, Swersky, Zemel, NeurIPS 2017): queries against the support's class means."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flray.functional.checks import check_labels, check_shapes
+
+
+def prototypical_logits(queries: Tensor, prototypes: Tensor) -> Tensor:
+    """Return the negative squared Euclidean distances ``-||q - c||^2``.
+
+    Parameters
+    ----------
+    queries : Tensor [..., Q, d]
+    prototypes : Tensor [..., C, d]
+
+    Returns
+    -------
+    Tensor [..., Q, C]
+    """
+    return -(queries.unsqueeze(-2) - prototypes.unsqueeze(-3)).square().sum(-1)
+
+
+def prototypical_loss(embeddings: Tensor, labels: Tensor, shot: int) -> Tensor:
+    """Return the cross-entropy of an episode's queries over the prototypes of its classes.
+
+    Parameters
+    ----------
+    embeddings : Tensor [B, d]
+    labels : Tensor of integers [B]
+        The first `shot` samples of each class are its support, whose mean is the prototype; the others are queries.
+    shot : int
+        Support samples per class, at least 1.
+
+    Returns
+    -------
+    Tensor, scalar
+        Mean over the queries; a differentiable zero where there are none.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ from the above or `shot` is below 1.
+    """
+    check_shapes(embeddings=(embeddings, "B d"), labels=(labels, "B"))
+    if shot < 1:
+        raise ValueError(f"shot: {shot}, expected at least 1")
+    classes, index = torch.unique(check_labels(labels), return_inverse=True)
+    member = F.one_hot(index, len(classes))
+    rank = member.cumsum(0).gather(1, index.unsqueeze(1)).squeeze(1) - 1
+    support = rank < shot
+    if bool(support.all()):
+        return embeddings.sum() * 0
+    shares = (member * support.unsqueeze(1)).to(embeddings.dtype)
+    prototypes = (shares / shares.sum(0)).T @ embeddings
+    return F.cross_entropy(prototypical_logits(embeddings[~support], prototypes), index[~support])

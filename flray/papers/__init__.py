@@ -1,0 +1,9 @@
+"""The numbers printed in the four papers, and the suites that make them again.
+
+One row per printed number. ``method`` holds the registered name where there is one, ``setting`` tags joined by
+commas, ``client`` a client's name or ``avg``; an empty ``value`` could not be read and its ``note`` says so.
+"""
+
+from flray.papers.reported import COLUMNS, PAPERS, reported, tables
+
+__all__ = ["COLUMNS", "PAPERS", "reported", "tables"]

@@ -1,0 +1,67 @@
+"""Read the papers' printed numbers, which travel with the package."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+
+import pandas as pd
+
+from flray.errors import FlrayError, nearest
+
+COLUMNS = ("paper", "table", "method", "dataset", "setting", "client", "metric", "value", "std", "note")
+PAPERS = {"fedco2": "Fed-CO2", "fcclplus": "FCCL+", "fedskc": "FedSKC", "lgmix": "LG-Mix"}
+
+
+def reported(paper: str, table: str) -> pd.DataFrame:
+    """Return the numbers of one table or figure.
+
+    Parameters
+    ----------
+    paper : str
+        ``fedco2``, ``fcclplus``, ``fedskc`` or ``lgmix``.
+    table : str
+        ``table1``, ``fig7`` and so on; see `tables`.
+
+    Returns
+    -------
+    DataFrame
+        Columns `COLUMNS`. All hold text except for the floats ``number`` (what ``value`` says) and ``spread`` (what
+        ``std`` says), which are NaN where nothing is printed or it is no number; ``value`` keeps the printed digits.
+
+    Raises
+    ------
+    FlrayError
+        If there is no such paper or table.
+    """
+    known = tables()
+    if paper not in known:
+        raise FlrayError(f"unknown paper {paper!r}{nearest(paper, known)}; one of {', '.join(known)}")
+    if table not in known[paper]:
+        raise FlrayError(f"no numbers of {PAPERS[paper]} {table!r}{nearest(table, known[paper])}; "
+                         f"there are {', '.join(known[paper])}")
+    return _read(paper, table).copy()
+
+
+@cache
+def tables() -> dict[str, list[str]]:
+    """Return the names of each paper's tables and figures, in the order of the paper."""
+    names = sorted((entry.name.removesuffix(".csv") for entry in _folder().iterdir() if entry.name.endswith(".csv")),
+                   key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)$", name)])
+    return {paper: [name.removeprefix(f"{paper}_") for name in names if name.startswith(f"{paper}_")]
+            for paper in PAPERS}
+
+
+@cache
+def _read(paper: str, table: str) -> pd.DataFrame:
+    with (_folder() / f"{paper}_{table}.csv").open(encoding="utf-8") as file:
+        frame = pd.read_csv(file, dtype=str, keep_default_na=False)
+    frame["table"] = table
+    frame["number"] = pd.to_numeric(frame["value"], errors="coerce")
+    frame["spread"] = pd.to_numeric(frame["std"], errors="coerce")
+    return frame
+
+
+def _folder() -> resources.abc.Traversable:
+    return resources.files("flray.papers") / "numbers"

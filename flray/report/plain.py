@@ -1,0 +1,111 @@
+"""A report's tables for the terminal, as Markdown and as LaTeX."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from flray.report import words
+from flray.report.costs import Cost
+from flray.report.table import Cell, Table
+
+_SPECIAL = {"\\": r"\textbackslash{}", **{c: f"\\{c}" for c in "&%$#_{}"}, "~": r"\textasciitilde{}",
+            "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "α": r"$\alpha$", "λ": r"$\lambda$", "μ": r"$\mu$",
+            "ρ": r"$\rho$", "ω": r"$\omega$", "τ": r"$\tau$", "≥": r"$\geq$", "<": r"$<$", ">": r"$>$"}
+
+
+def terminal(table: Table, costs: Sequence[Cost]) -> RenderableType:
+    """Return the tables for a terminal."""
+    main = RichTable(title=table.title, title_justify="left", caption=words.legend(table), caption_justify="left")
+    main.add_column(table.heading)
+    for head in table.heads:
+        main.add_column("\n".join(head), justify="right")
+    for label, row in table.rows.items():
+        main.add_row(label, *(_rich_cell(cell) for cell in row), end_section=table.has_printed)
+    parts: list[RenderableType] = [main, *words.comparisons(table), *(f"- {note}" for note in table.notes)]
+    for group, members in _groups(costs):
+        made = RichTable(*words.COST_HEADS, title=_cost_title(group, members[0]), title_justify="left")
+        for cost in members:
+            made.add_row(*words.cost_row(cost))
+        parts.append(made)
+    return Group(*(Text(part) if isinstance(part, str) else part for part in parts))
+
+
+def markdown(table: Table, costs: Sequence[Cost]) -> str:
+    """Return the tables as Markdown."""
+    lines = [f"## {table.title}", "", _md_row([table.heading, *(" ".join(head) for head in table.heads)]),
+             _md_row(["---", *("---:" for _ in table.heads)])]
+    for label, row in table.rows.items():
+        lines.append(_md_row([label, *(_md_cell(cell) for cell in row)]))
+    lines += ["", words.legend(table), ""]
+    lines += [f"{'' if i == 0 else '- '}{line}" + ("\n" if i == 0 else "")
+              for i, line in enumerate(words.comparisons(table))]
+    lines += ["", *(f"- {note}" for note in table.notes), ""]
+    for group, members in _groups(costs):
+        lines += [f"### {_cost_title(group, members[0])}", "", _md_row(words.COST_HEADS),
+                  _md_row(["---", *("---:" for _ in words.COST_HEADS[1:])])]
+        lines += [*(_md_row(words.cost_row(cost)) for cost in members), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def latex(table: Table) -> str:
+    """Return the main table as LaTeX (needs the package booktabs)."""
+    depth = max(map(len, table.heads), default=1)
+    heads = [[""] * (depth - len(head)) + head for head in table.heads]
+    lines = [r"\begin{table}[t]", r"\centering", f"\\caption{{{_tex(table.title)}. {_tex(words.legend(table))}}}",
+             f"\\begin{{tabular}}{{l{'r' * len(heads)}}}", r"\toprule"]
+    for level in range(depth):
+        spans = [(text, len(list(group))) for text, group in itertools.groupby(
+            heads, key=lambda head: tuple(head[:level + 1]))]
+        cells = [f"\\multicolumn{{{count}}}{{c}}{{{_tex(text[-1])}}}" if count > 1 else _tex(text[-1])
+                 for text, count in spans]
+        lines.append(" & ".join([_tex(table.heading) if level == depth - 1 else "", *cells]) + r" \\")
+    lines.append(r"\midrule")
+    for label, row in table.rows.items():
+        lines.append(" & ".join([_tex(label), *(
+            f"\\textbf{{{_tex(words.measured(cell))}}}" if cell.best else _tex(words.measured(cell)) for cell in row)])
+            + r" \\")
+        if any(cell.printed_text for cell in row):
+            lines.append(" & ".join([r"\quad\emph{printed}", *(
+                f"\\emph{{{_tex(words.beside(cell))}}}" if cell.printed_text else "" for cell in row)]) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {line}" for line in words.comparisons(table)),
+              *(f"% {note}" for note in table.notes), r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def show(table: Table, costs: Sequence[Cost], console: Console) -> None:
+    """Print the tables."""
+    console.print(terminal(table, costs))
+
+
+def _groups(costs: Sequence[Cost]) -> Iterator[tuple[str, list[Cost]]]:
+    for group, members in itertools.groupby(costs, key=lambda cost: cost.group):
+        yield group, list(members)
+
+
+def _cost_title(group: str, cost: Cost) -> str:
+    return f"Costs{f' · {group}' if group else ''} (means over seeds; target {words.target_text(cost)})"
+
+
+def _rich_cell(cell: Cell) -> Text:
+    text = Text(words.measured(cell), style="bold" if cell.best else "")
+    if cell.printed_text:
+        text.append(f"\n{words.beside(cell)}", style="not bold dim")
+    return text
+
+
+def _md_cell(cell: Cell) -> str:
+    text = f"**{words.measured(cell)}**" if cell.best else words.measured(cell)
+    return text + (f"<br>{words.beside(cell)}" if cell.printed_text else "")
+
+
+def _md_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _tex(text: str) -> str:
+    return "".join(_SPECIAL.get(character, character) for character in text)

@@ -1,0 +1,111 @@
+"""A report's source read back from MLflow, where the folder of the sweep is not at hand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from flray import rundir
+from flray.arms import PREFIX
+from flray.errors import FlrayError
+from flray.federation.portrait import AFTER, BEFORE, PARTITION
+from flray.report.source import Source, Trial, own_metric
+from flray.tracking.connection import AwayError, connect, http_limits, quiet, resolve_uri
+from flray.tuning.naming import FIRST
+
+_PARENT, _VERSION = "mlflow.parentRunId", "version."
+_SKIPPED = ("train/seconds", "train/loss/client", "memory/server")
+
+
+def from_mlflow(uri: str, what: str, folder: Path) -> Source:
+    """Return a sweep or run as it was tracked.
+
+    Parameters
+    ----------
+    uri : str
+        MLflow's address.
+    what : str
+        The name of an experiment, of which the newest sweep (or else run) is taken, or the id of a run.
+    folder : Path
+        For the files that are fetched.
+
+    Raises
+    ------
+    FlrayError
+        If there is nothing of that name, or the server cannot be reached.
+    """
+    try:
+        with http_limits(), quiet():
+            client = connect(resolve_uri(uri))
+            run = _find(client, what)
+            children = client.search_runs([run.info.experiment_id], f"tags.`{_PARENT}` = '{run.info.run_id}'",
+                                          max_results=5000) if run.data.tags.get("flray.kind") == "sweep" else [run]
+            config = _config(client, run.info.run_id, folder)
+            trials = [_trial(client, child, folder, config.get("arms") or ()) for child in children]
+    except AwayError as error:
+        raise FlrayError(f"{uri}: {error}") from None
+    trials.sort(key=lambda trial: trial.number)
+    if not any(len(trial.history) for trial in trials):
+        raise FlrayError(f"{what} at {uri}: no round has been tracked, so there is nothing to report")
+    versions = {key.removeprefix(_VERSION): value for key, value in run.data.tags.items() if key.startswith(_VERSION)}
+    return Source(str(config["experiment"]["name"]), trials, config, versions, f"{uri} run {run.info.run_id}")
+
+
+def _find(client: Any, what: str) -> Any:
+    experiment = client.get_experiment_by_name(what)
+    if experiment is None:
+        with contextlib.suppress(Exception):
+            return client.get_run(what)
+        names = ", ".join(sorted(one.name for one in client.search_experiments()))
+        raise FlrayError(f"no MLflow experiment or run {what!r}; experiments: {names or 'none'}")
+    for wanted in ("tags.`flray.kind` = 'sweep'", ""):
+        runs = client.search_runs([experiment.experiment_id], wanted, max_results=1,
+                                  order_by=["attributes.start_time DESC"])
+        if runs:
+            return runs[0]
+    raise FlrayError(f"the MLflow experiment {what!r} has no runs")
+
+
+def _config(client: Any, run: str, folder: Path) -> dict[str, Any]:
+    try:
+        path = client.download_artifacts(run, rundir.CONFIG, str(_made(folder / run)))
+    except Exception as error:
+        raise FlrayError(f"run {run}: its {rundir.CONFIG} was not tracked, which a report needs; a run that is still "
+                         "under way has none yet: report from its folder") from error
+    content: dict[str, Any] = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    return content
+
+
+def _trial(client: Any, run: Any, folder: Path, axes: Collection[str]) -> Trial:
+    data, place = run.data, _made(folder / run.info.run_id)
+    for name in (PARTITION, BEFORE, AFTER):
+        with contextlib.suppress(Exception):
+            client.download_artifacts(run.info.run_id, name, str(place))
+    method = data.params.get("algorithm.name", data.params.get("algorithm", ""))
+    history = _history(client, run.info.run_id, data.metrics)
+    setting = {key.removeprefix(FIRST): value for key, value in data.params.items() if key.startswith(FIRST)}
+    setting = {f"{PREFIX}{key}" if key in axes else key: value for key, value in setting.items()}
+    status = data.tags.get("trial.status") or run.info.status.lower()
+    return Trial(data.tags.get("trial", run.info.run_name), setting, int(data.params.get("seed", 0)), status,
+                 own_metric(method, history), history, method, place, data.tags.get("failure", ""))
+
+
+def _history(client: Any, run: str, metrics: Mapping[str, float]) -> pd.DataFrame:
+    """Return the rounds of a run."""
+    columns: dict[str, dict[int, float]] = {}
+    for name in metrics:
+        if not name.startswith(_SKIPPED):
+            columns[name] = {point.step: point.value for point in client.get_metric_history(run, name)}
+    table = pd.DataFrame(columns).sort_index()
+    table.insert(0, "round", table.index)
+    return table.reset_index(drop=True)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

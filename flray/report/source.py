@@ -1,0 +1,191 @@
+"""What a report is made of: trials with their settings and histories, from a folder or from MLflow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from numpy.typing import NDArray
+
+from flray import rundir
+from flray.arms import PREFIX
+from flray.errors import FlrayError
+from flray.federation.portrait import AFTER, PARTITION
+from flray.papers.section import PaperTable
+from flray.tracking.journal import history_of, read_events
+from flray.tuning.space import columns, words
+from flray.tuning.trials import folders
+
+
+@dataclass
+class Trial:
+    """One run.
+
+    Attributes
+    ----------
+    number : str
+        Its name within the report.
+    setting : dict
+        What differs between trials, one value per column.
+    seed : int
+        The repetition.
+    status : str
+        finished, stopped (early), failed, running, waiting.
+    metric : str
+        The method's own measure, for example ``personal/local/accuracy``; empty where it never ended a round.
+    history : DataFrame
+        Column ``round``, then one per metric.
+    method : str
+        The registered name.
+    folder : Path
+        Where its other files lie.
+    failure : str
+        Why it failed, in one line.
+    """
+
+    number: str
+    setting: dict[str, Any]
+    seed: int
+    status: str
+    metric: str
+    history: pd.DataFrame
+    method: str
+    folder: Path
+    failure: str = ""
+
+    @property
+    def view(self) -> str:
+        """``global`` or ``personal``: the models that the method is judged by."""
+        return self.metric.partition("/")[0] or "global"
+
+    @cached_property
+    def partition(self) -> dict[str, Any] | None:
+        """Who holds what; None where it was not kept."""
+        path = self.folder / PARTITION
+        if not path.is_file():
+            return None
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def portrait(self, name: str = AFTER) -> dict[str, NDArray[Any]]:
+        """Return the arrays kept of the models, empty where there are none."""
+        path = self.folder / name
+        if not path.is_file():
+            return {}
+        with np.load(path, allow_pickle=False) as found:
+            return {key: found[key] for key in found.files}
+
+
+@dataclass
+class Source:
+    """A sweep or run as a report sees it.
+
+    Attributes
+    ----------
+    name : str
+        The experiment's name.
+    trials : list of Trial
+        In order.
+    config : dict
+        The resolved configuration of the whole.
+    versions : dict
+        Of the packages.
+    where : str
+        Folder or address.
+    """
+
+    name: str
+    trials: list[Trial]
+    config: dict[str, Any]
+    versions: dict[str, str] = field(default_factory=dict)
+    where: str = ""
+
+    @cached_property
+    def paper(self) -> PaperTable | None:
+        """The table that is made again, if the sweep says so."""
+        section = self.config.get("paper")
+        return PaperTable.model_validate(section) if section else None
+
+    @property
+    def axes(self) -> dict[str, list[str]]:
+        """Arms by axis, those that were run, in the order of the file."""
+        given: Mapping[str, Mapping[str, Any]] = self.config.get("arms") or {}
+        only = (self.config.get("sweep") or {}).get("only") or {}
+        return {axis: [name for name in only.get(axis, one) if any(
+            trial.setting.get(f"{PREFIX}{axis}") == name for trial in self.trials)] for axis, one in given.items()}
+
+    @property
+    def last(self) -> int:
+        """Rounds in the mean of the last rounds."""
+        return int(self.config["experiment"]["evaluation"]["last"])
+
+    @property
+    def protocol(self) -> str:
+        """Which rounds of a run count: last, best (on validation), mean-last."""
+        return str(self.config["experiment"]["evaluation"].get("protocol", "last"))
+
+    def varying(self) -> list[str]:
+        """Return the columns of the settings that differ."""
+        first = [*(f"{PREFIX}{axis}" for axis in self.axes), *(self.config.get("space") or {})]
+        names = dict.fromkeys(name for trial in self.trials for name in trial.setting)
+        ordered = sorted(names, key=lambda name: first.index(name) if name in first else len(first))
+        return [name for name in ordered if len({str(trial.setting.get(name)) for trial in self.trials}) > 1]
+
+    def label(self, trial: Trial, without: str = "") -> str:
+        """Return a trial's setting in a few words, `without` one column."""
+        flat = {name: trial.setting[name] for name in self.varying() if name in trial.setting and name != without}
+        return words(flat) or ("" if without else trial.method)
+
+
+def from_folder(folder: Path) -> Source:
+    """Return what lies in the folder of a sweep or of a run.
+
+    Raises
+    ------
+    FlrayError
+        If it is neither, or nothing in it has ended a round.
+    """
+    config: dict[str, Any] = yaml.safe_load((folder / rundir.CONFIG).read_text(encoding="utf-8"))
+    identity = rundir.read(folder)
+    trials = list(_trials(folder)) if rundir.kind(folder) == "sweep" else [_run(folder, config, identity)]
+    if not any(len(trial.history) for trial in trials):
+        raise FlrayError(f"{folder}: no round has ended here yet, so there is nothing to report")
+    return Source(str(config["experiment"]["name"]), trials, config, dict(identity.get("versions", {})), str(folder))
+
+
+def _trials(folder: Path) -> Iterator[Trial]:
+    for trial in folders(folder):
+        identity = trial.identity
+        config = yaml.safe_load((trial.path / rundir.CONFIG).read_text(encoding="utf-8"))
+        yield _trial(trial.path, trial.number, columns(identity.get("setting_at_end") or identity["setting"]),
+                     config, identity)
+
+
+def _run(folder: Path, config: Mapping[str, Any], identity: Mapping[str, Any]) -> Trial:
+    return _trial(folder, folder.name, {}, config, {"seed": config["experiment"]["seed"], **identity})
+
+
+def _trial(folder: Path, number: str, setting: dict[str, Any], config: Mapping[str, Any],
+           identity: Mapping[str, Any]) -> Trial:
+    history = history_of(read_events(folder / rundir.JOURNAL))
+    method = str(config["experiment"]["algorithm"]["name"])
+    return Trial(number, setting, int(identity["seed"]), str(identity["status"]),
+                 str(identity.get("metric") or own_metric(method, history)), history, method, folder,
+                 str(identity.get("failure") or "").split("\n")[0])
+
+
+def own_metric(method: str, history: pd.DataFrame) -> str:
+    """Return the measure a method is judged by, from what it declares and what was measured."""
+    from flray import registry
+
+    views = registry.algorithms.get(method).views if method in registry.algorithms.names() else ("global",)
+    start = "global/common/" if views[0] == "global" else "personal/local/"
+    names = [str(name) for name in history.columns if str(name).startswith(start) and str(name).count("/") == 2]
+    return next((name for name in names if not name.endswith("/loss")), names[0] if names else "")

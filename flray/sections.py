@@ -1,0 +1,56 @@
+"""Parts of the YAML file that describe the data's shift and division; the rest is in `flray.config`."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """A part of the YAML file: unknown keys are refused, values do not change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Shift(Section):
+    """How the training data differ from what the data set holds; combines with any partition."""
+
+    long_tail: float | None = Field(None, ge=1, description=(
+        "class sizes of each domain's training data fall exponentially from the first class to the last, which is this "
+        "many times smaller (Cao et al. 2019; FedSKC: 10, 50, 100); applied first, test samples stay"))
+    sizes: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict, description=(
+        "training samples of single domains, by name, a subset chosen by the seed (FCCL+ Table V); applied before the "
+        "partition"))
+    ratio: float = Field(1.0, gt=0, le=10, description=(
+        "share of each client's training data that is used (Fed-CO2 F.4); above 1 only with split fedbn-digits, "
+        "in which 1 are 743 images"))
+    noise: float = Field(0.0, ge=0, description=(
+        "standard deviation of Gaussian noise on the last client's samples, in units of normalised inputs; it grows "
+        "linearly from 0 at the first client (Fed-CO2 F.3); each sample has its own noise, always the same"))
+
+
+def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
+    if not math.isclose(sum(shares), 1.0, abs_tol=1e-9) or not (shares[0] > 0 and shares[2] > 0):
+        raise PydanticCustomError("split", "the shares for training, validation and test must sum to 1, the first and "
+                                           "the last above 0")
+    return shares
+
+
+def _form(value: object) -> str:
+    return "[name]" if isinstance(value, str) else "[shares]"
+
+
+Shares = Annotated[tuple[Fraction, Fraction, Fraction], AfterValidator(_whole)]
+SplitName = Literal["official", "fedbn-digits", "fedbn-office"]
+Split = Annotated[
+    Annotated[SplitName, Tag("[name]")] | Annotated[Shares, Tag("[shares]")],
+    Discriminator(_form),
+    Field(description=(
+        "official: the data set's own test set; [train, validation, test]: shares of each client's samples, official "
+        "parts pooled; fedbn-digits: pooled, 80 to 20, 743 training images per domain; fedbn-office: own test sets, "
+        "0.5 and 0.4 of the smallest domain's training length for training and validation in every domain"))]

@@ -1,0 +1,55 @@
+"""How a trial is called in MLflow, so that a person finds it: ``fedskc · digits5 · α=0.2 · seed 1``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flray import arms
+from flray.config import Config, Experiment
+from flray.tuning.space import Point, columns, registry_paths, shown
+
+FIRST = "_"
+"""Starts the names of parameters that differ between trials: MLflow sorts them before all others."""
+
+
+def title(point: Point) -> str:
+    """Return a trial's name: method, data, what else differs, seed."""
+    named = {path.removeprefix(arms.PREFIX): str(value) for path, value in point.setting.items()
+             if path.startswith(arms.PREFIX)}
+    experiment = point.experiment
+    method = named.pop("method", experiment.algorithm.name)
+    parts = [method, *([] if "data" in named else [experiment.data.name]), *named.values()]
+    rest = {path: value for path, value in columns(point.setting).items()
+            if not path.startswith(arms.PREFIX) and path not in registry_paths()}
+    said = set(named) or any(path.startswith("partition") for path in rest)  # arms besides the method say what differs
+    if not said:
+        parts += skew(experiment)
+    parts += [f"{path.rsplit('.', 1)[-1]}={shown(value)}" for path, value in rest.items()]
+    return " · ".join(dict.fromkeys([*parts, f"seed {point.seed}"]))
+
+
+def skew(experiment: Experiment) -> list[str]:
+    """Return the partition in a word, nothing for one client per domain."""
+    name, options = experiment.partition.name, experiment.partition.options
+    if "alpha" in options:
+        return [f"α={options['alpha']:g}"]
+    if "classes_per_client" in options:
+        return [f"{options['classes_per_client']} classes each"]
+    return [] if name == "domains" else [name]
+
+
+def tags(config: Config, experiment: Experiment | None = None) -> dict[str, str]:
+    """Return what runs are found by: paper and table of the sweep, method, variant and data of a trial."""
+    found: dict[str, str] = {}
+    if config.paper is not None:
+        found |= {"paper": config.paper.name, "table": config.paper.table}
+    if experiment is not None:
+        found |= {"method": experiment.algorithm.name, "data": experiment.data.name}
+        if "variant" in experiment.algorithm.options:
+            found["variant"] = str(experiment.algorithm.options["variant"])
+    return found
+
+
+def differing(setting: dict[str, Any]) -> dict[str, str]:
+    """Return a trial's setting as parameters that come first."""
+    return {f"{FIRST}{path.removeprefix(arms.PREFIX)}": str(value) for path, value in columns(setting).items()}

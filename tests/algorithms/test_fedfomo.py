@@ -1,0 +1,141 @@
+"""FedFomo: rounds by hand, who is sent to whom, when it is local training, broken peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flray import trees
+from flray.algorithms.base import Stage
+from flray.errors import ConfigError
+from flray.federation.federation import Federation
+from tests.algorithms.conftest import blobs, federation_of, played, softmax_gradient, state_of, world_of
+
+W = "classifier.weight"
+VAL: dict[str, Any] = {"evaluation": {"validation": 0.25}}
+FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100}, **VAL}
+
+
+def parts(federation: Federation, i: int) -> list[tuple[Tensor, Tensor]]:
+    """Return a client's training and validation data."""
+    data = federation.world.data
+    return [(torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows]))
+            for rows in (data.clients[i].train, data.clients[i].val)]
+
+
+def test_four_rounds_by_hand() -> None:
+    federation = federation_of(world_of("fedfomo", **FULL))
+    data = [parts(federation, i) for i in range(3)]
+    initial = federation.server.model[W].clone()
+    now, reference = [initial] * 3, [initial] * 3
+    total = torch.zeros(3, 3, dtype=torch.float64)
+    mixed = 0
+    for number in range(4):
+        federation.step()
+        pool, started = list(now), []
+        for i in range(3):
+            (_, (x, y)), start = data[i], now[i]
+            if number:
+                def loss(w: Tensor, x: Tensor = x, y: Tensor = y) -> float:
+                    return float(torch.nn.functional.cross_entropy(x @ w.T, y))
+                gains = {j: (loss(reference[i]) - loss(pool[j])) / float((pool[j] - reference[i]).norm())
+                         for j in range(3)}
+                for j in set(range(3)) - {i}:
+                    total[i, j] += gains[j]
+                positive = {j: max(g, 0.0) for j, g in gains.items()}
+                if sum(positive.values()) > 0:
+                    mixed += 1
+                    start = sum((g / sum(positive.values()) * pool[j] for j, g in positive.items()), torch.zeros(()))
+            started.append(start)
+        reference = started
+        now = [w - 0.1 * softmax_gradient(w, *data[i][0]) for i, w in enumerate(started)]
+        for i in range(3):
+            torch.testing.assert_close(state_of(federation, i)["personal"][W], now[i], rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(state_of(federation, i)["reference"][W], reference[i], rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(federation.server.state["gains"], total, rtol=1e-7, atol=1e-9)
+    assert mixed >= 6
+
+
+def personal(federation: Federation) -> str:
+    return trees.sha256(*(state_of(federation, i)["personal"] for i in range(3)))
+
+
+@pytest.mark.parametrize("poison", [1e3, float("nan")])
+def test_with_peers_that_only_harm_and_no_progress_of_its_own_a_client_trains_alone(poison: float) -> None:
+    """The reference is put at the own model, which then gains nothing; the peers are made useless."""
+    federation = federation_of(world_of("fedfomo", **VAL))
+    alone = federation_of(world_of("local", **VAL))
+    for number in range(3):
+        for i, state in enumerate(state_of(federation, i) for i in range(3)):
+            if number:
+                federation.states[i] = trees.pack({**state, "reference": state["personal"]})
+        federation.server.state["models"] = {
+            peer: {n: w * poison if w.is_floating_point() else w for n, w in model.items()}
+            for peer, model in federation.server.state["models"].items()}
+        federation.step()
+        alone.step()
+    assert personal(federation) == personal(alone)
+    assert personal(played("fedfomo", rounds=3, **VAL)) != personal(alone)
+
+
+def test_a_broken_peer_has_no_influence() -> None:
+    digests = []
+    for poison in (1e6, float("nan"), float("inf")):
+        federation = federation_of(world_of("fedfomo", **FULL))
+        federation.step()
+        models = federation.server.state["models"]
+        federation.server.state["models"] = {**models, "2": {W: models["2"][W] * poison}}
+        assert federation.step().metrics["train/fedfomo/own_weight/client/client0"] > 0
+        digests.append(trees.sha256(*(state_of(federation, i)["personal"] for i in (0, 1))))
+    assert len(set(digests)) == 1
+    untouched = played("fedfomo", rounds=2, **FULL)
+    assert trees.sha256(*(state_of(untouched, i)["personal"] for i in (0, 1))) != digests[0]
+
+
+def test_equal_peers_leave_a_client_where_it_is() -> None:
+    """All three hold one model, so any weights that sum to 1 give it back."""
+    same = [blobs((12,))[0]] * 3
+    federation = played("fedfomo", same, **FULL)
+    pool = federation.server.state["models"]
+    federation.server.state["models"] = dict.fromkeys(pool, pool["0"])
+    federation.step()
+    torch.testing.assert_close(state_of(federation, 0)["reference"][W], pool["0"][W], rtol=1e-12, atol=1e-14)
+
+
+def test_the_peers_that_gained_most_are_sent() -> None:
+    federation = federation_of(world_of({"name": "fedfomo", "peers": 2, "epsilon": 0}, blobs((8,) * 5), **FULL))
+    algorithm, server = federation.world.algorithm, federation.server
+    assert algorithm.send_private(server, 0, Stage("train")) == {}
+    federation.step()
+    server.state["gains"] = torch.tensor([[0, 1, 3, 2, -1]] * 5, dtype=torch.float64)
+    assert algorithm.choose(server, 0) == [2, 3] and algorithm.choose(server, 2) == [3, 1]
+    assert list(algorithm.send_private(server, 2, Stage("train"))["models"]) == ["3", "1"]
+    assert algorithm.send_private(server, 2, Stage("evaluate")) == {}
+    federation.step()
+    assert int((server.state["gains"][2] != torch.tensor([0, 1, 3, 2, -1])).sum()) <= 2
+
+
+def test_chance_explores_and_fades() -> None:
+    options = {"name": "fedfomo", "peers": 1, "epsilon": 0.3, "epsilon_decay": 0.05}
+    federation = played(options, blobs((8,) * 5), **FULL)
+    algorithm, server = federation.world.algorithm, federation.server
+    server.state["gains"] = torch.tensor([[0, 1, 3, 2, -1]] * 5, dtype=torch.float64)
+    others = 0
+    for seed in range(400):
+        server.config = server.config.model_copy(update={"seed": seed})
+        server.round = 2
+        others += algorithm.choose(server, 0) != [2]
+        server.round = 6
+        assert algorithm.choose(server, 0) == [2]
+    assert 0.1 < others / 400 < 0.2  # 0.2 explore, of which a quarter finds the best one anyway
+
+
+def test_validation_split_is_required_and_never_trained_on() -> None:
+    with pytest.raises(ConfigError, match="validation"):
+        world_of("fedfomo")
+    federation = federation_of(world_of("fedfomo", **VAL))
+    for client in federation.world.data.clients:
+        assert len(client.val) and not set(client.val) & (set(client.train) | set(client.test))

@@ -1,0 +1,168 @@
+"""FedMatch: rounds by hand with helpers, what each step leaves alone, who helps whom, different networks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flray import trees
+from flray.algorithms.base import Stage
+from flray.algorithms.client import Client
+from flray.algorithms.fedmatch import FedMatch
+from flray.algorithms.samples import Batch
+from flray.registry import register_algorithm
+from tests.algorithms.conftest import (
+    blobs,
+    descended,
+    federation_of,
+    models_sha,
+    played,
+    softmax_gradient,
+    state_of,
+    tensors,
+    world_of,
+)
+
+CLIENTS = blobs((10, 9, 12))
+DATA = tensors(CLIENTS)
+W = "classifier.weight"
+NUMBERS = {"lam_s": 2.0, "lam_i": 0.3, "lam_a": 0.2, "l1": 0.05, "l2": 0.4, "confidence": 0.5, "threshold": 1e-2}
+
+
+def unlabelled(psi: Tensor, sigma: Tensor, helpers: list[Tensor], x: Tensor, hp: Any) -> Tensor:
+    """Return the loss of psi, sample by sample."""
+    total, kept = torch.zeros((), dtype=torch.float64), 0
+    for row in x:
+        own = row @ (sigma + psi).T
+        p = torch.softmax(own, 0)
+        if float(p.detach().max()) < hp.confidence:
+            continue
+        kept += 1
+        votes = [int((row @ w.T).argmax()) for w in (sigma + psi.detach(), *helpers)]
+        label = max(range(3), key=lambda c: (votes.count(c), c == votes[0], -c))
+        teachers = [torch.softmax(row @ w.T, 0) for w in helpers]
+        divergence = sum(((q * (q.log() - p.log())).sum() for q in teachers), torch.zeros(())) / max(len(helpers), 1)
+        total = total + hp.lam_i * divergence - hp.lam_a * p[label].log()
+    return total / max(kept, 1) + hp.l1 * psi.abs().sum() + hp.l2 * ((sigma - psi) ** 2).sum()
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"confidence": 1.1}, {"helpers": 0}, {"interval": 1}, {"average": False}, {"helpers": 1, "ratio": 1.0},
+], ids=str)
+def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
+    """One step of each kind in a round. Helpers arrive in round 2 and, with interval 1, anew in round 3."""
+    federation = federation_of(world_of({"name": "fedmatch", **NUMBERS, **options}, CLIENTS, model="one-layer",
+                                        local={"batch_size": 100}))
+    hp, x = federation.world.algorithm.hp, torch.from_numpy(federation.world.data.public)
+    initial = federation.server.model[W].clone()
+    theta, psi = [initial] * 3, [initial * hp.ratio / (1 + hp.ratio)] * 3
+    sent: list[list[str]] = [[], [], []]
+    pool: dict[str, Tensor] = {}
+    trained: dict[str, Tensor] = {}
+    zeroed = 0
+    for number in range(3):
+        if number and (number - 1) % hp.interval == 0:
+            sent = [federation.world.algorithm.nearest(federation.server, i) for i in range(3)]
+            assert all(len(helpers) == hp.helpers and str(i) not in helpers for i, helpers in enumerate(sent))
+            pool = dict(trained) if hp.average else {str(i): w for i, w in enumerate(theta)}
+        federation.step()
+        for i, (a, b) in enumerate(DATA):
+            sigma = theta[i] - psi[i]
+            helpers = [pool[j] + (sigma if hp.average else 0) for j in sent[i]]
+            sigma = sigma - 0.1 * hp.lam_s * softmax_gradient(theta[i], a, b)
+            loss = lambda w, s=sigma, h=helpers: unlabelled(w["psi"], s, h, x, hp)  # noqa: E731
+            own = descended({"psi": psi[i]}, loss)["psi"]
+            small = own.abs() <= 1e-2
+            zeroed += int(small.sum())
+            trained[str(i)] = torch.where(small, 0, own)
+            psi[i], theta[i] = trained[str(i)], sigma + trained[str(i)]
+        if hp.average:
+            sizes = [len(y) / 31 for _, y in DATA]
+            theta = [sum((n * w for n, w in zip(sizes, theta, strict=True)), torch.zeros(()))] * 3
+            psi = [sum((n * w for n, w in zip(sizes, psi, strict=True)), torch.zeros(()))] * 3
+            torch.testing.assert_close(federation.server.model[W], theta[0], rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(federation.server.state["psi"][W], psi[0], rtol=1e-8, atol=1e-10)
+        else:
+            for i in range(3):
+                torch.testing.assert_close(state_of(federation, i)["personal"][W], theta[i], rtol=1e-8, atol=1e-10)
+                torch.testing.assert_close(state_of(federation, i)["psi"][W], psi[i], rtol=1e-8, atol=1e-10)
+    assert zeroed > 0
+
+
+SEEN: list[tuple[str, str, str, str]] = []
+
+
+@register_algorithm("watched-fedmatch")
+class Watched(FedMatch):
+    """Notes the parts and the buffers around every step on one of the parts."""
+
+    def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+        SEEN.append(("start", *self.parts(client)))
+        super().step(client, batch, optimizer)
+
+    def descend(self, client: Client, part: Any) -> None:
+        super().descend(client, part)
+        SEEN.append((part, *self.parts(client)))
+
+    def parts(self, client: Client) -> tuple[str, str, str]:
+        sigma, psi = (dict(client.scratch[part]) for part in ("sigma", "psi"))
+        buffers = client.weights(frozenset(client.bench.entries) - client.parameters.keys())
+        assert not any("middle" in name for name in psi)
+        return trees.sha256(sigma), trees.sha256(psi), trees.sha256(buffers)
+
+
+def test_each_step_changes_its_own_part_alone() -> None:
+    SEEN.clear()
+    played({"name": "watched-fedmatch"}, rounds=2, model={"name": "two-layer", "dropout": 0.2},
+           local={"lr": 0.01, "weight_decay": 0.1, "momentum": 0.9})
+    assert len(SEEN) == 3 * 2 * (3 + 2 + 4)
+    for before, after in itertools.pairwise(SEEN):
+        if after[0] == "sigma":
+            assert before[1] != after[1] and before[2] == after[2] and before[3] != after[3]
+        elif after[0] == "psi":
+            assert before[1] == after[1] and before[2] != after[2] and before[3] == after[3]
+
+
+def test_differs_from_fedavg_at_its_defaults() -> None:
+    settings: dict[str, Any] = {"rounds": 2, "local": {"lr": 0.01}}
+    plain = models_sha(played("fedavg", **settings))
+    assert models_sha(played("fedmatch", **settings)) != plain
+    assert models_sha(played({"name": "fedmatch", "public_size": 0, "ratio": 0, "lam_s": 1}, **settings)) == plain
+
+
+def test_the_nearest_clients_help_until_others_are_sent() -> None:
+    federation = federation_of(world_of({"name": "fedmatch", "interval": 2}, blobs((8,) * 5), local={"lr": 0.01}))
+    algorithm, server = federation.world.algorithm, federation.server
+    federation.step()
+    assert set(server.state["predictions"]) == set(map(str, range(5)))
+    server.state["predictions"] = {str(i): torch.tensor([p, 1 - p, 0.0]) for i, p in enumerate((0.1, 0.2, 0.4, 0.7, 1))}
+    assert [algorithm.nearest(server, i) for i in range(5)] == [
+        ["1", "2"], ["0", "2"], ["1", "0"], ["2", "4"], ["3", "2"]]
+    assert algorithm.send_private(server, 0, Stage("evaluate")) == {}
+    federation.step()
+    first = trees.sha256(state_of(federation, 3)["helpers"])
+    assert list(state_of(federation, 3)["helpers"]) == ["2", "4"]
+    federation.step()
+    assert trees.sha256(state_of(federation, 3)["helpers"]) == first
+    federation.step()
+    assert trees.sha256(state_of(federation, 3)["helpers"]) != first
+
+
+def test_helpers_may_have_another_network() -> None:
+    models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
+    federation = played({"name": "fedmatch", "average": False}, rounds=2, models=models, local={"lr": 0.01})
+    helpers = state_of(federation, 0)["helpers"]
+    assert {one["architecture"] for one in helpers.values()} == {"two-layer", "two-layer-2"}
+    assert len(helpers["1"]["weights"]["classifier.weight"][0]) == 7
+    assert federation.step().metrics["train/loss"] > 0
+
+
+def test_the_prediction_is_of_one_image_for_all() -> None:
+    """Untrained, all clients hold one model and so predict alike."""
+    federation = played({"name": "fedmatch", "public_size": 0, "lam_s": 0}, model="one-layer")
+    first, *others = federation.server.state["predictions"].values()
+    assert float(first.sum()) == pytest.approx(1) and all(torch.equal(first, other) for other in others)

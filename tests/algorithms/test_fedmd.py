@@ -1,0 +1,77 @@
+"""FedMD: digest and revisit against one loop, one consensus per round, identities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flray import trees
+from flray.federation.federation import Federation
+from tests.algorithms.conftest import blobs, federation_of, played, softmax_gradient, state_of, tensors, world_of
+
+CLIENTS = blobs((10, 9, 12))
+DATA = tensors(CLIENTS)
+W = "classifier.weight"
+
+
+def digested(w: Tensor, x: Tensor, consensus: Tensor) -> Tensor:
+    """Return one step of 0.1 on the mean absolute difference, its gradient by hand: sign^T x / (B C)."""
+    sign = torch.sign(x @ w.T - consensus)
+    return w - 0.1 * sign.T @ x / sign.numel()
+
+
+@pytest.mark.parametrize("options", [{}, {"digest_epochs": 2}, {"public_size": 10}, {"average": True}], ids=str)
+def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
+    federation = federation_of(world_of({"name": "fedmd", **options}, CLIENTS, model="one-layer",
+                                        local={"batch_size": 100}))
+    algorithm, public = federation.world.algorithm, torch.from_numpy(federation.world.data.public)
+    weights = [federation.server.model[W].clone() for _ in CLIENTS]
+    for number in range(3):
+        federation.step()
+        x = public[algorithm.public_order(0, number, len(public))[0]]
+        assert len(x) == options.get("public_size", 24)
+        consensus = torch.stack([x @ w.T for w in weights]).mean(0)
+        for _ in range(options.get("digest_epochs", 1)):
+            weights = [digested(w, x, consensus) for w in weights]
+        if options.get("average"):
+            weights = [torch.stack(weights).mean(0)] * 3
+        weights = [w - 0.1 * softmax_gradient(w, a, b) for w, (a, b) in zip(weights, DATA, strict=True)]
+        for i, w in enumerate(weights):
+            torch.testing.assert_close(state_of(federation, i)["personal"][W], w, rtol=1e-10, atol=1e-12)
+
+
+def test_batches_of_the_digest_meet_their_own_rows_of_the_consensus() -> None:
+    """Alone, with scores in eval mode and neither norm nor dropout, a client is its own consensus: nothing moves."""
+    settings: dict[str, Any] = {"model": "one-layer", "local": {"epochs": 0}, "rounds": 2}
+    alone = played({"name": "fedmd", "digest_batch_size": 5, "digest_epochs": 2}, blobs((12,)), **settings)
+    assert torch.equal(state_of(alone, 0)["personal"][W], alone.server.model[W])
+    pair = played({"name": "fedmd", "digest_batch_size": 5}, [blobs((12,))[0]] * 2, **settings)
+    assert all(torch.equal(state_of(pair, i)["personal"][W], pair.server.model[W]) for i in range(2))
+
+
+def personal(federation: Federation) -> str:
+    return trees.sha256(*(state_of(federation, i)["personal"] for i in range(3)))
+
+
+def test_differs_from_local_training_at_its_defaults() -> None:
+    assert personal(played("fedmd", rounds=2)) != personal(played("local", rounds=2))
+
+
+def test_every_round_has_another_subset() -> None:
+    algorithm = federation_of(world_of({"name": "fedmd", "public_size": 10})).world.algorithm
+    first, second = (algorithm.public_order(0, number, 50)[0].tolist() for number in range(2))
+    assert len(set(first)) == len(set(second)) == 10 and set(first) != set(second)
+    assert algorithm.public_order(0, 1, 50)[0].tolist() == second
+
+
+def test_participants_may_have_different_networks() -> None:
+    federation = played("fedmd", models={"client1": {"name": "two-layer", "width": 7, "norm": False}}, rounds=2)
+    assert len(federation.server.models) == 2
+    assert federation.step().metrics["train/public_loss"] > 0
+
+
+def test_digest_is_no_local_training() -> None:
+    assert played("fedmd").step().metrics["train/steps"] == played("local").step().metrics["train/steps"]

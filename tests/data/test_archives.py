@@ -1,0 +1,341 @@
+"""Data sets from their makers' files, written here in the exact layout."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.io import savemat
+
+from flray.data.archives import FILES
+from flray.data.cifar import CIFAR10, CIFAR100, FC100_COARSE
+from flray.data.federate import load_dataset
+from flray.data.get import get
+from flray.data.numpy_pickles import read_pickled_arrays
+from flray.errors import FlrayError
+
+RNG = np.random.default_rng(0)
+
+
+def pixels(n: int, *shape: int) -> NDArray[np.uint8]:
+    return RNG.integers(0, 256, (n, *shape)).astype(np.uint8)
+
+
+def python_cifar10(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    folder.mkdir(parents=True)
+    x, y = pixels(60, 3072), np.arange(60) % 10
+    for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
+        rows = slice(10 * i, 10 * i + 10)
+        (folder / name).write_bytes(pickle.dumps({"data": x[rows], "labels": y[rows].tolist()}, protocol=2))
+    return x, y
+
+
+def cifar100_bin(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Class c lies in superclass c // 5; two images of each in both parts."""
+    folder.mkdir(parents=True)
+    fine = np.repeat(np.arange(100), 2)
+    rows = np.concatenate([(fine // 5)[:, None], fine[:, None], pixels(200, 3072)], 1).astype(np.uint8)
+    for name in ("train.bin", "test.bin"):
+        (folder / name).write_bytes(rows.tobytes())
+    return rows[:, 2:], fine
+
+
+def idx(path: Path, array: NDArray[np.uint8]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    path.write_bytes(gzip.compress(head + array.tobytes()))
+
+
+def test_cifar10_keeps_labels_pixels_and_the_official_split(tmp_path: Path) -> None:
+    x, y = python_cifar10(tmp_path / "archives/cifar-10/cifar-10-batches-py")
+    dataset = load_dataset("cifar-10", root=tmp_path)
+    (domain,) = dataset.domains
+    assert dataset.classes == CIFAR10
+    assert dataset.classes[3] == "cat"
+    assert np.array_equal(domain.train_x, x[:50].reshape(-1, 3, 32, 32))
+    assert np.array_equal(domain.train_y, y[:50])
+    assert np.array_equal(domain.test_x.reshape(-1, 3072), x[50:])
+    assert np.array_equal(domain.test_y, y[50:])
+
+
+def test_both_forms_of_cifar_are_the_same_data(tmp_path: Path) -> None:
+    x, y = python_cifar10(tmp_path / "python/cifar-10-batches-py")
+    (tmp_path / "binary").mkdir()
+    rows = np.concatenate([y[:, None].astype(np.uint8), x], 1)
+    for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
+        (tmp_path / "binary" / f"{name}.bin").write_bytes(rows[10 * i:10 * i + 10].tobytes())
+    fingerprints = {load_dataset("cifar-10", {"path": str(tmp_path / form)}, tmp_path).fingerprint
+                    for form in ("python", "binary")}
+    assert len(fingerprints) == 1
+
+
+def test_files_that_change_are_decoded_again(tmp_path: Path) -> None:
+    python_cifar10(tmp_path / "archives/cifar-10")
+    before = load_dataset("cifar-10", root=tmp_path).fingerprint
+    path = tmp_path / "archives/cifar-10/test_batch"
+    content = read_pickled_arrays(path)
+    content["labels"][0] = 9
+    path.write_bytes(pickle.dumps(content, protocol=2))
+    os.utime(path, (1, 1))
+    assert load_dataset("cifar-10", root=tmp_path).fingerprint != before
+
+
+def test_cifar100_knows_its_superclasses_and_serves_pachinko(tmp_path: Path) -> None:
+    _, fine = cifar100_bin(tmp_path / "archives/cifar-100/cifar-100-binary")
+    dataset = load_dataset("cifar-100", root=tmp_path)
+    assert dataset.classes == CIFAR100
+    assert (dataset.classes[0], dataset.classes[99], len(set(dataset.classes))) == ("apple", "worm", 100)
+    assert dataset.coarse == tuple(c // 5 for c in range(100))
+    assert np.array_equal(dataset.domains[0].train_y, fine)
+    coarse = load_dataset("cifar-100", {"labels": "coarse"}, tmp_path)
+    assert np.array_equal(coarse.domains[0].test_y, fine // 5)
+
+
+def test_fc100_has_unseen_classes_of_unseen_superclasses_in_its_test_part(tmp_path: Path) -> None:
+    cifar100_bin(tmp_path / "archives/cifar-100")
+    dataset = load_dataset("fc100", {"path": str(tmp_path / "archives/cifar-100")}, tmp_path)
+    (domain,) = dataset.domains
+    seen, unseen = set(domain.train_y.tolist()), set(domain.test_y.tolist())
+    assert dataset.task == "few-shot"
+    assert (len(seen), len(unseen), seen & unseen) == (60, 20, set())
+    assert {c // 5 for c in unseen} == set(FC100_COARSE["test"])
+    assert sorted(c for part in FC100_COARSE.values() for c in part) == list(range(20))
+
+
+def test_fashion_mnist_is_read_in_label_order(tmp_path: Path) -> None:
+    x, y = pixels(20, 28, 28), (np.arange(20) % 10).astype(np.uint8)
+    for part, images, labels in (("train", x, y), ("t10k", x[:10], y[9::-1])):
+        idx(tmp_path / f"{part}-images-idx3-ubyte.gz", images)
+        idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)
+    dataset = load_dataset("fashion-mnist", {"path": str(tmp_path)}, tmp_path)
+    (domain,) = dataset.domains
+    assert np.array_equal(domain.train_x[:, 0], x)
+    assert np.array_equal(domain.test_y, y[9::-1])
+    assert dataset.classes[9] == "ankle boot"
+
+
+def test_emnist_is_turned_upright(tmp_path: Path) -> None:
+    x, y = pixels(47, 28, 28), np.arange(47, dtype=np.uint8)
+    for part in ("train", "test"):
+        idx(tmp_path / f"gzip/emnist-bymerge-{part}-images-idx3-ubyte.gz", x)
+        idx(tmp_path / f"gzip/emnist-bymerge-{part}-labels-idx1-ubyte.gz", y)
+    dataset = load_dataset("emnist", {"path": str(tmp_path)}, tmp_path)
+    assert np.array_equal(dataset.domains[0].train_x[5, 0], x[5].T)
+    assert dataset.classes[10] == "A"
+    assert dataset.classes[46] == "t"
+
+
+def test_svhn_writes_zero_as_ten(tmp_path: Path) -> None:
+    x, y = pixels(10, 3, 32, 32), np.arange(1, 11)
+    for name in ("train_32x32.mat", "test_32x32.mat"):
+        savemat(tmp_path / name, {"X": x.transpose(2, 3, 1, 0), "y": y[:, None]})
+    (domain,) = load_dataset("svhn", {"path": str(tmp_path)}, tmp_path).domains
+    assert np.array_equal(domain.train_x, x)
+    assert domain.train_y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+
+
+def fedbn_archive(folder: Path) -> dict[str, Any]:
+    parts: dict[str, Any] = {}
+    for name, shape in (("MNIST", (28, 28)), ("SVHN", (32, 32, 3)), ("USPS", (16, 16)), ("SynthDigits", (32, 32, 3)),
+                        ("MNIST_M", (28, 28, 3))):
+        (folder / name / "partitions").mkdir(parents=True)
+        for i in range(11):
+            content = (pixels(10, *shape), np.roll(np.arange(10), i))
+            parts[f"{name}/{i}"] = content
+            path = folder / name / ("test.pkl" if i == 10 else f"partitions/train_part{i}.pkl")
+            path.write_bytes(pickle.dumps(content))
+    return parts
+
+
+def test_fedbns_digits_are_read_part_by_part(tmp_path: Path) -> None:
+    parts = fedbn_archive(tmp_path)
+    dataset = load_dataset("digits5", {"path": str(tmp_path), "size": 28}, tmp_path)
+    assert [d.name for d in dataset.domains] == ["mnist", "svhn", "usps", "synthdigits", "mnistm"]
+    assert {d.name: d.origin for d in dataset.domains}["mnistm"] == "composed"
+    mnist, mnistm = dataset.domains[0], dataset.domains[4]
+    assert mnist.train_x.shape == (100, 3, 28, 28)
+    assert np.array_equal(mnist.train_x[10:20, 1], parts["MNIST/1"][0])
+    assert np.array_equal(mnist.train_y[10:20], parts["MNIST/1"][1])
+    assert np.array_equal(mnistm.test_x.transpose(0, 2, 3, 1), parts["MNIST_M/10"][0])
+    assert np.array_equal(mnistm.test_y, parts["MNIST_M/10"][1])
+
+
+def test_digit_five_reads_every_way_of_writing_labels(tmp_path: Path) -> None:
+    x, y = pixels(10, 28, 28, 3), np.arange(10)
+    hot = np.eye(10)
+    savemat(tmp_path / "mnist_data.mat", {"train_28": x[..., :1], "label_train": hot, "test_28": x[..., 1:2],
+                                          "label_test": hot[::-1]})
+    savemat(tmp_path / "mnistm_with_label.mat", {"train": x, "label_train": hot, "test": x, "label_test": hot})
+    for name in ("svhn_train_32x32.mat", "svhn_test_32x32.mat"):
+        savemat(tmp_path / name, {"X": pixels(32, 32, 3, 10), "y": np.where(y == 0, 10, y)[:, None]})
+    savemat(tmp_path / "syn_number.mat", {"train_data": pixels(10, 32, 32, 3), "train_label": y[:, None],
+                                          "test_data": pixels(10, 32, 32, 3), "test_label": y[:, None]})
+    cells = np.empty((2, 2), dtype=object)
+    for row in range(2):
+        cells[row, 0], cells[row, 1] = x[:, None, :, :, 0] / 255, y[:, None]
+    savemat(tmp_path / "usps_28x28.mat", {"dataset": cells})
+    dataset = load_dataset("digit-five", {"path": str(tmp_path), "size": 28}, tmp_path)
+    by_name = {d.name: d for d in dataset.domains}
+    assert np.array_equal(by_name["mnist"].test_x[:, 0], x[..., 1])
+    assert by_name["mnist"].test_y.tolist() == list(range(9, -1, -1))
+    assert by_name["svhn"].train_y.tolist() == y.tolist()
+    assert np.array_equal(by_name["usps"].train_x[:, 2], x[..., 0])
+    assert by_name["svhn"].train_x.shape == (10, 3, 28, 28)
+
+
+def jpeg_archive(path: Path, classes: tuple[str, ...] = CIFAR10) -> NDArray[np.uint8]:
+    files = []
+    for value in range(20):
+        stream = io.BytesIO()
+        Image.fromarray(np.full((32, 32, 3), 12 * value, np.uint8)).save(stream, "JPEG", quality=95)
+        files.append(np.frombuffer(stream.getvalue(), np.uint8))
+    np.savez(path, jpeg=np.concatenate(files), offset=np.cumsum([0, *map(len, files)]), label=np.arange(20) % 10,
+             is_test=np.arange(20) >= 10, classes=np.array(classes))
+    return np.concatenate(files)
+
+
+def test_jpegs_are_told_from_cifar10_by_name_and_sorted_by_class_name(tmp_path: Path) -> None:
+    jpeg_archive(tmp_path / "c.npz", CIFAR10[::-1])
+    dataset = load_dataset("cifar10-jpeg", {"path": str(tmp_path / "c.npz")}, tmp_path)
+    (domain,) = dataset.domains
+    assert dataset.name == "cifar10-jpeg"
+    assert domain.train_y.tolist() == list(range(9, -1, -1))
+    assert np.abs(domain.test_x[3].astype(int) - 12 * 13).max() <= 2
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_what_is_absent_is_named_with_where_to_get_it(name: str, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FlrayError) as error:
+        load_dataset(name, {"path": str(tmp_path)}, tmp_path)
+    assert len(str(error.value).splitlines()) == 1
+    assert all(word in str(error.value) for word in (name, str(tmp_path), "comes from", "data.path"))
+
+
+def damage_truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def damage_label(path: Path) -> None:
+    content = read_pickled_arrays(path)
+    content["labels"][0] = 10
+    path.write_bytes(pickle.dumps(content, protocol=2))
+
+
+def damage_entries(path: Path) -> None:
+    path.write_bytes(pickle.dumps({"data": pixels(10, 3072)}, protocol=2))
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (damage_truncate, ["not a pickle of plain arrays"]), (damage_label, ["a label 10", "0 to 9"]),
+    (damage_entries, ["other entries", "labels"])])
+def test_a_damaged_file_is_named_in_one_line(damage: Any, words: list[str], tmp_path: Path) -> None:
+    python_cifar10(tmp_path / "archives/cifar-10")
+    damage(tmp_path / "archives/cifar-10/data_batch_2")
+    with pytest.raises(FlrayError) as error:
+        load_dataset("cifar-10", root=tmp_path)
+    assert len(str(error.value).splitlines()) == 1
+    assert all(word in str(error.value) for word in ("data_batch_2", *words))
+    assert not list(tmp_path.glob("cifar-10/*"))
+
+
+def test_fine_labels_in_two_superclasses_are_refused(tmp_path: Path) -> None:
+    cifar100_bin(tmp_path / "archives/cifar-100")
+    path = tmp_path / "archives/cifar-100/train.bin"
+    raw = bytearray(path.read_bytes())
+    raw[0] = 7
+    path.write_bytes(bytes(raw))
+    with pytest.raises(FlrayError, match="class apple lies in the superclasses insects and aquatic mammals"):
+        load_dataset("cifar-100", root=tmp_path)
+
+
+class Evil:
+    """What unpickling would run."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch pwned",)
+
+
+@pytest.mark.parametrize("content", [
+    Evil(), {"data": Evil()}, (np.array([1]), Evil()), Path("x"), np.random.default_rng(),
+    np.array([{}], dtype=object)])
+def test_nothing_in_a_pickle_is_run(content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
+    with pytest.raises(FlrayError, match=r"x\.pkl: (not a pickle of plain arrays|an array of objects)"):
+        read_pickled_arrays(tmp_path / "x.pkl")
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_arrays_of_every_protocol_are_read(protocol: int, tmp_path: Path) -> None:
+    content = {"x": np.arange(12, dtype=np.uint8).reshape(3, 4), "y": [1, 2], "s": np.float64(2.5), "t": ("a", b"b")}
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content, protocol=protocol))
+    found = read_pickled_arrays(tmp_path / "x.pkl")
+    assert np.array_equal(found["x"], content["x"])
+    assert (found["y"], float(found["s"]), found["t"]) == ([1, 2], 2.5, ("a", b"b"))
+
+
+def test_get_names_what_must_be_fetched_by_hand(tmp_path: Path) -> None:
+    with pytest.raises(FlrayError, match=r"digits5 is not there.*put the files there"):
+        get("digits5", tmp_path)
+
+
+def test_mnistm_and_synthdigits_come_alone_from_either_archive(tmp_path: Path) -> None:
+    parts = fedbn_archive(tmp_path / "fedbn")
+    x, y = pixels(20, 28, 28, 3), np.arange(20) % 10
+    (tmp_path / "five").mkdir()
+    savemat(tmp_path / "five/mnistm_with_label.mat", {"train": x[:10], "label_train": np.eye(10)[y[:10]],
+                                                      "test": x[10:], "label_test": np.eye(10)[y[10:]]})
+    (one,) = load_dataset("mnist-m", {"path": str(tmp_path / "fedbn")}, tmp_path).domains
+    (other,) = load_dataset("mnist-m", {"path": str(tmp_path / "five")}, tmp_path).domains
+    (synth,) = load_dataset("synthdigits", {"path": str(tmp_path / "fedbn")}, tmp_path).domains
+    assert (one.origin, synth.origin) == ("composed", "rendered")
+    assert np.array_equal(one.train_x[:10].transpose(0, 2, 3, 1), parts["MNIST_M/0"][0])
+    assert np.array_equal(other.test_x.transpose(0, 2, 3, 1), x[10:])
+    assert np.array_equal(other.test_y, y[10:])
+    assert np.array_equal(synth.test_x.transpose(0, 2, 3, 1), parts["SynthDigits/10"][0])
+    assert np.array_equal(synth.test_y, parts["SynthDigits/10"][1])
+
+
+def fc100_pickles(folder: Path) -> dict[str, Any]:
+    """The 60, 20 and 20 classes in another order than their labels, one image each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {}
+    for part, coarse in FC100_COARSE.items():
+        labels = [c for c in range(99, -1, -1) if c // 5 in coarse]
+        whole[part] = {"data": pixels(len(labels), 32, 32, 3), "labels": labels}
+        (folder / f"FC100_{part}.pickle").write_bytes(pickle.dumps(whole[part], protocol=2))
+    return whole
+
+
+def test_fc100_is_read_from_its_own_pickles(tmp_path: Path) -> None:
+    whole = fc100_pickles(tmp_path / "archives/fc100")
+    cifar100_bin(tmp_path / "archives/cifar-100")
+    for part in ("test", "val"):
+        (domain,) = load_dataset("fc100", {"part": part}, tmp_path).domains
+        assert np.array_equal(domain.train_x.transpose(0, 2, 3, 1), whole["train"]["data"])
+        assert domain.train_y.tolist() == whole["train"]["labels"]
+        assert np.array_equal(domain.test_x.transpose(0, 2, 3, 1), whole[part]["data"])
+        assert domain.test_y.tolist() == whole[part]["labels"]
+    leaking = {**whole["test"], "labels": [*whole["test"]["labels"][:-1], whole["train"]["labels"][0]]}
+    (tmp_path / "archives/fc100/FC100_test.pickle").write_bytes(pickle.dumps(leaking))
+    with pytest.raises(FlrayError, match=r"FC100_test\.pickle: the class worm, which FC100_train\.pickle has"):
+        load_dataset("fc100", {}, tmp_path)
+
+
+def test_fc100_is_fetched_as_cifar100(tmp_path: Path) -> None:
+    cifar100_bin(tmp_path / "archives/cifar-100")
+    lines: list[str] = []
+    get("fc100", tmp_path, lines.append)
+    assert lines == [f"fc100: ready in {tmp_path}"]
+    assert len(load_dataset("fc100", root=tmp_path).domains[0].train_y) == 60 * 4

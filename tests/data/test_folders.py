@@ -1,0 +1,287 @@
+"""Sets of folders, written here in the exact layout: classes, domains, split, and one clear message for each flaw."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flray.data.federate import load_dataset
+from flray.data.folders import OFFICE31, OFFICE_CALTECH10, OFFICE_HOME, PACS, VLCS
+from flray.data.types import DataSet
+from flray.errors import FlrayError
+from tests.data.pictures import picture, pixels_of, trees, zipped
+
+SOURCES = ("amazon", "caltech", "dslr", "webcam")
+CLASSES = OFFICE_CALTECH10.classes
+
+
+def office(root: Path, count: int = 5, **options: Any) -> Path:
+    return trees(root / "office_caltech_10", {domain: dict.fromkeys(CLASSES, count) for domain in SOURCES}, **options)
+
+
+def load(root: Path, path: Path, **options: Any) -> DataSet:
+    return load_dataset("office-caltech10", {"path": str(path), "size": 8, **options}, root)
+
+
+def numbers(dataset: DataSet, part: str) -> list[int]:
+    """Return which of the written images are in a part, found again by their pixels."""
+    known = {pixels_of(n).tobytes(): n for n in range(400)}
+    return [known[np.moveaxis(image, 0, -1).tobytes()] for domain in dataset.domains
+            for image in getattr(domain, f"{part}_x")]
+
+
+def test_every_image_is_there_once_with_its_label_and_domain(tmp_path: Path) -> None:
+    dataset = load(tmp_path, office(tmp_path))
+    assert [d.name for d in dataset.domains] == list(SOURCES)
+    assert {d.origin for d in dataset.domains} == {"real"}
+    assert dataset.classes == ("back_pack", "bike", "calculator", "headphones", "keyboard", "laptop_computer",
+                               "monitor", "mouse", "mug", "projector")
+    train, test = numbers(dataset, "train"), numbers(dataset, "test")
+    assert sorted(train + test) == list(range(200))
+    # Written class by class, five of each, so the number tells the label and the domain.
+    for part, found in (("train", train), ("test", test)):
+        labels = np.concatenate([getattr(d, f"{part}_y") for d in dataset.domains])
+        assert labels.tolist() == [n // 5 % 10 for n in found]
+        assert [n // 50 for n in found] == [k for k in range(4) for _ in range(len(found) // 4)]
+
+
+def test_a_fifth_of_each_class_of_each_domain_is_for_test(tmp_path: Path) -> None:
+    dataset = load(tmp_path, office(tmp_path))
+    for domain in dataset.domains:
+        assert np.bincount(domain.test_y).tolist() == [1] * 10
+        assert np.bincount(domain.train_y).tolist() == [4] * 10
+    half = load(tmp_path, tmp_path / "office_caltech_10", test=0.6)
+    assert np.bincount(half.domains[2].test_y).tolist() == [3] * 10
+
+
+def test_the_seed_decides_the_split_and_nothing_else(tmp_path: Path) -> None:
+    path = office(tmp_path)
+    first, again, other = (load(tmp_path, path, seed=seed) for seed in (0, 0, 1))
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+    assert numbers(first, "test") != numbers(other, "test")
+    assert sorted(numbers(other, "train") + numbers(other, "test")) == list(range(200))
+
+
+def test_no_image_is_in_both_parts_even_if_it_is_there_twice(tmp_path: Path) -> None:
+    path = office(tmp_path)
+    for name in CLASSES:  # each mug of dslr under five more names: some would fall into each part
+        for i in range(5):
+            shutil.copy(path / "dslr" / name / f"{i:03d}.png", path / "dslr" / name / f"again{i}.png")
+    shutil.copytree(path / "amazon" / "mug", path / "webcam" / "mug", dirs_exist_ok=True)
+    for source in (path, zipped(path, tmp_path / "office.zip")):
+        for seed in range(3):
+            dataset = load(tmp_path, source, seed=seed)
+            train, test = numbers(dataset, "train"), numbers(dataset, "test")
+            assert len(train) + len(test) == 250
+            assert not set(train) & set(test)
+
+
+def test_samples_are_a_subset_that_alone_is_decoded(tmp_path: Path) -> None:
+    path = office(tmp_path)
+    everything = load(tmp_path, path)
+    small, less = (load(tmp_path, path, samples=n, domains=["webcam", "amazon"]) for n in (12, 6))
+    assert [(d.name, len(d.train_y), len(d.test_y)) for d in small.domains] == [("amazon", 12, 10), ("webcam", 12, 10)]
+    assert set(numbers(less, "train")) < set(numbers(small, "train")) < set(numbers(everything, "train"))
+    assert set(numbers(small, "test")) < set(numbers(everything, "test"))
+    files = {tuple(np.load(f).shape) for f in (tmp_path / "office-caltech10").rglob("x.npy")}
+    assert files == {(200, 8, 8, 3), (44, 8, 8, 3), (32, 8, 8, 3)}
+
+
+def test_folder_archive_and_place_give_the_same_data(tmp_path: Path) -> None:
+    path = office(tmp_path)
+    packed = zipped(path, tmp_path / "o.zip")
+    beside = tmp_path / "archives" / "office-caltech10"
+    beside.mkdir(parents=True)
+    shutil.copy(packed, beside / "whatever.zip")
+    found = {load(tmp_path, place).fingerprint for place in (path, packed, tmp_path / "office_caltech_10", beside)}
+    assert len(found) == 1
+    assert load_dataset("office-caltech10", {"size": 8}, tmp_path).fingerprint in found
+
+
+def test_it_is_decoded_once_and_again_when_a_file_changes(tmp_path: Path) -> None:
+    path = office(tmp_path)
+    before = load(tmp_path, path)
+    (cache,) = (tmp_path / "office-caltech10").iterdir()
+    made = (cache / "x.npy").stat().st_mtime_ns
+    assert load(tmp_path, path).fingerprint == before.fingerprint
+    assert (cache / "x.npy").stat().st_mtime_ns == made
+    picture(path / "dslr" / "mug" / "000.png", 399)
+    after = load(tmp_path, path)
+    assert after.fingerprint != before.fingerprint
+    assert 399 in numbers(after, "train") + numbers(after, "test")
+
+
+def test_statistics_are_those_of_the_training_images(tmp_path: Path) -> None:
+    dataset = load(tmp_path, office(tmp_path))
+    x = np.concatenate([d.train_x for d in dataset.domains]) / 255
+    assert dataset.mean == pytest.approx(x.mean((0, 2, 3)), abs=1e-6)
+    assert dataset.std == pytest.approx(x.std((0, 2, 3)), abs=1e-6)
+
+
+def test_images_are_resized_and_coloured_as_pillow_does_it(tmp_path: Path) -> None:
+    path = office(tmp_path)
+    grey = Image.fromarray(np.arange(20 * 30, dtype=np.uint8).reshape(20, 30))
+    grey.save(path / "amazon" / "mug" / "000.png")
+    dataset = load(tmp_path, path, size=16)
+    expected = np.asarray(grey.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR))
+    amazon = dataset.domains[0]
+    images = np.moveaxis(np.concatenate([amazon.train_x, amazon.test_x]), 1, -1)
+    assert (images == expected).all((1, 2, 3)).sum() == 1
+
+
+@pytest.mark.parametrize(("tree", "folders", "between"), [
+    (OFFICE31, ("amazon", "dslr", "webcam"), "images"), (OFFICE_HOME, ("Art", "Clipart", "Product", "Real World"), ""),
+    (PACS, ("kfold/art_painting", "kfold/cartoon", "kfold/photo", "kfold/sketch"), ""),
+    (VLCS, ("Caltech101", "LabelMe", "SUN09", "VOC2007"), "full")])
+def test_every_layout_is_taken_with_its_names(tree: Any, folders: tuple[str, ...], between: str,
+                                              tmp_path: Path) -> None:
+    place = tmp_path / "archives" / tree.name
+    trees(place, {folder: dict.fromkeys(tree.classes, 2) for folder in folders}, between=between)
+    (place / "README.txt").write_text("about it")
+    dataset = load_dataset(tree.name, {"size": 8}, tmp_path)
+    assert [d.name for d in dataset.domains] == list(tree.domains)
+    assert dataset.classes == tuple(tree.classes)
+    assert len(set(dataset.classes)) == {"office31": 31, "office-home": 65, "pacs": 7, "vlcs": 5}[tree.name]
+    for domain in dataset.domains:
+        assert sorted(domain.train_y) == sorted(domain.test_y) == list(range(len(tree.classes)))
+
+
+def test_classes_of_other_names_are_renamed(tmp_path: Path) -> None:
+    path = tmp_path / "vlcs_mini"
+    trees(path, {"caltech": {"auto": 3, "hund": 3, "mensch": 3, "stuhl": 3, "vogel": 3},
+                 "sun": {"vehicle": 3, "dog": 3, "sapiens": 3, "sofa": 3, "flying": 3}, "labelme": {"drive": 3}})
+    rename = {"auto": "car", "hund": "dog", "mensch": "person", "stuhl": "chair", "vogel": "bird", "vehicle": "car",
+              "sapiens": "person", "sofa": "chair", "flying": "bird"}
+    options = {"path": str(path), "size": 8, "domains": ["caltech", "sun"], "rename": rename}
+    dataset = load_dataset("vlcs", options, tmp_path)
+    sun = dataset.domains[1]
+    for label, written in ((0, "flying"), (1, "vehicle"), (2, "sofa"), (3, "dog"), (4, "sapiens")):
+        with Image.open(path / "sun" / written / "000.png") as image:
+            wanted = np.moveaxis(np.asarray(image), -1, 0)
+        x, y = np.concatenate([sun.train_x, sun.test_x]), np.concatenate([sun.train_y, sun.test_y])
+        assert y[(x == wanted).all((1, 2, 3))].tolist() == [label]
+    with pytest.raises(FlrayError, match=r"labelme in .* has no images of bird, chair, dog, person"):
+        load_dataset("vlcs", {**options, "domains": ["labelme"], "rename": {"drive": "car"}}, tmp_path)
+    partial = load_dataset("vlcs", {**options, "domains": ["labelme"], "rename": {"drive": "car"}, "incomplete": True},
+                           tmp_path)
+    assert partial.domains[0].train_y.tolist() == [1, 1]
+
+
+def truncate(path: Path) -> None:
+    file = path / "dslr" / "mug" / "001.png"
+    file.write_bytes(file.read_bytes()[:60])
+
+
+def no_image(path: Path) -> None:
+    (path / "dslr" / "mug" / "001.png").write_text("<html>not found</html>")
+
+
+def postscript(path: Path) -> None:
+    (path / "dslr" / "mug" / "001.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n(pwned) (w) file closefile\nshowpage\n%%EOF\n")
+
+
+def empty_file(path: Path) -> None:
+    (path / "dslr" / "mug" / "001.png").write_bytes(b"")
+
+
+def stray_file(path: Path) -> None:
+    (path / "dslr" / "mug" / "notes.txt").write_text("x")
+
+
+def stray_image(path: Path) -> None:
+    picture(path / "dslr" / "lost.png", 300)
+
+
+def outside(path: Path) -> None:
+    picture(path / "leftover" / "mug" / "lost.png", 300)
+
+
+def too_deep(path: Path) -> None:
+    picture(path / "dslr" / "mug" / "more" / "lost.png", 300)
+
+
+def extra_class(path: Path) -> None:
+    picture(path / "dslr" / "keybord" / "000.png", 300)
+
+
+def missing_class(path: Path) -> None:
+    shutil.rmtree(path / "dslr" / "mug")
+
+
+def missing_domain(path: Path) -> None:
+    shutil.rmtree(path / "dslr")
+
+
+def empty_domain(path: Path) -> None:
+    shutil.rmtree(path / "dslr")
+    (path / "dslr").mkdir()
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (truncate, ["dslr/mug/001.png", "cannot be decoded", "fetch the file again"]),
+    (no_image, ["dslr/mug/001.png", "it is no JPEG"]), (postscript, ["dslr/mug/001.png", "it is no JPEG"]),
+    (empty_file, ["dslr/mug/001.png", "cannot be decoded"]), (stray_file, ["dslr/mug/notes.txt", "take it away"]),
+    (stray_image, ["dslr/lost.png", "dslr/CLASS/"]), (outside, ["leftover/mug/lost.png", "in no domain's folder"]),
+    (too_deep, ["dslr/mug/more/lost.png"]), (extra_class, ["dslr/keybord", "did you mean 'keyboard'", "data.rename"]),
+    (missing_class, ["domain dslr", "no images of mug", "data.incomplete"]),
+    (missing_domain, ["domain dslr has no images", "data.domains"]),
+    (empty_domain, ["domain dslr has no images", "data.domains"])])
+def test_each_flaw_has_one_line_that_names_the_file(damage: Any, words: list[str], tmp_path: Path) -> None:
+    path = office(tmp_path)
+    damage(path)
+    for source in (path, zipped(path, tmp_path / "o.zip")):
+        with pytest.raises(FlrayError) as error:
+            load(tmp_path, source)
+        message = str(error.value)
+        assert "\n" not in message
+        assert all(word in message for word in [str(source), *words]), message
+        assert not (tmp_path / "office-caltech10").exists() or not list((tmp_path / "office-caltech10").iterdir())
+
+
+def test_a_truncated_or_damaged_archive_is_named(tmp_path: Path) -> None:
+    archive = zipped(office(tmp_path), tmp_path / "o.zip")
+    raw = bytearray(archive.read_bytes())
+    archive.write_bytes(raw[:len(raw) // 2])
+    with pytest.raises(FlrayError, match=r"o\.zip: not a readable zip archive"):
+        load(tmp_path, archive)
+    raw[raw.index(b"IDAT") + 6] ^= 0xFF
+    archive.write_bytes(raw)
+    with pytest.raises(FlrayError, match=r"o\.zip: office_caltech_10/amazon/back_pack/000\.png cannot be read"):
+        load(tmp_path, archive)
+
+
+def test_litter_of_operating_systems_is_no_flaw(tmp_path: Path) -> None:
+    path = office(tmp_path)
+    before = load(tmp_path, path).fingerprint
+    for litter in (".DS_Store", "dslr/Thumbs.db", "dslr/mug/._000.png", "__MACOSX/dslr/mug/x.png"):
+        (path / litter).parent.mkdir(parents=True, exist_ok=True)
+        (path / litter).write_bytes(b"junk")
+    assert load(tmp_path, path).fingerprint == before
+
+
+def test_a_loop_of_links_ends(tmp_path: Path) -> None:
+    path = office(tmp_path)
+    (path / "dslr" / "again").symlink_to(path)
+    with pytest.raises(FlrayError, match="a link to a folder that it lies in"):
+        load(tmp_path, path)
+
+
+def test_another_set_in_its_place_is_shown(tmp_path: Path) -> None:
+    path = trees(tmp_path / "x", {"train": {"n01": 1}, "val": {"n01": 1}})
+    with pytest.raises(FlrayError, match=r"no domain's folder in .*only train, val; it must be laid out as"):
+        load(tmp_path, path)
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"domains": ["dsl"]}, "did you mean 'dslr'"), ({"domains": []}, "an empty list"),
+    ({"rename": {"cup": "mugs"}}, "did you mean 'mug'"), ({"size": 4}, "size: found 4"),
+    ({"test": 1.0}, "test: found 1")])
+def test_wrong_options_say_what_is_allowed(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(FlrayError, match=words):
+        load(tmp_path, office(tmp_path, 2), **options)

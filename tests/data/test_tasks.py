@@ -1,0 +1,115 @@
+"""What each task minimises and measures."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flray.data import load_dataset
+from flray.data.federate import federate
+from flray.data.tasks import NAMES, task
+from flray.errors import ConfigError, DataError, FlrayError
+from flray.functional import dice_loss
+from flray.models import build
+from flray.sections import Shift
+
+
+def measured(name: str, outputs: Tensor, targets: Tensor, classes: tuple[str, ...] = ()) -> dict[str, float]:
+    kind = task(name, classes)
+    return kind.summarise({k: v.numpy() for k, v in kind.evidence(outputs, targets).items()})
+
+
+def test_names_and_unknown_ones() -> None:
+    assert [task(name).name for name in NAMES] == list(NAMES)
+    with pytest.raises(FlrayError, match="unknown task 'regression'; one of classification, binary"):
+        task("regression")
+
+
+def test_binary_has_two_logits_and_their_difference_as_score() -> None:
+    logits = torch.tensor([[0.0, 2.0], [1.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+    labels = torch.tensor([1, 0, 0, 1])
+    found = measured("binary", logits, labels)
+    assert found["loss"] == pytest.approx(float(F.cross_entropy(logits, labels)), rel=1e-6)
+    assert {k: found[k] for k in ("accuracy", "auc", "sensitivity", "specificity", "f1")} == {
+        "accuracy": 0.5, "auc": 0.5, "sensitivity": 0.5, "specificity": 0.5, "f1": 0.5}
+    score = task("binary").evidence(logits, labels)["score"]
+    torch.testing.assert_close(score, torch.softmax(logits.double(), 1)[:, 1])
+
+
+def test_segmentation_measures_each_structure() -> None:
+    masks = torch.zeros(2, 2, 16, 16, dtype=torch.uint8)
+    masks[:, 0, 4:12, 4:12], masks[:, 1, 6:10, 6:10] = 1, 1
+    predicted = masks.clone()
+    predicted[:, 1] = 0
+    predicted[:, 1, 6:10, 8:12] = 1  # moved by two columns: half of it overlaps
+    logits = predicted.float() * 20 - 10
+    found = measured("segmentation", logits, masks, ("disc", "cup"))
+    assert (found["dice_disc"], found["dice_cup"], found["dice"]) == (1.0, 0.5, 0.75)
+    assert (found["hausdorff_disc"], found["hausdorff_cup"], found["hausdorff"]) == (0.0, 2.0, 1.0)
+    assert found["hausdorff95_cup"] == 2.0
+    assert found["loss"] == pytest.approx(float(dice_loss(logits, masks)), rel=1e-6)
+    assert "dice_disc" not in measured("segmentation", logits[:, :1], masks[:, :1], ("disc",))
+
+
+def test_a_missing_structure_counts_as_the_diagonal() -> None:
+    masks = torch.zeros(2, 1, 3, 4, dtype=torch.uint8)
+    masks[0, 0, 1, 1] = 1
+    found = measured("segmentation", torch.full((2, 1, 3, 4), -9.0), masks, ("disc",))
+    assert found["hausdorff"] == 5.0  # of the first image; the second has nothing on either side
+    assert found["dice"] == 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_samples_give_nan(name: str) -> None:
+    outputs = torch.zeros(0, 2, 4, 4) if name == "segmentation" else torch.zeros(0, 2)
+    targets = torch.zeros(0, 2, 4, 4) if name == "segmentation" else torch.zeros(0, dtype=torch.int64)
+    assert all(math.isnan(v) for v in measured(name, outputs, targets, ("a", "b")).values())
+
+
+def test_a_network_for_classes_is_refused_in_segmentation() -> None:
+    data = federate(load_dataset("fundus-synthetic", {"samples": 5, "size": 16}), "domains", {}, 0)
+    kind = task("segmentation", data.classes)
+    kind.check_network("unet", build("unet", data.shape, 2, {"width": 1, "depth": 2}, 0, torch.float64), data)
+    with pytest.raises(ConfigError, match=r"found lenet; .*\[2, 16, 16\], and it returns \[2\]; for example unet"):
+        kind.check_network("lenet", build("lenet", data.shape, 2, {}, 0), data)
+
+
+def test_data_of_another_kind_are_refused() -> None:
+    masks = federate(load_dataset("fundus-synthetic", {"samples": 5, "size": 16}), "domains", {}, 0)
+    digits = federate(load_dataset("digits-sklearn", {"samples": 20}), "domains", {}, 0)
+    for name in ("classification", "binary", "few-shot"):
+        with pytest.raises(DataError, match=f"{name} needs class labels"):
+            task(name).check(masks)
+    with pytest.raises(DataError, match="a binary task has 2 classes, found 10"):
+        task("binary").check(digits)
+    with pytest.raises(DataError, match=r"needs masks, uint8 \[10, 32, 32\] per sample, found int64 \[\]"):
+        task("segmentation", digits.classes).check(digits)
+    with pytest.raises(DataError, match=r"needs masks, uint8 \[1, 16, 16\] per sample, found uint8 \[2, 16, 16\]"):
+        task("segmentation", ("disc",)).check(masks)
+    task("segmentation", masks.classes).check(masks)
+    task("classification").check(digits)
+
+
+def test_masks_are_partitioned_without_classes() -> None:
+    dataset = load_dataset("fundus-synthetic", {"samples": 10, "size": 16})
+    data = federate(dataset, "domains", {"clients_per_domain": 2}, 0)
+    assert [c.name for c in data.clients[:3]] == ["A0", "A1", "B0"]
+    assert all((len(c.train), len(c.test)) == (4, 1) for c in data.clients)
+    assert data.y.dtype == np.uint8 and data.y.shape == (60, 2, 16, 16)
+    first = data.clients[2].train[0]  # of B: rows 8 to 15
+    assert 8 <= first < 16 and np.array_equal(data.y[first], dataset.domains[1].train_y[first - 8])
+    assert len(federate(dataset, "iid", {"clients": 3}, 0).clients) == 3
+    for partition in ("dirichlet", "dirichlet-equal", "pathological"):
+        with pytest.raises(DataError, match=f"partition {partition}: splits by class.*take domains or iid"):
+            federate(dataset, partition, {}, 0)
+    with pytest.raises(DataError, match="have masks, not classes to count"):
+        data.class_counts()
+    classes, counts = data.class_table()
+    assert classes == ("with masks of disc, cup",) and counts.tolist() == [[4]] * 12
+    with pytest.raises(ConfigError, match=r"experiment\.shift\.long_tail: found 10.*have masks, not classes"):
+        federate(dataset, "domains", {}, 0, shift=Shift(long_tail=10))

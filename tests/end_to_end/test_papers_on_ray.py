@@ -1,0 +1,278 @@
+"""The four papers' methods on two Ray actors: the identities of the papers, and actors killed in a round, bit for bit.
+
+One pool of two actors plays all federations one after another; the server's side runs in this process, where a test
+can look at what the federation has learnt and step in between two stages.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from ray import cloudpickle
+
+from flray import registry, trees
+from flray.data.builtin import SKLEARN_DOMAINS
+from flray.data.types import DataSet, Domain
+from flray.federation.clients import RayExecutor
+from flray.federation.executor import Handle, Job, Result
+from flray.federation.federation import Federation
+from flray.federation.inline import InlineExecutor
+from flray.federation.world import World
+from flray.models import SplitModel
+from flray.trees import Packed
+from tests.algorithms import conftest as hand_made
+from tests.algorithms.conftest import models_sha, state_of
+from tests.algorithms.test_every_algorithm import BUILT_IN
+from tests.algorithms.test_identities import GLOBAL, NORMED, PERSONAL, Options, label, opt, personal_sha
+from tests.end_to_end.test_same_bits import inline_digest, world_of
+
+pytestmark = pytest.mark.slow
+ACTORS = 2
+
+
+@registry.register_dataset("disjoint")
+def disjoint(root: Path) -> DataSet:
+    """Three domains of equal size, each with classes that no other one has: every d_k is 0 and the models differ."""
+    generator = np.random.default_rng(3)
+    centres = generator.normal(size=(6, 8)) * 2
+    domains = []
+    for number in range(3):
+        y = np.arange(16, dtype=np.int64) % 2 + 2 * number
+        x = (centres[y] + generator.normal(size=(16, 8))).astype(np.float32)
+        domains.append(Domain(f"domain{number}", "random", x, y, x, y))
+    return DataSet("disjoint", tuple(domains), tuple("abcdef"), (0.0,), (1.0,))
+
+
+class Pool:
+    """Two client actors that outlive the federations they play for."""
+
+    def __init__(self) -> None:
+        self.executor: RayExecutor | None = None
+
+    def executor_for(self, world: World) -> RayExecutor:
+        import ray
+
+        put = ray.put(world)
+        if self.executor is None:
+            self.executor = RayExecutor(put, world.config, ACTORS, 0)
+        else:
+            self.executor.reset(put, world.config)
+        return self.executor
+
+    def played(self, world: World) -> Federation:
+        """Return a federation after all its rounds."""
+        federation = Federation(world, self.executor_for(world), warn=lambda line: None)
+        for _ in range(world.config.rounds):
+            federation.step()
+        return federation
+
+
+@pytest.fixture(scope="module")
+def pool(ray_here: dict[str, float]) -> Iterator[Pool]:
+    cloudpickle.register_pickle_by_value(hand_made)  # its networks travel to the actors as a user's own do
+    pool = Pool()
+    yield pool
+    if pool.executor is not None:
+        pool.executor.close()
+    cloudpickle.unregister_pickle_by_value(hand_made)
+
+
+# --- identities ---------------------------------------------------------------------------------------------------
+
+LOCAL, FEDAVG, FEDBN = opt("local"), opt("fedavg"), opt("fedbn")
+ALONE = opt("fedco2", mu=0, intra="none")
+SMALL_PUBLIC = {"public_size": 40, "public_batch_size": 16}
+FCCL = opt("fccl", pretrain_epochs=1, **SMALL_PUBLIC)
+ALL: dict[str, Any] = {"participation": {"fraction": 1.0}}
+DISJOINT: dict[str, Any] = {**ALL, "data": {"name": "disjoint"}, "model": "mlp",
+                            "local": {"batch_size": 4, "lr": 0.1}}
+IDENTITIES: dict[str, tuple[Options, str, Options, str, dict[str, Any]]] = {
+    "FedSKC(all off) = FedAvg": (opt("fedskc", lcl=False, gda=False, gpr=False), "all", FEDAVG, "all", {}),
+    "GDA with equal N and equal d = uniform mean": (
+        opt("fedskc", lcl=False, gpr=False, sample_scale="fraction"), "global", FEDAVG, "global",
+        {**DISJOINT, "aggregation": {"weights": "uniform"}}),
+    "LG-Mix(lambda=0) = FedAvg": (opt("lgmix", ratio=0), "global", FEDAVG, "global", ALL),
+    "LG-Mix(lambda=1) = Local": (opt("lgmix", ratio=1), "own", LOCAL, "personal", ALL),
+    "Fed-CO2(mu=0, intra off): online part = FedBN": (ALONE, "online", FEDBN, "online", {}),
+    "Fed-CO2(mu=0, intra off): offline part = Local": (ALONE, "offline", LOCAL, "personal", {}),
+    "FCCL+(no public step, no FNTD) = Local": (
+        opt("fcclplus", public_passes=0, local_term="none"), "personal", LOCAL, "personal", {}),
+    "FCCL+(omega=0, FNTD replaced by the two KD terms) = FCCL": (
+        opt("fcclplus", omega=0, local_term="two_teachers", pretrain_epochs=1, **SMALL_PUBLIC), "personal",
+        FCCL, "personal", {}),
+}
+"""A method and what is compared of it, the other one, settings. LG-Mix lets all clients take part in every round: one
+that had been away would otherwise start from a model of its own that is not u."""
+
+
+def part_of(federation: Federation, part: str) -> str:
+    states = [state_of(federation, i) for i in range(len(federation.states))]
+    if part == "all":
+        return federation.sha256()
+    if part == "global":
+        return models_sha(federation)
+    if part == "online":
+        return models_sha(federation) + trees.sha256(*(state.get("personal", {}) for state in states))
+    assert any(part in state for state in states)
+    return trees.sha256(*(state.get(part, {}) for state in states))
+
+
+@pytest.mark.parametrize("identity", IDENTITIES)
+def test_identities_of_the_four_papers(pool: Pool, digits: dict[str, Any], identity: str) -> None:
+    one, part, other, other_part, settings = IDENTITIES[identity]
+    settings = {"data": {"name": "digits-sklearn", "samples": 48}, **settings}
+    found = [part_of(pool.played(world_of(digits, method, **settings)), which)
+             for method, which in ((one, part), (other, other_part))]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("method", "other", "settings", "digest"), [
+    *((*row, models_sha) for row in GLOBAL), *((*row, personal_sha) for row in PERSONAL)], ids=label)
+def test_identities_of_the_baselines(pool: Pool, method: Options, other: Options, settings: Options,
+                                     digest: Any) -> None:
+    settings = {"model": NORMED, **settings}
+    found = [digest(pool.played(hand_made.world_of(name, **settings))) for name in (method, other)]
+    assert found[0] == found[1]
+
+
+# --- every method -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_method_has_the_same_bits_on_actors_and_inline(pool: Pool, name: str) -> None:
+    def world() -> World:
+        local = {"precision": "float32", "batch_size": 8, "lr": 0.05}
+        return hand_made.world_of(name, model=NORMED, rounds=3, **hand_made.settings_for(name),
+                                  **hand_made.partial(name), local=local)
+
+    assert pool.played(world()).sha256() == inline_digest(world())
+
+
+# --- actors killed ------------------------------------------------------------------------------------------------
+
+class Killing:
+    """Plays on a pool, and kills an actor in one stage: before its turns go out, or in the middle of one.
+
+    Attributes
+    ----------
+    stages : list of str
+        What was played, by name and number, with ``"killed"`` where it happened.
+    """
+
+    def __init__(self, pool: RayExecutor, at: tuple[int, str, int], cpu_seconds: float) -> None:
+        self.pool, self.at, self.cpu_seconds = pool, at, cpu_seconds
+        self.stages: list[str] = []
+        self.victim = 0
+
+    def put(self, packed: Packed) -> Handle:
+        return self.pool.put(packed)
+
+    def fetch(self, handle: Handle) -> Packed:
+        return self.pool.fetch(handle)
+
+    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
+        turn = jobs[0].turn
+        killing = turn.kind == "stage" and (turn.round, turn.stage.name, turn.stage.index) == self.at
+        if killing:
+            self.victim = self.pool.pids()[0]
+            killer = threading.Thread(target=self.kill)
+            killer.start()
+            if not self.cpu_seconds:
+                killer.join()
+        self.stages.append(f"{turn.stage.name} {turn.stage.index}")
+        yield from self.pool.play(jobs, timeout)
+        if killing:
+            assert not killer.is_alive(), "the stage was over before the actor was killed"
+
+    def kill(self) -> None:
+        """Kill once the actor has computed for so long in this stage, however busy the machine is."""
+        process = psutil.Process(self.victim)
+        begun = process.cpu_times().user
+        deadline = time.monotonic() + 60
+        while self.cpu_seconds and process.cpu_times().user - begun < self.cpu_seconds and time.monotonic() < deadline:
+            time.sleep(0.002)
+        os.kill(self.victim, signal.SIGKILL)
+        self.stages.append("killed")
+
+    def memory(self) -> dict[str, int]:
+        return self.pool.memory()
+
+    def close(self) -> None:
+        """Leave the pool as it is."""
+
+
+@pytest.mark.parametrize(("method", "at", "cpu_seconds"), [
+    (opt("fedskc"), (1, "train", 0), 0.05),
+    (opt("lgmix"), (1, "train", 0), 0.05),
+    (opt("lgmix"), (1, "mix", 0), 0),
+    (opt("fedco2"), (1, "train", 0), 0.05),
+    (FCCL, (1, "collaborate", 1), 0),
+    (opt("fcclplus", **SMALL_PUBLIC), (1, "collaborate", 2), 0),
+    (opt("fcclplus", **SMALL_PUBLIC), (1, "train", 0), 0.05),
+], ids=lambda value: value["name"] if isinstance(value, dict) else f"{value[1]}{value[2]}" if isinstance(value, tuple)
+   else "midway" if value else "between")
+def test_actor_killed_in_the_middle_of_a_round(pool: Pool, digits: dict[str, Any], method: Options,
+                                               at: tuple[int, str, int], cpu_seconds: float) -> None:
+    epochs = 8 if cpu_seconds else 1  # a turn that takes several times as long as the actor is left alive
+    world = world_of(digits, method, rounds=3, local={**digits["local"], "epochs": epochs})
+    killing = Killing(pool.executor_for(world), at, cpu_seconds)
+    federation = Federation(world, killing, warn=lambda line: None)
+    for _ in range(world.config.rounds):
+        federation.step()
+    pids = killing.pool.pids()
+    assert killing.victim and killing.victim not in pids and len(pids) == ACTORS
+    if at[1] == "collaborate":
+        where = killing.stages.index("killed")
+        assert killing.stages[where - 1:where + 2] == [f"collaborate {at[2] - 1}", "killed", f"collaborate {at[2]}"]
+    assert federation.sha256() == inline_digest(world)
+
+
+# --- different networks -------------------------------------------------------------------------------------------
+
+NETWORKS = ("lenet", "simple-cnn", "cnn", "resnet8")
+
+
+def four_networks(digits: dict[str, Any]) -> World:
+    return world_of(digits, opt("fcclplus", **SMALL_PUBLIC), rounds=2, data={"name": "digits-sklearn", "samples": 32},
+                    models=dict(zip(SKLEARN_DOMAINS, NETWORKS, strict=True)), participation={"fraction": 1.0})
+
+
+def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(pool: Pool, digits: dict[str, Any]) -> None:
+    world = four_networks(digits)
+    federation = Federation(world, pool.executor_for(world), warn=lambda line: None)
+    federation.step()
+    metrics = federation.step().metrics
+    assert pool.executor is not None
+    held = pool.executor.networks()
+    assert {name for networks in held for name in networks} == set(NETWORKS)
+    assert len(held) == ACTORS and all(1 <= count <= 2 for networks in held for count in networks.values())
+    resident = pool.executor.memory()
+    for number in range(ACTORS):
+        assert metrics[f"memory/peak/actor/{number}"] > 100e6
+    assert metrics["memory/peak/actor"] == max(metrics[f"memory/peak/actor/{n}"] for n in range(ACTORS))
+    assert metrics["memory/peak/actor"] >= 0.9 * max(resident.values())
+    assert metrics["memory/peak/server"] > 100e6
+    assert federation.sha256() == inline_digest(world)
+
+
+def test_no_other_instance_is_left_anywhere(digits: dict[str, Any]) -> None:
+    def instances() -> int:
+        gc.collect()
+        return sum(type(thing) is SplitModel for thing in gc.get_objects())
+
+    world, before = four_networks(digits), instances()
+    executor = InlineExecutor(world)
+    federation = Federation(world, executor)
+    for _ in range(2):
+        federation.step()
+        assert instances() - before == 2 * len(NETWORKS)
+    executor.close()

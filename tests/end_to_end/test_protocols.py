@@ -1,0 +1,100 @@
+"""Validation is measured like the test, and the reported number follows from what is tracked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import flray
+from flray import running, trees
+from flray.cli import invoke
+from flray.config import Config
+from flray.display import show_result
+from flray.errors import ConfigError
+from flray.federation import evaluation, player
+from flray.federation.federation import Federation
+from flray.federation.inline import InlineExecutor
+from flray.federation.world import make_world
+
+INLINE = {"resources": {"executor": "inline"}}
+
+
+def federation(digits: dict[str, Any], **settings: Any) -> Federation:
+    world = make_world(Config.model_validate({"experiment": {**digits, **INLINE, **settings}}).experiment)
+    return Federation(world, InlineExecutor(world), warn=lambda line: None)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedbn"])
+def test_validation_is_measured_on_each_clients_own_samples(
+        digits: dict[str, Any], algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(player, "BLOCK", 50)
+    monkeypatch.setattr(evaluation, "BLOCK", 50)
+    running_ = federation(digits, algorithm=algorithm, split=[0.6, 0.25, 0.15])
+    metrics = running_.step().metrics
+    view = "global" if algorithm == "fedavg" else "personal"
+    data = running_.world.data
+    by_hand = []
+    for i, client in enumerate(data.clients):
+        player_ = running_.executor._player
+        model = player_.bench("lenet").model.eval()
+        state = running_.states[i]
+        weights = dict(running_.server.models["lenet"])
+        if state is not None:
+            weights |= trees.unpack(running_.executor.fetch(state)).get("personal", {})
+        model.load_state_dict(weights)
+        with torch.no_grad():
+            x, y = player_._samples(client.val).take(torch.arange(len(client.val)))
+            by_hand.append(float((model(x).argmax(1) == y).double().mean()))
+    found = [metrics[f"{view}/validation/accuracy/client/{c.name}"] for c in data.clients]
+    assert found == pytest.approx(by_hand)
+    assert metrics[f"{view}/validation/accuracy"] == pytest.approx(np.mean(by_hand))
+    assert len(set(by_hand)) > 1
+
+
+def test_validation_parts_change_no_test_metric(digits: dict[str, Any]) -> None:
+    """The extra evaluation turns touch nothing of the model or of the test's evidence."""
+    with_val = federation(digits, evaluation={"validation": 0.2})
+    first = with_val.step().metrics
+    digest = with_val.sha256()
+    assert with_val.evaluate() == {n: v for n, v in first.items() if n.startswith(("global/", "personal/"))}
+    assert with_val.sha256() == digest
+    assert not any("validation" in name for name in federation(digits).step().metrics)
+
+
+def test_the_protocol_decides_what_is_reported(digits: dict[str, Any], here: Path,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {**digits, **INLINE, "rounds": 6, "local": {**digits["local"], "lr": 0.5},
+                "evaluation": {"validation": 0.3, "every": 2, "last": 2, "protocol": "best"}}
+    result = flray.run({"experiment": settings})
+    measured = result.history.dropna(subset=["global/common/accuracy"])
+    assert measured["round"].tolist() == [2, 4, 6]
+    best = measured.loc[measured["global/validation/accuracy"].idxmax()]
+    assert result.reported.values["global/common/accuracy"] == best["global/common/accuracy"]
+    assert result.metrics["global/common/accuracy"] == measured["global/common/accuracy"].iloc[-1]
+    again = running.resume(result.folder)
+    assert again.reported == result.reported
+    means = flray.run({"experiment": {**settings, "evaluation": {**settings["evaluation"], "protocol": "mean-last"}}})
+    assert means.reported.values["global/common/accuracy"] == \
+        pytest.approx(measured["global/common/accuracy"].iloc[-2:].mean())
+    assert means.sha256 == result.sha256  # a protocol only reads
+    show_result(result)
+    shown = capsys.readouterr().out
+    assert f"round {int(best['round'])} of 6, best on validation" in shown and "global/validation" in shown
+
+
+def test_the_best_round_needs_validation_samples(digits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"experiment\.evaluation\.protocol: found best; .*evaluation\.validation"):
+        federation(digits, evaluation={"protocol": "best"})
+    federation(digits, evaluation={"protocol": "best"}, split=[0.6, 0.2, 0.2])
+
+
+def test_a_wrong_protocol_is_refused(digits: dict[str, Any], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": {**digits, **INLINE}}))
+    assert invoke(["run", "x.yaml", "evaluation.protocol=mean"]) == 2
+    assert "experiment.evaluation.protocol: found 'mean'; input should be 'last', 'best' or 'mean-last'" in \
+        capsys.readouterr().err

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flray import registry
+from flray.federation.portrait import chosen, partition, portrait, save_text, to_text
+from tests.algorithms.conftest import blobs, federation_of, settings_for, world_of
+
+
+@pytest.mark.parametrize("name", registry.algorithms.names())
+def test_a_portrait_of_every_method_changes_nothing(name: str) -> None:
+    federation = federation_of(world_of(name, blobs(), **settings_for(name)))
+    federation.step()
+    before = federation.sha256()
+    found = portrait(federation)
+    assert federation.sha256() == before
+    assert found["correlation"].shape == (3, 3, 3) and np.isfinite(found["correlation"]).all()
+    assert np.abs(found["correlation"]).max() <= 1.01
+    assert len(found["labels"]) == len(found["predicted"]) == len(found["features"]) == len(found["client"])
+    assert found["distance"].shape == (3, len(found["layers"]))
+    assert set(portrait(federation, final=False)) == {"correlation"}
+
+
+def test_a_global_model_is_nowhere_away_from_itself_and_a_local_one_is() -> None:
+    for name, away in (("fedavg", False), ("local", True), ("lgmix", True)):
+        federation = federation_of(world_of(name, blobs()))
+        federation.step()
+        found = portrait(federation)
+        assert (found["distance"].max() > 1e-3) == away
+        assert found["personal"].all() == (name == "local")
+
+
+def test_a_portrait_travels_as_text(tmp_path: Path) -> None:
+    save_text(to_text({"a": np.arange(4.0), "names": np.array(["x", "yy"])}), tmp_path / "p.npz")
+    with np.load(tmp_path / "p.npz", allow_pickle=False) as found:
+        assert found["a"].tolist() == [0, 1, 2, 3] and found["names"].tolist() == ["x", "yy"]
+
+
+def test_chosen_rows_are_spread_evenly() -> None:
+    assert chosen(np.arange(10), 4).tolist() == [0, 3, 6, 9]
+    assert chosen(np.arange(3), 4).tolist() == [0, 1, 2]
+
+
+def test_who_holds_what() -> None:
+    world = world_of("fedavg", blobs())
+    found = partition(world)
+    assert [sum(client["train"]) for client in found["clients"]] == [len(c.train) for c in world.data.clients]

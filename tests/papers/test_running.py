@@ -1,0 +1,128 @@
+"""Every suite is expanded, and the first run of its smoke form is played, on stand-ins of the papers' data sets.
+
+The stand-ins have the names, domains, classes and tasks of the real ones, so names of domains and options of methods
+that a suite gets wrong are found without any download.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flray import registry, suites
+from flray.config import Config, Experiment, ModelChoice
+from flray.data.types import DataSet, Domain
+from flray.federation.cluster import InlineFederation
+from flray.federation.world import make_world
+from flray.loading import load
+from flray.reading import read_with_base
+from flray.tuning.space import points, resolved, settings
+
+FILES = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
+SHAPES: dict[str, tuple[Sequence[str], int, tuple[int, ...]]] = {  # domains, classes, shape without the size
+    "digits5": (("mnist", "svhn", "usps", "synthdigits", "mnistm"), 10, (3, 28)),
+    "digits5-local": (("mnist", "usps", "optdigits", "synth", "mnistm"), 10, (3, 32)),
+    "mnist": (("mnist",), 10, (1, 28)),
+    "cifar-10": (("cifar-10",), 10, (3, 32)),
+    "cifar-100": (("cifar-100",), 100, (3, 32)),
+    "tiny-imagenet": (("tiny-imagenet",), 200, (3, 64)),
+    "fashion-mnist": (("fashion-mnist",), 10, (1, 28)),
+    "emnist": (("emnist",), 47, (1, 28)),
+    "fc100": (("fc100",), 100, (3, 32)),
+    "office-caltech10": (("amazon", "caltech", "dslr", "webcam"), 10, (3, 64)),
+    "office31": (("amazon", "dslr", "webcam"), 31, (3, 64)),
+    "office-home": (("art", "clipart", "product", "real-world"), 65, (3, 64)),
+    "domainnet": (("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), 10, (3, 64)),
+    "camelyon17": (("center0", "center1", "center2", "center3", "center4"), 2, (3, 32)),
+    "fundus": (("domain1", "domain2", "domain3", "domain4", "domain5", "domain6"), 2, (3, 32)),
+    "eeg": (("AlexMI", "BNCI2014_001", "BNCI2015_004", "Zhou2016"), 2, (36,)),
+}
+TASKS = {"fc100": "few-shot", "camelyon17": "binary", "eeg": "binary", "fundus": "segmentation"}
+
+
+def _stand_in(name: str) -> Callable[..., DataSet]:
+    names, classes, shape = SHAPES[name]
+    task = TASKS.get(name, "classification")
+
+    def dataset(root: Path, *, size: int = shape[-1], domains: tuple[str, ...] | None = None,
+                samples: int = 130, seed: int = 0) -> DataSet:
+        count = max(samples if samples < 1000 else 130, 4 * classes)
+        full = (*shape[:-1], size, size) if len(shape) > 1 else shape
+        made = []
+        for domain in [one for one in names if domains is None or one in domains]:
+            parts: list[Any] = []
+            for part, n in (("train", 6 * count), ("test", count)):
+                generator = np.random.default_rng([seed, len(made), part == "test"])
+                x = generator.integers(0, 256, (n, *full), dtype=np.uint8) if len(full) == 3 \
+                    else generator.normal(size=(n, *full)).astype(np.float32)
+                y = np.arange(n, dtype=np.int64) % classes
+                if task == "few-shot":  # classes of the test part do not occur in training
+                    y = y % 60 if part == "train" else 60 + y % 40
+                if task == "segmentation":
+                    parts += [x, (generator.random((n, 2, size, size)) > 0.5).astype(np.uint8)]
+                else:
+                    parts += [x, y]
+            made.append(Domain(domain, "random", *parts))
+        coarse = tuple(label // 5 for label in range(classes)) if name == "cifar-100" else None
+        channels = full[0] if len(full) == 3 else 1
+        return DataSet(name, tuple(made), tuple(map(str, range(classes))), (0.5,) * channels, (0.5,) * channels,
+                       task=task, coarse=coarse)
+
+    dataset.__doc__ = "Return noise in the form of a paper's data set."
+    return dataset
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put noise in the place of the papers' data sets."""
+    registry.datasets.names()
+    for name in SHAPES:
+        monkeypatch.setitem(registry.datasets._entries, name, _stand_in(name))
+
+
+def _loaded(name: str) -> Config:
+    return resolved(load(FILES[name]))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_suite_is_expanded_to_as_many_runs_as_it_says(name: str) -> None:
+    content = read_with_base(FILES[name])
+    assert suites.unknown_names(content) == []
+    assert set(suites.data_names(content)) <= set(SHAPES)
+    config = _loaded(name)
+    made = points(config, settings(config))
+    assert len(made) == suites.run_count(content)
+    small = suites.smoke(config)
+    axes = [set(one) for one in zip(*(
+        p.setting.items() for p in points(small, settings(small))), strict=True)]
+    assert axes == [set(one) for one in zip(*(p.setting.items() for p in made), strict=True)], "smoke leaves arms out"
+
+
+def _narrow(experiment: Experiment) -> Experiment:
+    """Return an experiment with narrow networks where they can be, and fewer samples where the domains are clients."""
+    def choice(one: ModelChoice) -> ModelChoice:
+        width = one.options.get("width")
+        small = {} if width is None else {"width": 0.1 if isinstance(width, float) else 8}
+        return one.model_copy(update={"options": {**one.options, **small}})
+
+    subset = experiment.subset if experiment.partition.options.get("clients") else 30
+    return experiment.model_copy(update={"subset": subset, "model": choice(experiment.model),
+                                         "models": {name: choice(one) for name, one in experiment.models.items()}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_the_first_run_of_a_suites_smoke_form(name: str) -> None:
+    config = suites.smoke(_loaded(name))
+    experiment = _narrow(points(config, settings(config)[:1])[0].experiment)
+    federation = InlineFederation(make_world(experiment), lambda line: None)
+    try:
+        metrics = federation.step().metrics
+    finally:
+        federation.close()
+    assert metrics["train/steps"] > 0
+    assert any(metric.startswith(("global/", "personal/")) for metric in metrics)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flray.report import make, svg
+from flray.report.figures import figures
+from flray.report.source import from_folder
+
+VOID = {"meta", "img", "br"}
+
+
+class Balance(HTMLParser):
+    """Refuses tags that are not closed in order, and collects what is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else(sweep: Path, tmp_path: Path) -> None:
+    made = make(sweep, tmp_path / "report")
+    assert [path.name for path in made.files] == ["report.md", "report.tex", "report.html"]
+    text = made.files[2].read_text(encoding="utf-8")
+    parser = Balance()
+    parser.feed(text)
+    assert parser.open == []
+    assert all(value.startswith("data:image/png;base64,") for value in parser.loaded) and parser.loaded
+    assert not re.search(r"https?://(?!www\.w3\.org)", text) and "<script" not in text and "@import" not in text
+    assert "prefers-color-scheme:dark" in text and "@media print" in text
+    assert "nan" not in re.sub(r"base64,[^\"]*", "", text).lower().replace("covariance", "")
+
+
+def test_every_figure_that_was_tracked_is_there_and_no_other(sweep: Path) -> None:
+    titles = [title for title, _, _ in figures(from_folder(sweep))]
+    assert titles == ["Learning curves", "Accuracy against bytes", "Clients", "Who holds what",
+                      "Aggregation weights of FedSKC (GDA)", "Personal and global models, layer by layer",
+                      "Correlation between classes", "Features"]
+    for trial in sweep.glob("trials/*"):
+        for file in trial.glob("p*"):
+            file.unlink()
+    titles = [title for title, _, _ in figures(from_folder(sweep))]
+    assert titles == ["Learning curves", "Accuracy against bytes", "Clients", "Aggregation weights of FedSKC (GDA)"]
+
+
+def test_the_worst_client_is_marked(sweep: Path) -> None:
+    (clients,) = [content for title, content, _ in figures(from_folder(sweep)) if title == "Clients"]
+    bars = re.findall(r'<rect class="f(\d)"[^>]*><title>(\w): ([\d.]+) %', clients)
+    assert bars[:2] == [("0", "a", "76.00"), ("1", "b", "66.00")]
+
+
+@pytest.mark.parametrize(("low", "high", "found"), [
+    (0.0, 1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (1.0, 4.0, [1, 2, 3, 4]), (0.0, 0.031, [0, 0.01, 0.02, 0.03]),
+    (3.0, 3.0, [3.0])])
+def test_ticks_are_round_numbers(low: float, high: float, found: list[float]) -> None:
+    assert svg.ticks(low, high) == pytest.approx(found)
+
+
+def test_points_lie_where_they_should() -> None:
+    plot = svg.Plot((0, 10), (0, 1), width=200, height=100)
+    (x0, y0), (x1, y1), (half, _) = plot.at(0, 0), plot.at(10, 1), plot.at(5, 0)
+    assert half == pytest.approx((x0 + x1) / 2) and y1 < y0
+
+
+def test_whatever_a_name_holds_it_is_text() -> None:
+    plot = svg.Plot((0, 1), (0, 1), title='<b>"x" & y')
+    plot.line([(0, 0), (1, 1)], 0, "</svg>")
+    assert "<b>" not in plot.svg() and plot.svg().count("</svg>") == 1
+
+
+def test_matrices_are_pictures_of_their_size() -> None:
+    assert 'src="data:image/png;base64,' in svg.matrix(np.eye(3), "m") and 'alt="m"' in svg.matrix(np.eye(3), "m")

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flray import rundir
+from flray.errors import FlrayError
+from flray.report.costs import costs
+from flray.report.measures import lower_is_better, value
+from flray.report.plain import latex, markdown
+from flray.report.significance import compare
+from flray.report.source import from_folder
+from flray.report.table import main_table
+
+
+def test_the_papers_table_with_printed_numbers_differences_and_the_best(sweep: Path) -> None:
+    table = main_table(from_folder(sweep))
+    assert list(table.rows) == ["none", "full"] and table.heads == [["CIFAR-10"], ["CIFAR-100"]]
+    none, full = table.rows["none"], table.rows["full"]
+    assert none[0].mean == pytest.approx(71.0) and none[0].std == pytest.approx(math.sqrt(2))
+    assert (none[0].printed, full[1].printed) == (78.61, 58.15)
+    assert full[0].difference == pytest.approx(82.0 - 82.35)
+    assert [cell.best for cell in (*none, *full)] == [False, True, True, False]
+    assert table.title == "FedSKC table5: modules" and "differs from the paper: other data" in table.notes
+
+
+def test_best_and_second_are_compared_seed_by_seed(sweep: Path) -> None:
+    (head, first), (_, second) = main_table(from_folder(sweep)).comparisons
+    assert (head, first.best, first.second, first.seeds) == ("CIFAR-10", "full", "none", 2)
+    assert first.difference == pytest.approx(11.0)  # (80 - 70, 84 - 72): t = 11, one degree of freedom
+    assert first.p == pytest.approx(2 * (0.5 - math.atan(11.0) / math.pi), rel=1e-6)
+    assert second.difference == pytest.approx(1.0)
+
+
+def test_comparisons_that_say_nothing_say_so() -> None:
+    assert "not tested" in str(compare("a", {0: 1.0}, "b", {0: 0.5, 1: 3.0}))
+    assert "not testable" in str(compare("a", {0: 1.0, 1: 2.0}, "b", {0: 0.5, 1: 1.5}))
+    assert compare("a", {0: 1.0, 1: 2.0}, "b", {2: 0.0}).seeds == 0
+
+
+def test_measures(sweep: Path) -> None:
+    trial = from_folder(sweep).trials[0]
+    assert value(trial, "auto") == pytest.approx(70.0)
+    assert value(trial, "own/accuracy", "a") == pytest.approx(75.0)
+    assert value(trial, "others/accuracy", "a") == pytest.approx(65.0)  # what the one model does on b
+    assert value(trial, "auto", rule="mean-last", last=2) == pytest.approx(65.0)
+    assert value(trial, "auto", rule="best") == pytest.approx(70.0)  # without validation: the last
+    assert value(trial, "auto >= 55") == 3 and value(trial, "auto >= 90") == math.inf
+    assert value(trial, "hours") == pytest.approx(6 / 3600) and value(trial, "memory") == pytest.approx(100)
+    assert math.isnan(value(trial, "own/dice")) and math.isnan(value(trial, "own/accuracy", "c"))
+    assert lower_is_better("own/hausdorff") and not lower_is_better("own/accuracy")
+
+
+def test_the_round_that_is_best_on_validation_counts(sweep: Path) -> None:
+    trial = from_folder(sweep).trials[0]
+    trial.history["global/validation/accuracy"] = [0.1, 0.9, 0.9, 0.3]
+    assert value(trial, "auto", rule="best") == pytest.approx(50.0)
+
+
+def test_a_domains_value_is_the_mean_of_its_clients(sweep: Path) -> None:
+    trial = from_folder(sweep).trials[0]
+    trial.history = trial.history.rename(columns={
+        f"global/local/accuracy/client/{old}": f"global/local/accuracy/client/{new}"
+        for old, new in (("a", "usps0"), ("b", "usps1"))})
+    assert value(trial, "own/accuracy", "usps") == pytest.approx(70.0)
+
+
+def test_costs(sweep: Path) -> None:
+    found = {(cost.group, cost.label): cost for cost in costs(from_folder(sweep))}
+    one = found["CIFAR-10", "full"]
+    assert one.target == pytest.approx(0.9 * 0.82)
+    assert one.rounds == pytest.approx(3.5)  # 0.80 and 0.84 after four rounds, 0.70 and 0.74 after three
+    assert (one.up, one.down, one.seconds, one.round_seconds) == (4e6, 8e6, 6.0, 1.5)
+    assert found["CIFAR-10", "none"].rounds == math.inf
+    assert costs(from_folder(sweep), 0.55)[0].rounds == pytest.approx(3.0)
+
+
+def test_markdown_and_latex_hold_the_table(sweep: Path) -> None:
+    source = from_folder(sweep)
+    table = main_table(source)
+    text = markdown(table, costs(source))
+    assert "| full | **82.00 ± 2.83**<br>82.35 (-0.35) | 50.00 ± 0.00<br>58.15 (-8.15) |" in text
+    assert "paired t-test over seeds" in text and "### Costs · CIFAR-10" in text
+    tex = latex(table)
+    assert r"full & \textbf{82.00 $\pm$ 2.83} & 50.00 $\pm$ 0.00 \\" in tex
+    assert tex.count("{") == tex.count("}") and r"\emph{78.61 (-7.61)}" in tex
+
+
+def test_a_sweep_without_a_paper_has_a_row_per_setting_best_first(sweep: Path) -> None:
+    config = yaml.safe_load((sweep / rundir.CONFIG).read_text())
+    config["paper"] = None
+    (sweep / rundir.CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
+    table = main_table(from_folder(sweep))
+    assert list(table.rows) == ["full CIFAR-10", "none CIFAR-10", "none CIFAR-100", "full CIFAR-100"]
+    assert table.heads == [["score"], ["a"], ["b"]]
+    assert table.rows["full CIFAR-10"][1].mean == pytest.approx(87.0)
+
+
+def test_failed_and_missing_trials_are_said(sweep: Path) -> None:
+    rundir.update(sweep / "trials" / "0001", status="failed", failure="ValueError: no\ntrace")
+    rundir.update(sweep / "trials" / "0002", status="running")
+    table = main_table(from_folder(sweep))
+    assert "failed: none CIFAR-10 seed 0: ValueError: no" in table.notes
+    assert "1 of 8 trials have not ended: the table is not complete" in table.notes
+    assert "none · CIFAR-10: 1 of 2 seeds" in table.notes
+
+
+def test_nothing_to_report_is_refused(content: dict[str, Any], sweep: Path) -> None:
+    for journal in sweep.glob("trials/*/journal.jsonl"):
+        journal.write_text("")
+    with pytest.raises(FlrayError, match="nothing to report"):
+        from_folder(sweep)
