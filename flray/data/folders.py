@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -143,6 +144,7 @@ class Tree:
         return table
 
 
+@lru_cache(4096)
 def plain(name: str) -> str:
     """Return a folder's name without capitals, spaces and punctuation."""
     return re.sub(r"[^a-z0-9]", "", name.lower())

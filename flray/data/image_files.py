@@ -9,8 +9,9 @@ import threading
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
@@ -24,6 +25,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 # Pillow is told what to expect: of its other formats some start programs (EPS is drawn by Ghostscript).
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
 _LITTER = ("thumbs.db", "desktop.ini", "__macosx")
+_BEGINNING = 4096  # bytes that nearly always tell two files apart
 _AHEAD = 1024  # images that are in work or wait to be taken
 
 
@@ -48,8 +50,8 @@ class Store(Protocol):
     def items(self) -> list[Item]:
         """Return all files in the order of their paths, without hidden ones and what operating systems leave behind."""
 
-    def read(self, path: str) -> bytes:
-        """Return a file's content.
+    def read(self, path: str, length: int = -1) -> bytes:
+        """Return a file's content, or its first `length` bytes.
 
         Raises
         ------
@@ -76,10 +78,11 @@ class Folder:
         self._walk(self.where, "", found, ())
         return sorted(found)
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, length: int = -1) -> bytes:
         """Return a file's content (see `Store`)."""
         try:
-            return (self.where / path).read_bytes()
+            with (self.where / path).open("rb") as file:
+                return file.read(length)
         except OSError as error:
             raise DataError(f"{self.where / path}: cannot be read ({error.strerror})") from None
 
@@ -129,11 +132,11 @@ class Zip:
         return sorted(Item(entry.filename, entry.file_size, f"{entry.CRC:08x}") for entry in self._archive.infolist()
                       if not entry.is_dir() and not any(map(_is_litter, entry.filename.split("/"))))
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, length: int = -1) -> bytes:
         """Return a file's content (see `Store`)."""
         try:
-            with self._lock:
-                return self._archive.read(path)
+            with self._lock, self._archive.open(path) as file:
+                return file.read(length)
         except (KeyError, OSError, EOFError, RuntimeError, NotImplementedError, zlib.error,
                 zipfile.BadZipFile) as error:
             raise DataError(f"{self.where}: {path} cannot be read ({error}); fetch the archive again") from None
@@ -196,7 +199,8 @@ def same_content(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:
     Parameters
     ----------
     store : Store
-        Where they lie; of a folder only files of equal size are read, of an archive none.
+        Where they lie. Of a folder's files of equal size the beginnings are compared, and what is left is read whole;
+        of an archive nothing has to be read.
     items : sequence of Item
         Which.
 
@@ -205,17 +209,27 @@ def same_content(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:
     ndarray of int64 [n]
         The position of the first file with these bytes.
     """
-    by_size: dict[int, list[int]] = defaultdict(list)
-    for row, item in enumerate(items):
-        by_size[item.size].append(row)
-    first: dict[tuple[int, str], int] = {}
-    numbers = np.arange(len(items), dtype=np.int64)
-    for size, rows in by_size.items():
-        for row in rows if len(rows) > 1 else ():
-            item = items[row]
-            content = item.stamp if isinstance(store, Zip) else hashlib.sha256(store.read(item.path)).hexdigest()
-            numbers[row] = first.setdefault((size, content), row)
+    packed = isinstance(store, Zip)
+    groups = _grouped(range(len(items)), lambda row: (items[row].size, items[row].stamp if packed else ""))
+    if not packed:
+        for length in (_BEGINNING, -1):
+            digest = partial(_digest, store, items, length)
+            groups = [group for whole in groups for group in (_grouped(whole, digest) if len(whole) > 1 else [whole])]
+    numbers = np.empty(len(items), dtype=np.int64)
+    for group in groups:
+        numbers[group] = group[0]
     return numbers
+
+
+def _digest(store: Store, items: Sequence[Item], length: int, row: int) -> bytes:
+    return hashlib.sha256(store.read(items[row].path, length)).digest()
+
+
+def _grouped(rows: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return list(groups.values())
 
 
 def _is_litter(name: str) -> bool:

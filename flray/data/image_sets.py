@@ -139,12 +139,12 @@ def split(table: Table, share: float, spec: ImageSet, store: Store | None = None
         same_content(store, table.items)
     for number, domain in enumerate(spec.domains):
         for label in range(1 if grouped else len(spec.classes)):
-            mine = (table.domains == number) & (grouped | (table.labels == label))
+            rows = np.flatnonzero((table.domains == number) & (grouped | (table.labels == label)))
             extra = f"{spec.name}/split/{domain}/{'groups' if grouped else label}"
-            _, first = np.unique(units[mine], return_index=True)
-            order = numpy_generator(spec.seed, "data", extra=extra).permutation(units[mine][np.sort(first)])
+            _, first = np.unique(units[rows], return_index=True)
+            order = numpy_generator(spec.seed, "data", extra=extra).permutation(units[rows][np.sort(first)])
             count = min(max(round(share * len(order)), 1), max(len(order) - 1, 0))
-            test |= mine & np.isin(units, order[:count])
+            test[rows] = np.isin(units[rows], order[:count])
     # Of the same bytes in several classes or domains.
     _, same = np.unique(units, return_inverse=True)
     test = (np.bincount(same, test) > np.bincount(same) / 2)[same]

@@ -71,7 +71,7 @@ class Resident:
             "data": {"name": "bytes", "samples": options.samples, "side": options.side}, "model": "linear",
             "algorithm": "local", "local": {"augment": how, "batch_size": options.batch}}}).experiment)
         player = Player(self.world, torch.device(options.device), 1)
-        self.samples = player._samples(self.world.data.clients[0].train)
+        self.samples = player._workshop.samples(self.world.data.clients[0].train)
         self.batch, self.how, self.epochs = options.batch, how, 0
 
     def epoch(self) -> float:

@@ -41,14 +41,14 @@ def test_validation_is_measured_on_each_clients_own_samples(
     by_hand = []
     for i, client in enumerate(data.clients):
         player_ = running_.executor._player
-        model = player_.bench("lenet").model.eval()
+        model = player_._workshop.bench("lenet").model.eval()
         state = running_.states[i]
         weights = dict(running_.server.models["lenet"])
         if state is not None:
             weights |= trees.unpack(running_.executor.fetch(state)).get("personal", {})
         model.load_state_dict(weights)
         with torch.no_grad():
-            x, y = player_._samples(client.val).take(torch.arange(len(client.val)))
+            x, y = player_._workshop.samples(client.val).take(torch.arange(len(client.val)))
             by_hand.append(float((model(x).argmax(1) == y).double().mean()))
     found = [metrics[f"{view}/validation/accuracy/client/{c.name}"] for c in data.clients]
     assert found == pytest.approx(by_hand)

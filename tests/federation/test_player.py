@@ -19,12 +19,12 @@ def test_images_are_normalised_per_channel(digits: dict[str, Any], layout: str, 
     player = Player(make_world(Config.model_validate({"experiment": digits}).experiment), torch.device("cpu"), 1)
     data, dtype = player.world.data, getattr(torch, precision)
     rows = data.clients[1].train[:7]
-    x, y = player._samples(rows).take(torch.arange(7))
+    x, y = player._workshop.samples(rows).take(torch.arange(7))
     raw = torch.from_numpy(data.x[rows]).to(torch.float64)
     mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (data.mean, data.std))
     torch.testing.assert_close(x, ((raw / 255 - mean) / std).to(dtype))
     assert x.is_contiguous(memory_format=getattr(torch, f"{layout}_format" if layout == "contiguous" else layout))
     assert y.tolist() == data.y[rows].tolist()
     # Public samples may have another size than private ones.
-    small = player._prepare(torch.from_numpy(data.x[rows][:, :, :5, :9]))
+    small = player._workshop._prepare(torch.from_numpy(data.x[rows][:, :, :5, :9]))
     assert torch.equal(small, x[:, :, :5, :9])
