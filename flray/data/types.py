@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.data.arrays import add_bytes, file_of, whole
 from flray.errors import DataError
 
-_BLOCK = 2**26  # bytes that a fingerprint reads at a time
 Origin = Literal["real", "composed", "rendered", "random"]
 Labels = NDArray[np.int64] | NDArray[np.uint8]
 
@@ -81,24 +81,13 @@ class DataSet:
             digest.update(f"{domain.name}|{domain.origin}".encode())
             for array in (domain.train_x, domain.train_y, domain.test_x, domain.test_y):
                 digest.update(f"{array.shape}{array.dtype}".encode())
-                _digest(digest, array)
+                add_bytes(digest, array)
         if self.public is not None:
             digest.update(f"public{self.public.shape}{self.public.dtype}".encode())
-            _digest(digest, self.public)
+            add_bytes(digest, self.public)
         if self.coarse is not None:
             digest.update(f"coarse{self.coarse}".encode())
         return digest.hexdigest()
-
-
-def file_of(array: NDArray[Any]) -> str | None:
-    """Return the file that holds exactly this memory-mapped array and no more, or None."""
-    base: Any = array
-    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
-        base = base.base
-    if isinstance(base, np.memmap) and base.filename is not None and base.shape == array.shape \
-            and base.ctypes.data == array.ctypes.data and array.flags.c_contiguous:
-        return str(base.filename)
-    return None
 
 
 class _Travels:
@@ -123,8 +112,8 @@ class _Travels:
             try:
                 state["x as it lies"] = np.asarray(np.load(file, "r", allow_pickle=False))
             except OSError as error:
-                raise DataError(f"{file}: cannot be read on this node ({error.strerror}); put the data cache "
-                                "($FLRAY_DATA) on a file system that all nodes share, or set data.mapped to false"
+                raise DataError(f"{file}: cannot be read on this node ({error.strerror}); put $FLRAY_DATA on a file "
+                                "system that all nodes share, set data.mapped to false, or resources.data to node"
                                 ) from None
         if "x as it lies" in state:
             state["x"] = np.moveaxis(state.pop("x as it lies"), -1, 1)
@@ -157,7 +146,7 @@ class Pooled(_Travels):
         parts = [d.train_x for d in domains] + [d.test_x for d in domains]
         if parts[0].ndim == 4:
             moved = [np.moveaxis(part, 1, -1) for part in parts]
-            lying = _whole(moved)
+            lying = whole(moved)
             if lying is None:
                 lying = np.empty((sum(map(len, parts)), *moved[0].shape[1:]), moved[0].dtype)
                 np.concatenate(moved, out=lying)
@@ -262,27 +251,6 @@ class FederatedData(_Travels):
         if self.has_classes:
             return self.classes, self.class_counts()
         return (f"with masks of {', '.join(self.classes)}",), np.array([[len(client.train)] for client in self.clients])
-
-
-def _whole(parts: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-    """Return the array whose consecutive parts these are, if they are all there is of it."""
-    base = parts[0].base
-    if not isinstance(base, np.ndarray) or base.dtype != parts[0].dtype or not base.flags.c_contiguous \
-            or base.nbytes != sum(part.nbytes for part in parts):
-        return None
-    place = base.ctypes.data
-    for part in parts:
-        if part.base is not base or not part.flags.c_contiguous or (len(part) and part.ctypes.data != place):
-            return None
-        place += part.nbytes
-    return np.asarray(base).reshape(-1, *parts[0].shape[1:])
-
-
-def _digest(digest: hashlib._Hash, array: NDArray[Any]) -> None:
-    """Add an array's bytes as if it were contiguous, without a copy of all of it."""
-    step = max(1, _BLOCK // max(1, array[:1].nbytes))
-    for start in range(0, len(array), step):
-        digest.update(np.ascontiguousarray(array[start:start + step]).data)
 
 
 def hollow(labels: Labels) -> Labels:

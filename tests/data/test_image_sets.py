@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from flray.data import image_sets
+from flray.data.arrays import file_of
 from flray.data.federate import federate, load_dataset
-from flray.data.types import DataSet, Pooled, file_of
+from flray.data.types import DataSet, Pooled
 from flray.errors import FlrayError
 from tests.data.pictures import trees
 
