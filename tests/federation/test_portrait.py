@@ -9,7 +9,6 @@ from flray import registry
 from flray.federation.portrait import chosen, partition, portrait, save_text, to_text
 from tests.algorithms.conftest import blobs, federation_of, settings_for, world_of
 
-
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 
 
