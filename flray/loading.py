@@ -14,9 +14,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from flray import arms, registry
-from flray.config import FORMS, Component, Config, Experiment
+from flray.config import Component, Config, Experiment
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.reading import PARTS, read_with_base, read_yaml
+from flray.sweeping import FORMS
 
 BRANCHES = {*FORMS, "named", "dealt", "asha", "median", "pbt", "constrained-int", "int", "float", "constrained-float"}
 

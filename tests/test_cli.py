@@ -94,7 +94,7 @@ def test_mlflow_holds_parameters_metrics_tags_and_pictures(file: str, here: Path
     from mlflow.tracking import MlflowClient
 
     result = flray.run(file, tracking={"uri": "sqlite:///mlflow.db"}, algorithm={"name": "fedprox", "mu": 0.5})
-    client = MlflowClient(tracking_uri="sqlite:///mlflow.db")
+    client = MlflowClient(tracking_uri=f"sqlite:///{here}/mlflow.db")  # it keeps connections by their address
     experiment = client.get_experiment_by_name("flray")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])

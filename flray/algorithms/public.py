@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -63,13 +64,13 @@ class PublicCollaboration(Algorithm):
 
     # --- what a method defines ----------------------------------------------------------------------------
 
+    @abstractmethod
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:
         """Return what the client says of a public batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
         """Return what the client minimises on a public batch."""
-        raise NotImplementedError
 
     def local_settings(self, client: Client) -> dict[str, Any]:
         """Return what the method changes in ``local``, on public and on private data. Default: nothing."""

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import resource
 import sys
+from pathlib import Path
 
 import psutil
 import torch
@@ -17,7 +18,17 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """Return the most resident memory this process has ever held."""
+    """Return the most resident memory this process has ever held.
+
+    Notes
+    -----
+    Linux hands ``ru_maxrss`` on to a started program, which would then count what the process that started it
+    held; the kernel's high-water mark of the address space begins anew.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024
 

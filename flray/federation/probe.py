@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from flray.federation.executor import Job, Result
 from flray.federation.federation import Federation
 from flray.federation.inline import InlineExecutor
+from flray.federation.memory import peak_bytes
 from flray.federation.world import World
 
 CONTEXT = 512 * 2**20
@@ -79,7 +79,7 @@ def probe(world: World, device: torch.device) -> Need:
     with contextlib.suppress(Exception):
         Federation(world, _OneTurnEach(world), lambda line: None).step()
     gpu = int(torch.cuda.max_memory_allocated(device) * MARGIN) + CONTEXT if device.type == "cuda" else 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - psutil.Process().memory_info().shared
+    peak = peak_bytes() - psutil.Process().memory_info().shared
     return Need(int(peak * MARGIN), gpu)
 
 

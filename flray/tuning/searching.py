@@ -13,8 +13,9 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
 from ray.tune.search import Searcher
 
 from flray import keys
-from flray.config import Asha, Choice, Config, Domain, Experiment, Grid, LogUniform, Median, Pbt, RandInt, Uniform
+from flray.config import Config, Experiment
 from flray.errors import FlrayError
+from flray.sweeping import Asha, Choice, Domain, Grid, LogUniform, Median, Pbt, RandInt, Uniform
 from flray.tuning.space import Point, Values
 
 TIME = "training_iteration"

@@ -15,7 +15,8 @@ from typing import Any
 from ray import tune
 
 from flray import keys, rundir
-from flray.config import Config, Pbt
+from flray.config import Config
+from flray.sweeping import Pbt
 from flray.tuning.preparing import Preparation, added_components
 from flray.tuning.recorder import Recorder
 from flray.tuning.searching import OptunaSearch, scheduler

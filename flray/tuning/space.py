@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flray import arms, keys, registry
-from flray.config import Choice, Config, Domain, Experiment, Grid, LogUniform, Pbt, RandInt, Uniform
+from flray.config import Config, Experiment
 from flray.errors import ConfigError
 from flray.loading import ConfigErrors, variant
+from flray.sweeping import Choice, Domain, Grid, LogUniform, Pbt, RandInt, Uniform
 
 Values = dict[str, Any]
 

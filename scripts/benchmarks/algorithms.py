@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from flray.federation.clients import RayExecutor
 from flray.federation.cluster import InlineFederation, ray_session
 from flray.federation.evaluation import main_metric
 from flray.federation.federation import Federation
+from flray.federation.memory import peak_bytes
 from flray.federation.world import make_world
 from flray.loading import load
 
@@ -64,7 +64,7 @@ def arithmetic(name: str, options: argparse.Namespace) -> tuple[int, float]:
     with FlopCounterMode(display=False) as counter:
         inline.step()
     inline.close()
-    return int(counter.get_total_flops()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return int(counter.get_total_flops()), peak_bytes() / 2**20
 
 
 def counted(name: str, options: argparse.Namespace) -> tuple[int, float]:

@@ -76,7 +76,7 @@ def test_from_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]) -
         "curves.png", "curves-hausdorff95.png", "clients.png", "partition.png"}
     import mlflow
 
-    client = mlflow.MlflowClient("sqlite:///mlflow.db")
+    client = mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
     (tracked,) = client.search_runs([client.get_experiment_by_name("flray").experiment_id])
     assert {"global/common/dice", "global/common/hausdorff95_disc", "global/local/dice_cup/client/E",
             "global/local/hausdorff/worst"} <= tracked.data.metrics.keys()
