@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from flray import functional, registry
@@ -52,9 +51,8 @@ class FedRCL(Algorithm):
         hp = self.hp
         with tapped(client.model) as layers:
             loss = super().loss(client, batch)
-        terms = [functional.relaxed_contrastive_loss(
-            pooled(layer), batch.y, hp.tau, hp.threshold, hp.beta, hp.negatives, hp.pairs) for layer in layers]
-        return loss + float(hp.weight) * torch.stack(terms).mean()
+        return loss + float(hp.weight) * functional.relaxed_contrastive_loss(
+            [pooled(layer) for layer in layers], batch.y, hp.tau, hp.threshold, hp.beta, hp.negatives, hp.pairs)
 
 
 @contextmanager

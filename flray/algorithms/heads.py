@@ -17,7 +17,7 @@ def classifier_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def heads_of(client: Client) -> list[nn.Module]:
-    """Return all clients' classifiers, in client order, as modules over the message's own tensors."""
+    """Return all clients' classifiers, in client order, frozen and in eval mode, over the message's own tensors."""
     heads: Mapping[str, Mapping[str, Tensor]] = client.message.get("heads", {})
     if not heads:
         return []
@@ -28,5 +28,5 @@ def heads_of(client: Client) -> list[nn.Module]:
         module = copy.deepcopy(skeleton)
         state = {name.removeprefix("classifier."): value for name, value in heads[str(index)].items()}
         module.load_state_dict(state, assign=True)
-        modules.append(module.requires_grad_(False))
+        modules.append(module.requires_grad_(False).eval())
     return modules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -46,7 +47,7 @@ def model_contrastive_loss(
 
 
 def relaxed_contrastive_loss(
-    features: Tensor,
+    features: Tensor | Sequence[Tensor],
     labels: Tensor,
     temperature: float = 0.05,
     threshold: float = 0.7,
@@ -62,8 +63,9 @@ def relaxed_contrastive_loss(
 
     Parameters
     ----------
-    features : Tensor [B, d]
-        Pooled features of one layer; their length does not matter.
+    features : Tensor [B, d], or several of them
+        Pooled features of one layer, or of several layers, whose mean is returned; d may differ between layers. The
+        vectors' length does not matter.
     labels : Tensor [B] of integers
     temperature : float
         tau.
@@ -88,41 +90,44 @@ def relaxed_contrastive_loss(
     ValueError
         If shapes differ from the above or a setting is out of range.
     """
-    size = check_shapes(features=(features, "B d"), labels=(labels, "B"))["B"]
+    layers = [features] if isinstance(features, Tensor) else list(features)
+    if not layers:
+        raise ValueError("features: no layer, expected at least one")
+    size = [check_shapes(features=(layer, "B d"), labels=(labels, "B"))["B"] for layer in layers][0]
     check_positive("temperature", temperature)
     check_choice("pairs", pairs, ("top", "all"))
     if negatives < 1:
         raise ValueError(f"negatives: {negatives}, expected at least 1")
     if not size:
-        return features.sum()
+        return torch.stack([layer.sum() for layer in layers]).sum()
     labels = check_labels(labels)
-    own = torch.eye(size, dtype=torch.bool, device=features.device)
-    directions = unit(features)
-    similarity = torch.where(own, 1, directions @ directions.T)
+    own = torch.eye(size, dtype=torch.bool, device=labels.device)
+    directions = [unit(layer) for layer in layers]
+    similarity = torch.where(own, 1, torch.stack([d @ d.T for d in directions]))  # [layers, B, B]
     same = labels.unsqueeze(1) == labels
-    partners, others = same & ~own, ~same
-    positives = partners | (own & ~partners.any(1, keepdim=True))
+    partners, others = (mask.expand_as(similarity) for mask in (same & ~own, ~same))
+    positives = partners | (own & ~partners.any(-1, keepdim=True))
     if pairs == "top":
         positives = _extreme(similarity, positives, 1, largest=False)
         others = _extreme(similarity, others, negatives, largest=True)
         partners = _extreme(similarity, partners, 1, largest=False)
     scaled = similarity / temperature
     repulsion, repelled = _masked_logsumexp(scaled, others)
-    contrast = torch.where(positives & repelled, F.softplus(repulsion - scaled), 0).sum(1) / positives.sum(1)
+    contrast = torch.where(positives & repelled, F.softplus(repulsion - scaled), 0).sum(-1) / positives.sum(-1)
     closeness, close = _masked_logsumexp(scaled, partners & (similarity >= threshold))
-    excess = torch.where(close, F.softplus(closeness - 1 / temperature), 0).squeeze(1)
+    excess = torch.where(close, F.softplus(closeness - 1 / temperature), 0).squeeze(-1)
     return batch_mean(contrast + penalty * excess)
 
 
 def _extreme(similarity: Tensor, mask: Tensor, count: int, largest: bool) -> Tensor:
     """Return the mask's `count` most (or least) similar entries of every row."""
     worst = float("-inf") if largest else float("inf")
-    chosen = similarity.detach().masked_fill(~mask, worst).topk(min(count, mask.shape[1]), 1, largest=largest).indices
-    return torch.zeros_like(mask).scatter(1, chosen, True) & mask
+    chosen = similarity.detach().masked_fill(~mask, worst).topk(min(count, mask.shape[-1]), largest=largest).indices
+    return torch.zeros_like(mask).scatter(-1, chosen, True) & mask
 
 
 def _masked_logsumexp(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp over a mask's entries of every row [n, 1] and whether there are any [n, 1]."""
-    counted = mask.any(1, keepdim=True)
+    """Return the log-sum-exp over a mask's entries of every row [..., 1] and whether there are any [..., 1]."""
+    counted = mask.any(-1, keepdim=True)
     # rows without entries are summed whole, to stay finite, and not used
-    return torch.logsumexp(values.masked_fill(~mask & counted, float("-inf")), 1, keepdim=True), counted
+    return torch.logsumexp(values.masked_fill(~mask & counted, float("-inf")), -1, keepdim=True), counted

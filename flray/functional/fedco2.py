@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from flray.functional.checks import check_labels, check_shapes
-from flray.functional.numerics import cross_entropy
 
 
 def peer_classifier_loss(features: Tensor, labels: Tensor, heads: Sequence[nn.Module], own: int) -> Tensor:
@@ -44,21 +45,24 @@ def peer_classifier_loss(features: Tensor, labels: Tensor, heads: Sequence[nn.Mo
     labels = check_labels(labels)
     if not 0 <= own < len(heads):
         raise ValueError(f"own: {own}, expected 0 to {len(heads) - 1}")
-    total = features[:0].sum()  # nothing, but part of the graph
-    for index, head in enumerate(heads):
-        if index != own:
-            logits = _frozen_call(head, features)
-            check_shapes(labels=(labels, "B"), **{f"heads[{index}](features)": (logits, "B C")})
-            total = total + cross_entropy(logits, labels)
-    return total
+    outputs = {f"heads[{index}](features)": _frozen_call(head, features)
+               for index, head in enumerate(heads) if index != own}
+    check_shapes(labels=(labels, "B"), **{name: (logits, "B C") for name, logits in outputs.items()})
+    if not outputs or not len(labels):
+        return features[:0].sum()  # nothing, but part of the graph
+    # one cross-entropy over the peers' logits, laid end to end
+    return F.cross_entropy(torch.cat(list(outputs.values())), labels.repeat(len(outputs)), reduction="sum") / len(labels)
 
 
 def _frozen_call(head: nn.Module, features: Tensor) -> Tensor:
+    if not any(module.training for module in head.modules()) and not any(p.requires_grad for p in head.parameters()):
+        logits: Tensor = head(features)
+        return logits
     modes = [(module, module.training) for module in head.modules()]
     constants = {name: value.detach() for name, value in (*head.named_parameters(), *head.named_buffers())}
     try:
         head.eval()
-        logits: Tensor = functional_call(head, constants, (features,))
+        logits = functional_call(head, constants, (features,))
     finally:
         for module, training in modes:
             module.training = training

@@ -32,8 +32,9 @@ def proximal_penalty(parameters: Mapping[str, Tensor], reference: Mapping[str, T
         If there is no parameter, or names or shapes differ.
     """
     _check(parameters, reference=reference)
-    squares = [(value - reference[name].detach()).square().sum() for name, value in parameters.items()]
-    return strength / 2 * torch.stack(squares).sum()
+    theta = torch.cat([value.flatten() for value in parameters.values()])  # one subtraction instead of one per layer
+    w = torch.cat([reference[name].detach().flatten() for name in parameters])
+    return strength / 2 * (theta - w).square().sum()
 
 
 def ewc_penalty(

@@ -1,4 +1,5 @@
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -74,6 +75,16 @@ def test_relaxed_contrastive_equals_loops(pairs: str, labels: list[int], thresho
     expected = loop_relaxed(features.detach().numpy(), labels, 0.3, threshold, 0.7, 2, pairs)
     assert call(features).item() == pytest.approx(expected, rel=1e-11, abs=1e-14)
     assert torch.autograd.gradcheck(call, features)
+
+
+@pytest.mark.parametrize("pairs", ["top", "all"])
+def test_relaxed_contrastive_of_several_layers_is_their_mean(pairs: Literal["top", "all"]) -> None:
+    layers, labels = [normal(7, d, seed=d).requires_grad_() for d in (2, 4, 9)], torch.tensor([0, 0, 0, 1, 1, 2, 3])
+    loss = relaxed_contrastive_loss(layers, labels, 0.3, 0.2, 0.7, 2, pairs)
+    single = [relaxed_contrastive_loss(layer, labels, 0.3, 0.2, 0.7, 2, pairs).item() for layer in layers]
+    assert loss.item() == pytest.approx(sum(single) / 3, rel=1e-13) and len(set(single)) == 3
+    with pytest.raises(ValueError, match="features: no layer"):
+        relaxed_contrastive_loss([], labels)
 
 
 def test_relaxed_contrastive_invariances_and_defaults() -> None:
