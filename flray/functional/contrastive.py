@@ -93,7 +93,9 @@ def relaxed_contrastive_loss(
     layers = [features] if isinstance(features, Tensor) else list(features)
     if not layers:
         raise ValueError("features: no layer, expected at least one")
-    size = [check_shapes(features=(layer, "B d"), labels=(labels, "B"))["B"] for layer in layers][0]
+    for layer in layers:
+        check_shapes(features=(layer, "B d"), labels=(labels, "B"))
+    size = len(labels)
     check_positive("temperature", temperature)
     check_choice("pairs", pairs, ("top", "all"))
     if negatives < 1:

@@ -47,11 +47,11 @@ def peer_classifier_loss(features: Tensor, labels: Tensor, heads: Sequence[nn.Mo
         raise ValueError(f"own: {own}, expected 0 to {len(heads) - 1}")
     outputs = {f"heads[{index}](features)": _frozen_call(head, features)
                for index, head in enumerate(heads) if index != own}
-    check_shapes(labels=(labels, "B"), **{name: (logits, "B C") for name, logits in outputs.items()})
+    check_shapes(labels=(labels, "B"), **{name: (value, "B C") for name, value in outputs.items()})
     if not outputs or not len(labels):
         return features[:0].sum()  # nothing, but part of the graph
-    # one cross-entropy over the peers' logits, laid end to end
-    return F.cross_entropy(torch.cat(list(outputs.values())), labels.repeat(len(outputs)), reduction="sum") / len(labels)
+    logits = torch.cat(list(outputs.values()))  # the peers' end to end, for a single cross-entropy
+    return F.cross_entropy(logits, labels.repeat(len(outputs)), reduction="sum") / len(labels)
 
 
 def _frozen_call(head: nn.Module, features: Tensor) -> Tensor:
