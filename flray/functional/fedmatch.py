@@ -128,9 +128,9 @@ def decomposition_penalty(
     if not psi:
         raise ValueError("psi: none given, expected at least one parameter")
     check_names("sigma", sigma, psi)
-    terms = []
     for name, value in psi.items():
         if sigma[name].shape != value.shape:
             raise ValueError(f"sigma[{name!r}]: shape {list(sigma[name].shape)}, expected {list(value.shape)}")
-        terms.append(l1 * value.abs().sum() + l2 * (sigma[name].detach() - value).square().sum())
-    return torch.stack(terms).sum()
+    sparse = torch.cat([value.flatten() for value in psi.values()])  # one subtraction instead of one per layer
+    dense = torch.cat([sigma[name].detach().flatten() for name in psi])
+    return l1 * sparse.abs().sum() + l2 * (dense - sparse).square().sum()
