@@ -24,6 +24,8 @@ from flray.metrics.summary import course
 from flray.running import Result
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from flray.tuning.result import SweepResult
 
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
@@ -109,10 +111,20 @@ def show_result(result: Result) -> None:
     went = course(result.history, result.metric, result.experiment.evaluation.last)
     console.print(f"{result.metric}: last {_percent(went.last)}, mean of the last {went.rounds} "
                   f"{_percent(went.mean_of_last)}, best {_percent(went.best)} in round {went.best_round}", markup=False)
+    console.print(_costs(result.history), markup=False)
     console.print(f"model SHA-256: {result.sha256}", markup=False)
     console.print(f"run: {result.folder}", markup=False)
     if result.experiment.tracking.uri is not None:
         console.print(see_it(result.experiment.tracking.uri), markup=False)
+
+
+def _costs(history: pd.DataFrame) -> str:
+    """Return what a round took: median seconds, training samples per second, and the most memory of one process."""
+    costs = f"{history['time/round'].median():.3g} s per round"
+    if "time/samples_per_second" in history:
+        costs += f", {history['time/samples_per_second'].median():,.0f} training samples per second"
+    peaks = [history[name].max() for name in ("memory/peak/server", "memory/peak/actor") if name in history]
+    return costs + (f", at most {max(peaks) / 2**20:,.0f} MiB in one process" if peaks else "")
 
 
 def _further(metrics: Mapping[str, float], views: Sequence[str], measure: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def test_a_run_ends_with_table_digest_folder_and_how_to_see_it(
     assert "run: runs/digits/001" in shown
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in shown
     assert "round 2/2" in shown and "global/common" in shown
+    assert re.search(r"\n[\d.e-]+ s per round, [\d,]+ training samples per second, at most [\d,]+ MiB in one", shown)
     assert {p.name for p in (here / "runs/digits/001/figures").iterdir()} == {"curves.png", "clients.png",
                                                                               "partition.png"}
 
@@ -116,6 +118,9 @@ def test_python_gives_a_history(file: str, here: Path) -> None:
     assert result.experiment.local.lr == 0.1
     assert result.history["global/common/accuracy"].between(0, 1).all()
     assert result.metrics["time/round"] > 0
+    assert (result.history["train/samples"] == 4 * 96).all()  # four clients, one epoch
+    seen = result.history["time/samples_per_second"] * result.history["time/train"]
+    assert seen.to_numpy() == pytest.approx(4 * 96)
     again = flray.run(file, ["local.lr=0.1", "rounds=3"])
     assert again.sha256 == result.sha256
     other = flray.run(file, ["local.lr=0.1", "rounds=3", "seed=1"])

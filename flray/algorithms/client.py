@@ -66,7 +66,7 @@ class Client:
         self.scratch: dict[str, Any] = {}
         self._loaded: set[str] = set()
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._steps = 0
+        self._steps = self._seen = 0
         self._trainable: list[nn.Parameter] = []
         self._clip_norm = self.local.clip_norm
 
@@ -179,6 +179,11 @@ class Client:
         return self._steps
 
     @property
+    def samples_seen(self) -> int:
+        """Samples in the batches of this turn's phases so far, each as often as it came."""
+        return self._seen
+
+    @property
     def mean_loss(self) -> float:
         """Mean loss over the turn's steps; NaN where there were none."""
         return float(self._loss_sum) / self._steps if self._steps else math.nan
@@ -212,6 +217,7 @@ class Client:
             for step, (where, last) in enumerate(batches):
                 if reseed is not None:
                     torch.manual_seed(reseed + step)
+                self._seen += len(where)
                 x, y = samples.take(where)
                 if local.augment != "none":
                     x, y = augmented_with(x, y, local.augment, self.generator("augmentation", f"{stream}/{step}"),

@@ -36,11 +36,12 @@ def positions(samples: Samples, task: Task, size: int, epochs: int, generator: t
         Share of the batches to do; below 1 for stragglers.
     batch_norm : bool
         Whether the model has any. BatchNorm has no variance for a single sample: such a last batch is left out, for all
-        methods alike.
+        methods alike. A client of one sample keeps its only batch, which batch norm of images can take (those that
+        cannot are refused before round 0).
     """
     count, few_shot = len(samples), task if isinstance(task, FewShot) else None
-    lone = batch_norm and count > 1 and (size == 1 or count % size == 1)
-    per_epoch = -(-count // size) - int(lone and size > 1) if few_shot is None else \
+    lone = batch_norm and count > 1 and count % size == 1
+    per_epoch = -(-count // size) - int(lone) if few_shot is None else \
         few_shot.episodes_per_epoch(samples.labels)
     left = math.ceil(min(epochs * per_epoch, math.inf if steps is None else steps) * work)
     last = -(-left // per_epoch) - 1 if per_epoch else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ class Files:
         digest = hashlib.sha256()
         for name in names:
             facts = (folder / name).stat()
-            digest.update(f"{folder / name}|{facts.st_size}|{facts.st_mtime_ns}".encode())
+            digest.update(os.fsencode(f"{folder / name}|{facts.st_size}|{facts.st_mtime_ns}"))
         cache = root / self.name / digest.hexdigest()[:16]
         if (cache / MANIFEST).exists():
             return read_arrays(cache, self.name)

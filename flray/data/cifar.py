@@ -216,6 +216,10 @@ def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
         test, names_ = stored["is_test"].astype(bool), [str(name) for name in stored["classes"]]
     expect(path, sorted(names_) == sorted(CIFAR10), f"the classes {', '.join(names_)}", ", ".join(CIFAR10))
     check_labels(path, labels, 10)
+    expect(path, len(offset) == len(labels) + 1 and len(test) == len(labels) and (np.diff(offset) > 0).all() and
+           offset[0] >= 0 and offset[-1] <= len(jpeg),
+           f"{len(offset)} offsets and {len(test)} entries of is_test for {len(labels)} labels and {len(jpeg)} bytes",
+           "one rising offset more than labels, within the bytes, and as many entries of is_test")
     labels = np.array([CIFAR10.index(name) for name in names_])[labels]
     x = np.empty((len(labels), 3, 32, 32), dtype=np.uint8)
     for row, (start, end) in enumerate(pairwise(offset.tolist())):

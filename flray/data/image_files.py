@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from flray.errors import DataError
 
@@ -25,6 +25,9 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 # Pillow is told what to expect: of its other formats some start programs (EPS is drawn by Ghostscript).
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
 _LITTER = ("thumbs.db", "desktop.ini", "__macosx")
+_TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+          5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+          8: Image.Transpose.ROTATE_90}
 _BEGINNING = 4096  # bytes that nearly always tell two files apart
 _AHEAD = 1024  # images that are in work or wait to be taken
 
@@ -155,6 +158,9 @@ def open_store(path: Path) -> Store | None:
 def decoded(store: Store, items: Sequence[Item], size: int, mode: str = "RGB") -> Iterator[NDArray[np.uint8]]:
     """Yield images in the order of `items`, decoded by a few threads.
 
+    They are upright as their EXIF says, of 16 bits the upper eight, and without their transparency, as torchvision's
+    folders give them.
+
     Parameters
     ----------
     store : Store
@@ -164,17 +170,23 @@ def decoded(store: Store, items: Sequence[Item], size: int, mode: str = "RGB") -
     size : int
         Height and width to which each is resized, bilinearly, whatever its proportions.
     mode : str
-        Pillow's: ``"RGB"`` gives [size, size, 3]; ``"L"`` [size, size], resized to the nearest pixel's value (masks).
+        Pillow's: ``"RGB"`` gives [size, size, 3]; ``"L"`` [size, size], resized to the nearest pixel's value (masks,
+        which must be grey).
 
     Raises
     ------
     DataError
-        Naming the first file that is damaged or no image.
+        Naming the first file that is damaged or no image, or a coloured mask.
     """
     def one(item: Item) -> NDArray[np.uint8]:
         try:
             with Image.open(io.BytesIO(store.read(item.path)), formats=_FORMATS) as image:
-                pixels = image.convert(mode)
+                pixels = _eight_bits(image)
+                if mode == "L":
+                    red, *others = pixels.split()
+                    if any(other.tobytes() != red.tobytes() for other in others):
+                        raise ValueError("it is coloured, and a mask must be grey")
+                    pixels = red
         except DataError:
             raise
         except Exception as error:  # Pillow raises nearly anything on damaged files
@@ -191,6 +203,21 @@ def decoded(store: Store, items: Sequence[Item], size: int, mode: str = "RGB") -
     with ThreadPoolExecutor(workers) as pool:
         for start in range(0, len(items), _AHEAD):
             yield from pool.map(one, items[start:start + _AHEAD])
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Return an image upright, in red, green and blue of 8 bits each."""
+    try:
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # what is written beside the image may be damaged where the image is not
+        turn = None
+    if turn is not None:
+        image = image.transpose(turn)
+    if image.mode.startswith("I"):  # Pillow would cut 16 bits of grey off at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if "transparency" in image.info:
+        image = image.convert("RGBA")  # Pillow warns on some of the direct ways
+    return image.convert("RGB")
 
 
 def same_content(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ Place = Annotated[str | None, Field(description="folder or zip archive of the se
                                                 "(DATA: $FLRAY_DATA or ~/.cache/flray)")]
 
 # Part of every cache folder's name: raised whenever decoding changes.
-_RECIPE = 1
+_RECIPE = 2
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,9 @@ def _parts(spec: ImageSet, table: Table) -> dict[tuple[str, int], Rows]:
 
 
 def _key(spec: ImageSet, table: Table, store: Store) -> str:
-    digest = hashlib.sha256(f"{_RECIPE}|{spec.size}|{store.where.resolve()}|{len(table.items)}".encode())
+    digest = hashlib.sha256(os.fsencode(f"{_RECIPE}|{spec.size}|{store.where.resolve()}|{len(table.items)}"))
     for item in (*table.items, *table.masks):
-        digest.update(f"{item.path}|{item.size}|{item.stamp}\n".encode())
+        digest.update(os.fsencode(f"{item.path}|{item.size}|{item.stamp}\n"))  # names may be of any bytes
     for array in (table.labels, table.domains, table.test):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]

@@ -115,6 +115,8 @@ class Federation:
             metrics.update(self._timed("evaluate", self.evaluate))
         metrics.update({f"time/{name}": seconds for name, seconds in self._seconds.items()})
         metrics["time/round"] = time.perf_counter() - started
+        if metrics.get("train/samples") and self._seconds["train"]:
+            metrics["time/samples_per_second"] = metrics["train/samples"] / self._seconds["train"]
         metrics.update({f"bytes/{name}": float(count) for name, count in self._bytes.items()})
         metrics["memory/server"] = float(resident_bytes())
         metrics["memory/peak/server"] = float(peak_bytes())

@@ -10,6 +10,9 @@ from flray.federation.executor import Result
 MAX_CLIENT_METRICS = 100
 """With more clients (or actors) than this only summaries over them are tracked per round."""
 
+SUMS = ("steps", "samples")
+"""What adds up over a round's stages and clients."""
+
 
 class Played:
     """What the clients of one round reported for tracking.
@@ -28,10 +31,10 @@ class Played:
         self.peaks: dict[str, dict[int, float]] = {"actor": {}, "gpu": {}}
 
     def add(self, result: Result) -> None:
-        """Take in one client's outcome of a stage: steps add up, other numbers are those of the last stage."""
+        """Take in one client's outcome of a stage: steps and samples add up, other numbers are the last stage's."""
         for name, value in result.outcome.metrics.items():
             values, client = self.metrics.setdefault(name, {}), result.turn.client
-            if name == "steps":
+            if name in SUMS:
                 values[client] = values.get(client, 0.0) + value
             elif client not in values or not math.isnan(value):
                 values[client] = value
@@ -54,8 +57,8 @@ class Played:
             if len(peaks) <= MAX_CLIENT_METRICS:
                 summary.update({f"memory/peak/{kind}/{number}": peak for number, peak in sorted(peaks.items())})
         for name, values in sorted(self.metrics.items()):
-            if name == "steps":
-                summary["train/steps"] = float(sum(values.values()))
+            if name in SUMS:
+                summary[f"train/{name}"] = float(sum(values.values()))
                 continue
             known = {c: v for c, v in sorted(values.items()) if not math.isnan(v)}
             if known:

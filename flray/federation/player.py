@@ -91,7 +91,8 @@ class Player:
         kept = trees.pack(client.state) if client.state else None
         outcome = Outcome(
             client=turn.client, small=packed_small, entries=tuple(large), stateful=kept is not None,
-            metrics={"loss": client.mean_loss, "steps": float(client.steps), **client.metrics},
+            metrics={"loss": client.mean_loss, "steps": float(client.steps), "samples": float(client.samples_seen),
+                     **client.metrics},
             up=packed_small.nbytes + (bulk.nbytes if bulk is not None else 0),
             seconds=time.perf_counter() - started, resident=self._process.memory_info().rss, peak=peak_bytes(),
             gpu_peak=gpu_peak_bytes(self.device))

@@ -21,6 +21,7 @@ from flray.data.subset import subset
 from flray.data.tasks import Task, task
 from flray.data.types import DataSet, FederatedData, Pooled, hollow
 from flray.errors import ConfigError, FlrayError, nearest
+from flray.federation.lone import check_lone_samples
 from flray.keys import numpy_generator
 from flray.models import groups
 
@@ -230,6 +231,7 @@ def check(world: World) -> None:
         if "same_features" in needs:
             sizes[key] = models.feature_dim(model)
         groups.select(model, algorithm.shared)
+        check_lone_samples(world, key, model)
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{key}: {size}" for key, size in sizes.items())
         raise ConfigError("experiment.models", found, f"{name} compares features, so all networks need equally many")

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -77,6 +79,31 @@ def batch_norm_modules(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
     """Return ``(dotted name, module)`` of every batch norm of any dimension, in the model's order."""
     found = model.named_modules(remove_duplicate=False)
     return [(name, module) for name, module in found if isinstance(module, _BatchNorm)]
+
+
+def trains_on_one(model: nn.Module, shape: Sequence[int]) -> bool:
+    """Tell whether a network can be trained on a batch of a single sample; tried on shapes alone.
+
+    Batch norm cannot where a sample has one value per channel, as in fully connected layers. A network that does not
+    run on shapes alone is believed to.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Moved to the meta device: its values are gone afterwards.
+    shape : sequence of int
+        Of one sample.
+    """
+    if not batch_norm_modules(model):
+        return True
+    entry = next(model.parameters())
+    try:
+        model.to("meta").train()(torch.empty(1, *shape, dtype=entry.dtype, device="meta"))
+    except ValueError:  # torch's for a batch norm without a variance
+        return False
+    except Exception:
+        return True
+    return True
 
 
 def layer_taps(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -2,7 +2,8 @@
 
 ``<view>/<scope>/<metric>`` is a mean over clients or the value of the one global model, for example
 ``global/common/accuracy`` or ``personal/local/accuracy``; ``<view>/<scope>/<metric>/client/<name>`` is one
-client's value; ``time/<phase>`` and ``bytes/<direction>`` are costs.
+client's value; ``time/<phase>`` (seconds), ``time/samples_per_second`` (of training, by all clients together) and
+``bytes/<direction>`` are costs.
 """
 
 from __future__ import annotations

