@@ -13,8 +13,10 @@ from flray.errors import FlrayError
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-    help="Which federated-learning method works under this data heterogeneity, at which settings, and how sure are we?")
-data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and look at partitions.")
+    help="Which federated-learning method works under this data heterogeneity, at which settings, and how sure are we?",
+    epilog="Example: flray run demo.yaml local.lr=0.05; each command's own --help has one.")
+data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and look at partitions.",
+                       epilog="Example: flray data show digits-sklearn")
 app.add_typer(data_app, name="data")
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="the experiment or search space")]
@@ -23,7 +25,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(
 Address = Annotated[str | None, typer.Option(help="a running Ray cluster ('auto' on its head); default: this machine")]
 
 
-@app.command("run")
+@app.command("run", epilog="Example: flray run demo.yaml algorithm=fedprox local.lr=0.05")
 def run_command(file: ConfigFile, overrides: Overrides = None, address: Address = None) -> None:
     """Run one federation."""
     from flray import display, running
@@ -33,7 +35,7 @@ def run_command(file: ConfigFile, overrides: Overrides = None, address: Address 
     display.show_result(result)
 
 
-@app.command("tune")
+@app.command("tune", epilog="Example: flray tune search_spaces/quickstart.yaml sweep.seeds=[0]")
 def tune_command(
     file: ConfigFile, overrides: Overrides = None, address: Address = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="only prove that every method runs: two small rounds")] = False,
@@ -46,7 +48,7 @@ def tune_command(
     display.show_sweep(result)
 
 
-@app.command("resume")
+@app.command("resume", epilog="Example: flray resume demo")
 def resume_command(
     target: Annotated[str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")],
     address: Address = None,
@@ -68,7 +70,7 @@ def resume_command(
         display.show_sweep(swept)
 
 
-@app.command("report")
+@app.command("report", epilog="Example: flray report demo --to tables")
 def report_command(
     target: Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep's or run's folder, NAME/NUMBER, NAME for the "
                                           "newest, or with --uri an MLflow experiment")],
@@ -87,7 +89,7 @@ def report_command(
         typer.echo(str(path))
 
 
-@app.command("sync")
+@app.command("sync", epilog="Example: flray sync demo --uri http://127.0.0.1:5000")
 def sync_command(
     target: Annotated[str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")],
     uri: Annotated[str | None, typer.Option(help="another tracking server than the one in the run's settings")] = None,
@@ -105,7 +107,7 @@ def sync_command(
     typer.echo(str(sync(folder, uri)))
 
 
-@app.command("list")
+@app.command("list", epilog="Example: flray list algorithms fedprox")
 def list_command(
     what: Annotated[str, typer.Argument(help="algorithms, augmentations, datasets, models, partitions or papers")],
     name: Annotated[str | None, typer.Argument(help="one with its options; papers: those that start so")] = None,
@@ -120,7 +122,7 @@ def list_command(
         display.show_list(what, name)
 
 
-@app.command("schema")
+@app.command("schema", epilog="Example: flray schema > schema.json")
 def schema_command() -> None:
     """Print the JSON schema of the YAML file, for editors that complete it."""
     from flray.loading import schema
@@ -128,7 +130,7 @@ def schema_command() -> None:
     typer.echo(json.dumps(schema(), indent=1))
 
 
-@app.command("doctor")
+@app.command("doctor", epilog="Example: flray doctor")
 def doctor_command() -> None:
     """Show versions, CPUs, GPUs, data and what is missing."""
     from flray import display
@@ -136,7 +138,7 @@ def doctor_command() -> None:
     display.show_doctor()
 
 
-@data_app.command("get")
+@data_app.command("get", epilog="Example: flray data get digits5-local")
 def data_get(name: Annotated[str, typer.Argument(help="a data set, for example digits5-local")]) -> None:
     """Download a data set into the cache, checked by checksum."""
     from flray.data.cache import data_root
@@ -145,7 +147,7 @@ def data_get(name: Annotated[str, typer.Argument(help="a data set, for example d
     get(name, data_root())
 
 
-@data_app.command("list")
+@data_app.command("list", epilog="Example: flray data list")
 def data_list() -> None:
     """Show every data set: its source, what must be done for it, whether it is there."""
     from flray import display
@@ -153,7 +155,7 @@ def data_list() -> None:
     display.show_datasets()
 
 
-@data_app.command("show")
+@data_app.command("show", epilog="Example: flray data show demo.yaml partition=domains --plot partition.png")
 def data_show(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml|NAME", help="an experiment, or a data set by its name")],
     overrides: Overrides = None,

@@ -186,7 +186,7 @@ def show_list(what: str, name: str | None) -> None:
     options = entries.params(name).model_json_schema()
     for option, field in options.get("properties", {}).items():
         required = option in options.get("required", [])
-        table.add_row(option, "(required)" if required else repr(field.get("default")), _allowed(field),
+        table.add_row(option, "(required)" if required else repr(field.get("default")), allowed(field),
                       field.get("description", ""), field.get("source", ""))
     console.print(table if options.get("properties") else "it has no options")
     for preset in getattr(entries.params(name), "presets", ()):
@@ -198,7 +198,8 @@ def _first_line(item: Any) -> str:
     return (item.__doc__ or "").strip().splitlines()[0] if item.__doc__ else ""
 
 
-def _allowed(field: dict[str, Any]) -> str:
+def allowed(field: dict[str, Any]) -> str:
+    """Return in words what a field of a JSON schema may be."""
     forms = field.get("anyOf", [field])
     words = []
     for form in forms:

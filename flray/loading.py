@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+import traceback
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -145,8 +146,10 @@ def load_plugins(paths: Iterable[str], base: Path | None = None) -> list[Path]:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            raise ConfigError("experiment.plugins", repr(text), f"running it raised {type(error).__name__}: {error}") \
-                from error
+            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+            where = f" (line {lines[-1]})" if lines else ""
+            raise ConfigError("experiment.plugins", repr(text),
+                              f"running it raised {type(error).__name__}: {error}{where}") from error
         found.append(path.resolve())
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -120,6 +121,29 @@ class Registry:
                 f"unknown {self.kind} {name!r}{nearest(name, self._entries)} (`flray list {self.kind}s` shows all)"
             )
         return self._entries[name]
+
+    def call(self, name: str, *args: Any, **options: Any) -> Any:
+        """Return what the component called `name` returns.
+
+        Raises
+        ------
+        FlrayError
+            If there is none, or if it is the user's own and raises: with the line of the user's file.
+        """
+        item = self.get(name)
+        try:
+            return item(*args, **options)
+        except FlrayError:
+            raise
+        except Exception as error:
+            if name in self._builtin:
+                raise
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame for frame in frames if frame.filename == item.__code__.co_filename] \
+                if inspect.isfunction(item) else []
+            frame = (own or list(frames))[-1]
+            raise FlrayError(f"{self.kind} {name!r} raised {type(error).__name__}: {error} "
+                             f"({frame.filename}:{frame.lineno})") from error
 
     def params(self, name: str) -> type[BaseModel]:
         """Return the pydantic model of the options of `name`."""

@@ -122,7 +122,9 @@ def resume(folder: Path, *, address: str | None = None, progress: Progress | Non
     ----------
     folder : Path
         The run's folder.
-    address, progress
+    address : str, optional
+        As in `run`.
+    progress : Progress, optional
         As in `run`.
 
     Raises

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+import typer
 import yaml
 
 import flray
 from flray import registry
-from flray.cli import invoke
+from flray.cli import app, invoke
 from flray.loading import load, schema
 
 
@@ -142,6 +145,20 @@ def test_dropouts_and_stragglers_are_simulated_by_key(file: str, here: Path) -> 
     full = flray.run(file, ["rounds=1"]).history["train/steps"][0] / 4
     assert all(count <= size * full for count, size in zip(steps, sizes, strict=True))
     assert any(count < size * full for count, size in zip(steps, sizes, strict=True))
+
+
+def commands(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, *path, name)
+
+
+@pytest.mark.parametrize("path", list(commands(typer.main.get_command(app))))
+def test_every_help_text_ends_with_an_example_of_the_command(
+        path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke([*path, "--help"]) == 0
+    example = " ".join(capsys.readouterr().out.split()).rsplit("Example: ", 1)[1]
+    assert example.startswith(" ".join(["flray", *path]))
 
 
 def test_help_texts_name_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,9 @@ def random_flip(images: Tensor, generator: torch.Generator, *, p: Chance = 0.5) 
 
     Parameters
     ----------
-    images, generator
+    images : Tensor [n, C, H, W]
+        As in `random_crop`.
+    generator : torch.Generator
         As in `random_crop`.
     p : float
         Probability for each image.
@@ -148,8 +150,10 @@ def random_rotation(
 
     Parameters
     ----------
-    images, generator
-        As in `random_crop`; images are floating.
+    images : floating Tensor [n, C, H, W]
+        As in `random_crop`.
+    generator : torch.Generator
+        As in `random_crop`.
     degrees : float
         Largest angle.
     """
@@ -195,8 +199,12 @@ def augmented_with(images: Tensor, targets: Tensor, how: str | Sequence[Step], g
         Floating.
     targets : Tensor [B] or [B, K, H, W]
         Labels, or masks, 1 inside. What comes in from beyond the image is outside; resampled, inside from one half on.
-    how, generator, normalisation
+    how : str or sequence of Step
         As in `augmented`; the images' bits do not depend on what the targets are.
+    generator : torch.Generator
+        Of this batch.
+    normalisation : two Tensors that broadcast to [C, 1, 1], optional
+        As in `augmented`.
 
     Raises
     ------
@@ -223,7 +231,9 @@ def check(how: str | Sequence[Step], path: str, shape: Sequence[int], dtype: np.
         As in `augmented`.
     path : str
         The setting, for the message.
-    shape, dtype
+    shape : tuple of int
+        Of a sample.
+    dtype : numpy.dtype
         Of a sample.
 
     Raises

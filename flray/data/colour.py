@@ -103,7 +103,9 @@ def random_grayscale(pixels: Tensor, generator: torch.Generator, *, p: Chance = 
 
     Parameters
     ----------
-    pixels, generator
+    pixels : floating Tensor [B, C, H, W]
+        As in `random_jitter`.
+    generator : torch.Generator
         As in `random_jitter`.
     p : float
         Probability for each image.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from flray.data.cache import data_root
+from flray.data.checks import checked
 from flray.data.shifts import long_tail, noise_levels, private_sizes, used_share
 from flray.data.splits import Division, by_client, divide
 from flray.data.types import ClientIndices, DataSet, FederatedData, Labels, Pooled
@@ -46,9 +47,7 @@ def load_dataset(name: str, options: dict[str, Any] | None = None, root: Path | 
     FlrayError
         If the name or an option is unknown, or the data set has not been fetched.
     """
-    checked = _options(datasets, name, options or {})
-    dataset: DataSet = datasets.get(name)(root or data_root(), **checked)
-    return dataset
+    return checked(name, datasets.call(name, root or data_root(), **_options(datasets, name, options or {})))
 
 
 def federate(
@@ -227,8 +226,8 @@ def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> l
             f"partition {name}: unknown positional parameter {unknown[0]!r}; "
             f"it may take {', '.join(context)}, options are keyword-only"
         )
-    parts = function(*(context[parameter] for parameter in wanted), **_options(partitions, name, options))
-    parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
+    found = partitions.call(name, *(context[parameter] for parameter in wanted), **_options(partitions, name, options))
+    parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in found]
     line = np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
     if not parts or (len(line) and (line[0] < 0 or line[-1] >= len(context["labels"]) or (np.diff(line) == 0).any())):
         raise DataError(

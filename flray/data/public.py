@@ -13,6 +13,7 @@ from pydantic import Field
 
 from flray.data.builtin import Seed
 from flray.data.cache import data_root
+from flray.data.checks import checked
 from flray.data.images import Images, channel_statistics, photo_crops
 from flray.data.types import DataSet, Domain
 from flray.errors import ConfigError
@@ -72,7 +73,7 @@ def with_public(dataset: DataSet, name: str, options: Mapping[str, Any]) -> Data
     others = {option: value for option, value in options.items() if option != "samples"}
     private = dataset.domains[0].train_x
     shape = private.shape[1:] if private.dtype == np.uint8 else ()
-    source: DataSet = datasets.get(name)(data_root(), **others)
+    source = checked(name, datasets.call(name, data_root(), **others))
     return replace(dataset, public=public_images(source, shape, options["samples"], others.get("seed", 0)))
 
 

@@ -165,8 +165,12 @@ class RayExecutor:
 
         Parameters
         ----------
-        world, config, samples
+        world : ObjectRef of World
+            As in the constructor.
+        config : Experiment
             As in the constructor; the actors' number and shares stay.
+        samples : ObjectRef of Pooled, optional
+            As in the constructor.
         """
         self._world, self.config, self._samples = world, config, samples
         calls = [worker.actor.reset.remote(world, self._threads, samples) for worker in self.workers]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +83,7 @@ class Federation:
         algorithm.server_setup(self.server)
         self.states: list[Handle] = [None] * len(world.data.clients)
         self.versions: list[int] = [0] * len(world.data.clients)
+        self._diverged = False
         self._seconds: dict[str, float] = {}
         self._bytes = {"up": 0, "down": 0}
 
@@ -108,6 +109,7 @@ class Federation:
         played = Played(server)
         for stage in self.world.algorithm.exchanges(server):
             self._stage(stage, works, played)
+        self._warn_of_divergence(played.diverged)
         self._timed("aggregate", lambda: self.world.algorithm.refine(server))
         server.round += 1
         metrics = {**played.summary(), **server.metrics}
@@ -192,6 +194,15 @@ class Federation:
         for client, handle in replies.states.items():
             self.states[client] = handle
             self.versions[client] = server.round + 1
+
+    def _warn_of_divergence(self, clients: Collection[int]) -> None:
+        """Say once that training has diverged; everything after it is worth nothing."""
+        if clients and not self._diverged:
+            self._diverged = True
+            some = ", ".join(self.server.clients[client].name for client in sorted(clients)[:3])
+            self.warn(f"round {self.server.round + 1}: the loss of {len(clients)} of {len(self.server.cohort)} clients "
+                      f"({some}{', ...' if len(clients) > 3 else ''}) is no finite number, training has diverged: "
+                      "lower local.lr, or set local.clip_norm, for example to 1")
 
     def _timed(self, name: str, call: Callable[[], Any]) -> Any:
         begun = time.perf_counter()

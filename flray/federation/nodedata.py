@@ -54,7 +54,7 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
 
 
 def _leave(folder: Any, name: str, config: Experiment, fingerprint: str) -> None:
-    dataset = registry.datasets.get(name)(data_root(), **config.data.options)
+    dataset = registry.datasets.call(name, data_root(), **config.data.options)
     if dataset.fingerprint != fingerprint:
         raise DataError(f"data set {name} differs from the head's (fingerprint {dataset.fingerprint[:12]}, there "
                         f"{fingerprint[:12]}); bring the same there")

@@ -27,11 +27,14 @@ class Played:
         self._server = server
         self.metrics: dict[str, dict[int, float]] = {}
         self.left_out: set[int] = set()
+        self.diverged: set[int] = set()
         self.resident: dict[int, float] = {}
         self.peaks: dict[str, dict[int, float]] = {"actor": {}, "gpu": {}}
 
     def add(self, result: Result) -> None:
         """Take in one client's outcome of a stage: steps and samples add up, other numbers are the last stage's."""
+        if result.outcome.metrics.get("steps") and not math.isfinite(result.outcome.metrics["loss"]):
+            self.diverged.add(result.turn.client)
         for name, value in result.outcome.metrics.items():
             values, client = self.metrics.setdefault(name, {}), result.turn.client
             if name in SUMS:

@@ -15,6 +15,7 @@ from flray.algorithms.base import Algorithm
 from flray.config import Experiment, ModelChoice, PublicChoice
 from flray.data import augment
 from flray.data.cache import data_root
+from flray.data.checks import checked
 from flray.data.federate import federate
 from flray.data.public import with_public
 from flray.data.subset import subset
@@ -120,8 +121,10 @@ def load_dataset(name: str, options: Mapping[str, Any], public: PublicChoice | N
 
     Parameters
     ----------
-    name, options
-        Which one.
+    name : str
+        Registered name.
+    options : mapping
+        Its options.
     public : PublicChoice, optional
         Where its public samples come from, if not from the set itself.
     most : int, optional
@@ -130,7 +133,7 @@ def load_dataset(name: str, options: Mapping[str, Any], public: PublicChoice | N
     key = f"{name} {sorted(options.items())} {public} {most}"
     if key not in _datasets:
         _datasets.clear()
-        dataset: DataSet = registry.datasets.get(name)(data_root(), **options)
+        dataset = checked(name, registry.datasets.call(name, data_root(), **options))
         if most is not None:
             dataset = subset(dataset, most)
         if public is not None:

@@ -77,6 +77,13 @@ def hyper_feature_loss(features: Tensor, labels: Tensor, class_features: Tensor,
 def clip_norms(features: Tensor, clip: float) -> Tensor:
     """Return features[n, d] with rows longer than `clip` shortened to it, which bounds a class mean's sensitivity.
 
+    Parameters
+    ----------
+    features : Tensor [n, d]
+        One row per sample.
+    clip : float
+        Largest Euclidean norm of a row, positive.
+
     Raises
     ------
     ValueError

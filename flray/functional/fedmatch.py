@@ -15,6 +15,13 @@ from flray.functional.numerics import masked_mean
 def confident(logits: Tensor, threshold: float = 0.75) -> Tensor:
     """Return which samples of logits[B, C] have a largest probability of `threshold` or more: a mask [B].
 
+    Parameters
+    ----------
+    logits : Tensor [B, C]
+        Of one model.
+    threshold : float
+        Least probability.
+
     Raises
     ------
     ValueError

@@ -74,7 +74,17 @@ def apfl_alpha_gradient(personal: TensorOrTree, shared: TensorOrTree, gradient: 
 
 
 def apfl_alpha_step(alpha: float, gradient: float, lr: float) -> float:
-    """Return APFL's new alpha, ``alpha - lr gradient`` clipped to [0, 1]."""
+    """Return APFL's new alpha, ``alpha - lr gradient`` clipped to [0, 1].
+
+    Parameters
+    ----------
+    alpha : float
+        Share of the personal model in the mixture.
+    gradient : float
+        The loss's derivative by alpha, of `apfl_alpha_gradient`.
+    lr : float
+        Learning rate.
+    """
     return min(max(alpha - lr * gradient, 0.0), 1.0)
 
 

@@ -129,7 +129,9 @@ def rounds_to_target(history: pd.DataFrame, metric: str, target: float) -> int |
 
     Parameters
     ----------
-    history, metric
+    history : DataFrame
+        As in `course`.
+    metric : str
         As in `course`.
     target : float
         On the metric's own scale, accuracy in [0, 1]. A loss or a distance reaches it from above.

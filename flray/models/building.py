@@ -40,12 +40,11 @@ def build(name: str, shape: tuple[int, ...], num_classes: int, options: Mapping[
     FlrayError
         If the model or an option is unknown, a value is not allowed, or the samples do not fit the network.
     """
-    builder = registry.models.get(name)
     checked = _checked(name, options)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed, which would also seed the accelerators, whose state is not restored here.
         torch.default_generator.manual_seed(keys.key(seed, "init", extra=name))
-        model = builder(tuple(shape), num_classes, **checked)
+        model = registry.models.call(name, tuple(shape), num_classes, **checked)
     if not isinstance(model, nn.Module):
         raise FlrayError(f"model {name!r}: its builder returned {type(model).__name__}, not a torch.nn.Module")
     return model.to(dtype=dtype)

@@ -12,8 +12,7 @@ from flray.report import inside, measures, svg
 from flray.report.costs import grouped
 from flray.report.source import Source, Trial
 
-Figure = tuple[str, str, str]
-"""Heading, drawing (HTML), caption."""
+Figure = tuple[str, str, str]  # heading, drawing (HTML), caption
 _MOST_GROUPS, _MOST_BARS = 12, 30
 
 

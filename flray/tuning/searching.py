@@ -112,7 +112,9 @@ def scheduler(config: Config, points: Mapping[str, Point], past: Mapping[str, Sc
         The sweep.
     points : mapping of str to Point
         The trials by number; a search that suggests adds to it.
-    past, ended
+    past : mapping of str to Scores
+        See `EarlyStopping`.
+    ended : sequence of str
         See `EarlyStopping`.
     """
     chosen, rounds = config.sweep.scheduler, config.experiment.rounds

@@ -70,7 +70,9 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
     ----------
     folder : Path
         The sweep's folder.
-    address, progress
+    address : str, optional
+        As in `tune`.
+    progress : SweepProgress, optional
         As in `tune`.
 
     Raises

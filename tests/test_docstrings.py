@@ -1,0 +1,72 @@
+"""Docstrings name the parameters that there are: checked with numpydoc's own parser."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+from numpydoc.validate import Validator, validate
+
+import flray
+from flray import functional
+
+WRONG = {"PR01", "PR02", "PR03", "PR04", "PR05", "PR06"}
+"""Parameters: left out, unknown, in another order, without type, with a badly written type."""
+
+
+def modules() -> list[str]:
+    found = [module.name for module in pkgutil.walk_packages(flray.__path__, "flray.")]
+    return ["flray", *(name for name in found if name not in ("flray.run", "flray.tune"))]
+
+
+def documented(name: str) -> Iterator[str]:
+    """Yield the public functions, classes and methods that a module defines."""
+    module = importlib.import_module(name)
+    for key, item in vars(module).items():
+        if key.startswith("_") or getattr(item, "__module__", None) != name:
+            continue
+        if inspect.isfunction(item) or inspect.isclass(item):
+            yield f"{name}.{key}"
+        if inspect.isclass(item):
+            yield from (f"{name}.{key}.{method}" for method, function in vars(item).items()
+                        if inspect.isfunction(function) and not method.startswith("_"))
+
+
+def mistakes(name: str) -> list[str]:
+    return [f"{name}: {text}" for code, text in validate(name)["errors"] if code in WRONG]
+
+
+def has_parameters(name: str) -> bool:
+    return "Parameters\n" in (Validator._load_obj(name).__doc__ or "")
+
+
+def test_documented_parameters_are_those_of_the_signature() -> None:
+    names = [name for module in modules() for name in documented(module) if has_parameters(name)]
+    assert len(names) > 200
+    assert [mistake for name in names for mistake in mistakes(name)] == []
+
+
+def test_a_parameter_that_is_not_there_is_found() -> None:
+    assert any("'mu'" in text for text in mistakes(f"{__name__}.with_a_mistake"))
+
+
+def with_a_mistake(x: float) -> float:
+    """Return x.
+
+    Parameters
+    ----------
+    mu : float
+        Not in the signature.
+    """
+    return x
+
+
+@pytest.mark.parametrize("name", [f"flray.functional.{name}" for name in functional.__all__] +
+                         ["flray.running.run", "flray.tuning.tune", "flray.loading.load"])
+def test_every_formula_documents_all_its_parameters(name: str) -> None:
+    if inspect.signature(Validator._load_obj(name)).parameters:
+        assert has_parameters(name)
+        assert mistakes(name) == []

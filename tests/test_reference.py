@@ -1,0 +1,60 @@
+"""The reference: it builds without a warning, and everything public is in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import flray
+from flray import functional, registry
+
+BUILD = Path(__file__).parents[1] / "scripts" / "references" / "build.py"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("reference") / "html"
+    done = subprocess.run([sys.executable, str(BUILD), str(target)], capture_output=True, text=True, timeout=500,
+                          check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+def names_in(built: Path) -> dict[str, Counter[str]]:
+    """Return what Sphinx's own index of the pages holds, by kind."""
+    packed = (built / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    names: dict[str, Counter[str]] = {}
+    for line in zlib.decompress(packed).decode().splitlines():
+        name, kind = line.rsplit(" ", 4)[:2]
+        names.setdefault(kind, Counter())[name] += 1
+    return names
+
+
+def modules() -> set[str]:
+    root = Path(flray.__file__).parent
+    dotted = (".".join(("flray", *path.relative_to(root).with_suffix("").parts)) for path in root.rglob("*.py"))
+    return {name.removesuffix(".__init__") for name in dotted}
+
+
+@pytest.mark.slow
+def test_every_module_function_component_and_setting_is_in_the_reference(built: Path) -> None:
+    names = names_in(built)
+    assert set(names["py:module"]) == modules()
+    for name in functional.__all__:
+        assert f"flray.functional.{name}" in names["py:function"] | names["py:class"]
+    for kind, entries in registry.ALL.items():
+        page = (built / f"{kind}.html").read_text()
+        for name in entries.names():
+            assert f'id="{entries.kind}-{name}"' in page
+            item = entries.get(name)
+            assert f"{item.__module__}.{item.__qualname__}" in names["py:function"] | names["py:class"]
+    settings = (built / "settings.html").read_text()
+    assert all(path in settings for path in ("experiment.local.lr_decay", "experiment.faults.round_timeout",
+                                             "experiment.shift.long_tail", "sweep.seeds"))
+    commands = (built / "commands.html").read_text()
+    assert "flray data show" in commands and "--smoke" in commands
