@@ -73,19 +73,30 @@ def resume_command(
 @app.command("report", epilog="Example: flray report demo --to tables")
 def report_command(
     target: Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep's or run's folder, NAME/NUMBER, NAME for the "
-                                          "newest, or with --uri an MLflow experiment")],
+                                          "newest, with --uri an MLflow experiment, or a file that --keep wrote")],
     to: Annotated[Path | None, typer.Option(help="folder to write to; default: report/ in the sweep's folder")] = None,
     reach: Annotated[float | None, typer.Option(help="accuracy in percent for rounds-to-target; default: 90 % of the "
                                                 "best setting's")] = None,
     uri: Annotated[str | None, typer.Option(help="read from this MLflow address instead of from a folder")] = None,
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+    keep: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="also write a row per finished run here, with "
+                                              "versions and SHA-256, to be kept in a repository")] = None,
 ) -> None:
     """Table beside the printed numbers, costs, figures: here, as Markdown, LaTeX and one HTML page."""
     from flray import display, report
+    from flray.report import kept
 
-    made = report.report(target, to=to, target=None if reach is None else reach / 100, uri=uri, base=output)
-    display.console.print(report.terminal(made.table, made.costs))
-    for path in made.files:
+    if target.endswith(".csv"):
+        table, files = kept.report(Path(target), to)
+        display.console.print(report.terminal(table, ()))
+    else:
+        made = report.report(target, to=to, target=None if reach is None else reach / 100, uri=uri, base=output,
+                             keep=keep)
+        files = made.files
+        display.console.print(report.terminal(made.table, made.costs))
+        if made.said:
+            typer.echo(made.said)
+    for path in files:
         typer.echo(str(path))
 
 

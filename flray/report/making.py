@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flray import rundir
 from flray.report import plain
 from flray.report.costs import Cost, costs
+from flray.report.kept import keep as keep_results
 from flray.report.page import page
 from flray.report.source import Source, from_folder
 from flray.report.table import Table, main_table
@@ -31,16 +32,19 @@ class Report:
         By setting.
     files : tuple of Path
         What was written.
+    said : str
+        What was kept, if anything was to be.
     """
 
     source: Source
     table: Table
     costs: Sequence[Cost]
     files: tuple[Path, ...]
+    said: str = ""
 
 
 def report(what: str, *, to: Path | None = None, target: float | None = None, uri: str | None = None,
-           base: str | Path = "runs") -> Report:
+           base: str | Path = "runs", keep: Path | None = None) -> Report:
     """Report on a sweep or run; see `make`.
 
     Parameters
@@ -55,14 +59,25 @@ def report(what: str, *, to: Path | None = None, target: float | None = None, ur
         MLflow's address.
     base : str or Path
         Folder of runs and sweeps.
+    keep : Path, optional
+        A CSV file for one row per finished run; see `flray.report.kept.keep`.
     """
     if uri is not None:
         from flray.report.remote import from_mlflow
 
         with tempfile.TemporaryDirectory() as place:
-            return make(from_mlflow(uri, what, Path(place)), to or Path(FOLDER), target)
+            return _kept(make(from_mlflow(uri, what, Path(place)), to or Path(FOLDER), target), keep)
     folder = rundir.find(what, base)
-    return make(folder, to or folder / FOLDER, target)
+    return _kept(make(folder, to or folder / FOLDER, target), keep)
+
+
+def _kept(made: Report, path: Path | None) -> Report:
+    if path is None:
+        return made
+    count, left = keep_results(made.source, path)
+    line = f"kept: {count} finished runs in {path}"
+    return replace(made, files=(*made.files, path),
+                   said=line + (f"; {left} that have not finished are left out" if left else ""))
 
 
 def make(source: Source | Path, output: Path, target: float | None = None) -> Report:

@@ -87,7 +87,7 @@ def series(trial: Trial, measure: str, client: str = AVERAGE) -> pd.Series[float
     if kind == "own":
         name = f"{trial.view}/local/{name}"
     elif kind == "others":
-        if f"personal/others/{name}" not in trial.history:
+        if f"personal/others/{name}" not in trial.history and trial.view == "global":
             return _others(trial, f"{trial.view}/local/{name}", client)
         name = f"personal/others/{name}"
     elif kind:

@@ -14,7 +14,7 @@ from flray import rundir
 from flray.arms import PREFIX
 from flray.errors import FlrayError
 from flray.federation.portrait import AFTER, BEFORE, PARTITION
-from flray.report.source import Source, Trial, own_metric
+from flray.report.source import Source, Trial, fingerprints, own_metric
 from flray.tracking.connection import AwayError, connect, http_limits, quiet, resolve_uri
 from flray.tuning.naming import FIRST
 
@@ -52,8 +52,8 @@ def from_mlflow(uri: str, what: str, folder: Path) -> Source:
     trials.sort(key=lambda trial: trial.number)
     if not any(len(trial.history) for trial in trials):
         raise FlrayError(f"{what} at {uri}: no round has been tracked, so there is nothing to report")
-    versions = {key.removeprefix(_VERSION): value for key, value in run.data.tags.items() if key.startswith(_VERSION)}
-    return Source(str(config["experiment"]["name"]), trials, config, versions, f"{uri} run {run.info.run_id}")
+    return Source(str(config["experiment"]["name"]), trials, config, _versions(run.data.tags),
+                  f"{uri} run {run.info.run_id}")
 
 
 def _find(client: Any, what: str) -> Any:
@@ -92,7 +92,14 @@ def _trial(client: Any, run: Any, folder: Path, axes: Collection[str]) -> Trial:
     setting = {f"{PREFIX}{key}" if key in axes else key: value for key, value in setting.items()}
     status = data.tags.get("trial.status") or run.info.status.lower()
     return Trial(data.tags.get("trial", run.info.run_name), setting, int(data.params.get("seed", 0)), status,
-                 own_metric(method, history), history, method, place, data.tags.get("failure", ""))
+                 own_metric(method, history), history, method, place, data.tags.get("failure", ""),
+                 data.tags.get("model.sha256", ""), _versions(data.tags),
+                 fingerprints(place, {part: data.tags[f"{part}.fingerprint"] for part in ("data", "partition")
+                                      if f"{part}.fingerprint" in data.tags}))
+
+
+def _versions(tags: Mapping[str, str]) -> dict[str, str]:
+    return {key.removeprefix(_VERSION): value for key, value in tags.items() if key.startswith(_VERSION)}
 
 
 def _history(client: Any, run: str, metrics: Mapping[str, float]) -> pd.DataFrame:

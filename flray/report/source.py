@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from flray.federation.portrait import AFTER, PARTITION
 from flray.papers.section import PaperTable
 from flray.tracking.journal import history_of, read_events
 from flray.tuning.space import columns, words
-from flray.tuning.trials import folders
+from flray.tuning.trials import TUNE, checkpoints, folders
 
 
 @dataclass
@@ -48,6 +48,12 @@ class Trial:
         Where its other files lie.
     failure : str
         Why it failed, in one line.
+    sha256 : str
+        Digest of everything learnt, empty where it has not finished.
+    versions : dict
+        Of the packages it was started with.
+    fingerprints : dict
+        SHA-256 of its ``data`` and ``partition``, as far as they were tracked.
     """
 
     number: str
@@ -59,6 +65,9 @@ class Trial:
     method: str
     folder: Path
     failure: str = ""
+    sha256: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
 
     @property
     def view(self) -> str:
@@ -132,10 +141,14 @@ class Source:
 
     def varying(self) -> list[str]:
         """Return the columns of the settings that differ."""
-        first = [*(f"{PREFIX}{axis}" for axis in self.axes), *(self.config.get("space") or {})]
         names = dict.fromkeys(name for trial in self.trials for name in trial.setting)
-        ordered = sorted(names, key=lambda name: first.index(name) if name in first else len(first))
-        return [name for name in ordered if len({str(trial.setting.get(name)) for trial in self.trials}) > 1]
+        return [name for name in self.in_order(names)
+                if len({str(trial.setting.get(name)) for trial in self.trials}) > 1]
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """Return columns of settings as the file has them: arms, then the space, then the rest."""
+        first = [*(f"{PREFIX}{axis}" for axis in self.axes), *(self.config.get("space") or {})]
+        return sorted(names, key=lambda name: first.index(name) if name in first else len(first))
 
     def label(self, trial: Trial, without: str = "") -> str:
         """Return a trial's setting in a few words, `without` one column."""
@@ -177,7 +190,31 @@ def _trial(folder: Path, number: str, setting: dict[str, Any], config: Mapping[s
     method = str(config["experiment"]["algorithm"]["name"])
     return Trial(number, setting, int(identity["seed"]), str(identity["status"]),
                  str(identity.get("metric") or own_metric(method, history)), history, method, folder,
-                 str(identity.get("failure") or "").split("\n")[0])
+                 str(identity.get("failure") or "").split("\n")[0], str(identity.get("sha256") or ""),
+                 dict(identity.get("versions", {})), fingerprints(folder, identity))
+
+
+def fingerprints(folder: Path, identity: Mapping[str, Any]) -> dict[str, str]:
+    """Return the SHA-256 of a run's data and partition.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    identity : mapping
+        What its ``run.json`` holds: of a single run the fingerprints too. Those of trials are kept beside who holds
+        what, and, in sweeps of earlier versions, with the last checkpoint alone.
+    """
+    held = folder / PARTITION
+    noted = json.loads(held.read_text(encoding="utf-8")).get("fingerprints") if held.is_file() else None
+    sweep = folder.parent.parent
+    if noted is None and "data" not in identity and (sweep / TUNE).is_dir():
+        last = next(iter(checkpoints(str(sweep / TUNE), folder.name)), None)
+        manifest = Path(last.uri) / f"round-{last.round:06d}.json" if last is not None else None
+        if manifest is not None and manifest.is_file():
+            noted = json.loads(manifest.read_text(encoding="utf-8"))
+    found = noted if noted is not None else identity
+    return {part: str(found[part]) for part in ("data", "partition") if part in found}
 
 
 def own_metric(method: str, history: pd.DataFrame) -> str:

@@ -19,7 +19,8 @@ from flray.report.significance import Comparison, compare
 from flray.report.source import Source, Trial
 
 _MOST_CLIENTS = 12
-_ONCE = "avg"
+ONCE = "avg"
+"""The client of a column that is a mean over clients, or the value of one model."""
 
 
 @dataclass
@@ -128,7 +129,7 @@ def main_table(source: Source) -> Table:
     paper = source.paper
     table = _paper_table(source, paper) if paper is not None and source.axes else _plain_table(source)
     for position in range(len(table.columns)):
-        _judge(table, position)
+        judge(table, position)
     most = max((len(cell.values) for row in table.rows.values() for cell in row), default=0)
     few = {f"{label}{' · ' if any(head) else ''}{' '.join(head)}": len(cell.values)
            for label, row in table.rows.items() for head, cell in zip(table.heads, row, strict=True)
@@ -157,25 +158,38 @@ def seeds_text(table: Table) -> str:
 
 
 def _plain_table(source: Source) -> Table:
-    clients = list(dict.fromkeys(name for trial in source.trials for name in measures.clients(trial, _own(trial))))
-    clients = [_ONCE, *(clients if len(clients) <= _MOST_CLIENTS else [])]
-    columns = [Column((), client, "", "auto" if client == _ONCE else "") for client in clients]
-    metric = " or ".join(sorted({trial.metric for trial in source.trials if trial.metric}))
+    measured = [trial for trial in source.trials if trial.metric]
+    names = list(dict.fromkeys(name for trial in measured for name in clients(trial)))
+    names = [ONCE, *(names if len(names) <= _MOST_CLIENTS else [])]
+    kinds = dict.fromkeys(client_measure(trial).partition("/")[0] for trial in measured)
+    # Where models are judged on the other clients' data, how they do on their own is the other half of the answer.
+    also = [(f"own {ONCE}", ONCE, "own/")] if "others" in kinds else []
+    shown = [("score" if name == ONCE else name, name, "") for name in names]
+    metric = " or ".join(sorted({trial.metric for trial in measured}))
+    columns = [Column((), client, "", "auto" if client == ONCE and not kind else f"{kind}{metric}")
+               for _, client, kind in (*shown, *also)]
     rows: dict[str, list[Cell]] = {}
     for trial in source.trials:
         row = rows.setdefault(source.label(trial), [Cell() for _ in columns])
         if trial.status == "failed" or not len(trial.history):
             continue
-        for cell, column in zip(row, columns, strict=True):
-            measure = column.measure or "own/" + trial.metric.rpartition("/")[2]
-            cell.values[trial.seed] = measures.value(trial, measure, column.client, source.protocol, source.last)
-    ordered = dict(sorted(rows.items(), key=lambda item: -np.nan_to_num(item[1][0].mean, nan=-1e9)))
-    return Table(f"{source.name}: {metric}", "setting", columns,
-                 [["score" if client == _ONCE else client] for client in clients], ordered)
+        for cell, (_, client, kind) in zip(row, (*shown, *also), strict=True):
+            measure = client_measure(trial, own=bool(kind)) if kind or client != ONCE else "auto"
+            cell.values[trial.seed] = measures.value(trial, measure, client, source.protocol, source.last)
+    sign = 1.0 if measures.lower_is_better(metric) else -1.0
+    ordered = dict(sorted(rows.items(), key=lambda item: np.nan_to_num(sign * item[1][0].mean, nan=1e9)))
+    return Table(f"{source.name}: {metric}", "setting", columns, [[head] for head, _, _ in (*shown, *also)], ordered)
 
 
-def _own(trial: Trial) -> str:
-    return f"{trial.view}/local/{trial.metric.rpartition('/')[2]}"
+def client_measure(trial: Trial, own: bool = False) -> str:
+    """Return what a trial's clients are judged by: as the trial's metric has it, or (`own`) on their own test parts."""
+    _, scope, name = trial.metric.split("/", 2) if trial.metric.count("/") > 1 else ("", "", trial.metric)
+    return f"{'others' if scope == 'others' and not own else 'own'}/{name}"
+
+
+def clients(trial: Trial) -> list[str]:
+    """Return the clients for which a trial's measure was tracked."""
+    return measures.clients(trial, f"{trial.view}/local/{trial.metric.rpartition('/')[2]}")
 
 
 def _paper_table(source: Source, paper: PaperTable) -> Table:
@@ -214,23 +228,23 @@ def _clients(source: Source, paper: PaperTable, printed: pd.DataFrame | None, ar
              metric: str) -> list[str]:
     """Return the clients of the columns of one combination of arms: those printed, else those that were run."""
     if paper.clients is None:
-        return [_ONCE]
+        return [ONCE]
     if printed is not None:
         return list(dict.fromkeys(_select(printed, paper, arms, metric)["client"]))
     trials = [trial for trial in source.trials if _is(trial, arms)]
-    return [*dict.fromkeys(name for trial in trials for name in measures.clients(trial, _own(trial))), _ONCE]
+    return [*dict.fromkeys(name for trial in trials for name in clients(trial)), ONCE]
 
 
 def _cell(source: Source, paper: PaperTable, printed: pd.DataFrame | None, row: tuple[str, str], column: Column
           ) -> Cell:
     arms = (row, *column.arms)
-    clients = (paper.clients or {}).get(column.client, (column.client or _ONCE,))
-    cell = Cell({trial.seed: measures.first(trial, column.measure, clients, source.protocol, source.last)
+    names = (paper.clients or {}).get(column.client, (column.client or ONCE,))
+    cell = Cell({trial.seed: measures.first(trial, column.measure, names, source.protocol, source.last)
                  for trial in source.trials
                  if _is(trial, arms) and trial.status != "failed" and len(trial.history)})
     if printed is not None:
         found = _select(printed, paper, arms, column.printed_metric)
-        found = found[found["client"].isin([column.client, ""] if column.client == _ONCE else [column.client])]
+        found = found[found["client"].isin([column.client, ""] if column.client == ONCE else [column.client])]
         if len(found) == 1 and len(found["value"].item()):
             cell.printed, cell.note = float(found["number"].item()), str(found["note"].item())
             spread = found["std"].item()
@@ -269,8 +283,16 @@ def _is(trial: Trial, arms: Sequence[tuple[str, str]]) -> bool:
     return all(trial.setting.get(f"{PREFIX}{axis}") == name for axis, name in arms)
 
 
-def _judge(table: Table, position: int) -> None:
-    """Mark the best of a column and compare it with the second."""
+def judge(table: Table, position: int) -> None:
+    """Mark the best of a column and compare it with the second.
+
+    Parameters
+    ----------
+    table : Table
+        Is changed.
+    position : int
+        Of the column.
+    """
     measure = table.columns[position].measure
     sign = 1.0 if measures.lower_is_better(measure) else -1.0
     cells: list[tuple[str, Any]] = [(name, row[position]) for name, row in table.rows.items()

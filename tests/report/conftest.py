@@ -57,7 +57,7 @@ def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
                 "global/local/accuracy/client/a": value + 0.05, "global/local/accuracy/client/b": value - 0.05,
                 "fedskc/e_k/client/a": 0.6, "fedskc/e_k/client/b": 0.4, "bytes/up": 1e6, "bytes/down": 2e6,
                 "time/round": 1.5, "memory/client": 2.0**20 * 100})
-        trial.end(journal, "finished", metric="global/common/accuracy", sha256="ab")
+        trial.end(journal, "finished", metric="global/common/accuracy", sha256="ab" * 32)
         journal.close()
         _beside(trial.path)
     return folder

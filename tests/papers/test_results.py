@@ -1,0 +1,55 @@
+"""The kept results of the suites on local data: each file belongs to its suite as the suite now is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flray import registry, rundir, suites
+from flray.arms import PREFIX
+from flray.loading import load
+from flray.report import kept
+from flray.tuning.space import columns, points, resolved, settings
+
+FOLDER = Path(__file__).parents[2] / "search_spaces" / "papers"
+KEPT = sorted(FOLDER.glob("*/*.results.csv"))
+
+
+def test_some_are_kept() -> None:
+    assert {path.parent.name for path in KEPT} >= {"fedco2", "fedskc", "lgmix"}
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_kept_results_are_those_of_their_suite(path: Path) -> None:
+    name = f"{path.parent.name}/{path.name.removesuffix('.results.csv')}"
+    config = resolved(load(suites.files(FOLDER)[name]))
+    planned = {(*columns(point.setting).values(), point.seed): point for point in points(config, settings(config))}
+    frame = kept.read(path)
+    axes = [f"{PREFIX}{axis}" for axis in config.arms]
+    found = list(frame[[*axes, "seed"]].itertuples(index=False, name=None))
+    assert len(found) == len(set(found)) and set(found) <= set(planned)
+    for arms in {one[:-1] for one in found}:
+        assert {one[-1] for one in found if one[:-1] == arms} == set(config.sweep.seeds), arms
+    for key, row in zip(found, frame.to_dict("records"), strict=True):
+        experiment = planned[key].experiment
+        assert (row["suite"], row["algorithm"]) == (experiment.name, experiment.algorithm.name)
+        assert row["algorithm"] in registry.algorithms.names()
+        assert (row["rounds"], row["data"]) == (experiment.rounds, experiment.data.name)
+        assert 0 < row["value"] <= 100 and 0 < row["worst"] <= row["own"]
+        assert len(row["data_sha256"]) == len(row["partition_sha256"]) == 64
+        assert set(rundir.versions()) >= {"python", "flray", "torch", "numpy"} and row["torch"] and row["flray"]
+    domains = [str(column) for column in frame.columns if str(column).startswith(kept.DOMAIN)]
+    assert all(frame[domain].between(0, 100).all() for domain in domains)
+    assert frame["data_sha256"].nunique() == frame["data"].nunique() == 1
+    partitions = frame.groupby("seed")["partition_sha256"].nunique()
+    assert (partitions == 1).all(), "methods were compared on different partitions"
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_their_table_can_be_made_again(path: Path) -> None:
+    frame = kept.read(path)
+    made = kept.table(frame)
+    for label, row in made.rows.items():
+        values = frame[frame[f"{PREFIX}method"] == label]["value"]
+        assert row[0].mean == pytest.approx(values.mean()) and row[0].std == pytest.approx(values.std())
