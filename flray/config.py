@@ -17,7 +17,6 @@ from pydantic import (
     Tag,
     ValidationError,
     create_model,
-    field_validator,
     model_serializer,
     model_validator,
 )
@@ -27,7 +26,7 @@ from flray import registry
 from flray.errors import FlrayError, nearest
 from flray.papers.section import PaperTable
 from flray.registry import Preset, Registry
-from flray.sections import Fraction, Section, Shift, Split
+from flray.sections import Faults, Fraction, Resources, Section, Shift, Split
 from flray.sweeping import Domain, Sweep
 
 AxisName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
@@ -173,7 +172,12 @@ class Local(Section):
     betas: tuple[float, float] = Field((0.9, 0.999), description="Adam and AdamW only")
     clip_norm: float | None = Field(None, gt=0, description="clip the gradient's norm to this")
     augment: Augment = "none"
-    precision: Literal["float32", "float64"] = "float32"
+    precision: Literal["float32", "float64", "bfloat16"] = Field(
+        "float32", description="what networks compute in; bfloat16: only what lies within the network, which torch's "
+        "autocast decides, while weights, losses, methods' formulas, optimiser and averages stay float32")
+    compile: bool | Literal["reduce-overhead"] = Field(
+        False, description="torch.compile of the networks' passes over whole training batches, the small last one runs "
+        "as written; costs up to a minute per network and process; reduce-overhead: on a GPU also CUDA graphs")
     memory_format: Literal["channels_last", "contiguous"] = Field(
         "channels_last", description="layout of images; channels_last is the faster one for most networks")
 
@@ -217,38 +221,6 @@ class Aggregation(Section):
         "average", description="floating buffers (BatchNorm statistics): averaged, or personal to each client")
     weights: Literal["method", "samples", "uniform"] = Field(
         "method", description="weights of the mean: as the method declares, by sample counts, or equal")
-
-
-class Resources(Section):
-    """Where the clients' turns are played."""
-
-    executor: Literal["ray", "inline"] = "ray"
-    actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="client actors; auto: as many as the CPUs and GPUs carry, at most one per cohort member")
-    cpus_per_actor: float = Field(1.0, gt=0, description="CPUs, and so torch threads (at least one), of an actor")
-    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
-        "auto", description="share of a GPU, or a whole number of them; auto: one turn is played to see how much "
-        "memory it takes, and as many actors share a GPU as its free memory carries, at most 4")
-    data: Literal["head", "node"] = Field(
-        "head", description="head: the driver reads the data and each node gets one copy in shared memory; node: each "
-        "node reads them itself, once, from its FLRAY_DATA (a folder, or s3://... or gs://...)")
-    queued: int = Field(2, ge=1, le=16, description="turns waiting at each actor; two hide the call's latency")
-
-    @field_validator("gpus_per_actor")
-    @classmethod
-    def _whole_above_one(cls, value: Any) -> Any:
-        if value != "auto" and value > 1 and value != int(value):
-            raise PydanticCustomError("gpus", "Ray gives an actor a share of one GPU (0 to 1) or a whole number")
-        return value
-
-
-class Faults(Section):
-    """What happens when something breaks."""
-
-    on_client_error: Literal["fail", "skip"] = "fail"
-    round_timeout: float | None = Field(
-        None, gt=0, description="seconds; clients that have not answered a stage by then are left out and reported")
-    attempts: int = Field(3, ge=1, description="times a turn is played when its actor dies, before it counts as failed")
 
 
 class Checkpointing(Section):

@@ -1,11 +1,11 @@
-"""Parts of the YAML file that describe the data's shift and division; the rest is in `flray.config`."""
+"""Parts of the YAML file on the data's shift and division and on where turns are played; see also `flray.config`."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -54,3 +54,35 @@ Split = Annotated[
         "official: the data set's own test set; [train, validation, test]: shares of each client's samples, official "
         "parts pooled; fedbn-digits: pooled, 80 to 20, 743 training images per domain; fedbn-office: own test sets, "
         "0.5 and 0.4 of the smallest domain's training length for training and validation in every domain"))]
+
+
+class Resources(Section):
+    """Where the clients' turns are played."""
+
+    executor: Literal["ray", "inline"] = "ray"
+    actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto", description="client actors; auto: as many as the CPUs and GPUs carry, at most one per cohort member")
+    cpus_per_actor: float = Field(1.0, gt=0, description="CPUs, and so torch threads (at least one), of an actor")
+    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
+        "auto", description="share of a GPU, or a whole number of them; auto: one turn is played to see how much "
+        "memory it takes, and as many actors share a GPU as its free memory carries, at most 4")
+    data: Literal["head", "node"] = Field(
+        "head", description="head: the driver reads the data and each node gets one copy in shared memory; node: each "
+        "node reads them itself, once, from its FLRAY_DATA (a folder, or s3://... or gs://...)")
+    queued: int = Field(2, ge=1, le=16, description="turns waiting at each actor; two hide the call's latency")
+
+    @field_validator("gpus_per_actor")
+    @classmethod
+    def _whole_above_one(cls, value: Any) -> Any:
+        if value != "auto" and value > 1 and value != int(value):
+            raise PydanticCustomError("gpus", "Ray gives an actor a share of one GPU (0 to 1) or a whole number")
+        return value
+
+
+class Faults(Section):
+    """What happens when something breaks."""
+
+    on_client_error: Literal["fail", "skip"] = "fail"
+    round_timeout: float | None = Field(
+        None, gt=0, description="seconds; clients that have not answered a stage by then are left out and reported")
+    attempts: int = Field(3, ge=1, description="times a turn is played when its actor dies, before it counts as failed")

@@ -102,5 +102,9 @@ class Samples:
 
 
 def pooled(features: Tensor) -> Tensor:
-    """Return features [B, m] or, averaged over positions, feature maps [B, m, ...] as [B, m]."""
+    """Return features [B, m] or, averaged over positions, feature maps [B, m, ...] as [B, m].
+
+    What was taken from within a network that computes in bfloat16 becomes float32, as what comes out of it is.
+    """
+    features = features.float() if features.dtype == torch.bfloat16 else features
     return features if features.dim() == 2 else features.flatten(2).mean(2)

@@ -1,0 +1,83 @@
+"""``local.precision``: bfloat16 within the network, float32 everywhere else, whatever the method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flray import registry
+from flray.algorithms.base import Algorithm
+from flray.algorithms.client import Client
+from flray.algorithms.samples import Batch
+from flray.data.tasks import Classification
+from flray.federation import checkpoint
+from flray.federation.federation import Federation
+from flray.federation.inline import InlineExecutor
+from flray.federation.world import make_world
+from flray.loading import load
+from tests.algorithms.conftest import federation_of, played, settings_for, world_of
+
+BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_method_keeps_its_weights_and_outputs_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[torch.dtype] = set()
+    loss = Classification.loss
+
+    def watched(self: Classification, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.add(outputs.dtype)
+        value = loss(self, outputs, targets)
+        seen.add(value.dtype)
+        return value
+
+    monkeypatch.setattr(Classification, "loss", watched)
+    digests = []
+    for precision in ("float32", "bfloat16"):
+        federation = played(name, rounds=2, local={"precision": precision}, **settings_for(name))
+        values = [v for weights in federation.server.models.values() for v in weights.values()]
+        assert {v.dtype for v in values} <= {torch.float32, torch.int64}
+        assert all(bool(torch.isfinite(v).all()) for v in values)
+        digests.append(federation.sha256())
+    assert seen <= {torch.float32}
+    assert digests[0] != digests[1], "it did not reach the network"
+
+
+@registry.register_algorithm("noting-types")
+class NotingTypes(Algorithm):
+    """FedAvg that tracks how wide its features, gradients and velocity are."""
+
+    def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+        super().step(client, batch, optimizer)
+        tensors = [batch.features, *(p.grad for p in client.parameters.values()),
+                   *(state["momentum_buffer"] for state in optimizer.state.values())]
+        client.log("bytes", max(t.element_size() for t in tensors if t is not None))
+        client.log("least_bytes", min(t.element_size() for t in tensors if t is not None))
+
+
+def test_features_gradients_and_velocity_are_float32() -> None:
+    metrics = federation_of(world_of("noting-types", local={"precision": "bfloat16", "momentum": 0.9})).step().metrics
+    assert metrics["train/bytes"] == metrics["train/least_bytes"] == 4
+
+
+def test_it_learns_as_well_and_resumes_to_the_same_bits(digits: dict[str, Any], tmp_path: Path) -> None:
+    def federation(precision: str) -> Federation:
+        world = make_world(load({"experiment": {
+            **digits, "local": {"batch_size": 32, "lr": 0.05, "precision": precision, "momentum": 0.9},
+            "data": "digits-sklearn", "participation": {"fraction": 0.75}}}).experiment)
+        return Federation(world, InlineExecutor(world))
+
+    plain, lowered, resumed = federation("float32"), federation("bfloat16"), federation("bfloat16")
+    accuracy = []
+    for number in range(3):
+        accuracy = [f.step().metrics["global/common/accuracy"] for f in (plain, lowered)]
+        if number == 0:
+            checkpoint.save(lowered, tmp_path)
+    assert checkpoint.restore(resumed, tmp_path) == 1
+    resumed.step()
+    resumed.step()
+    assert resumed.sha256() == lowered.sha256() != plain.sha256()
+    assert accuracy[1] > 0.5 and abs(accuracy[1] - accuracy[0]) < 0.06, accuracy
