@@ -175,6 +175,9 @@ class Local(Section):
     precision: Literal["float32", "float64", "bfloat16"] = Field(
         "float32", description="what networks compute in; bfloat16: only what lies within the network, which torch's "
         "autocast decides, while weights, losses, methods' formulas, optimiser and averages stay float32")
+    compile: bool | Literal["reduce-overhead"] = Field(
+        False, description="torch.compile of the networks' passes over whole training batches, the small last one runs "
+        "as written; costs up to a minute per network and process; reduce-overhead: on a GPU also CUDA graphs")
     memory_format: Literal["channels_last", "contiguous"] = Field(
         "channels_last", description="layout of images; channels_last is the faster one for most networks")
 

@@ -67,8 +67,11 @@ class Workshop:
         if architecture not in self._benches:
             model = self.world.build(architecture).to(self.device)
             model = model.to(memory_format=self._format)  # type: ignore[call-overload]
-            if self.world.config.local.precision == "bfloat16":
+            local = self.world.config.local
+            if local.precision == "bfloat16":
                 faster.in_bfloat16(model)
+            if local.compile:
+                faster.compiled(model, local.batch_size, mode="default" if local.compile is True else local.compile)
             buffers_local = self.world.config.aggregation.buffers == "local"
             self._benches[architecture] = Bench(model, self.world.algorithm.shared, buffers_local)
         return self._benches[architecture]

@@ -1,4 +1,4 @@
-"""The same network in bfloat16: near the float32 one inside, float32 at its border."""
+"""The same network in bfloat16: near the float32 one inside, float32 at its border; and compiled: the same function."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from flray.errors import FlrayError
 from flray.models import build, faster
 
 CASES: list[tuple[str, Mapping[str, Any]]] = [
@@ -57,3 +58,93 @@ def test_a_copy_computes_likewise_with_its_own_values() -> None:
     assert torch.equal(twin(images()), other(images()))
     assert torch.equal(twin.features(images()), other.features(images()))
     assert not torch.equal(twin(images()), lowered(images()))
+
+
+def compiled(name: str, options: Mapping[str, Any], batch_size: int = 6) -> tuple[nn.Module, list[int]]:
+    """Return a network compiled for torch's own kernels, which is quick, and the sizes of the batches so run."""
+    model, sizes = network(name, options), list[int]()
+
+    def noting(graph: Any, inputs: Any) -> Any:
+        def run(*values: Any) -> Any:
+            sizes.extend({len(v) for v in values if v.dim() and len(v) == batch_size})
+            return graph(*values)
+        return run
+
+    torch._dynamo.reset()
+    faster.compiled(model, batch_size, backend=noting)
+    return model, sizes
+
+
+@cases
+def test_compiled_it_is_the_same_function(name: str, options: Mapping[str, Any]) -> None:
+    plain, (fast, sizes) = network(name, options), compiled(name, options)
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    for _ in range(2):  # twice, for a batch norm's statistics
+        outputs = [model.classifier(model.features(images())) for model in (plain, fast)]
+        torch.testing.assert_close(outputs[1], outputs[0])
+        torch.testing.assert_close(fast(images()), plain(images()))
+    assert len(sizes) == 8, "both parts, each time"
+    for model in (plain, fast):
+        model(images()).square().sum().backward()
+    for (entry, ours), theirs in zip(fast.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, msg=lambda text, entry=entry: f"{entry}: {text}")
+    for ours, theirs in zip(fast.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_only_whole_training_batches_run_compiled() -> None:
+    model, sizes = compiled("resnet8", {"width": 8})
+    model(images(5))
+    with torch.no_grad():
+        model(images())
+    model.eval()(images())
+    model.train()
+    layer = model.features.stage1
+    hook, seen = layer.register_forward_hook(lambda module, inputs, output: seen.append(1)), list[int]()
+    model(images())
+    assert not sizes[1:] and seen == [1], "a hook is never compiled away (the classifier has none)"
+    hook.remove()
+    model(images())
+    assert len(sizes) == 3
+
+
+def test_a_copy_is_not_compiled_and_has_its_own_values() -> None:
+    model, sizes = compiled("lenet", {})
+    other = network("lenet", {}, seed=1)
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(other.state_dict())
+    torch.testing.assert_close(twin(images()), other(images()))
+    assert not sizes
+
+
+def test_parameters_from_elsewhere_are_used() -> None:
+    """As by methods whose step looks at other parameters than the model's."""
+    model, sizes = compiled("lenet", {})
+    model(images())
+    other = network("lenet", {}, seed=1)
+    outputs = torch.func.functional_call(model, dict(other.named_parameters()), (images(),))
+    torch.testing.assert_close(outputs, other(images()))
+    assert len(sizes) == 4
+
+
+def test_both_together_are_bfloat16_compiled() -> None:
+    torch._dynamo.reset()
+    lowered, both = network("lenet", {}), network("lenet", {})
+    for model in (lowered, both):
+        faster.in_bfloat16(model)
+    faster.compiled(both, 6, backend="eager")
+    torch.testing.assert_close(both(images()), lowered(images()))
+    assert both.features(images()).dtype == torch.float32
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def test_a_network_that_has_no_graph_is_refused_in_one_line() -> None:
+    model = Branching()
+    faster.compiled(model, 6, backend="eager")
+    with pytest.raises(FlrayError, match=r"^local.compile: torch.compile failed on this .*; set it to false$"):
+        model(images())
+    assert torch.equal(model(images(5)).sum().abs(), images(5).sum().abs())
