@@ -34,7 +34,8 @@ def test_compiled_runs_repeat_resume_and_stay_near(name: str, tmp_path: Path) ->
             each.step()
         if number == 0:
             checkpoint.save(fast, tmp_path)
-    assert bool(torch._dynamo.utils.counters["frames"]["ok"]) == (name != "fedrcl")
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs == 1 if name == "fedrcl" else graphs >= 2, "FedRCL's hooks are in the features: the classifier alone"
     assert checkpoint.restore(resumed, tmp_path) == 1
     resumed.step()
     resumed.step()
