@@ -43,7 +43,7 @@ def _problems(dataset: DataSet) -> Iterator[str]:
         for part, x, y in (("train", domain.train_x, domain.train_y), ("test", domain.test_x, domain.test_y)):
             if len(x) != len(y):
                 yield f"{where}: {len(x)} rows in {part}_x and {len(y)} in {part}_y; each sample needs one label"
-            if x.dtype not in (np.uint8, np.float32):
+            if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
                 yield f"{where}: {part}_x is {x.dtype}; give images as uint8 from 0 to 255, anything else as float32"
             if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
                 yield (f"{where}: samples of {part}_x are {x.dtype} {list(x.shape[1:])}, those of "
