@@ -26,7 +26,7 @@ from flray import registry
 from flray.errors import FlrayError, nearest
 from flray.papers.section import PaperTable
 from flray.registry import Preset, Registry
-from flray.sections import Faults, Fraction, Resources, Section, Shift, Split
+from flray.sections import Aggregation, Faults, Fraction, Resources, Section, Shift, Split
 from flray.sweeping import Domain, Sweep
 
 AxisName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
@@ -212,15 +212,6 @@ class Episodes(Section):
     shot: int = Field(5, ge=1, description="support samples per class")
     queries: int = Field(15, ge=1, description="queries per class (fewer where classes are smaller)")
     test: int = Field(600, ge=1, description="episodes of an evaluation, the same in every round")
-
-
-class Aggregation(Section):
-    """Details of the average that hold for every method."""
-
-    buffers: Literal["average", "local"] = Field(
-        "average", description="floating buffers (BatchNorm statistics): averaged, or personal to each client")
-    weights: Literal["method", "samples", "uniform"] = Field(
-        "method", description="weights of the mean: as the method declares, by sample counts, or equal")
 
 
 class Checkpointing(Section):

@@ -1,4 +1,4 @@
-"""Parts of the YAML file on the data's shift and division and on where turns are played; see also `flray.config`."""
+"""Parts of the YAML file: shift and division of data, the average, where turns are played; see `flray.config`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,20 @@ class Shift(Section):
     noise: float = Field(0.0, ge=0, description=(
         "standard deviation of Gaussian noise on the last client's samples, in units of normalised inputs; it grows "
         "linearly from 0 at the first client (Fed-CO2 F.3); each sample has its own noise, always the same"))
+
+
+class Aggregation(Section):
+    """Details of the average that hold for every method."""
+
+    buffers: Literal["average", "local"] = Field(
+        "average", description="floating buffers (BatchNorm statistics): averaged, or personal to each client")
+    weights: Literal["method", "samples", "uniform"] = Field(
+        "method", description="weights of the mean: as the method declares, by sample counts, or equal")
+    block: int | None = Field(
+        None, ge=1, description="add the weights up in blocks of so many neighbouring clients (client number // block) "
+        "near the clients, so that the server gets one sum per block; for methods that take nothing but the mean. The "
+        "last bits depend on it, and on nothing else. A block is one actor's unit of work, and what a crash or "
+        "faults.round_timeout leaves out: have several blocks per actor. bytes/up counts what reached the server")
 
 
 def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:

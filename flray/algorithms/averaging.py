@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -11,6 +11,14 @@ from flray.functional.averaging import WeightedMean
 
 if TYPE_CHECKING:
     from flray.algorithms.server import Reply
+
+
+Weighting = Literal["samples", "uniform"]
+
+
+def weight_of(weighting: Weighting, num_samples: int) -> float:
+    """Return a client's weight in the mean, on a scale of its own."""
+    return float(num_samples) if weighting == "samples" else 1.0
 
 
 def average(replies: Iterable[Reply], weigh: Callable[[Reply], float],
@@ -47,3 +55,48 @@ def average_outputs(replies: Iterable[Reply], entry: str) -> dict[str, Tensor]:
         mean.add(reply[entry], 1.0)
         some = True
     return mean.result() if some else {}
+
+
+class BlockSum:
+    """The weights of one block's clients on their way to the mean, added up where the clients are played.
+
+    Parameters
+    ----------
+    weighting : {"samples", "uniform"}
+        Weights of the mean.
+    """
+
+    def __init__(self, weighting: Weighting) -> None:
+        self._weighting = weighting
+        self._sums: dict[str, WeightedMean] = {}
+
+    def add(self, architecture: str, reply: Mapping[str, Any], num_samples: int) -> None:
+        """Add a client's reply, in client order; one without weights adds nothing, as in `average`."""
+        tree = reply.get("weights")
+        if tree:
+            on_cpu: dict[str, Tensor] = {name: value.cpu() for name, value in tree.items()}
+            self._sums.setdefault(architecture, WeightedMean()).add(on_cpu, weight_of(self._weighting, num_samples))
+
+    def tree(self) -> dict[str, Any]:
+        """Return the sums so far, by architecture; empty if no client sent weights."""
+        return {architecture: sums.partial() for architecture, sums in self._sums.items()}
+
+
+def average_blocks(blocks: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Tensor]]:
+    """Return the weighted mean of the clients' weights, for each architecture, from the sums of their blocks.
+
+    Parameters
+    ----------
+    blocks : iterable of tree
+        What `BlockSum.tree` returned, in the blocks' order; consumed one by one.
+
+    Returns
+    -------
+    dict of str to tree
+        As `average`: the same to the accuracy of float64, and the same bits where every block has one client.
+    """
+    means: dict[str, WeightedMean] = {}
+    for block in blocks:
+        for architecture, partial in block.items():
+            means.setdefault(architecture, WeightedMean()).merge(partial)
+    return {architecture: mean.result() for architecture, mean in sorted(means.items())}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flray import registry
-from flray.algorithms.averaging import average
+from flray.algorithms.averaging import average, weight_of
 
 if TYPE_CHECKING:
     from flray.algorithms.client import Client
@@ -104,6 +104,14 @@ class Algorithm:
 
     def __init__(self, hp: registry.Params | None = None) -> None:
         self.hp: Any = (hp if hp is not None else self.Params()).resolved()
+
+    @classmethod
+    def takes_mean_only(cls) -> bool:
+        """Tell whether the server takes nothing of a stage's replies but the default weighted mean of their weights.
+
+        Only then can the weights be added up near the clients, as ``aggregation.block`` does.
+        """
+        return cls.aggregate is Algorithm.aggregate and cls.weigh is Algorithm.weigh
 
     def check(self, config: Experiment) -> None:
         """Refuse settings that the method cannot run with, before round 0. Default: nothing.
@@ -209,7 +217,7 @@ class Algorithm:
 
     def weigh(self, server: Server, reply: Reply) -> float:
         """Return a reply's weight in the average (any scale)."""
-        return float(reply.num_samples) if server.weighting == "samples" else 1.0
+        return weight_of(server.weighting, reply.num_samples)
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Take in a stage's replies, which come in client order. Default: the weighted mean of the weights."""

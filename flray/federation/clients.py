@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -14,10 +15,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from flray.config import Experiment
 from flray.data.types import Pooled
 from flray.errors import DataError
-from flray.federation.executor import Handle, Job, LostObjectError, Outcome, Result, Turn
+from flray.federation.executor import Block, BlockResult, Handle, Job, LostObjectError, Outcome, Result, Turn
 from flray.federation.nodedata import node_samples
 from flray.federation.player import Player
-from flray.federation.playing import GONE, LOST, WENT, Play, Worker
+from flray.federation.playing import GONE, LOST, WENT, Play, PlayBlocks, Worker
 from flray.federation.workshop import threads_of
 from flray.federation.world import World
 from flray.trees import Packed
@@ -50,6 +51,25 @@ class ClientActor:
              state: Packed | None) -> tuple[Outcome, Packed | None, Packed | None]:
         """Play a turn; see `flray.federation.player.Player.play`."""
         return self._player.play(turn, common, private, state)
+
+    def play_block(self, jobs: Sequence[Job], *objects: Packed) -> list[Any]:
+        """Play a block; see `flray.federation.player.Player.play_block`.
+
+        Parameters
+        ----------
+        jobs : sequence of Job
+            With places in `objects` for handles.
+
+        Returns
+        -------
+        list
+            The outcomes with the bytes of the sums (None without sums), the sums, and each job's state: objects of
+            their own.
+        """
+        outcomes, sums, states = self._player.play_block([
+            replace(job, common=objects[job.common], state=None if job.state is None else objects[job.state])
+            for job in jobs])
+        return [(outcomes, sums.nbytes if sums is not None else None), sums, *states]
 
     def describe(self) -> dict[str, int]:
         """Return the process id and the resident bytes.
@@ -97,8 +117,8 @@ class RayExecutor:
         self._samples = samples
         self._closed = False
         self._started = False
-        self.workers = [Worker(*self._start(first_bundle + i), number=i, bundle=first_bundle + i)
-                         for i in range(actors)]
+        self.workers: list[Worker] = [
+            Worker(*self._start(first_bundle + i), number=i, bundle=first_bundle + i) for i in range(actors)]
 
     def put(self, packed: Packed) -> Handle:
         """Put a packed tree into the object store; a small one travels with each call instead, which is quicker."""
@@ -115,6 +135,10 @@ class RayExecutor:
     def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
         """Play all jobs, longest first; two wait at each actor, so that none idles while its result travels."""
         return Play(self, jobs, timeout).results()
+
+    def play_blocks(self, blocks: Sequence[Block], timeout: float | None = None) -> Iterator[BlockResult]:
+        """Play all blocks, each on one actor, scheduled as `play` does."""
+        return PlayBlocks(self, blocks, timeout).results()
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each client actor."""

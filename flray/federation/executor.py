@@ -112,6 +112,29 @@ class Job:
     private: Packed | None = None
     state: Handle = None
 
+    @property
+    def cost(self) -> float:
+        """Expected length, for scheduling."""
+        return self.turn.cost
+
+
+@dataclass(frozen=True)
+class Block:
+    """Jobs of one stage that one process plays one after another, to return their weights added up.
+
+    Attributes
+    ----------
+    jobs : tuple of Job
+        In client order.
+    """
+
+    jobs: tuple[Job, ...]
+
+    @property
+    def cost(self) -> float:
+        """Expected length, for scheduling."""
+        return sum(job.cost for job in self.jobs)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -129,6 +152,31 @@ class Result:
     state: Handle = None
     actor: int = 0
 
+    @property
+    def up(self) -> int:
+        """Bytes that reach the server."""
+        return self.outcome.up
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """A block with its outputs.
+
+    Attributes
+    ----------
+    results : tuple of Result
+        The clients' outcomes and states without their replies, in client order; where the first failure ends the
+        federation, none after it.
+    sums : Handle
+        The tree of `flray.algorithms.averaging.BlockSum`, packed; None if no client sent weights.
+    up : int
+        Bytes of its tensors, which reach the server.
+    """
+
+    results: tuple[Result, ...]
+    sums: Handle = None
+    up: int = 0
+
 
 class Executor(Protocol):
     """Plays turns somewhere. Results come in the order of the jobs, each as soon as it and those before are there."""
@@ -141,6 +189,9 @@ class Executor(Protocol):
 
     def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
         """Play all jobs; what has not ended after `timeout` seconds ends as a failure."""
+
+    def play_blocks(self, blocks: Sequence[Block], timeout: float | None = None) -> Iterator[BlockResult]:
+        """Play all blocks; one that has not ended after `timeout` seconds ends as a failure of all its clients."""
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process that plays turns."""
@@ -173,6 +224,11 @@ class ArrivedReply:
     def get(self, entry: str, default: Any = None) -> Any:
         """Return an entry, or `default` where the client sent none."""
         return self[entry] if entry in self._large or entry in self._small else default
+
+
+def all_failed(block: Block, failure: Failure) -> BlockResult:
+    """Return the result of a block that came to nothing."""
+    return BlockResult(tuple(Result(job.turn, Outcome(job.turn.client, failure=failure)) for job in block.jobs))
 
 
 def split_small(tree: dict[str, Any], limit: int = 65536) -> tuple[dict[str, Any], dict[str, Any]]:

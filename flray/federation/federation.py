@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,10 @@ from flray.algorithms.base import Stage
 from flray.algorithms.bench import Bench
 from flray.algorithms.server import ClientInfo, Server
 from flray.federation.evaluation import evaluate
-from flray.federation.executor import ArrivedReply, ClientError, Executor, Handle, Job, Result, Turn
+from flray.federation.executor import Executor, Handle, Job, Turn
 from flray.federation.memory import keep_freed_memory, peak_bytes, resident_bytes
 from flray.federation.played import Played
+from flray.federation.replies import StageReplies, StageSums, in_blocks
 from flray.federation.workshop import Workshop, default_device, threads_of
 from flray.federation.world import World
 from flray.trees import Packed
@@ -65,7 +66,6 @@ class Federation:
                 warn(f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the clients")
         counts = torch.from_numpy(world.data.class_counts()) if world.data.has_classes else \
             torch.zeros(len(world.data.clients), 0, dtype=torch.int64)
-        declared = config.aggregation.weights
         self.server = Server(
             config=config,
             clients=tuple(ClientInfo(c.name, c.domain, len(c.train), counts[i], world.architecture_of[i])
@@ -75,7 +75,7 @@ class Federation:
             parameter_names={key: frozenset(bench.parameters) for key, bench in benches.items()},
             num_classes=world.data.num_classes,
             num_public=len(world.data.public) if world.data.public is not None else 0,
-            weighting=algorithm.weighting if declared == "method" else declared)
+            weighting=world.weighting)
         if algorithm.trains_at_server:
             torch.set_num_threads(threads_of(config))
             workshop = Workshop(world, default_device(world))
@@ -182,10 +182,16 @@ class Federation:
             turn = Turn("stage", client, server.round, info.architecture, stage, works[client], token=token,
                         cost=info.num_samples * works[client])
             jobs.append(Job(turn, commons[info.architecture], packed, self.states[client]))
-        replies = StageReplies(self, jobs, stage, played)
+        replies: StageReplies | StageSums
         begun = time.perf_counter()
-        algorithm.aggregate(server, stage, replies)
-        replies.wait()
+        if (size := self.world.config.aggregation.block) is None:
+            replies = StageReplies(self, jobs, stage, played)
+            algorithm.aggregate(server, stage, replies)
+            replies.wait()
+        else:
+            replies = StageSums(self, in_blocks(jobs, size), stage, played)
+            for architecture, mean in replies.means().items():
+                algorithm.apply(server, architecture, mean)
         elapsed = time.perf_counter() - begun
         self._seconds["train"] += replies.waited
         self._seconds["receive"] += replies.fetched
@@ -209,71 +215,3 @@ class Federation:
         result = call()
         self._seconds[name] += time.perf_counter() - begun
         return result
-
-
-class StageReplies:
-    """A stage's replies in client order; see `flray.algorithms.server.Replies`.
-
-    Iterating hands each reply on as soon as it and those before it have arrived, and lets go of it afterwards;
-    `wait` collects all of them first, after which iterating can be repeated.
-    """
-
-    def __init__(self, federation: Federation, jobs: Sequence[Job], stage: Stage, played: Played) -> None:
-        self._federation, self._stage, self._played = federation, stage, played
-        faults = federation.world.config.faults
-        self._skip = faults.on_client_error == "skip"
-        self._results = federation.executor.play(jobs, faults.round_timeout)
-        self._kept: list[ArrivedReply] | None = None
-        self._started = False
-        self.states: dict[int, Handle] = {}
-        self.waited = self.fetched = 0.0
-        self.up = 0
-
-    def __iter__(self) -> Iterator[ArrivedReply]:
-        if self._kept is not None:
-            yield from self._kept
-        elif self._started:
-            raise RuntimeError("replies are gone after one pass; call replies.wait() first to go through them again")
-        else:
-            yield from self._arrivals()
-
-    def wait(self) -> Sequence[ArrivedReply]:
-        """Return all replies once the last has arrived; their large entries are not fetched yet."""
-        if self._kept is None:
-            self._kept = list(self._arrivals())
-        return self._kept
-
-    def _arrivals(self) -> Iterator[ArrivedReply]:
-        self._started = True
-        while True:
-            begun = time.perf_counter()
-            result = next(self._results, None)
-            self.waited += time.perf_counter() - begun
-            if result is None:
-                return
-            client = result.turn.client
-            if result.outcome.failure is not None:
-                self._failed(result)
-                continue
-            self._played.add(result)
-            self.up += result.outcome.up
-            self.states[client] = result.state
-            yield ArrivedReply(result, self._federation.server.clients[client].num_samples, self._fetch)
-
-    def _fetch(self, handle: Handle) -> Packed:
-        begun = time.perf_counter()
-        packed = self._federation.executor.fetch(handle)
-        self.fetched += time.perf_counter() - begun
-        return packed
-
-    def _failed(self, result: Result) -> None:
-        failure, turn = result.outcome.failure, result.turn
-        assert failure is not None
-        name = self._federation.server.clients[turn.client].name
-        where = f" at {failure.where}" if failure.where else ""
-        line = f"client {turn.client} ({name}), round {turn.round + 1}, {self._stage.name}: {failure.what}{where}"
-        timed_out = failure.what.startswith("no answer")
-        if not (self._skip or timed_out):
-            raise ClientError(f"{line}\n{failure.trace}".rstrip())
-        self._played.left_out.add(turn.client)
-        self._federation.warn(f"left out: {line}")

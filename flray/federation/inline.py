@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import psutil
 import torch
 
-from flray.federation.executor import Failure, Handle, Job, Outcome, Result
+from flray.federation.executor import Block, BlockResult, Failure, Handle, Job, Outcome, Result, all_failed
 from flray.federation.player import Player
 from flray.federation.workshop import default_device, threads_of
 from flray.federation.world import World
@@ -47,6 +47,18 @@ class InlineExecutor:
                 continue
             outcome, bulk, state = self._player.play(job.turn, job.common, job.private, job.state)
             yield Result(job.turn, outcome, bulk, state)
+
+    def play_blocks(self, blocks: Sequence[Block], timeout: float | None = None) -> Iterator[BlockResult]:
+        """Play the blocks one after another; those not begun within `timeout` seconds are left out."""
+        started = time.monotonic()
+        for block in blocks:
+            if timeout is not None and time.monotonic() - started > timeout:
+                yield all_failed(block, Failure(f"no answer within {timeout:g} s"))
+                continue
+            outcomes, sums, states = self._player.play_block(block.jobs)
+            yield BlockResult(tuple(Result(job.turn, outcome, state=state) for job, outcome, state
+                                    in zip(block.jobs, outcomes, states, strict=False)),
+                              sums, sums.nbytes if sums is not None else 0)
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of this process."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from flray import keys, registry, trees
+from flray.algorithms.averaging import BlockSum
 from flray.algorithms.client import Client
 from flray.data.types import FederatedData
-from flray.federation.executor import Failure, Outcome, Turn, evidence_arrays, split_small
+from flray.federation.executor import Failure, Job, Outcome, Turn, evidence_arrays, split_small
 from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
 from flray.federation.workshop import Workshop
 from flray.federation.world import World
@@ -53,9 +55,12 @@ class Player:
         self._workshop = Workshop(world, device)
         self._common: tuple[str, dict[str, Any]] = ("", {})
 
-    def play(self, turn: Turn, common: Packed, private: Packed | None,
-             state: Packed | None) -> tuple[Outcome, Packed | None, Packed | None]:
-        """Play a turn; an exception of the method or the model becomes a failure in the outcome."""
+    def play(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None,
+             sums: BlockSum | None = None) -> tuple[Outcome, Packed | None, Packed | None]:
+        """Play a turn; an exception of the method or the model becomes a failure in the outcome.
+
+        Where there are `sums`, the reply's weights are added to them instead of being returned.
+        """
         started = time.perf_counter()
         try:
             cuda = [self.device] if self.device.type == "cuda" else []
@@ -63,7 +68,7 @@ class Player:
                 torch.manual_seed(keys.key(self.world.config.seed, "dropout", round=turn.round, client=turn.client,
                                            extra=f"{turn.kind}/{turn.stage.name}/{turn.stage.index}"))
                 if turn.kind == "stage":
-                    return self._stage(turn, common, private, state, started)
+                    return self._stage(turn, common, private, state, started, sums)
                 if turn.kind == "portrait":
                     evidence = self._portrait(turn, common, private, state)
                 else:
@@ -74,21 +79,53 @@ class Player:
         except Exception as error:
             return Outcome(turn.client, failure=describe(error), seconds=time.perf_counter() - started), None, None
 
+    def play_block(self, jobs: Sequence[Job]) -> tuple[list[Outcome], Packed | None, list[Packed | None]]:
+        """Play jobs of one stage one after another.
+
+        Parameters
+        ----------
+        jobs : sequence of Job
+            In client order, with packed trees for handles.
+
+        Returns
+        -------
+        outcomes : list of Outcome
+            Those of failed clients among them; up to the first of these where it ends the federation.
+        sums : Packed or None
+            The tree of `flray.algorithms.averaging.BlockSum` over the others; None if they sent no weights.
+        states : list of Packed or None
+            The clients' new states, one per job.
+        """
+        sums = BlockSum(self.world.weighting)
+        outcomes: list[Outcome] = []
+        states: list[Packed | None] = [None] * len(jobs)
+        for position, job in enumerate(jobs):
+            outcome, _, states[position] = self.play(job.turn, job.common, job.private, job.state, sums)
+            outcomes.append(outcome)
+            if outcome.failure is not None and self.world.config.faults.on_client_error == "fail":
+                break
+        tree = sums.tree()
+        return outcomes, trees.pack(tree) if tree else None, states
+
     def networks(self) -> dict[str, int]:
         """Return how many instances of each architecture there are here: the trained one and its frozen twins."""
         return self._workshop.networks()
 
     def _stage(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None,
-               started: float) -> tuple[Outcome, Packed | None, Packed | None]:
+               started: float, sums: BlockSum | None) -> tuple[Outcome, Packed | None, Packed | None]:
         client = self._client(turn, common, private, state)
         reply = getattr(self.world.algorithm, turn.stage.name)(client)
         client.check_received()
         if client.bench.personal:
             client.state["personal"] = client.weights(client.bench.personal)
+        kept = trees.pack(client.state) if client.state else None
+        if sums is not None:
+            # The turn's last act: a client that fails is not in the sums.
+            sums.add(turn.architecture, reply, len(self.world.data.clients[turn.client].train))
+            reply = {}
         small, large = split_small(reply)
         packed_small = trees.pack(small)
         bulk = trees.pack(large) if large else None
-        kept = trees.pack(client.state) if client.state else None
         outcome = Outcome(
             client=turn.client, small=packed_small, entries=tuple(large), stateful=kept is not None,
             metrics={"loss": client.mean_loss, "steps": float(client.steps), "samples": float(client.samples_seen),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import ray
 import ray.exceptions
 
 from flray.errors import DataError, FlrayError
-from flray.federation.executor import Failure, Job, LostObjectError, Outcome, Result
+from flray.federation.executor import Block, BlockResult, Failure, Job, LostObjectError, Outcome, Result, all_failed
 
 if TYPE_CHECKING:
     from flray.federation.clients import RayExecutor
@@ -45,42 +46,66 @@ class Worker:
 
 @dataclass
 class Call:
-    """One job under way."""
+    """One unit of work under way: what is small and comes with the call's end, and references to what is not."""
 
     position: int
     outcome: Any
     bulk: Any
-    state: Any
+    states: list[Any]
 
 
-class Play:
-    """One call of `flray.federation.clients.RayExecutor.play`.
+Work = TypeVar("Work", bound=Job | Block)
+Answer = TypeVar("Answer", bound=Result | BlockResult)
+
+
+class Queue(ABC, Generic[Work, Answer]):
+    """Units of work on their way through the actors of an executor, and their answers in the units' order.
+
+    Attributes
+    ----------
+    unit : str
+        What a unit is called.
 
     Parameters
     ----------
     executor : RayExecutor
         Whose actors play.
-    jobs : sequence of Job
-        Results come in their order.
+    jobs : sequence
+        Answers come in their order.
     timeout : float or None
         Seconds; what has not ended by then ends as a failure.
     """
 
-    def __init__(self, executor: RayExecutor, jobs: Sequence[Job], timeout: float | None) -> None:
-        self._executor, self._jobs, self._timeout = executor, jobs, timeout
+    unit: ClassVar[str]
+
+    def __init__(self, executor: RayExecutor, jobs: Sequence[Work], timeout: float | None) -> None:
+        self._executor, self._timeout = executor, timeout
+        self._jobs: Sequence[Work] = jobs
         if timeout is not None:
             executor.wait_until_ready()  # a process that only just starts is no slow client
         self._deadline = None if timeout is None else time.monotonic() + timeout
         # Longest first, but within blocks of neighbours and not far ahead of the reply that is to be handed on next:
         # what comes too early has to be kept.
-        self._open = deque(sorted(range(len(jobs)), key=lambda i: (i // BLOCK, -jobs[i].turn.cost, i)))
+        self._open = deque(sorted(range(len(jobs)), key=lambda i: (i // BLOCK, -jobs[i].cost, i)))
         self._next, self._largest = 0, 1
         self._attempts = [0] * len(jobs)
         self._failed_starts = 0
-        self._done: dict[int, Result] = {}
+        self._done: dict[int, Answer] = {}
 
-    def results(self) -> Iterator[Result]:
-        """Yield every job's result as soon as it and those before it are there."""
+    @abstractmethod
+    def _call(self, actor: Any, job: Work) -> list[Any]:
+        """Begin a unit at an actor: references to what is small, to what is large, and to each client's state."""
+
+    @abstractmethod
+    def _answer(self, job: Work, outcome: Any, call: Call, actor: int) -> Answer:
+        """Return the answer of a unit that has ended."""
+
+    @abstractmethod
+    def _failure(self, job: Work, failure: Failure) -> Answer:
+        """Return the answer of a unit that came to nothing."""
+
+    def results(self) -> Iterator[Answer]:
+        """Yield every unit's answer as soon as it and those before it are there."""
         try:
             for position in range(len(self._jobs)):
                 self._next = position
@@ -110,10 +135,8 @@ class Play:
         return next((position for position in self._open if position < self._next + ahead), None)
 
     def _submit(self, worker: Worker, position: int) -> None:
-        job = self._jobs[position]
-        outcome, bulk, state = worker.actor.play.remote(
-            job.turn, job.common, job.private, job.state)
-        worker.waiting.append(Call(position, outcome, bulk, state))
+        outcome, bulk, *states = self._call(worker.actor, self._jobs[position])
+        worker.waiting.append(Call(position, outcome, bulk, states))
 
     def _advance(self) -> None:
         """Wait for something to end, and take it in."""
@@ -138,10 +161,12 @@ class Play:
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, GONE):
                 raise LostObjectError(WENT) from error
-            outcome = Outcome(self._jobs[call.position].turn.client,
-                              failure=Failure(f"{type(error.cause).__name__}: {error.cause}", trace=str(error)))
+            self._fail(call.position, Failure(f"{type(error.cause).__name__}: {error.cause}", trace=str(error)))
+        else:
+            answer = self._answer(self._jobs[call.position], outcome, call, worker.number)
+            self._largest = max(self._largest, answer.up)
+            self._done[call.position] = answer
         worker.waiting.remove(call)
-        self._finish(call.position, outcome, call, worker.number)
         self._refill()
 
     def _began(self, worker: Worker) -> None:
@@ -160,13 +185,8 @@ class Play:
             self._executor.replace(worker)
         self._refill()
 
-    def _finish(self, position: int, outcome: Outcome, call: Call | None, actor: int = 0) -> None:
-        failed = call is None or outcome.failure is not None
-        self._largest = max(self._largest, outcome.up)
-        self._done[position] = Result(
-            self._jobs[position].turn, outcome,
-            bulk=call.bulk if call is not None and not failed and outcome.entries else None,
-            state=call.state if call is not None and not failed and outcome.stateful else None, actor=actor)
+    def _fail(self, position: int, failure: Failure) -> None:
+        self._done[position] = self._failure(self._jobs[position], failure)
 
     def _lost(self, worker: Worker, error: Exception) -> None:
         """Replace a dead actor and play its turns again; only the oldest can have been its undoing."""
@@ -177,10 +197,9 @@ class Play:
         for call in reversed(calls):
             if self._attempts[call.position] >= self._executor.config.faults.attempts:
                 times = self._attempts[call.position]
-                failure = Failure(f"its actor died {times} times while playing this turn "
-                                  f"({type(error).__name__}: out of memory, or a crash in native code?)",
-                                  trace=str(error))
-                self._finish(call.position, Outcome(self._jobs[call.position].turn.client, failure=failure), None)
+                self._fail(call.position, Failure(
+                    f"its actor died {times} times while playing this {self.unit} "
+                    f"({type(error).__name__}: out of memory, or a crash in native code?)", trace=str(error)))
             else:
                 self._open.appendleft(call.position)
         self._refill()
@@ -190,7 +209,7 @@ class Play:
         failure = Failure(f"no answer within {self._timeout:g} s")
         for position in range(len(self._jobs)):
             if position not in self._done and (position in self._open or self._under_way(position)):
-                self._finish(position, Outcome(self._jobs[position].turn.client, failure=failure), None)
+                self._fail(position, failure)
         self._open.clear()
         for worker in self._executor.workers:
             if worker.waiting:
@@ -205,3 +224,52 @@ class Play:
         self._open.clear()
         for worker in self._executor.workers:
             worker.waiting.clear()
+
+
+class Play(Queue[Job, Result]):
+    """Single turns: one call of `flray.federation.clients.RayExecutor.play`."""
+
+    unit = "turn"
+
+    def _call(self, actor: Any, job: Job) -> list[Any]:
+        return list(actor.play.remote(job.turn, job.common, job.private, job.state))
+
+    def _answer(self, job: Job, outcome: Any, call: Call, actor: int) -> Result:
+        failed = outcome.failure is not None
+        return Result(job.turn, outcome, bulk=call.bulk if not failed and outcome.entries else None,
+                      state=call.states[0] if not failed and outcome.stateful else None, actor=actor)
+
+    def _failure(self, job: Job, failure: Failure) -> Result:
+        return Result(job.turn, Outcome(job.turn.client, failure=failure))
+
+
+class PlayBlocks(Queue[Block, BlockResult]):
+    """Whole blocks: one call of `flray.federation.clients.RayExecutor.play_blocks`."""
+
+    unit = "block"
+
+    def _call(self, actor: Any, job: Block) -> list[Any]:
+        # Ray resolves references that are arguments of their own, so the jobs hold places among these instead.
+        objects: list[Any] = []
+        places: dict[int, int] = {}
+
+        def place(handle: Any) -> int | None:
+            if handle is None:
+                return None
+            if id(handle) not in places:
+                places[id(handle)] = len(objects)
+                objects.append(handle)
+            return places[id(handle)]
+
+        jobs = [replace(one, common=place(one.common), state=place(one.state)) for one in job.jobs]
+        # A state is an object of its own: it goes on alone wherever its client is played next.
+        return list(actor.play_block.options(num_returns=2 + len(jobs)).remote(jobs, *objects))
+
+    def _answer(self, job: Block, outcome: Any, call: Call, actor: int) -> BlockResult:
+        outcomes, up = outcome
+        results = tuple(Result(one.turn, done, state=state if done.stateful else None, actor=actor)
+                        for one, done, state in zip(job.jobs, outcomes, call.states, strict=False))
+        return BlockResult(results) if up is None else BlockResult(results, call.bulk, up)
+
+    def _failure(self, job: Block, failure: Failure) -> BlockResult:
+        return all_failed(job, failure)

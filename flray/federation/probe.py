@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from flray.federation.executor import Job, Result
+from flray.federation.executor import Block, BlockResult, Job, Result
 from flray.federation.federation import Federation
 from flray.federation.inline import InlineExecutor
 from flray.federation.memory import peak_bytes
@@ -87,9 +87,18 @@ class _OneTurnEach(InlineExecutor):
     """Plays the longest job alone, and of it one step."""
 
     def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
-        longest = max(jobs, key=lambda job: job.turn.cost, default=None)
-        if longest is not None:
-            yield from super().play([replace(longest, turn=replace(longest.turn, work=1e-9))], timeout)
+        yield from super().play(_one_step(jobs), timeout)
+
+    def play_blocks(self, blocks: Sequence[Block], timeout: float | None = None) -> Iterator[BlockResult]:
+        """Play the job twice, so that there are weights to be added up."""
+        jobs = _one_step([job for block in blocks for job in block.jobs]) * 2
+        yield from super().play_blocks([Block(tuple(jobs))] if jobs else [], timeout)
+
+
+def _one_step(jobs: Sequence[Job]) -> list[Job]:
+    """Return the longest job, cut down to one step; none where there are none."""
+    longest = max(jobs, key=lambda job: job.turn.cost, default=None)
+    return [] if longest is None else [replace(longest, turn=replace(longest.turn, work=1e-9))]
 
 
 def node_resources() -> list[dict[str, float]]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from flray import models, registry
+from flray.algorithms.averaging import Weighting
 from flray.algorithms.base import Algorithm
 from flray.config import Experiment, ModelChoice, PublicChoice
 from flray.data import augment
@@ -87,6 +88,12 @@ class World:
         """What is to be learnt: loss and metrics."""
         few_shot = {**self.config.episodes.model_dump(), "seed": self.config.seed}
         return task(self.data.task, self.data.classes, few_shot)
+
+    @property
+    def weighting(self) -> Weighting:
+        """Weights of the mean: as set, or as the method declares."""
+        declared = self.config.aggregation.weights
+        return self.algorithm.weighting if declared == "method" else declared
 
     def build(self, key: str) -> nn.Module:
         """Return a fresh network of an architecture as the method trains it: the same bits in every process."""
@@ -219,6 +226,11 @@ def check(world: World) -> None:
                           "evaluation.validation, for example to 0.2, or a split with a validation part")
     if "all_clients" in needs and world.cohort_size < count:
         raise ConfigError("experiment.participation", f"{world.cohort_size} of {count}", f"{name} needs all clients")
+    if config.aggregation.block is not None and not algorithm.takes_mean_only():
+        able = [n for n in registry.algorithms.names() if registry.algorithms.get(n).takes_mean_only()]
+        raise ConfigError("experiment.aggregation.block", str(config.aggregation.block),
+                          f"the server of {name} looks at single replies, which blocks add up before they reach it; "
+                          f"set null, or choose one of {', '.join(able)}")
     algorithm.check(config)
     for where, how in _augmentations(config).items():
         augment.check(how, where, data.shape, data.x.dtype)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from flray.functional.checks import check_names
+
+Layout: TypeAlias = dict[str, tuple[torch.Size, torch.dtype]]
 
 
 class WeightedMean:
@@ -21,7 +24,7 @@ class WeightedMean:
     """
 
     def __init__(self) -> None:
-        self._layout: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self._layout: Layout | None = None
         self._first: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
         self._total = 0.0
@@ -46,30 +49,85 @@ class WeightedMean:
         weight = float(weight)
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"weight: {weight}, expected a finite number of 0 or more")
-        if not self._seen:
-            self._layout = {name: (tensor.shape, tensor.dtype) for name, tensor in tree.items()}
-        check_names("tree", tree, self._layout)
-        for name, (shape, dtype) in self._layout.items():
-            if tree[name].shape != shape:
-                raise ValueError(f"tree[{name!r}]: shape {list(tree[name].shape)}, expected {list(shape)}")
-            if tree[name].dtype != dtype:
-                raise ValueError(f"tree[{name!r}]: dtype {tree[name].dtype}, expected {dtype}")
+        layout = self._layout_of({name: (tensor.shape, tensor.dtype) for name, tensor in tree.items()}, "tree")
         self._seen += 1
         if not weight:
             return
         self._counted += 1
         if self._counted == 1:
             # Kept unweighted until a second one comes: w * x / w is not always x.
-            self._first = {name: tree[name].detach().clone() for name in self._layout}
+            self._first = {name: tree[name].detach().clone() for name in layout}
         else:
-            if self._counted == 2:
-                self._sums = {name: _weighted(value, self._total) for name, value in self._first.items()}
-                self._first = {}
-            for name, so_far in self._sums.items():
-                term = _weighted(tree[name].detach(), weight)
-                # A product and a sum rather than one fused operation, which would round differently elsewhere.
-                self._sums[name] = so_far.add_(term) if term.is_floating_point() else torch.maximum(so_far, term)
+            # A product and a sum rather than one fused operation, which would round differently elsewhere.
+            self._accumulate((name, _weighted(tree[name].detach(), weight)) for name in layout)
         self._total += weight
+
+    def partial(self) -> dict[str, Any]:
+        """Return what was added so far as a plain tree, for another mean to `merge`.
+
+        Returns
+        -------
+        dict
+            ``sums``: the weighted sums in float64, or of a single tree its own values; ``weight``: the sum of the
+            weights; ``count``: trees of positive weight; ``like``: an empty tensor of each entry's dtype. The tensors
+            are not copied, so that nothing may be added afterwards.
+        """
+        return {"sums": self._first if self._counted == 1 else self._sums, "weight": self._total,
+                "count": self._counted,
+                "like": {name: torch.empty(0, dtype=dtype) for name, (_, dtype) in (self._layout or {}).items()}}
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Add the trees that another mean took in, as one term.
+
+        So the trees of a block are added up among themselves first, and the blocks in the order of the calls. Of
+        blocks of one tree each, the result has the bits of `add`.
+
+        Parameters
+        ----------
+        partial : mapping
+            What `partial` returned; copied, may be changed afterwards.
+
+        Raises
+        ------
+        ValueError
+            If names, shapes or dtypes differ from those of the first tree.
+        """
+        sums, count = partial["sums"], partial["count"]
+        if count == 0:
+            self._seen += 1
+        elif count == 1:
+            self.add(sums, partial["weight"])
+        else:
+            layout = self._layout_of(
+                {name: (sums[name].shape, like.dtype) for name, like in partial["like"].items()}, "partial")
+            self._seen += 1
+            self._counted += count
+            if self._counted == count:
+                self._sums = {name: sums[name].clone() for name in layout}
+            else:
+                self._accumulate((name, sums[name]) for name in layout)
+            self._total += partial["weight"]
+
+    def _layout_of(self, found: Layout, what: str) -> Layout:
+        """Return the entries' shapes and dtypes in the first tree's order; every tree must have the same."""
+        if self._layout is None:
+            self._layout = found
+        check_names(what, found, self._layout)
+        for name, (shape, dtype) in self._layout.items():
+            if found[name][0] != shape:
+                raise ValueError(f"{what}[{name!r}]: shape {list(found[name][0])}, expected {list(shape)}")
+            if found[name][1] != dtype:
+                raise ValueError(f"{what}[{name!r}]: dtype {found[name][1]}, expected {dtype}")
+        return self._layout
+
+    def _accumulate(self, terms: Iterable[tuple[str, Tensor]]) -> None:
+        """Add weighted terms in float64; of counters take the maximum."""
+        if self._first:
+            self._sums = {name: _weighted(value, self._total) for name, value in self._first.items()}
+            self._first = {}
+        for name, term in terms:
+            so_far = self._sums[name]
+            self._sums[name] = so_far.add_(term) if term.is_floating_point() else torch.maximum(so_far, term)
 
     def result(self) -> dict[str, Tensor]:
         """Return the mean of the trees added so far; more may be added afterwards.
@@ -85,7 +143,8 @@ class WeightedMean:
             raise ValueError("weights: all zero, expected a positive sum")
         if self._counted == 1:
             return {name: value.clone() for name, value in self._first.items()}
-        return {name: (value / self._total if value.is_floating_point() else value.clone()).to(self._layout[name][1])
+        dtypes = {name: dtype for name, (_, dtype) in (self._layout or {}).items()}
+        return {name: (value / self._total if value.is_floating_point() else value.clone()).to(dtypes[name])
                 for name, value in self._sums.items()}
 
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -92,3 +94,50 @@ def test_unequal_trees_are_refused() -> None:
                            ({"w": torch.zeros(2).double()}, "dtype torch.float64")):
         with pytest.raises(ValueError, match=message):
             weighted_mean([one, other], [1, 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_merged_blocks_are_the_sum_of_their_sums(dtype: torch.dtype, size: int) -> None:
+    clients, weights = trees(7, dtype), [3.0, 1.0, 0.5, 7.0, 0.0, 1 / 3, 11.0]
+    whole = WeightedMean()
+    total: dict[str, Any] = dict.fromkeys(("w", "b", "weight"), 0.0)
+    for start in range(0, 7, size):
+        block = WeightedMean()
+        for client, weight in zip(clients[start:start + size], weights[start:start + size], strict=True):
+            block.add(client, weight)
+        partial = block.partial()
+        whole.merge(partial)
+        for tensor in partial["sums"].values():
+            tensor.fill_(99)  # it was copied
+        total["weight"] += sum(weights[start:start + size])
+        for name in ("w", "b"):
+            terms = [w * c[name].double().numpy() for w, c in zip(weights, clients, strict=True)][start:start + size]
+            total[name] = total[name] + sum(terms)
+    mean, plain = whole.result(), weighted_mean(clients, weights)
+    for name in ("w", "b"):
+        expected = torch.as_tensor(total[name] / total["weight"]).to(dtype)
+        assert torch.equal(mean[name], expected) and mean[name].dtype == dtype
+        torch.testing.assert_close(mean[name], plain[name], rtol=1e-12 if dtype == torch.float64 else 1e-2, atol=1e-15)
+    assert torch.equal(mean["seen"], plain["seen"])
+    if size in (1, 7):
+        assert all(torch.equal(mean[name], plain[name]) for name in plain)
+
+
+def test_merging_blocks_without_weight_and_unequal_ones() -> None:
+    clients, nothing, whole = trees(3), WeightedMean(), WeightedMean()
+    nothing.add({name: torch.full_like(value, 5) for name, value in clients[0].items()}, 0.0)
+    whole.merge(nothing.partial())
+    with pytest.raises(ValueError, match="all zero"):
+        whole.result()
+    pair = WeightedMean()
+    for client in clients[:2]:
+        pair.add(client, 2.0)
+    for part in (pair, nothing):
+        whole.merge(part.partial())
+    assert all(torch.equal(whole.result()[n], v) for n, v in weighted_mean(clients[:2], [2, 2]).items())
+    other = WeightedMean()
+    for client in trees(2, torch.float64):
+        other.add(client, 1.0)
+    with pytest.raises(ValueError, match=r"partial\['w'\]: dtype torch.float64, expected torch.float32"):
+        whole.merge(other.partial())

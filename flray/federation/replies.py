@@ -1,0 +1,138 @@
+"""What comes back from a stage's clients: single replies in client order, or the sums of blocks of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flray import trees
+from flray.algorithms.averaging import average_blocks
+from flray.algorithms.base import Stage
+from flray.federation.executor import ArrivedReply, Block, ClientError, Handle, Job, Result
+from flray.federation.played import Played
+from flray.trees import Packed, Weights
+
+if TYPE_CHECKING:
+    from flray.federation.federation import Federation
+
+Arrival = TypeVar("Arrival")
+
+
+class _Arrivals:
+    """Takes in what the clients of a stage did: outcomes, states, failures, and the time spent waiting.
+
+    Attributes
+    ----------
+    states : dict of int to Handle
+        The new states of all clients that answered.
+    waited, fetched : float
+        Seconds spent waiting for clients, and fetching what they sent.
+    up : int
+        Bytes of what reached the server.
+    """
+
+    def __init__(self, federation: Federation, stage: Stage, played: Played) -> None:
+        self._federation, self._stage, self._played = federation, stage, played
+        self._skip = federation.world.config.faults.on_client_error == "skip"
+        self.states: dict[int, Handle] = {}
+        self.waited = self.fetched = 0.0
+        self.up = 0
+
+    def _await(self, results: Iterator[Arrival]) -> Iterator[Arrival]:
+        while True:
+            begun = time.perf_counter()
+            result = next(results, None)
+            self.waited += time.perf_counter() - begun
+            if result is None:
+                return
+            yield result
+
+    def _take(self, result: Result) -> bool:
+        """Take in one client's outcome and state; tell whether it answered."""
+        if result.outcome.failure is not None:
+            self._failed(result)
+            return False
+        self._played.add(result)
+        self.states[result.turn.client] = result.state
+        return True
+
+    def _fetch(self, handle: Handle) -> Packed:
+        begun = time.perf_counter()
+        packed = self._federation.executor.fetch(handle)
+        self.fetched += time.perf_counter() - begun
+        return packed
+
+    def _failed(self, result: Result) -> None:
+        failure, turn = result.outcome.failure, result.turn
+        assert failure is not None
+        name = self._federation.server.clients[turn.client].name
+        where = f" at {failure.where}" if failure.where else ""
+        line = f"client {turn.client} ({name}), round {turn.round + 1}, {self._stage.name}: {failure.what}{where}"
+        timed_out = failure.what.startswith("no answer")
+        if not (self._skip or timed_out):
+            raise ClientError(f"{line}\n{failure.trace}".rstrip())
+        self._played.left_out.add(turn.client)
+        self._federation.warn(f"left out: {line}")
+
+
+class StageReplies(_Arrivals):
+    """A stage's replies in client order; see `flray.algorithms.server.Replies`.
+
+    Iterating hands each reply on as soon as it and those before it have arrived, and lets go of it afterwards;
+    `wait` collects all of them first, after which iterating can be repeated.
+    """
+
+    def __init__(self, federation: Federation, jobs: Sequence[Job], stage: Stage, played: Played) -> None:
+        super().__init__(federation, stage, played)
+        self._results = federation.executor.play(jobs, federation.world.config.faults.round_timeout)
+        self._kept: list[ArrivedReply] | None = None
+        self._started = False
+
+    def __iter__(self) -> Iterator[ArrivedReply]:
+        if self._kept is not None:
+            yield from self._kept
+        elif self._started:
+            raise RuntimeError("replies are gone after one pass; call replies.wait() first to go through them again")
+        else:
+            yield from self._arrivals()
+
+    def wait(self) -> Sequence[ArrivedReply]:
+        """Return all replies once the last has arrived; their large entries are not fetched yet."""
+        if self._kept is None:
+            self._kept = list(self._arrivals())
+        return self._kept
+
+    def _arrivals(self) -> Iterator[ArrivedReply]:
+        self._started = True
+        for result in self._await(self._results):
+            if self._take(result):
+                self.up += result.outcome.up
+                samples = self._federation.server.clients[result.turn.client].num_samples
+                yield ArrivedReply(result, samples, self._fetch)
+
+
+class StageSums(_Arrivals):
+    """The sums of a stage's blocks of clients; one is held at a time, and no client's own weights ever."""
+
+    def __init__(self, federation: Federation, blocks: Sequence[Block], stage: Stage, played: Played) -> None:
+        super().__init__(federation, stage, played)
+        self._results = federation.executor.play_blocks(blocks, federation.world.config.faults.round_timeout)
+
+    def means(self) -> dict[str, Weights]:
+        """Wait for all blocks, and return the mean of their clients' weights by architecture."""
+        return average_blocks(self._sums())
+
+    def _sums(self) -> Iterator[Mapping[str, Any]]:
+        for block in self._await(self._results):
+            for result in block.results:
+                self._take(result)
+            self.up += block.up
+            if block.sums is not None:
+                yield trees.unpack(self._fetch(block.sums))
+
+
+def in_blocks(jobs: Sequence[Job], size: int) -> list[Block]:
+    """Return jobs, which are in client order, by blocks of clients with the same ``client // size``."""
+    return [Block(tuple(block)) for _, block in groupby(jobs, lambda job: job.turn.client // size)]
