@@ -87,6 +87,11 @@ class World:
         few_shot = {**self.config.episodes.model_dump(), "seed": self.config.seed}
         return task(self.data.task, self.data.classes, few_shot)
 
+    def register_components(self) -> None:
+        """Make what the user registered known in this process too: before anything is built in it."""
+        for kind, entries in self.components.items():
+            registry.ALL[kind].add(entries)
+
     def build(self, key: str) -> nn.Module:
         """Return a fresh network of an architecture as the method trains it: the same bits in every process."""
         choice = self.architectures[key]
