@@ -57,6 +57,7 @@ class Federation:
 
     def __init__(self, world: World, executor: Executor, warn: Warn = print) -> None:
         keep_freed_memory()
+        world.register_components()
         self.world, self.executor, self.warn = world, executor, warn
         config, algorithm = world.config, world.algorithm
         benches = {key: Bench(world.build(key), algorithm.shared, config.aggregation.buffers == "local")

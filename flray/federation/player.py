@@ -17,7 +17,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from flray import keys, registry, trees
+from flray import keys, trees
 from flray.algorithms.averaging import BlockSum
 from flray.algorithms.client import Client
 from flray.data.types import FederatedData
@@ -47,8 +47,7 @@ class Player:
     def __init__(self, world: World, device: torch.device, threads: int) -> None:
         torch.set_num_threads(threads)
         keep_freed_memory()
-        for kind, entries in world.components.items():
-            registry.ALL[kind].add(entries)
+        world.register_components()
         self.world, self.device = world, device
         self.task = world.task
         self._process = psutil.Process()

@@ -95,6 +95,11 @@ class World:
         declared = self.config.aggregation.weights
         return self.algorithm.weighting if declared == "method" else declared
 
+    def register_components(self) -> None:
+        """Make what the user registered known in this process too: before anything is built in it."""
+        for kind, entries in self.components.items():
+            registry.ALL[kind].add(entries)
+
     def build(self, key: str) -> nn.Module:
         """Return a fresh network of an architecture as the method trains it: the same bits in every process."""
         choice = self.architectures[key]
