@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from rich import box
 from rich.table import Table
 
 from flray import registry, suites
@@ -19,8 +20,10 @@ from flray.loading import load
 from flray.reading import read_with_base
 from flray.tuning.space import Point, points, resolved, settings
 
-_SUBSET = 256
-"""Training samples per domain of a timed round."""
+_SUBSETS, _BATCH = (96, 192), 48
+"""Training samples per domain (or per client, where a partition names the number of clients) of the timed rounds, and
+their largest batch."""
+_ABSENT = "*"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,19 @@ class Suite:
     hours: float | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def here(self) -> str:
+        """Whether the data are there, in a word."""
+        there = sum(name not in self.absent for name in self.data)
+        return "yes" if there == len(self.data) else f"{there} of {len(self.data)}" if there else "no"
+
+    @property
+    def messages(self) -> list[str]:
+        """What is missing, and what can be done about it."""
+        if self.absent or not self.problem:
+            return list(self.absent.values())
+        return [f"{self.name}: {self.problem}"]
+
 
 def listed(names: str | None = None, timed: bool = False) -> Iterator[Suite]:
     """Yield the suites.
@@ -60,7 +76,7 @@ def listed(names: str | None = None, timed: bool = False) -> Iterator[Suite]:
     names : str, optional
         Only those whose name starts with this.
     timed : bool
-        Play a small round of every suite that can be run, to estimate its hours.
+        Play small rounds of every suite that can be run, to estimate its hours.
     """
     for name, path in suites.files().items():
         if names is None or name.startswith(names):
@@ -71,19 +87,38 @@ def show(names: str | None, timed: bool) -> None:
     """Print the suites of the papers' tables: runs, data, whether the data are there, and hours."""
     from flray.display import console
 
-    table = Table("suite", "what it shows", "runs", "data", "can be run", title_justify="left",
-                  title="suites (flray tune search_spaces/papers/SUITE.yaml; with --smoke in minutes)")
+    found: list[Suite] = []
+    with console.status("") as status:
+        for suite in listed(names, timed):
+            found.append(suite)
+            status.update(f"{suite.name} is looked at")
+    console.print(table(found, timed))
     if timed:
-        table.add_column("hours here", justify="right")
-    absent: dict[str, str] = {}
-    for suite in listed(names, timed):
-        absent |= suite.absent
-        hours = [] if not timed else ["" if suite.hours is None else f"{suite.hours:.3g}"]
-        table.add_row(suite.name, suite.title, str(suite.runs), ", ".join(suite.data),
-                      "yes" if not suite.problem else suite.problem, *hours)
-    console.print(table)
-    for message in absent.values():
+        console.print(f"hours: {_processor()} hours of all runs one after another on this machine, from two small "
+                      "rounds of each method; good to a factor of two", markup=False)
+    else:
+        console.print("hours: flray list papers NAME --time, for example flray list papers fedskc/local --time",
+                      markup=False)
+    for message in dict.fromkeys(text for suite in found for text in suite.messages):
         console.print(f"- {message}", markup=False)
+
+
+def table(found: Iterable[Suite], timed: bool) -> Table:
+    """Return the table of suites."""
+    made = Table(title="suites (flray tune search_spaces/papers/SUITE.yaml; with --smoke in minutes)",
+                 title_justify="left", caption_justify="left", caption=f"{_ABSENT} is not here: see below",
+                 box=box.SIMPLE_HEAD)
+    for heading in ("suite", "what it shows", "runs", "data", "here"):
+        made.add_column(heading, justify="right" if heading == "runs" else "left",
+                        no_wrap=heading not in ("what it shows", "data"),
+                        max_width=33 if heading == "data" else None)  # so that a row takes two lines of 120 columns
+    if timed:
+        made.add_column("hours", justify="right", no_wrap=True)
+    for suite in found:
+        named = [f"{name}{_ABSENT if name in suite.absent else ''}" for name in suite.data]
+        hours = [] if not timed else ["" if suite.hours is None else f"{suite.hours:.2g}"]
+        made.add_row(suite.name, suite.title, str(suite.runs), ", ".join(named), suite.here, *hours)
+    return made
 
 
 def _described(name: str, path: Path, timed: bool) -> Suite:
@@ -92,7 +127,8 @@ def _described(name: str, path: Path, timed: bool) -> Suite:
     runs, named = suites.run_count(content), tuple(suites.data_names(content))
     missing = suites.unknown_names(content)
     if missing:
-        return Suite(name, title, runs, named, f"unknown here: {', '.join(missing)}")
+        lost = {word.removeprefix("data "): f"{name} needs {word}, which is unknown here" for word in missing}
+        return Suite(name, title, runs, named, f"unknown here: {', '.join(missing)}", absent=lost)
     try:
         config = resolved(load(path))
         trials = points(config, settings(config))
@@ -100,43 +136,61 @@ def _described(name: str, path: Path, timed: bool) -> Suite:
         return Suite(name, title, runs, named, str(error).splitlines()[0])
     data = {trial.experiment.data.name: trial.experiment for trial in trials}
     absent = {name: text for name, one in data.items() if (text := _absent(_key(one)))}
-    hours = estimate(trials) if timed and not absent else None
-    problem = f"without data: {', '.join(absent)}" if absent else ""
+    problem, hours = f"without data: {', '.join(absent)}" if absent else "", None
+    if timed and not absent:
+        try:
+            hours = estimate(trials)
+        except FlrayError as error:  # a partition that so few samples do not fill
+            problem = f"no estimate: {str(error).splitlines()[0]}"
     return Suite(name, title, len(trials), tuple(data), problem, hours, absent)
 
 
 def estimate(trials: list[Point]) -> float:
-    """Return the hours of all runs of a sweep one after another, from one small round of its first run.
+    """Return the hours of all runs of a sweep one after another, from two small rounds of each method on each data set.
 
-    The round has few samples; its seconds per training sample times the samples of all rounds of all runs are the
-    estimate. Methods that do more per sample than the first one take longer.
+    A round's seconds are taken to be a constant (public data, aggregation) plus a part that grows with the training
+    samples it goes through; few samples and twice as many give both. What happens once, such as pre-training, and
+    differences between options of one method are left out.
     """
+    from flray.federation.world import dataset_of
+
+    pace: dict[str, tuple[float, float]] = {}
+    seconds = 0.0
+    for trial in trials:
+        one = trial.experiment
+        key = f"{one.algorithm.name} {one.data.model_dump_json()} {one.model.model_dump_json()}"
+        if key not in pace:
+            (few, short), (many, long) = (_timed(one, subset) for subset in _SUBSETS)
+            slope = max(0.0, (long - short) / (many - few))
+            pace[key] = max(0.0, short - slope * few), slope or long / many
+        constant, slope = pace[key]
+        size = sum(len(domain.train_y) for domain in dataset_of(one).domains)
+        seconds += one.rounds * (constant + slope * size * one.local.epochs)
+    return seconds / 3600
+
+
+def _timed(experiment: Experiment, subset: int) -> tuple[float, float]:
+    """Return how many training samples the clients of a small run hold, and the seconds of its second round."""
     from flray.federation.cluster import InlineFederation
     from flray.federation.world import make_world
 
-    small = trials[0].experiment.model_copy(update={"subset": _SUBSET, "rounds": 2})
-    world = make_world(small)
+    local = experiment.local.model_copy(update={"epochs": 1, "batch_size": min(_BATCH, experiment.local.batch_size)})
+    most = subset * max(1, int(experiment.partition.options.get("clients", 1)))
+    world = make_world(experiment.model_copy(update={"subset": most, "rounds": 2, "local": local}))
     federation = InlineFederation(world, lambda line: None)
     try:
         federation.step()  # the first round also loads and compiles
         begun = time.perf_counter()
-        steps = federation.step().metrics["train/steps"]
-        seconds = time.perf_counter() - begun
+        federation.step()
+        return float(sum(len(client.train) for client in world.data.clients)), time.perf_counter() - begun
     finally:
         federation.close()
-    per_sample = seconds / max(1.0, steps * small.local.batch_size)
-    return per_sample * sum(map(_samples, trials)) / 3600
 
 
-def _samples(trial: Point) -> float:
-    """Return how many training samples a run goes through."""
-    from flray.federation.world import dataset_of
+def _processor() -> str:
+    import torch
 
-    experiment = trial.experiment
-    dataset = dataset_of(experiment)
-    share = experiment.participation.fraction if experiment.participation.clients is None else 1.0
-    size = sum(len(domain.train_y) for domain in dataset.domains)
-    return float(size * share * experiment.local.epochs * experiment.rounds)
+    return "GPU" if torch.cuda.is_available() else "CPU"
 
 
 def _key(experiment: Experiment) -> tuple[str, str]:

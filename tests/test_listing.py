@@ -3,8 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from flray.listing import listed, show
+from flray import suites
+from flray.listing import Suite, listed, show, table
+from flray.reading import read_with_base
 
 SUITE = """
 paper: {name: fedskc, table: table5, title: "made up"}
@@ -18,8 +21,8 @@ sweep: {seeds: [0, 1], skip: [{method: [fedprox]}]}
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "search_spaces" / "papers" / "fedskc"
     place.mkdir(parents=True)
-    for table, data in ((1, "digits-sklearn"), (2, "usps"), (10, "nowhere")):
-        (place / f"table{table}.yaml").write_text(SUITE.replace("DATA", data))
+    for number, data in ((1, "digits-sklearn"), (2, "usps"), (10, "nowhere")):
+        (place / f"table{number}.yaml").write_text(SUITE.replace("DATA", data))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path / "empty"))
 
@@ -27,9 +30,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_suites_with_their_runs_data_and_what_is_missing() -> None:
     there, absent, unknown = listed()
     assert (there.name, there.title, there.runs, there.data) == ("fedskc/table1", "made up", 2, ("digits-sklearn",))
-    assert there.problem == "" and there.hours is None
+    assert there.problem == "" and there.hours is None and there.here == "yes"
     assert absent.problem == "without data: usps" and "usps" in absent.absent["usps"]
     assert unknown.problem == "unknown here: data nowhere" and unknown.runs == 2
+    assert (absent.here, unknown.here) == ("no", "no")
+    assert unknown.messages == ["fedskc/table10 needs data nowhere, which is unknown here"]
+    assert Suite("x", "", 1, ("a", "b", "c"), "without data: b", absent={"b": "fetch b"}).here == "2 of 3"
+    assert Suite("x", "", 1, ("a",), "no such setting").messages == ["x: no such setting"]
 
 
 def test_hours_are_estimated_where_it_can_be_run() -> None:
@@ -41,4 +48,22 @@ def test_hours_are_estimated_where_it_can_be_run() -> None:
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     show("fedskc/table1", False)
     text = capsys.readouterr().out
-    assert "fedskc/table1" in text and "fedskc/table2" not in text and "yes" in text
+    assert "fedskc/table1" in text and "fedskc/table2" not in text and "yes" in text and "--time" in text
+
+
+def test_every_suite_fits_two_lines_of_120_columns() -> None:
+    files = suites.files(Path(__file__).parents[1] / "search_spaces" / "papers")
+    found = []
+    for name, path in files.items():
+        content = read_with_base(path)
+        data = tuple(suites.data_names(content))
+        title = (content.get("paper") or {}).get("title", "the paper's question on data that can be had offline")
+        found.append(Suite(name, title, suites.run_count(content), data, "", absent=dict.fromkeys(data, "")))
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(table(found, timed=True))
+    lines = capture.get().splitlines()
+    first = next(i for i, line in enumerate(lines) if next(iter(files)) in line)
+    starts = [line[2:18].strip() for line in lines[first:] if line.strip() and "not here" not in line]
+    assert [start for start in starts if start] == list(files)
+    assert "  " not in "".join(start or " " for start in starts), "a row takes three lines"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 
 import numpy as np
 import pandas as pd
@@ -24,11 +25,18 @@ def figures(source: Source) -> Iterator[Figure]:
         plots = [make(group, settings, labels) for group, settings in groups.items()]
         if any(plots):
             title, caption = _TEXTS[make.__name__]
-            yield title, svg.legend(labels) + _plots([plot for plot in plots if plot]), caption
+            drawn = [label for label in labels if any(f"<title>{escape(label)}</title>" in plot for plot in plots)]
+            silent = [label for label in labels if label not in drawn]
+            if silent:
+                caption += f" Not drawn, for there is nothing to draw: {', '.join(silent)}."
+            yield title, svg.legend(labels, drawn) + _plots([plot for plot in plots if plot]), caption
     bars = [plot for group, settings in groups.items() for plot in _clients(group, settings)]
     if bars:
-        yield ("Clients", _plots(bars), "Each client's value under the method's own models after the last round, mean "
-               "and standard deviation over seeds. The worst client is drawn in the second colour; dashed: the mean.")
+        over = "mean and standard deviation over seeds" if all(
+            measures.alike(trials) is trials for settings in groups.values() for trials in settings.values()) \
+            else "first seed (under another seed the same name is another client)"
+        yield ("Clients", _plots(bars), "Each client's value under the method's own models after the last round, "
+               f"{over}. The worst client is drawn in the second colour; dashed: the mean over clients.")
     yield from inside.figures(source, groups)
 
 
@@ -95,7 +103,8 @@ def _against_bytes(group: str, settings: Mapping[str, Sequence[Trial]], labels: 
 
 
 def _clients(group: str, settings: Mapping[str, Sequence[Trial]]) -> Iterator[str]:
-    for label, trials in settings.items():
+    for label, every in settings.items():
+        trials = measures.alike(every)
         own = f"{trials[0].view}/local/{trials[0].metric.rpartition('/')[2]}"
         names = measures.clients(trials[0], own)
         if not names or len(names) > _MOST_BARS:
@@ -104,18 +113,23 @@ def _clients(group: str, settings: Mapping[str, Sequence[Trial]]) -> Iterator[st
         rows = [trial.history[columns].ffill().iloc[-1].to_numpy(dtype=float) for trial in trials
                 if set(columns) <= set(trial.history.columns)]
         means = np.mean(rows, axis=0)
+        if not np.isfinite(means).any():
+            continue
         spreads = np.std(rows, axis=0, ddof=1) if len(rows) > 1 else np.zeros(len(names))
-        worst = int(np.nanargmin(means)) if np.isfinite(means).any() else -1
-        top = float(np.nanmax(means + spreads)) if np.isfinite(means).any() else 1.0
-        plot = svg.Plot((-0.6, len(names) - 0.4), (0.0, min(max(1.05 * top, 0.1), max(1.0, top))), "",
-                        own.rpartition("/")[2], " · ".join(part for part in (group, label) if part),
-                        x_names=names, height=230)
+        lower = measures.lower_is_better(own)
+        worst = int(np.nanargmax(means) if lower else np.nanargmin(means))
+        top = max(1.05 * float(np.nanmax(means + spreads)), 0.1)
+        plot = svg.Plot((-0.6, len(names) - 0.4), (0.0, top if lower else min(top, 1.0)), "", own.rpartition("/")[2],
+                        " · ".join(part for part in (group, label) if part), x_names=names, height=230)
         for k, (name, mean, spread) in enumerate(zip(names, means, spreads, strict=True)):
             if np.isfinite(mean):
-                plot.bar(k, float(mean), 0.7, 1 if k == worst else 0, f"{name}: {100 * mean:.2f} %", float(spread))
-        if np.isfinite(means).any():
-            plot.level(float(np.nanmean(means)), f"mean {100 * np.nanmean(means):.2f} %")
+                plot.bar(k, float(mean), 0.7, 1 if k == worst else 0, f"{name}: {_said(mean, lower)}", float(spread))
+        plot.level(float(np.nanmean(means)), f"mean {_said(float(np.nanmean(means)), lower)}")
         yield plot.svg()
+
+
+def _said(value: float, lower: bool) -> str:
+    return f"{value:.3g}" if lower else f"{100 * value:.2f} %"
 
 
 def _measure(settings: Mapping[str, Sequence[Trial]]) -> str:

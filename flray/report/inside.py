@@ -18,10 +18,9 @@ Groups = Mapping[str, Mapping[str, Sequence[Trial]]]
 _TRACKED = (
     ("train/lgmix/lambda", "Mixing ratio λ of LG-Mix", "Each client's λ in the update of its personal model: 1 is its "
      "own update alone, 0 the global one. Mean over seeds."),
-    ("fedskc/e_k", "Aggregation weights of FedSKC (GDA)", "Each client's weight e_k in the average, mean over seeds; "
-     "gaps are rounds without it."),
-    ("fedskc/d_k", "Discrepancies of FedSKC", "Each client's distance d_k of its knowledge from the global one, mean "
-     "over seeds."),
+    ("fedskc/e_k", "Aggregation weights of FedSKC (GDA)", "Each client's weight e_k in the average; gaps are rounds "
+     "without it."),
+    ("fedskc/d_k", "Discrepancies of FedSKC", "Each client's distance d_k of its knowledge from the global one."),
 )
 _MOST_LINES, _MOST_PARTITIONS, _MOST_MAPS, _MOST_CLASSES = 24, 6, 9, 30
 
@@ -34,7 +33,9 @@ def figures(source: Source, groups: Groups) -> Iterator[Figure]:
                  if (plot := _by_client(trials, name, f"{group} · {label}" if group else label))]
         if plots:
             shown = max((measures.clients(trials[0], name) for s in groups.values() for trials in s.values()), key=len)
-            yield title, svg.legend(shown[:_MOST_LINES]) + f'<div class="plots">{"".join(plots)}</div>', caption
+            first = any(measures.alike(trials) is not trials for s in groups.values() for trials in s.values())
+            yield (title, svg.legend(shown[:_MOST_LINES]) + f'<div class="plots">{"".join(plots)}</div>',
+                   f"{caption} {'First seed.' if first else 'Mean over seeds.'}")
     firsts = [(f"{group} · {label}" if group else label, trials[0]) for group, settings in groups.items()
               for label, trials in settings.items()]
     for make in (_distances, _correlations, _features):
@@ -80,10 +81,12 @@ def _bubbles(found: Mapping[str, Any], title: str) -> str:
     return plot.svg()
 
 
-def _by_client(trials: Sequence[Trial], name: str, title: str) -> str:
-    """Draw a metric of every client over the rounds."""
+def _by_client(every: Sequence[Trial], name: str, title: str) -> str:
+    """Draw a metric of every client over the rounds, with gaps where it was not measured."""
+    trials = measures.alike(every)
     names = measures.clients(trials[0], name)[:_MOST_LINES]
     lines: list[list[tuple[float, float]]] = []
+    rounds = sorted({float(one) for trial in trials for one in trial.history["round"]})
     for client in names:
         column = f"{name}/client/{client}"
         found = [pd.Series(trial.history[column].to_numpy(dtype=float), index=trial.history["round"])
@@ -96,9 +99,21 @@ def _by_client(trials: Sequence[Trial], name: str, title: str) -> str:
     plot = svg.Plot(svg.padded([x for x, _ in points], 0.02), svg.padded([y for _, y in points]), "round",
                     name.rpartition("/")[2], title, whole=True)
     for k, (client, line) in enumerate(zip(names, lines, strict=True)):
-        if line:
-            plot.line(line, k, client)
+        for part in _unbroken(line, rounds):
+            plot.line(part, k, client)
     return plot.svg()
+
+
+def _unbroken(line: Sequence[tuple[float, float]], rounds: Sequence[float]) -> Iterator[list[tuple[float, float]]]:
+    """Yield the parts of a line that miss no round."""
+    part: list[tuple[float, float]] = []
+    for point in line:
+        if part and rounds.index(point[0]) != rounds.index(part[-1][0]) + 1:
+            yield part
+            part = []
+        part.append(point)
+    if part:
+        yield part
 
 
 def _distances(firsts: Sequence[tuple[str, Trial]]) -> Figure | None:

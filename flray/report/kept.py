@@ -172,8 +172,8 @@ def _row(source: Source, trial: Trial) -> dict[str, Any]:
 def _domains(trial: Trial) -> dict[str, list[str]]:
     """Return the clients of each domain; nothing where there is but one, for its mean is the mean over clients."""
     found: dict[str, list[str]] = {}
-    for client in (trial.partition or {}).get("clients", ()):
-        found.setdefault(client["domain"], []).append(client["name"])
+    for client, domain in trial.domains.items():
+        found.setdefault(domain, []).append(client)
     return found if len(found) > 1 else {}
 
 

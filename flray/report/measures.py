@@ -98,8 +98,18 @@ def series(trial: Trial, measure: str, client: str = AVERAGE) -> pd.Series[float
 
 def clients(trial: Trial, name: str) -> list[str]:
     """Return the clients for which a metric was tracked, in the order of the federation."""
-    prefix = f"{name}/client/"
-    return [str(column).removeprefix(prefix) for column in trial.history.columns if str(column).startswith(prefix)]
+    prefix, order = f"{name}/client/", list(trial.domains)
+    found = [str(column).removeprefix(prefix) for column in trial.history.columns if str(column).startswith(prefix)]
+    return sorted(found, key=lambda one: order.index(one) if one in order else len(order))
+
+
+def alike(trials: Sequence[Trial]) -> Sequence[Trial]:
+    """Return the trials over which a single client's values may be averaged.
+
+    All, where clients belong to domains; of clients that the seed made by dealing out one pool, only the first
+    trial's, for those of another seed hold other data under the same names.
+    """
+    return trials if len(set(trials[0].domains.values())) != 1 or len(trials[0].domains) == 1 else trials[:1]
 
 
 def _best_round(trial: Trial) -> float:

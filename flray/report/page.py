@@ -15,6 +15,8 @@ from flray.report.table import Cell, Table
 
 _LIGHT = ("#0072b2", "#d55e00", "#00825f", "#b6569a", "#9a6a00", "#3a9bd9", "#5a5a5a", "#6f4bb8")
 _DARK = ("#56b4e9", "#ff9245", "#3fcf9e", "#e79ac6", "#e8c14a", "#9fd8ff", "#b9b9b9", "#b79cff")
+_UNTRACKED = ("Features (t-SNE), correlations between classes and the layers' distances are drawn of runs with "
+              "tracking.features=true; of these they were not tracked.")
 
 
 def _style() -> str:
@@ -37,12 +39,14 @@ thead th{{border-bottom:1px solid var(--line);font-weight:600;vertical-align:bot
 thead tr:first-child th{{border-top:2px solid var(--fg)}}thead th[colspan]{{text-align:center}}
 tbody tr:last-child td{{border-bottom:2px solid var(--fg)}}tbody tr:nth-child(even){{background:var(--tint)}}
 td small{{display:block;color:var(--soft)}}.best{{font-weight:700}}caption{{text-align:left;padding:.6rem 0 .3rem}}
-.plots{{display:grid;grid-template-columns:repeat(auto-fill,minmax(340px,1fr));gap:1rem}}
-figure{{margin:0 0 1rem}}figure svg{{width:100%;height:auto}}figcaption{{max-width:75ch}}
+.plots{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(340px,100%),1fr));gap:1rem}}
+figure{{margin:0 0 1rem}}figure svg{{width:100%;height:auto}}.plots>svg:only-child{{max-width:620px}}
+figcaption{{max-width:75ch}}
 .legend{{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1rem;padding:0;font-size:.86rem}}
 .legend svg{{margin-right:.35rem;vertical-align:middle;width:22px}}
 .line{{fill:none;stroke-width:1.8}}.band{{opacity:.16}}.grid{{stroke:var(--line);stroke-width:.7}}
 .axis{{stroke:var(--soft);stroke-width:1;fill:none}}.level{{stroke:var(--fg);stroke-width:1.2;stroke-dasharray:4 3}}
+.spread{{stroke:var(--fg);stroke-width:1.1;fill:none}}
 .mark{{stroke:var(--bg);stroke-width:1.4}}svg text{{fill:var(--fg);font:11px system-ui,sans-serif}}
 svg .tick,svg .name{{fill:var(--soft)}}svg .title{{font-weight:600;font-size:12px}}svg .tag{{font-weight:700}}
 .matrices{{display:flex;flex-wrap:wrap;gap:.8rem}}.matrices div{{font-size:.8rem;color:var(--soft)}}
@@ -50,6 +54,7 @@ svg .tick,svg .name{{fill:var(--soft)}}svg .title{{font-weight:600;font-size:12p
 .matrix{{display:block;image-rendering:pixelated;border:1px solid var(--line)}}
 details{{margin:.5rem 0}}pre{{overflow-x:auto;background:var(--tint);padding:.7rem;font-size:.8rem}}
 {series}
+@page{{margin:14mm 12mm}}
 @media print{{:root{{color-scheme:light;{light}}}body{{max-width:none;padding:0;font-size:10.5pt}}
 .plots{{grid-template-columns:1fr 1fr}}.plots svg,figcaption,tr,.pair{{break-inside:avoid}}h2{{break-after:avoid}}
 .scroll{{overflow:visible}}table{{font-size:8pt}}th,td{{padding:.15rem .35rem}}details{{display:none}}
@@ -80,6 +85,8 @@ def page(source: Source, table: Table, costs: Sequence[Cost]) -> str:
     for title, content, caption in figures(source):
         parts.append(f"<section><h2>{escape(title)}</h2><figure>{content}<figcaption>{escape(caption)}</figcaption>"
                      "</figure></section>")
+    if not any(trial.portrait() for trial in source.trials):
+        parts.append(f'<p class="soft">{escape(_UNTRACKED)}</p>')
     settings = escape(json.dumps(source.config, indent=1, ensure_ascii=False))
     parts.append(f"<h2>How this was made</h2><p class=\"soft\">{escape(versions)}<br>{escape(source.where)}</p>"
                  f"<details><summary>Settings</summary><pre>{settings}</pre></details>")

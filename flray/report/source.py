@@ -83,6 +83,11 @@ class Trial:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
 
+    @property
+    def domains(self) -> dict[str, str]:
+        """The domain of each client, in the order of the federation; empty where it was not kept."""
+        return {client["name"]: client["domain"] for client in (self.partition or {}).get("clients", ())}
+
     def portrait(self, name: str = AFTER) -> dict[str, NDArray[Any]]:
         """Return the arrays kept of the models, empty where there are none."""
         path = self.folder / name

@@ -112,7 +112,8 @@ class Plot:
                            f'height="{abs(base - top):.1f}"><title>{escape(name)}</title></rect>')
         if spread > 0:
             (cx, high), (_, low) = self.at(x, min(y + spread, self._y[1])), self.at(x, max(y - spread, self._y[0]))
-            self._parts.append(f'<path class="axis" d="M{cx} {high}V{low}"/>')
+            self._parts.append(f'<path class="spread" d="M{cx} {high}V{low}M{cx - 3} {high}H{cx + 3}M{cx - 3} {low}'
+                               f'H{cx + 3}"/>')
 
     def level(self, y: float, name: str) -> None:
         """Draw a horizontal line across the plot."""
@@ -158,10 +159,12 @@ class Plot:
             self._parts.append(f'<text class="name" x="2" y="{self._top - 8}">{escape(y_label)}</text>')
 
 
-def legend(names: Sequence[str]) -> str:
-    """Return a list of series with their lines."""
+def legend(names: Sequence[str], shown: Sequence[str] | None = None) -> str:
+    """Return a list of series with their lines: of those that are shown, by default all."""
     items = []
     for k, name in enumerate(names):
+        if shown is not None and name not in shown:
+            continue
         dash = f' stroke-dasharray="{"6 4" if k // SERIES % 2 else "2 3"}"' if k >= SERIES else ""
         items.append(f'<li><svg viewBox="0 0 22 10" width="22" height="10" aria-hidden="true"><path class="line '
                      f's{k % SERIES}"{dash} d="M1 5H21"/></svg>{escape(name)}</li>')

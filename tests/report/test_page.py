@@ -62,7 +62,49 @@ def test_every_figure_that_was_tracked_is_there_and_no_other(sweep: Path) -> Non
 def test_the_worst_client_is_marked(sweep: Path) -> None:
     (clients,) = [content for title, content, _ in figures(from_folder(sweep)) if title == "Clients"]
     bars = re.findall(r'<rect class="f(\d)"[^>]*><title>(\w): ([\d.]+) %', clients)
+    assert bars[:2] == [("0", "a", "75.00"), ("1", "b", "65.00")]  # the first seed's: both are of one domain
+    for path in sweep.glob("trials/*/partition.json"):
+        path.write_text(path.read_text().replace('"domain": "d"', '"domain": "e"', 1))
+    (clients,) = [content for title, content, _ in figures(from_folder(sweep)) if title == "Clients"]
+    bars = re.findall(r'<rect class="f(\d)"[^>]*><title>(\w): ([\d.]+) %', clients)
     assert bars[:2] == [("0", "a", "76.00"), ("1", "b", "66.00")]
+
+
+def test_of_a_loss_the_worst_client_has_the_most(sweep: Path) -> None:
+    source = from_folder(sweep)
+    for trial in source.trials:
+        trial.metric = "global/common/loss"
+        for client in "ab":
+            trial.history[f"global/local/loss/client/{client}"] = 3.0 if client == "a" else 2.0
+    (clients,) = [content for title, content, _ in figures(source) if title == "Clients"]
+    assert re.findall(r'<rect class="f(\d)"[^>]*><title>(\w): (\d)<', clients)[:2] == [("1", "a", "3"), ("0", "b", "2")]
+
+
+def test_a_line_is_broken_where_a_round_is_missing(sweep: Path) -> None:
+    source = from_folder(sweep)
+    for trial in source.trials:
+        trial.history.loc[1, "fedskc/e_k/client/a"] = float("nan")
+    (weights,) = [content for title, content, _ in figures(source) if title.startswith("Aggregation weights")]
+    first = weights[:weights.index("</svg>", weights.index("plots"))]
+    lines = re.findall(r'<polyline[^>]*points="([^"]*)"><title>(\w)<', first)
+    assert [(name, len(points.split())) for points, name in lines] == [("a", 1), ("a", 2), ("b", 4)]
+
+
+def test_a_setting_without_traffic_is_not_in_the_legend_of_bytes(sweep: Path) -> None:
+    source = from_folder(sweep)
+    for trial in source.trials:
+        if trial.setting["arms.modules"] == "none":
+            trial.history[["bytes/up", "bytes/down"]] = 0.0
+    ((content, caption),) = [(c, t) for title, c, t in figures(source) if title == "Accuracy against bytes"]
+    legend = content[:content.index("</ul>")]
+    assert "full" in legend and "none" not in legend and caption.endswith("nothing to draw: none.")
+
+
+def test_what_was_not_tracked_is_said(sweep: Path, tmp_path: Path) -> None:
+    assert "tracking.features=true" not in make(sweep, tmp_path / "a").files[2].read_text(encoding="utf-8")
+    for path in sweep.glob("trials/*/portrait*"):
+        path.unlink()
+    assert "tracking.features=true" in make(sweep, tmp_path / "b").files[2].read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("low", "high", "found"), [
