@@ -230,10 +230,12 @@ def show_datasets() -> None:
 def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
     """Print the table of a partition, of a file or of a data set by its name, and draw its bubble chart."""
     from flray.data.federate import federate, load_dataset
-    from flray.data.show import bubble_chart, partition_table
+    from flray.data.show import bubble_chart, check_picture, partition_table
     from flray.federation.world import make_world
     from flray.loading import load
 
+    if plot is not None:
+        check_picture(plot)
     if str(file) in registry.datasets.names() and not file.is_file():
         whole = {"experiment": {"data": str(file), "model": "linear", "algorithm": "fedavg"}}
         chosen = load(whole, overrides).experiment

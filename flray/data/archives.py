@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -166,6 +167,22 @@ def expect(path: Path, holds: bool, found: str, allowed: str) -> None:
     """
     if not holds:
         raise DataError(f"{path}: {found}, expected {allowed}; fetch the file again")
+
+
+def whole_numbers(path: Path, values: Any) -> NDArray[np.int64]:
+    """Return labels as int64 of the same shape.
+
+    Raises
+    ------
+    DataError
+        If they are no numbers, or not whole ones.
+    """
+    array = np.asarray(values)
+    known = array.dtype.kind in "iufb" and bool(np.isfinite(array).all())
+    expect(path, known and bool((array == np.rint(array)).all()), f"labels of {array.dtype} that are no whole numbers",
+           "class numbers")
+    labels: NDArray[np.int64] = array.astype(np.int64)
+    return labels
 
 
 def check_labels(path: Path, labels: NDArray[Any], classes: int) -> None:

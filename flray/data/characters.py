@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.archives import Arrays, Download, Files, Place, check_labels, expect, known
+from flray.data.archives import Arrays, Download, Files, Place, check_labels, expect, known, whole_numbers
 from flray.data.builtin import DIGITS, Cap, Seed, cap
 from flray.data.images import channel_statistics
 from flray.data.types import DataSet, Domain
@@ -75,7 +75,8 @@ def _svhn(folder: Path, names: Sequence[str]) -> Arrays:
     for part, name in zip(("train", "test"), names, strict=True):
         content: dict[str, Any] = loadmat(folder / name)
         expect(folder / name, {"X", "y"} <= content.keys(), "other variables", "X and y")
-        x, y = content["X"].transpose(3, 2, 0, 1), content["y"].ravel().astype(np.int64) % 10  # a zero is written as 10
+        x, y = content["X"].transpose(3, 2, 0, 1), whole_numbers(folder / name, content["y"].ravel())
+        y = np.where(y == 10, 0, y)  # how a zero is written
         expect(folder / name, x.shape[1:] == (3, 32, 32) and len(x) == len(y), f"{list(x.shape)} and {len(y)} labels",
                "[n, 3, 32, 32] and n labels")
         check_labels(folder / name, y, 10)

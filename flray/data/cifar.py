@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.archives import Arrays, Download, Files, Place, check_labels, expect, known
+from flray.data.archives import Arrays, Download, Files, Place, check_labels, expect, known, whole_numbers
 from flray.data.builtin import Cap, Seed, cap
 from flray.data.fetch import Progress
 from flray.data.images import channel_statistics
@@ -69,7 +71,7 @@ def _records(path: Path, extra: int) -> tuple[NDArray[np.uint8], NDArray[np.int6
     pixels = np.asarray(content["data"])
     expect(path, pixels.dtype == np.uint8 and pixels.ndim == 2 and pixels.shape[1] == 3072,
            f"data of {pixels.dtype} {list(pixels.shape)}", "uint8 [n, 3072]")
-    labels = np.stack([np.asarray(content[key], dtype=np.int64) for key in keys], 1)
+    labels = np.stack([whole_numbers(path, content[key]) for key in keys], 1)
     expect(path, len(labels) == len(pixels), f"{len(labels)} labels for {len(pixels)} images", "as many")
     return pixels.reshape(-1, 3, 32, 32), labels
 
@@ -146,7 +148,7 @@ def _decode_fc100(folder: Path, names: Sequence[str]) -> Arrays:
         content = read_pickled_arrays(path)
         expect(path, isinstance(content, dict) and {"data", "labels"} <= content.keys(), "other entries",
                "data and labels")
-        x, y = np.asarray(content["data"]), np.asarray(content["labels"], dtype=np.int64)
+        x, y = np.asarray(content["data"]), whole_numbers(path, content["labels"])
         if x.ndim == 4 and x.shape[-1] == 3:
             x = x.transpose(0, 3, 1, 2)
         expect(path, x.dtype == np.uint8 and x.shape[1:] == (3, 32, 32) and y.shape == x.shape[:1],
@@ -209,11 +211,19 @@ def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
     from PIL import Image
 
     path = folder / names[0]
-    with np.load(path, allow_pickle=False) as stored:
-        missing = [name for name in ("jpeg", "offset", "label", "is_test", "classes") if name not in stored]
-        expect(path, not missing, f"no {', '.join(missing)}", "jpeg, offset, label, is_test and classes")
-        jpeg, offset, labels = stored["jpeg"].tobytes(), stored["offset"], stored["label"].astype(np.int64)
-        test, names_ = stored["is_test"].astype(bool), [str(name) for name in stored["classes"]]
+    wanted = ("jpeg", "offset", "label", "is_test", "classes")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            stored = {name: file[name] for name in wanted if name in file}
+    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        # Not with numpy's own words, which propose to unpickle what is there.
+        what = str(error) if isinstance(error, zipfile.BadZipFile) else "not plain arrays"
+        raise DataError(f"{path}: not a readable .npz file ({what}); fetch it again") from None
+    missing = [name for name in wanted if name not in stored]
+    expect(path, not missing, f"no {', '.join(missing)}", ", ".join(wanted))
+    jpeg, offset, labels = stored["jpeg"].tobytes(), stored["offset"], whole_numbers(path, stored["label"])
+    test, names_ = stored["is_test"].astype(bool), [str(name) for name in stored["classes"]]
+    expect(path, labels.ndim == 1, f"labels of shape {list(labels.shape)}", "[n]")
     expect(path, sorted(names_) == sorted(CIFAR10), f"the classes {', '.join(names_)}", ", ".join(CIFAR10))
     check_labels(path, labels, 10)
     expect(path, len(offset) == len(labels) + 1 and len(test) == len(labels) and (np.diff(offset) > 0).all() and

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.archives import Arrays, Files, Place, check_labels, expect, known
+from flray.data.archives import Arrays, Files, Place, check_labels, expect, known, whole_numbers
 from flray.data.builtin import DIGITS, Cap, Chosen, Seed, cap, choose
 from flray.data.images import channel_statistics
 from flray.data.numpy_pickles import read_pickled_arrays
@@ -51,9 +51,9 @@ def labels_of(path: Path, values: Any, count: int) -> NDArray[np.int64]:
     array = np.asarray(values)
     if array.ndim == 2 and array.shape[1] == 10:
         array = array.argmax(1)
-    labels: NDArray[np.int64] = array.ravel().astype(np.int64)
+    labels = whole_numbers(path, array.ravel())
     if 0 not in labels:
-        labels = labels % 10
+        labels = np.where(labels == 10, 0, labels)
     expect(path, len(labels) == count, f"{len(labels)} labels for {count} images", "as many")
     check_labels(path, labels, 10)
     return labels

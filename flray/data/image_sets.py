@@ -178,7 +178,7 @@ def image_dataset(spec: ImageSet, table: Table, store: Store, root: Path, progre
     for (part, domain), rows in parts.items():
         if not len(rows):
             raise DataError(f"data set {spec.name}: the domain {spec.domains[domain]} has no {part} images in "
-                            f"{store.where}")
+                            f"{store.where}; put some there, or choose other domains with data.domains")
     table = table.rows(np.concatenate(list(parts.values())))
     folder = root / spec.name / _key(spec, table, store)
     if not (folder / MANIFEST).exists():

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from flray.data.types import FederatedData
+from flray.errors import DataError
 
+PICTURES = (".png", ".svg", ".pdf")
+_MOST = 200
+"""Clients with a bubble and a name each."""
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
 
 
@@ -37,29 +44,58 @@ def partition_table(data: FederatedData) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def check_picture(path: Path) -> None:
+    """Refuse a name that does not say what kind of picture it is to be.
+
+    Raises
+    ------
+    DataError
+        Naming the kinds.
+    """
+    if path.suffix.lower() not in PICTURES:
+        raise DataError(f"{path}: a picture's name ends in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
+
+
 def bubble_chart(data: FederatedData, path: Path) -> None:
     """Draw clients by classes, with the area of each bubble in proportion to the client's training samples.
 
     Parameters
     ----------
     data : FederatedData
-        Readable from 5 to 100 clients and 2 to 100 classes; colours are domains.
+        Readable from 5 to 100 clients and 2 to 100 classes; colours are domains. More than 200 clients become columns
+        of a picture whose shade is the number of samples, above a strip of their domains.
     path : Path
         Image file to write; its suffix decides the format (``.png``, ``.svg``, ``.pdf``).
+
+    Raises
+    ------
+    DataError
+        If the suffix is another one, or the file cannot be written.
     """
+    check_picture(path)
+    figure = _columns(data) if len(data.clients) > _MOST else _bubbles(data)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _bubbles(data: FederatedData) -> Figure:
     classes, counts = data.class_table()
     num_clients, num_classes = counts.shape
     cell = float(np.clip(12 / max(num_clients, num_classes), 0.2, 0.45))  # inches
     names = [client.name for client in data.clients]
+    domains = list(dict.fromkeys(client.domain for client in data.clients))
     # Fixed margins in inches, so that a cell has the same size for every number of clients.
     left, right = 0.5 + 0.08 * max(len(name) for name in classes), 1.7
     bottom, top = 0.5 + 0.08 * max(len(name) for name in names), 0.5
     width, height = max(num_clients * cell, 2.5), num_classes * cell
+    bottom = max(bottom, 0.16 * (len(domains) + 2) - height)  # the legend's lines may be more than the rows
     figure = Figure(figsize=(left + width + right, bottom + height + top), dpi=150)
     FigureCanvasAgg(figure)
     total = figure.get_size_inches()
     axes = figure.add_axes((left / total[0], bottom / total[1], width / total[0], height / total[1]))
-    domains = list(dict.fromkeys(client.domain for client in data.clients))
     largest = int(counts.max())
     points = (0.95 * 72 * min(cell, width / num_clients)) ** 2  # area of a full cell's bubble, in points squared
     for d, domain in enumerate(domains):
@@ -77,9 +113,39 @@ def bubble_chart(data: FederatedData, path: Path) -> None:
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
     axes.set_title(f"{data.dataset}: training samples (largest bubble {largest})", fontsize=9, loc="left")
+    _legend(axes, domains, width)
+    return figure
+
+
+def _columns(data: FederatedData) -> Figure:
+    classes, counts = data.class_table()
+    num_clients, num_classes = counts.shape
+    domains = list(dict.fromkeys(client.domain for client in data.clients))
+    left, right, bottom, top, width = 0.5 + 0.08 * max(len(name) for name in classes), 1.7, 0.7, 0.5, 12.0
+    height = max(0.2 * num_classes, 0.16 * (len(domains) + 2))
+    figure = Figure(figsize=(left + width + right, bottom + height + top), dpi=150)
+    FigureCanvasAgg(figure)
+    total = figure.get_size_inches()
+    axes = figure.add_axes((left / total[0], bottom / total[1], width / total[0], height / total[1]))
+    # The square root, so that few samples are seen beside many.
+    axes.imshow(np.sqrt(counts.T), aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
+    axes.set_yticks(range(num_classes), list(classes), fontsize=7)
+    axes.set_ylabel("class" if data.has_classes else "", fontsize=8)
+    axes.tick_params(length=2, labelsize=7)
+    axes.spines[:].set_visible(False)
+    axes.set_title(f"{data.dataset}: training samples (darkest {int(counts.max())})", fontsize=9, loc="left")
+    strip = figure.add_axes((left / total[0], 0.4 / total[1], width / total[0], 0.1 / total[1]))
+    shades = [to_rgb(_PALETTE[domains.index(client.domain) % len(_PALETTE)]) for client in data.clients]
+    strip.imshow(np.array([shades]), aspect="auto", interpolation="nearest")
+    strip.set_axis_off()
+    axes.set_xlabel(f"{num_clients} clients", fontsize=8, labelpad=14)
+    _legend(axes, domains, width)
+    return figure
+
+
+def _legend(axes: Axes, domains: Sequence[str], width: float) -> None:
+    """Name the domains beside axes `width` inches wide."""
     for domain, shade in zip(domains, _PALETTE * len(domains), strict=False):
         axes.plot([], [], "o", color=shade, markersize=5, label=domain)
     axes.legend(loc="upper left", bbox_to_anchor=(1 + 0.1 / width, 1), fontsize=7, frameon=False,
                 title="domain", title_fontsize=7, borderaxespad=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)

@@ -212,6 +212,61 @@ def test_jpegs_are_told_from_cifar10_by_name_and_sorted_by_class_name(tmp_path: 
     assert np.abs(domain.test_x[3].astype(int) - 12 * 13).max() <= 2
 
 
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-300])
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 3] ^= 0xFF
+    path.write_bytes(raw)
+
+
+def with_array(name: str, values: Any) -> Any:
+    def change(path: Path) -> None:
+        stored = dict(np.load(path))
+        np.savez(path, **{**stored, name: np.array(values, dtype=object if values is None else None)})
+    return change
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (cut_short, "not a readable .npz file (File is not a zip file); fetch it again"),
+    (flip, "not a readable .npz file (Bad CRC-32 for file 'jpeg.npy'); fetch it again"),
+    (lambda p: p.write_bytes(b"hello"), "not a readable .npz file (not plain arrays); fetch it again"),
+    (with_array("classes", None), "not a readable .npz file (not plain arrays)"),
+    (with_array("label", [12] * 20), "a label 12, expected 0 to 9"),
+    (with_array("label", [-1] * 20), "a label -1"), (with_array("label", [0.5] * 20), "labels of float64"),
+    (with_array("label", [float("nan")] * 20), "labels of float64"), (with_array("label", ["cat"] * 20), "labels of <U3"),
+    (with_array("label", [[1]] * 20), "labels of shape [20, 1], expected [n]"),
+    (with_array("offset", [0, 5, 9]), "3 offsets and 20 entries of is_test for 20 labels"),
+    (with_array("offset", [0] * 21), "21 offsets and 20 entries of is_test for 20 labels"),
+    (with_array("is_test", [True]), "21 offsets and 1 entries of is_test"),
+    (with_array("classes", ["cat"]), "the classes cat, expected airplane")])
+def test_a_damaged_archive_of_jpegs_is_named(damage: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.npz"
+    jpeg_archive(path)
+    damage(path)
+    with pytest.raises(FlrayError) as error:
+        load_dataset("cifar10-jpeg", {"path": str(path)}, tmp_path)
+    assert "c.npz: " + words in str(error.value)
+    assert "\n" not in str(error.value) and "pickle" not in str(error.value)
+
+
+@pytest.mark.parametrize(("label", "words"), [
+    (0.5, "labels of float64 that are no whole"), (float("nan"), "labels of float64"), (11.0, "a label 11, expected 0"),
+    (-1.0, "a label -1, expected 0 to 9")])
+def test_labels_of_matlab_files_are_digits(label: float, words: str, tmp_path: Path) -> None:
+    x, y = pixels(10, 28, 28, 3), np.arange(1.0, 11.0)
+    y[3] = label
+    for name in ("train_32x32.mat", "test_32x32.mat"):
+        savemat(tmp_path / name, {"X": pixels(32, 32, 3, 10), "y": y[:, None]})
+    savemat(tmp_path / "mnistm_with_label.mat", {"train": x, "label_train": y[:, None], "test": x,
+                                                 "label_test": y[:, None]})
+    for name, file in (("svhn", "train_32x32.mat"), ("mnist-m", "mnistm_with_label.mat")):
+        with pytest.raises(FlrayError, match=f"{file}: {words}"):
+            load_dataset(name, {"path": str(tmp_path)}, tmp_path)
+
+
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_what_is_absent_is_named_with_where_to_get_it(name: str, tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,31 @@ def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> No
     assert drawn == pytest.approx(2000, rel=0.15)
 
 
+def test_many_clients_become_columns_of_one_picture(tmp_path: Path) -> None:
+    dataset = load_dataset("digits-sklearn")
+    data = federate(dataset, "domains", {"clients_per_domain": 60}, 0)
+    bubble_chart(data, tmp_path / "chart.png")
+    with Image.open(tmp_path / "chart.png") as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    assert pixels.shape[1] < 2400
+    shades = [[0x00, 0x72, 0xB2], [0xD5, 0x5E, 0x00], [0x00, 0x9E, 0x73], [0xCC, 0x79, 0xA7]]
+    drawn = [(np.abs(pixels - shade).max(axis=2) < 3).sum(1).max() for shade in shades]
+    assert drawn == pytest.approx([1800 / 4] * 4, abs=3)  # the strip: 60 of 240 clients each, over twelve inches
+    dark = (np.abs(pixels - [0x08, 0x30, 0x6B]).max(axis=2) < 3).sum()
+    assert dark > 1000
+
+
+@pytest.mark.parametrize("name", ["chart", "chart.xyz", "."])
+def test_a_picture_without_a_kind_is_refused_before_anything_is_read(
+        name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["data", "show", "nothing.yaml", "--plot", name]) == 2
+    assert capsys.readouterr().err == f"flray: {name}: a picture's name ends in .png, .svg or .pdf\n"
+    (tmp_path / "file").write_text("in the way")
+    assert invoke(["data", "show", "digits-sklearn", "--plot", "file/chart.png"]) == 2
+    assert "file/chart.png: cannot be written" in capsys.readouterr().err
+
+
 SITES = ("amazon", "dslr", "webcam")
 
 
