@@ -127,8 +127,8 @@ class Zip:
         try:
             self._archive = zipfile.ZipFile(where)
         except (OSError, zipfile.BadZipFile) as error:
-            raise DataError(f"{where}: not a readable zip archive ({error}); fetch it again, or unpack it into a folder if it "
-                            "is of another kind") from None
+            raise DataError(f"{where}: not a readable zip archive ({error}); fetch it again, or unpack it into a "
+                            "folder if it is of another kind") from None
         self._lock = threading.Lock()
 
     def items(self) -> list[Item]:
