@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flray.errors import FlrayError
+from flray.errors import FlrayError, disk_is_full
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -214,6 +214,12 @@ def invoke(arguments: list[str]) -> int:
     except FlrayError as error:
         typer.echo(f"flray: {error}", err=True)
         return 2
+    except OSError as error:
+        if not disk_is_full(error):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        typer.echo(f"flray: no space left on the disk{where}; make room, then go on with flray resume", err=True)
+        return 1
 
 
 if __name__ == "__main__":

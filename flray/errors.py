@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -30,6 +31,11 @@ class ConfigError(FlrayError):
 
 class DataError(FlrayError):
     """A data file that is missing, corrupted or laid out differently from what was expected."""
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """Tell whether an error says that a disk or a quota is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

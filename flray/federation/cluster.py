@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flray.config import Experiment
-from flray.errors import FlrayError
+from flray.errors import FlrayError, disk_is_full
 from flray.federation import checkpoint
 from flray.federation.federation import Federation, Round, Warn
 from flray.federation.inline import InlineExecutor
@@ -145,7 +145,7 @@ class RayFederation:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             raise LostServerError(f"the server actor died: {lines[-1] if lines else type(error).__name__}") from error
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, FlrayError):
+            if isinstance(error.cause, FlrayError) or disk_is_full(error.cause):
                 raise error.cause from None
             raise
 

@@ -125,7 +125,8 @@ def _gpu_share(asked: float | str, gpus: float, actors: int | str, cohort: int, 
     if asked != "auto":
         share = float(asked)
         if share > gpus:
-            raise ConfigError("experiment.resources.gpus_per_actor", f"{share:g}", f"{gpus:g} GPUs are available")
+            raise ConfigError("experiment.resources.gpus_per_actor", f"{share:g}", f"{gpus:g} GPUs are available; "
+                              "set 0 or auto (`flray doctor` shows which ones torch sees)")
         return share
     if gpus < 1:
         return 0.0

@@ -214,9 +214,11 @@ def check(world: World) -> None:
     needs, learnt = algorithm.needs, world.task
     learnt.check(data)
     if "classification" in needs and not learnt.logits:
-        raise ConfigError("experiment.algorithm", name, f"it needs classification, and {data.dataset} is {data.task}")
+        raise ConfigError("experiment.algorithm", name, f"it needs classification, and {data.dataset} is {data.task}; "
+                          "`flray list algorithms` shows what each method needs")
     if "labels" in needs and not data.has_classes:
-        raise ConfigError("experiment.algorithm", name, f"it needs class labels, and {data.dataset} is {data.task}")
+        raise ConfigError("experiment.algorithm", name, f"it needs class labels, and {data.dataset} is {data.task}; "
+                          "`flray list algorithms` shows what each method needs")
     if "homogeneous" in needs and len(world.architectures) > 1:
         raise ConfigError("experiment.models", ", ".join(world.architectures),
                           f"{name} averages weights, so all clients need the same network")

@@ -1,0 +1,177 @@
+"""README's table of troubles: every text in it is what flray prints when just this goes wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flray.cli import invoke
+from flray.tracking.journal import Journal
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+SECTION = README.split("## Troubleshooting", 1)[1].split("\n## ", 1)[0]
+SEEN = re.findall(r"^\| `([^`]*)` \|", SECTION, flags=re.MULTILINE)
+
+BROKEN = """import flray
+from flray.algorithms import Algorithm
+{line}
+
+@flray.register_algorithm("broken")
+class Broken(Algorithm):
+    def loss(self, client, batch):
+        if client.id == 2:
+            {what}
+        return super().loss(client, batch)
+"""
+DATA = """import flray, numpy as np
+from flray.data import DataSet, Domain
+
+def made(x, y):
+    return DataSet("own", (Domain("own", "real", x, y, x, y),), ("a", "b"), (0.5,) * 3, (0.2,) * 3)
+
+@flray.register_dataset("last-axis")
+def last_axis(root):
+    return made(np.zeros((20, 32, 32, 3), np.uint8), np.arange(20) % 2)
+
+@flray.register_dataset("from-one")
+def from_one(root):
+    return made(np.zeros((20, 3, 32, 32), np.uint8), np.arange(20) % 2 + 1)
+"""
+Trouble = Callable[[], int]
+
+
+def run(*settings: str) -> Trouble:
+    return lambda: invoke(["run", "demo.yaml", *settings])
+
+
+def broken(what: str, line: str = "", *settings: str) -> Trouble:
+    def trouble() -> int:
+        Path("my_broken.py").write_text(BROKEN.format(line=line, what=what))
+        return run("algorithm=broken", "plugins=[my_broken.py]", *settings)()
+
+    return trouble
+
+
+def own_data(name: str) -> Trouble:
+    def trouble() -> int:
+        Path("own.py").write_text(DATA)
+        return run(f"data={name}", "plugins=[own.py]")()
+
+    return trouble
+
+
+def resumed(change: Callable[[Path], Any]) -> Trouble:
+    """Play a run, make it an interrupted one, change something in its folder and resume it."""
+    def trouble() -> int:
+        assert run("rounds=1", "name=half")() == 0
+        folder = Path("runs/half/001")
+        identity = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps({**identity, "status": "interrupted"}))
+        kept = change(folder)
+        code = invoke(["resume", "half"])
+        del kept
+        return code
+
+    return trouble
+
+
+def fewer_samples(folder: Path) -> None:
+    content = yaml.safe_load((folder / "config.yaml").read_text())
+    content["experiment"]["data"]["samples"] = 50
+    (folder / "config.yaml").write_text(yaml.safe_dump(content))
+
+
+def damage(folder: Path) -> None:
+    (path,) = (folder / "checkpoint").glob("server-*")
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def full_disk() -> int:
+    """Write to a file that says it has no space left, as Linux keeps one for tests."""
+    from flray.federation import checkpoint
+
+    def full(path: Path, data: bytes) -> None:
+        with Path("/dev/full").open("wb") as file:
+            file.write(data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "write_atomically", full)
+        return run()()
+
+
+TROUBLES: dict[str, Trouble] = {
+    "data set digits5-local is not in": run("data=digits5-local"),
+    "cannot fetch": lambda: invoke(["data", "get", "usps"]),
+    "experiment.local.lrr": run("local.lrr=0.1"),
+    "found fedrep": run("algorithm=fedrep", "data=fundus-synthetic", "model=unet"),
+    "fedfomo needs": run("algorithm=fedfomo"),
+    "fcclplus needs": run("algorithm=fcclplus", "data=random"),
+    "no split of": run("partition={name: dirichlet, clients: 500, alpha: 0.01}"),
+    "Expected more than 1 value": run("data.samples=1"),
+    "resources.actors": run("resources={executor: ray, actors: 999}"),
+    "resources.gpus_per_actor": run("resources={executor: ray, gpus_per_actor: 99}"),
+    "is no finite number": run("local.lr=1e30", "rounds=1"),
+    "ValueError": broken("raise ValueError('a mistake')"),
+    "is away": run("rounds=1", "tracking.uri=http://127.0.0.1:9"),
+    "experiment.plugins": broken("pass", "import nosuchmodule"),
+    "samples are [32, 32, 3]": own_data("last-axis"),
+    "labels from 1": own_data("from-one"),
+    "the data differ": resumed(fewer_samples),
+    "is damaged": resumed(damage),
+    "a process that still runs": resumed(lambda folder: Journal(folder / "journal.jsonl")),
+    "no space left": full_disk,
+}
+ON_RAY: dict[str, Trouble] = {
+    "its actor died 3 times": broken("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "",
+                                     "resources.executor=ray"),
+    "no Ray at": lambda: invoke(["run", "demo.yaml", "resources.executor=ray", "--address", "127.0.0.1:1"]),
+}
+PASSING = {"is no finite number", "is away"}
+"""Troubles that a run survives."""
+
+
+@pytest.fixture
+def demo(here: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
+    content = {**digits, "name": "demo", "rounds": 2, "data": {"name": "digits-sklearn", "samples": 60},
+               "resources": {"executor": "inline"}}
+    (here / "demo.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    monkeypatch.setenv("FLRAY_DATA", str(here / "data"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    return here
+
+
+def matched(part: str, shown: str) -> None:
+    (text,) = [text for text in SEEN if part in text]
+    pattern = ".*".join(re.escape(piece) for piece in text.split("..."))
+    assert re.search(pattern, " ".join(shown.split())), shown
+
+
+def test_every_trouble_of_the_table_is_made_here() -> None:
+    parts = [*TROUBLES, *ON_RAY]
+    assert len(SEEN) == len(parts)
+    for text in SEEN:
+        assert len([part for part in parts if part in text]) == 1, text
+
+
+@pytest.mark.parametrize("part", TROUBLES)
+def test_a_trouble_is_printed_as_the_table_has_it(demo: Path, capfd: pytest.CaptureFixture[str], part: str) -> None:
+    code = TROUBLES[part]()
+    captured = capfd.readouterr()
+    matched(part, captured.out + captured.err)
+    assert code == 0 if part in PASSING else code in (1, 2)
+    assert "Traceback" not in captured.err or part in ("ValueError", "Expected more than 1 value")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ON_RAY)
+def test_a_trouble_on_ray(demo: Path, capfd: pytest.CaptureFixture[str], part: str) -> None:
+    assert ON_RAY[part]() in (1, 2)
+    captured = capfd.readouterr()
+    matched(part, captured.out + captured.err)
