@@ -70,15 +70,16 @@ def measured(world: World, available: dict[str, float], rounds: int) -> Row:
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         federation = RayFederation(world, plan_for(world, available), print)
-        opened = federation.memory()["server"]
+        federation.memory()  # waits until all have started
         started = time.perf_counter() - begun
-        federation.step()
         server = max((process for process in psutil.Process().children(recursive=True)
                       if " ".join(process.cmdline()).startswith("ray::ServerActor")), key=psutil.Process.create_time)
+        opened = own_bytes(server)
+        federation.step()
         busy = sum(server.cpu_times()[:2])
         played = [federation.step().metrics for _ in range(rounds)]
         busy = (sum(server.cpu_times()[:2]) - busy) / rounds
-        memory = federation.memory()
+        held = own_bytes(server)
         begun = time.perf_counter()
         federation.save(Path(folder), 1)
         saving = time.perf_counter() - begun
@@ -86,9 +87,14 @@ def measured(world: World, available: dict[str, float], rounds: int) -> Row:
         federation.close()
     middle = {name: statistics.median(r[name] for r in played) for name in (
         "time/round", "time/train", "time/receive", "time/aggregate", "bytes/down", "bytes/up")}
-    return {"start": started, **middle, "busy": busy, "opened": opened, "server": memory["server"],
-            "clients": max(size for name, size in memory.items() if name != "server"), "saving": saving,
+    return {"start": started, **middle, "busy": busy, "opened": opened, "server": held, "saving": saving,
             "checkpoint": sum(kept), "files": len(kept), "journal": len(json.dumps(played[-1]))}
+
+
+def own_bytes(process: psutil.Process) -> float:
+    """Return the memory that a process shares with no other: the object store's pages are not its own."""
+    memory = process.memory_info()
+    return float(memory.rss - memory.shared)
 
 
 def reduction(world: World) -> float:
@@ -119,13 +125,13 @@ def extrapolate(console: Console, rows: list[Row], options: argparse.Namespace) 
 
 def show(console: Console, rows: list[Row], options: argparse.Namespace) -> None:
     table = Table("clients", "block", "start s", "round s", "waiting s", "receive s", "aggregate s", "server CPU s",
-                  "MiB down", "MiB up", "server MiB: open", "after rounds", "largest actor", "checkpoint MiB",
-                  "journal KiB", title=f"{options.algorithm}, {options.model}, {options.actors} actors")
+                  "MiB down", "MiB up", "server MiB: open", "after rounds", "checkpoint MiB", "journal KiB",
+                  title=f"{options.algorithm}, {options.model}, {options.actors} actors")
     for row in rows:
         table.add_row(f"{row['cohort']:,.0f}", f"{row['block']:.0f}" if row["block"] else "-", f"{row['start']:.1f}",
                       *(f"{row['time/' + n]:.3f}" for n in ("round", "train", "receive", "aggregate")),
                       f"{row['busy']:.2f}", *(f"{row['bytes/' + n] / 2**20:,.1f}" for n in ("down", "up")),
-                      *(f"{row[n] / 2**20:.0f}" for n in ("opened", "server", "clients")),
+                      *(f"{row[n] / 2**20:.0f}" for n in ("opened", "server")),
                       f"{row['checkpoint'] / 2**20:.1f}", f"{row['journal'] / 1024:.1f}")
     console.print(table)
 
