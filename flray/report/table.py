@@ -131,10 +131,13 @@ def main_table(source: Source) -> Table:
     for position in range(len(table.columns)):
         judge(table, position)
     most = max((len(cell.values) for row in table.rows.values() for cell in row), default=0)
-    few = {f"{label}{' · ' if any(head) else ''}{' '.join(head)}": len(cell.values)
-           for label, row in table.rows.items() for head, cell in zip(table.heads, row, strict=True)
-           if 0 < len(cell.values) < most}
-    table.notes += [f"{name}: {count} of {most} seeds" for name, count in few.items()]
+    for label, row in table.rows.items():
+        counts = [len(cell.values) for cell in row]
+        if len(set(counts)) == 1 and 0 < counts[0] < most:
+            table.notes.append(f"{label}: {counts[0]} of {most} seeds")
+        elif len(set(counts)) > 1:
+            table.notes += [f"{label} · {' '.join(head)}: {count} of {most} seeds"
+                            for head, count in zip(table.heads, counts, strict=True) if 0 < count < most]
     if source.protocol == "mean-last":
         table.notes.append(f"value of a run: mean of the last {source.last} evaluated rounds")
     if source.protocol == "best":
@@ -147,6 +150,9 @@ def main_table(source: Source) -> Table:
         table.notes.append(f"{stopped} of {len(source.trials)} trials were stopped early by the scheduler")
     if waiting:
         table.notes.append(f"{waiting} of {len(source.trials)} trials have not ended: the table is not complete")
+    table.notes += [f"not ended, counted with what it has reached: {source.label(trial)} seed {trial.seed}, round "
+                    f"{int(trial.history['round'].max())}" for trial in source.trials
+                    if trial.status not in ("finished", "stopped", "failed") and len(trial.history)]
     return table
 
 

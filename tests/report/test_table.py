@@ -107,6 +107,9 @@ def test_failed_and_missing_trials_are_said(sweep: Path) -> None:
     assert "failed: none CIFAR-10 seed 0: ValueError: no" in table.notes
     assert "1 of 8 trials have not ended: the table is not complete" in table.notes
     assert "none · CIFAR-10: 1 of 2 seeds" in table.notes
+    assert "not ended, counted with what it has reached: none CIFAR-10 seed 1, round 4" in table.notes
+    rundir.update(sweep / "trials" / "0003", status="failed", failure="ValueError: no")
+    assert "none: 1 of 2 seeds" in main_table(from_folder(sweep)).notes  # once, where it is so in every column
 
 
 def test_nothing_to_report_is_refused(content: dict[str, Any], sweep: Path) -> None:
