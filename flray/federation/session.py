@@ -75,5 +75,5 @@ def _check_answers(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except OSError as error:
-        raise FlrayError(f"no Ray at {address}: {error.strerror or error}; start one there (ray start --head), or leave "
+        raise FlrayError(f"no Ray at {address}: {error.strerror or error}; start it there (ray start --head), or leave "
                          "the address out to run on this machine") from None
