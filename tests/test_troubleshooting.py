@@ -126,11 +126,11 @@ TROUBLES: dict[str, Trouble] = {
     "is damaged": resumed(damage),
     "a process that still runs": resumed(lambda folder: Journal(folder / "journal.jsonl")),
     "no space left": full_disk,
+    "no Ray at": run("resources.executor=ray", "--address", "127.0.0.1:1"),
 }
 ON_RAY: dict[str, Trouble] = {
     "its actor died 3 times": broken("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "",
                                      "resources.executor=ray"),
-    "no Ray at": lambda: invoke(["run", "demo.yaml", "resources.executor=ray", "--address", "127.0.0.1:1"]),
 }
 PASSING = {"is no finite number", "is away"}
 """Troubles that a run survives."""

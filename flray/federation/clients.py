@@ -59,6 +59,8 @@ class ClientActor:
         ----------
         jobs : sequence of Job
             With places in `objects` for handles.
+        *objects : Packed
+            The messages and states that the jobs name by their place.
 
         Returns
         -------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 from collections.abc import Iterator
 
 from flray.errors import FlrayError
@@ -32,6 +33,8 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
         If the cluster cannot be reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is not None:
+        _check_answers(address)
     if address is None:
         # Ray listens on every address of the machine and runs what it is sent. It asks for a token unless told not to;
         # one of this process's own keeps it from writing one into the home directory.
@@ -62,3 +65,15 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
         yield ray.cluster_resources()
     finally:
         ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address where nothing listens; Ray itself would try for many minutes and say nothing."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise FlrayError(f"no Ray at {address}: {error.strerror or error}; start it there (ray start --head), or leave "
+                         "the address out to run on this machine") from None

@@ -99,7 +99,7 @@ def _component_page(folder: Path, kind: str) -> str:
     for name in entries.names():
         item, params = entries.get(name), entries.params(name)
         lines += [f".. _{entries.kind}-{name}:", "", *_title(name, "-"), *_plain(_summary(item)), "",
-                  f":py:obj:`{item.__module__}.{item.__qualname__}`", "", *_options(params)]
+                  f":py:obj:`{item.__module__}.{item.__qualname__.split('.<locals>')[0]}`", "", *_options(params)]
         for preset in getattr(params, "presets", ()):
             values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
             lines += [f"- preset ``{preset.name}``: {_escaped(values)} ({_escaped(preset.source)})"]
