@@ -122,7 +122,8 @@ def _costs(history: pd.DataFrame) -> str:
     """Return what a round took: median seconds, training samples per second, and the most memory of one process."""
     costs = f"{history['time/round'].median():.3g} s per round"
     if "time/samples_per_second" in history:
-        costs += f", {history['time/samples_per_second'].median():,.0f} training samples per second"
+        pace = history["time/samples_per_second"].median()
+        costs += f", {f'{pace:,.0f}' if pace >= 100 else f'{pace:.3g}'} training samples per second"
     peaks = [history[name].max() for name in ("memory/peak/server", "memory/peak/actor") if name in history]
     return costs + (f", at most {max(peaks) / 2**20:,.0f} MiB in one process" if peaks else "")
 

@@ -90,7 +90,7 @@ def test_a_run_ends_with_table_digest_folder_and_how_to_see_it(
     assert "run: runs/digits/001" in shown
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in shown
     assert "round 2/2" in shown and "global/common" in shown
-    assert re.search(r"\n[\d.e-]+ s per round, [\d,]+ training samples per second, at most [\d,]+ MiB in one", shown)
+    assert re.search(r"\n[\d.e-]+ s per round, [\d,.]+ training samples per second, at most [\d,]+ MiB in one", shown)
     assert {p.name for p in (here / "runs/digits/001/figures").iterdir()} == {"curves.png", "clients.png",
                                                                               "partition.png"}
 
