@@ -22,6 +22,7 @@ from flray.federation.world import World
 from flray.metrics.direction import lower_is_better
 from flray.metrics.summary import course
 from flray.running import Result
+from flray.tracking.where import see_it
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,7 +116,8 @@ def show_result(result: Result) -> None:
     console.print(f"model SHA-256: {result.sha256}", markup=False)
     console.print(f"run: {result.folder}", markup=False)
     if result.experiment.tracking.uri is not None:
-        console.print(see_it(result.experiment.tracking.uri), markup=False)
+        for line in see_it(result.experiment.tracking.uri, result.folder):
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def _costs(history: pd.DataFrame) -> str:
@@ -252,14 +254,6 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
         console.print(f"chart: {plot}", markup=False)
 
 
-def see_it(uri: str) -> str:
-    """Return how to look at what is tracked there."""
-    from flray.tracking.connection import redacted
-
-    return f"see it: {redacted(uri)}" if uri.startswith("http") else \
-        f"see it: mlflow ui --backend-store-uri {redacted(uri)}"
-
-
 def show_doctor() -> None:
     """Print what `flray.doctor.report` finds."""
     from flray.doctor import report
@@ -339,4 +333,7 @@ def show_sweep(result: SweepResult) -> None:
     console.print(result.table())
     console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)", markup=False)
     if result.uri is not None:
-        console.print(see_it(result.uri), markup=False)
+        for line in see_it(result.uri, result.folder):
+            console.print(line, markup=False, soft_wrap=True)
+        console.print(f"in the charts: + before {result.folder.parent.name} {result.folder.name} shows its runs, "
+                      "accuracy$ in the search of charts their curves", markup=False)

@@ -66,9 +66,9 @@ class Plot:
                  title: str = "", *, width: int = 440, height: int = 270, x_names: Sequence[str] | None = None,
                  y_names: Sequence[str] | None = None, whole: bool = False) -> None:
         self._x, self._y, self._title = x, y, title
-        longest = max(map(len, y_names), default=0) if y_names else 5
+        longest = max(map(len, y_names if y_names is not None else map(text, ticks(*y))), default=0)
         slanted = x_names is not None and len(x_names) * max(map(len, x_names), default=1) > 50
-        self._left = 14 + min(150, 7 * longest)
+        self._left = 14 + min(150, 7 * max(5, longest) if y_names is None else 7 * longest)
         self._top = 18 + (18 if title else 0) + (4 if y_label else 0)
         bottom = 20 + (18 if x_label else 0)
         if slanted and x_names is not None:

@@ -218,6 +218,12 @@ def _paper_table(source: Source, paper: PaperTable) -> Table:
               *([columns[i].client] if paper.clients is not None else [])] or [columns[i].printed_metric] for i in keep]
     table = Table(f"{PAPERS[paper.name]} {paper.table}: {paper.title}", rows_axis, [columns[i] for i in keep], heads,
                   {name: [row[i] for i in keep] for name, row in rows.items()})
+    # Settings given on the command line may have changed what the heads say.
+    held = dict.fromkeys(f"{trial.partition['dataset']} ({sum(sum(c['train']) for c in trial.partition['clients']):,} "
+                         "training samples)" for trial in source.trials if trial.partition is not None)
+    rounds = sorted({int(trial.history["round"].max()) for trial in source.trials if len(trial.history)})
+    table.notes.append(f"run on {', '.join(held) or source.config['experiment']['data']['name']} for "
+                       f"{' to '.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds")
     table.notes += [f"differs from the paper: {text}" for text in paper.departures]
     odd = sorted({cell.note for row in table.rows.values() for cell in row if cell.note})
     table.notes += [f"printed number: {note}" for note in odd]

@@ -26,8 +26,6 @@ from flray.tracking.journal import JOURNAL, Event, decode
 from flray.tracking.names import clean_name
 
 UID_TAG = "flray.uid"
-# Without it MLflow's pages open on prompts and traces of language models, and the runs are two clicks away.
-_KIND = "mlflow.experimentKind"
 # MLflow's limits of one request, and of the length of a value in characters.
 _METRICS, _PARAMS, _PARAM_LENGTH, _TAG_LENGTH = 1000, 100, 6000, 5000
 
@@ -224,8 +222,7 @@ class MlflowSender:
         found = self._call("get_experiment_by_name", name)
         if found is None:
             try:
-                return str(self._call("create_experiment", name, artifact_location=self._artifacts(name),
-                                      tags={_KIND: "custom_model_development"}))
+                return str(self._call("create_experiment", name, artifact_location=self._artifacts(name)))
             except RefusedError as error:
                 found = self._call("get_experiment_by_name", name)  # another process may have made it meanwhile
                 if error.code != "RESOURCE_ALREADY_EXISTS" or found is None:

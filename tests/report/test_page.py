@@ -120,6 +120,13 @@ def test_points_lie_where_they_should() -> None:
     assert half == pytest.approx((x0 + x1) / 2) and y1 < y0
 
 
+def test_long_numbers_of_an_axis_have_room() -> None:
+    plot = svg.Plot((0, 1), (0.1249970, 0.1250005))
+    starts = [float(x) - 6.3 * len(word) for x, word in re.findall(
+        r'text-anchor="end" x="([\d.]+)" y="[\d.]+">([^<]*)<', plot.svg())]
+    assert len(starts) >= 3 and min(starts) >= 0
+
+
 def test_whatever_a_name_holds_it_is_text() -> None:
     plot = svg.Plot((0, 1), (0, 1), title='<b>"x" & y')
     plot.line([(0, 0), (1, 1)], 0, "</svg>")

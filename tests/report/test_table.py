@@ -26,6 +26,7 @@ def test_the_papers_table_with_printed_numbers_differences_and_the_best(sweep: P
     assert full[0].difference == pytest.approx(82.0 - 82.35)
     assert [cell.best for cell in (*none, *full)] == [False, True, True, False]
     assert table.title == "FedSKC table5: modules" and "differs from the paper: other data" in table.notes
+    assert "run on digits-sklearn (16 training samples) for 4 rounds" in table.notes
 
 
 def test_best_and_second_are_compared_seed_by_seed(sweep: Path) -> None:

@@ -1,0 +1,29 @@
+"""Where a person finds a run or sweep on MLflow's pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flray.tracking import cursor
+from flray.tracking.connection import redacted
+
+
+def see_it(uri: str, folder: Path) -> list[str]:
+    """Return how to look at what is tracked there.
+
+    Parameters
+    ----------
+    uri : str
+        MLflow's address.
+    folder : Path
+        The run's or sweep's.
+    """
+    served = uri.startswith("http")
+    lines = [f"see it: {redacted(uri)}" if served else f"see it: mlflow ui --backend-store-uri {redacted(uri)}"]
+    known = cursor.read(folder)
+    if known is not None and known.experiment_id is not None:
+        # MLflow's first page is for language models; this one is the runs' charts, which are four clicks from there.
+        lines += ["charts: "
+                  f"{redacted(uri).rstrip('/') if served else 'http://127.0.0.1:5000'}/#/experiments/{known.experiment_id}"
+                  "/runs?workflowType=machine_learning&compareRunsMode=CHART"]
+    return lines
