@@ -17,7 +17,7 @@ Figure = tuple[str, str, str]
 Groups = Mapping[str, Mapping[str, Sequence[Trial]]]
 _TRACKED = (
     ("train/lgmix/lambda", "Mixing ratio λ of LG-Mix", "Each client's λ in the update of its personal model: 1 is its "
-     "own update alone, 0 the global one. Mean over seeds."),
+     "own update alone, 0 the global one."),
     ("fedskc/e_k", "Aggregation weights of FedSKC (GDA)", "Each client's weight e_k in the average; gaps are rounds "
      "without it."),
     ("fedskc/d_k", "Discrepancies of FedSKC", "Each client's distance d_k of its knowledge from the global one."),
