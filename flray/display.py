@@ -164,7 +164,7 @@ def show_list(what: str, name: str | None) -> None:
         for entry in entries.names():
             method = entries.get(entry)
             shared = method.shared if isinstance(method.shared, str) else "by its settings"
-            table.add_row(entry, _first_line(sys.modules.get(method.__module__)) or _first_line(method), shared,
+            table.add_row(entry, _what_it_is(method), shared,
                           ", ".join(sorted(method.needs)), ", ".join(method.views))
         console.print(table)
         return
@@ -195,6 +195,12 @@ def show_list(what: str, name: str | None) -> None:
     for preset in getattr(entries.params(name), "presets", ()):
         values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
         console.print(f"preset {preset.name}: {values} ({preset.source})", markup=False)
+
+
+def _what_it_is(method: type) -> str:
+    """Return the first line of a method's file, or its own where it is a form of another method of that file."""
+    is_form = any(base.__module__ == method.__module__ for base in method.__mro__[1:])
+    return (not is_form and _first_line(sys.modules.get(method.__module__))) or _first_line(method)
 
 
 def _first_line(item: Any) -> str:

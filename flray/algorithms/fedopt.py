@@ -78,7 +78,7 @@ class FedOpt(Algorithm):
 
 @register_algorithm("fedavgm")
 class FedAvgM(FedOpt):
-    """FedOpt with server momentum."""
+    """FedAvgM: FedOpt with momentum at the server (Hsu et al., 2019)."""
 
     class Params(FedOptParams):
         """Hyper-parameters."""
@@ -88,7 +88,7 @@ class FedAvgM(FedOpt):
 
 @register_algorithm("fedadagrad")
 class FedAdagrad(FedOpt):
-    """FedOpt with Adagrad."""
+    """FedAdagrad: FedOpt with Adagrad at the server (Reddi et al., ICLR 2021)."""
 
     class Params(FedOptParams):
         """Hyper-parameters."""
@@ -98,7 +98,7 @@ class FedAdagrad(FedOpt):
 
 @register_algorithm("fedadam")
 class FedAdam(FedOpt):
-    """FedOpt with Adam."""
+    """FedAdam: FedOpt with Adam at the server (Reddi et al., ICLR 2021)."""
 
     class Params(FedOptParams):
         """Hyper-parameters."""
@@ -108,7 +108,7 @@ class FedAdam(FedOpt):
 
 @register_algorithm("fedyogi")
 class FedYogi(FedOpt):
-    """FedOpt with Yogi."""
+    """FedYogi: FedOpt with Yogi at the server (Reddi et al., ICLR 2021)."""
 
     class Params(FedOptParams):
         """Hyper-parameters."""
