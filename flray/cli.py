@@ -125,12 +125,12 @@ def list_command(
     time: Annotated[bool, typer.Option("--time", help="papers: estimate hours from a small timed round")] = False,
 ) -> None:
     """Show what a YAML file may name, or the suites that make the papers' tables again."""
-    from flray import display, listing
+    from flray import listing, showing
 
     if what == "papers":
         listing.show(name, time)
     else:
-        display.show_list(what, name)
+        showing.show_list(what, name)
 
 
 @app.command("schema", epilog="Example: flray schema > schema.json")
@@ -144,9 +144,9 @@ def schema_command() -> None:
 @app.command("doctor", epilog="Example: flray doctor")
 def doctor_command() -> None:
     """Show versions, CPUs, GPUs, data and what is missing."""
-    from flray import display
+    from flray import showing
 
-    display.show_doctor()
+    showing.show_doctor()
 
 
 @data_app.command("get", epilog="Example: flray data get digits5-local")
@@ -161,9 +161,9 @@ def data_get(name: Annotated[str, typer.Argument(help="a data set, for example d
 @data_app.command("list", epilog="Example: flray data list")
 def data_list() -> None:
     """Show every data set: its source, what must be done for it, whether it is there."""
-    from flray import display
+    from flray import showing
 
-    display.show_datasets()
+    showing.show_datasets()
 
 
 @data_app.command("show", epilog="Example: flray data show demo.yaml partition=domains --plot partition.png")
@@ -173,9 +173,9 @@ def data_show(
     plot: Annotated[Path | None, typer.Option(help="write a bubble chart of the partition here (PNG)")] = None,
 ) -> None:
     """Show who holds which samples under a file's partition, or the samples of each domain of a data set."""
-    from flray import display
+    from flray import showing
 
-    display.show_partition(file, overrides or [], plot)
+    showing.show_partition(file, overrides or [], plot)
 
 
 def main(prefix: str | None = None) -> None:

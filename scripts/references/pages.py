@@ -18,7 +18,7 @@ import typer
 from pydantic import BaseModel
 
 import flray
-from flray import cli, display, functional, registry
+from flray import cli, functional, registry, showing
 from flray.config import Component, Config
 
 ENTRY_POINTS = ("flray.run", "flray.tune")
@@ -120,7 +120,7 @@ def _options(params: type[BaseModel]) -> list[str]:
     schema = params.model_json_schema()
     required = schema.get("required", [])
     rows = [(f"``{option}``", "required" if option in required else f"``{field.get('default')!r}``",
-             *map(_escaped, (display.allowed(field), field.get("description", ""), field.get("source", ""))))
+             *map(_escaped, (showing.allowed(field), field.get("description", ""), field.get("source", ""))))
             for option, field in schema.get("properties", {}).items()]
     return _table(("option", "default", "allowed", "meaning", "source"), rows)
 
@@ -138,7 +138,7 @@ def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
         shown = "required" if field.is_required() else f"``{properties[name].get('default')!r}``" \
             if "default" in properties[name] else ""
         allowed = " or ".join(f":doc:`{part.registry.kind}s`" for part in parts if issubclass(part, Component)) or \
-            _escaped(display.allowed(properties[name]))
+            _escaped(showing.allowed(properties[name]))
         meaning = field.description or " ".join((inspect.getdoc(part) or "").split("\n\n")[0] for part in plain[:1])
         rows.append((f"``{whole}``", shown, allowed, _escaped(meaning)))
     if rows:
