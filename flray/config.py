@@ -178,6 +178,9 @@ class Local(Section):
     compile: bool | Literal["reduce-overhead"] = Field(
         False, description="torch.compile of the networks' passes over whole training batches, the small last one runs "
         "as written; costs up to a minute per network and process; reduce-overhead: on a GPU also CUDA graphs")
+    clients_per_step: int = Field(
+        1, ge=1, description="train so many neighbouring clients of a block (aggregation.block) in one step, for small "
+        "networks on a GPU; the last bits depend on it. For methods that train as FedAvg does; slower on a CPU")
     memory_format: Literal["channels_last", "contiguous"] = Field(
         "channels_last", description="layout of images; channels_last is the faster one for most networks")
 

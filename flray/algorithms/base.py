@@ -86,6 +86,9 @@ class Algorithm:
         Weights of the average.
     views : tuple of {"global", "personal"}
         Which models are evaluated; the first is the method's own.
+    vectorised : bool
+        Whether the class's own `loss` depends on nothing of the client but its parameters, its batch and what all
+        clients were sent, so that several can be trained in one step. Declared by each class for itself.
     trains_at_server : bool
         Whether the server gets models and the public samples to work with, ``server.bench`` and ``server.public``.
     normalise : bool
@@ -99,6 +102,7 @@ class Algorithm:
     needs: frozenset[Need] = frozenset()
     weighting: Literal["samples", "uniform"] = "samples"
     views: tuple[View, ...] = ("global",)
+    vectorised: bool = False
     trains_at_server: bool = False
     normalise: bool = True
 

@@ -27,6 +27,8 @@ class FedProx(Algorithm):
 
         mu: float = hyper(0.01, "strength of the pull", "FCCL+ Table VII; default of litian96/FedProx", ge=0)
 
+    vectorised = True
+
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the task's loss with the proximal term."""
         received = {name: client.message["weights"][name] for name in client.parameters}

@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import psutil
@@ -20,12 +21,16 @@ from numpy.typing import NDArray
 from flray import keys, trees
 from flray.algorithms.averaging import BlockSum
 from flray.algorithms.client import Client
+from flray.algorithms.together import trained
 from flray.data.types import FederatedData
 from flray.federation.executor import Failure, Job, Outcome, Turn, evidence_arrays, split_small
 from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
 from flray.federation.workshop import Workshop
 from flray.federation.world import World
 from flray.trees import Packed
+
+# A turn's outcome, the large part of its reply, and the client's new state.
+Answer: TypeAlias = tuple[Outcome, Packed | None, Packed | None]
 
 BLOCK = 2048
 """Samples of the common test set in one evaluation turn; fixed, so that the bits do not depend on the workers."""
@@ -98,23 +103,61 @@ class Player:
         sums = BlockSum(self.world.weighting)
         outcomes: list[Outcome] = []
         states: list[Packed | None] = [None] * len(jobs)
-        for position, job in enumerate(jobs):
-            outcome, _, states[position] = self.play(job.turn, job.common, job.private, job.state, sums)
+        for position, (outcome, _, state) in enumerate(self._played(jobs, sums)):
             outcomes.append(outcome)
+            states[position] = state
             if outcome.failure is not None and self.world.config.faults.on_client_error == "fail":
                 break
         tree = sums.tree()
         return outcomes, trees.pack(tree) if tree else None, states
+
+    def _played(self, jobs: Sequence[Job], sums: BlockSum) -> Iterator[Answer]:
+        """Play a block's jobs in their order; neighbours of one architecture together, where that is wanted."""
+        together = self.world.config.local.clients_per_step
+        for _, alike in groupby(jobs, lambda job: job.turn.architecture):
+            neighbours = list(alike)
+            for start in range(0, len(neighbours), together):
+                some = neighbours[start:start + together]
+                if len(some) > 1:
+                    yield from self._together(some, sums)
+                else:
+                    yield from (self.play(job.turn, job.common, job.private, job.state, sums) for job in some)
+
+    def _together(self, jobs: Sequence[Job], sums: BlockSum) -> Iterator[Answer]:
+        """Play some clients' turns in common steps; what goes wrong is everyone's failure."""
+        started = time.perf_counter()
+        try:
+            clients = [self._client(job.turn, job.common, job.private, job.state) for job in jobs]
+            values = trained(self.world.algorithm, clients)
+            share = (time.perf_counter() - started) / len(jobs)
+        except Exception as error:
+            failure = describe(error)
+            seconds = (time.perf_counter() - started) / len(jobs)
+            yield from ((Outcome(job.turn.client, failure=failure, seconds=seconds), None, None) for job in jobs)
+            return
+        for job, client, weights in zip(jobs, clients, values, strict=True):
+            begun = time.perf_counter() - share
+            try:
+                client.load(weights)
+                yield self._answer(job.turn, client, self.world.algorithm.report(client), begun, sums)
+            except Exception as error:
+                seconds = time.perf_counter() - begun
+                yield Outcome(job.turn.client, failure=describe(error), seconds=seconds), None, None
 
     def networks(self) -> dict[str, int]:
         """Return how many instances of each architecture there are here: the trained one and its frozen twins."""
         return self._workshop.networks()
 
     def _stage(self, turn: Turn, common: Packed, private: Packed | None, state: Packed | None,
-               started: float, sums: BlockSum | None) -> tuple[Outcome, Packed | None, Packed | None]:
+               started: float, sums: BlockSum | None) -> Answer:
         client = self._client(turn, common, private, state)
         reply = getattr(self.world.algorithm, turn.stage.name)(client)
         client.check_received()
+        return self._answer(turn, client, reply, started, sums)
+
+    def _answer(self, turn: Turn, client: Client, reply: dict[str, Any], started: float,
+                sums: BlockSum | None) -> Answer:
+        """Return what a client's turn came to."""
         if client.bench.personal:
             client.state["personal"] = client.weights(client.bench.personal)
         kept = trees.pack(client.state) if client.state else None

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from flray import models, registry
+from flray.algorithms import together
 from flray.algorithms.averaging import Weighting
 from flray.algorithms.base import Algorithm
 from flray.config import Experiment, ModelChoice, PublicChoice
@@ -245,6 +246,8 @@ def check(world: World) -> None:
     for key in world.architectures:
         model = world.build(key)
         learnt.check_network(key, model, data)
+        if config.local.clients_per_step > 1:
+            together.check(config, algorithm, learnt, model, data.shape)
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
             if need in needs and not groups.select(model, group):
                 raise ConfigError("experiment.model", key, f"{name} needs a network with {group.replace('_', ' ')}")
