@@ -160,7 +160,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 def _commands(command: click.Command, name: str) -> Iterator[str]:
     context = click.Context(command, info_name=name, terminal_width=100, max_content_width=100)
-    yield from (*_title(name, "-"), "::", "")
+    yield from (*_title(name, "-"), ".. code-block:: text", "")
     yield from (f"    {line}" for line in command.get_help(context).splitlines())
     yield ""
     for child, inner in getattr(command, "commands", {}).items():
