@@ -3,7 +3,8 @@
 The samples are GENERATED: normal noise of 3x32x32 with labels that mean nothing, resident on the device. Contestants
 take turns, round by round; a round is one pass of every client over its samples, weights to the CPU and their mean
 included. Ratios are medians of the rounds' ratios: `of bare` to the loop with the same technique (which has its clients
-one after another where flray trains all in a step), `gain` to flray's plain float32. TFLOP/s counts multiplications and additions of both passes; --peak names the chip's limit.
+one after another where flray trains all in a step), `gain` to flray's plain float32. TFLOP/s counts multiplications and
+additions of both passes; --peak names the chip's limit.
 """
 
 from __future__ import annotations
