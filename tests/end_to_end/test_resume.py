@@ -35,7 +35,9 @@ def recorded(run: Path) -> list[int]:
 
 def driver(file: Path, *overrides: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-m", "flray.run", str(file), *overrides], cwd=file.parent, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            # tests that were started in the background ignore Ctrl-C, and so would what they start
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def until(condition: Any, process: subprocess.Popen[str], seconds: float = 120) -> None:

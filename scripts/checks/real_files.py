@@ -1,6 +1,7 @@
 """The real files, where this machine has them (in $FLRAY_DATA, see `flray data list`): published counts and labels.
 
-Nothing is fetched here; a set that is not there is skipped, and its layout is tested in the other modules all the same.
+Run by `scripts/check-data`, not by the tests: nothing is fetched, and a set that is not there is skipped and named. The
+layouts are tested in tests/data all the same.
 """
 
 from __future__ import annotations
