@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from flray.federation.cluster import InlineFederation, RayFederation, plan_for
 from flray.federation.executor import ClientError
 from flray.federation.world import World, make_world
 from flray.loading import load
+from tests.end_to_end.killing import step_while_an_actor_is_killed
 from tests.end_to_end.test_failures import BROKEN
 
 everywhere = pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedadam"])
@@ -81,13 +78,7 @@ def test_client_actor_killed_in_the_middle_of_a_block(digits: dict[str, Any], ra
     federation = RayFederation(world, plan_for(world, ray_here), print)
     try:
         federation.step()
-        victim = federation.client_pids()[0]
-        killer = threading.Timer(0.15, os.kill, (victim, signal.SIGKILL))
-        killer.start()
-        began = time.monotonic()
-        federation.step()
-        killer.join()
-        assert time.monotonic() - began > 0.15, "the round was over before the actor was killed"
+        victim = step_while_an_actor_is_killed(federation)
         federation.step()
         assert victim not in federation.client_pids()
         assert federation.sha256() == inline(world).sha256()

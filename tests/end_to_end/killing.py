@@ -1,0 +1,22 @@
+"""An actor killed while a round is played."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+from flray.federation.cluster import RayFederation
+
+
+def step_while_an_actor_is_killed(federation: RayFederation, after: float = 0.15) -> int:
+    """Play a round, kill the first client actor so many seconds into it, and return the process that died."""
+    victim = federation.client_pids()[0]
+    killer = threading.Timer(after, os.kill, (victim, signal.SIGKILL))
+    killer.start()
+    began = time.monotonic()
+    federation.step()
+    killer.join()
+    assert time.monotonic() - began > after, "the round was over before the actor was killed"
+    return victim
