@@ -23,9 +23,13 @@ from flray.config import Config
 from flray.errors import FlrayError, nearest
 from flray.federation.checkpoint import write_atomically
 from flray.tracking.connection import redacted, resolve_uri
+from flray.tracking.journal import read_events
 
 Kind = Literal["run", "sweep"]
 CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoint", "figures"
+
+FREE = ("checkpoint", "faults", "name", "output", "resources", "tracking")
+"""Parts of an experiment that may change between a run's beginning and its resume."""
 
 
 def create(base: str | Path, name: str) -> Path:
@@ -171,6 +175,33 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]
             yield from flat(value, f"{path}.")
         else:
             yield path, redacted(str(value))
+
+
+def check_unchanged(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse to go on with other settings than a run began with.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    settings : mapping
+        Its experiment as it stands in the configuration now.
+
+    Raises
+    ------
+    FlrayError
+        Naming what differs; `FREE` may: how a run is played, kept and shown.
+    """
+    now, began = dict(flat(settings)), dict[str, str]()
+    for event in read_events(folder / JOURNAL):
+        if event["type"] == "start":
+            began |= event["params"]
+    changed = [key for key in now.keys() & began.keys() if key.split(".")[0] not in FREE and now[key] != began[key]]
+    if changed:
+        shown = ", ".join(f"experiment.{key} is {now[key]} and was {began[key]}" for key in sorted(changed)[:3])
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise FlrayError(f"{folder / CONFIG}: {shown}{more}; put it back, or start a new run with these settings "
+                         f"(free to change are: {', '.join(FREE)})")
 
 
 def _installed(name: str) -> bool:

@@ -17,6 +17,7 @@ from flray.federation.cluster import (
     InlineFederation,
     RayFederation,
     Running,
+    check_address,
     local_resources,
     plan_for,
     ray_session,
@@ -103,6 +104,7 @@ def run(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *
 def start(config: Config, *, address: str | None = None, progress: Progress | None = None) -> Result:
     """Run a federation from a checked configuration; see `run`."""
     experiment = config.experiment
+    check_address(experiment, address)
     world = make_world(experiment)
     if uses_ray(experiment) and address is None:
         plan_for(world, local_resources())
@@ -130,10 +132,12 @@ def resume(folder: Path, *, address: str | None = None, progress: Progress | Non
     Raises
     ------
     FlrayError
-        If the run's files are damaged, its data have changed, or another process runs it.
+        If the run's files are damaged, its data or settings have changed, or another process runs it.
     """
     config = load(folder / rundir.CONFIG)
     experiment = config.experiment
+    check_address(experiment, address)
+    rundir.check_unchanged(folder, experiment.model_dump(mode="json"))
     if rundir.read(folder)["status"] == "finished":
         return _result(folder, make_world(experiment))
     return _drive(make_world(experiment), folder, address, progress or Silence())

@@ -28,6 +28,8 @@ _LITTER = ("thumbs.db", "desktop.ini", "__macosx")
 _TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
           5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
           8: Image.Transpose.ROTATE_90}
+_ON_ITS_SIDE = (Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE,
+                Image.Transpose.ROTATE_90)
 _BEGINNING = 4096  # bytes that nearly always tell two files apart
 _AHEAD = 1024  # images that are in work or wait to be taken
 
@@ -206,12 +208,37 @@ def decoded(store: Store, items: Sequence[Item], size: int, mode: str = "RGB") -
             yield from pool.map(one, items[start:start + _AHEAD])
 
 
+def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item]) -> None:
+    """Refuse a mask that would not lie on its image: both are resized to one square.
+
+    Parameters
+    ----------
+    store : Store
+        Where they lie, decoded before.
+    images, masks : sequence of Item
+        In the same order.
+
+    Raises
+    ------
+    DataError
+        Naming the first mask whose height by width is more than one pixel off its image's.
+    """
+    for image, mask in zip(images, masks, strict=True):
+        (width, height), (mask_width, mask_height) = (_extent(store, item) for item in (image, mask))
+        if abs(width * mask_height - height * mask_width) > max(width, height, mask_width, mask_height):
+            raise DataError(f"{store.where / mask.path}: the mask is {mask_width}x{mask_height} and its image {width}x"
+                            f"{height}, so it does not lie on it; fetch both again, or take them away")
+
+
+def _extent(store: Store, item: Item) -> tuple[int, int]:
+    """Return an upright image's width and height."""
+    with Image.open(io.BytesIO(store.read(item.path)), formats=_FORMATS) as image:
+        return image.size if _turn(image) not in _ON_ITS_SIDE else (image.height, image.width)
+
+
 def _eight_bits(image: Image.Image) -> Image.Image:
     """Return an image upright, in red, green and blue of 8 bits each."""
-    try:
-        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # what is written beside the image may be damaged where the image is not
-        turn = None
+    turn = _turn(image)
     if turn is not None:
         image = image.transpose(turn)
     if image.mode.startswith("I"):  # Pillow would cut 16 bits of grey off at 255
@@ -219,6 +246,14 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if "transparency" in image.info:
         image = image.convert("RGBA")  # Pillow warns on some of the direct ways
     return image.convert("RGB")
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """Return what sets an image upright."""
+    try:
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # what is written beside the image may be damaged where the image is not
+        return None
 
 
 def same_content(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from flray.data.cache import MANIFEST, new_folder, read_arrays
 from flray.data.fetch import Progress
-from flray.data.image_files import Item, Store, decoded, open_store, same_content
+from flray.data.image_files import Item, Store, check_proportions, decoded, open_store, same_content
 from flray.data.images import channel_counts, statistics_of
 from flray.data.types import DataSet, Domain
 from flray.errors import DataError
@@ -232,6 +232,7 @@ def _decode(spec: ImageSet, table: Table, store: Store, folder: Path) -> None:
         counts = channel_counts(np.moveaxis(x[:np.count_nonzero(~table.test)], -1, 1))
         y: NDArray[Any] = table.labels
         if spec.read_mask is not None:
+            check_proportions(store, table.items, table.masks)
             paths = (store.where / item.path for item in table.masks)
             y = np.stack([spec.read_mask(mask, path) for mask, path in
                           zip(decoded(store, table.masks, spec.size, "L"), paths, strict=True)])

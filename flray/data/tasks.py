@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +16,7 @@ from flray.data.episodes import FewShot
 from flray.errors import ConfigError, DataError, FlrayError
 from flray.metrics.binary import binary_metrics
 from flray.metrics.segmentation import dice_coefficient, hausdorff_distance
+from flray.models.tried import tried
 
 if TYPE_CHECKING:
     from flray.data.types import FederatedData
@@ -89,7 +89,12 @@ class Classification:
         return model
 
     def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
-        """Take any network."""
+        """Refuse a network without a logit for every class."""
+        outputs = tried(name, model, data.shape)
+        if isinstance(outputs, Tensor) and (outputs.dim() != 2 or outputs.shape[1] < data.num_classes):
+            raise ConfigError("experiment.model", name, f"classification needs one logit for each of the "
+                              f"{data.num_classes} classes of {data.dataset}, [{len(outputs)}, {data.num_classes}] for "
+                              f"two samples, and it returns {list(outputs.shape)}")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of logits [B, C] and labels [B]."""
@@ -161,11 +166,9 @@ class Segmentation:
         return model
 
     def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
-        """Refuse a network that does not return one map per structure (tried on shapes alone)."""
+        """Refuse a network that does not return one map per structure ."""
         wanted = [len(self.structures), *data.shape[1:]]
-        shapes = copy.deepcopy(model).to("meta").eval()
-        entry = next(shapes.parameters())
-        found = list(shapes(torch.empty(1, *data.shape, dtype=entry.dtype, device="meta")).shape[1:])
+        found = list(tried(name, model, data.shape).shape[1:])
         if found != wanted:
             raise ConfigError("experiment.model", name, f"segmentation needs a network with one map per structure, "
                               f"{wanted}, and it returns {found}; for example unet")

@@ -248,3 +248,16 @@ def plan_for(world: World, available: dict[str, float]) -> Plan:
 def uses_ray(config: Experiment) -> bool:
     """Tell whether an experiment's clients are Ray actors."""
     return config.resources.executor == "ray"
+
+
+def check_address(config: Experiment, address: str | None) -> None:
+    """Refuse a cluster's address for an experiment that would not go there.
+
+    Raises
+    ------
+    FlrayError
+        Naming the setting.
+    """
+    if address is not None and not uses_ray(config):
+        raise FlrayError(f"--address {address}: resources.executor is {config.resources.executor}, which plays all "
+                         "clients in this process; set it to ray, or leave the address out")

@@ -34,6 +34,8 @@ class Plan:
         Clients in all, and per round.
     measured : int
         Bytes of GPU memory (on the CPU: of main memory) that an actor takes; 0 where it was not measured.
+    blocks : int
+        Most blocks of clients in a round (``aggregation.block``), each of which is one actor's; 0 without blocks.
     """
 
     actors: int
@@ -42,14 +44,15 @@ class Plan:
     clients: int
     cohort: int
     measured: int = 0
+    blocks: int = 0
 
     def __str__(self) -> str:
         gpu = f", {self.gpus_per_actor:g} GPU" if self.gpus_per_actor else ""
-        turns = self.cohort / self.actors
+        turns, unit = (self.blocks or self.cohort) / self.actors, "block" if self.blocks else "turn"
         memory = f" (an actor takes {self.measured / 2**30:.1f} GiB)" if self.measured else ""
         return (f"{self.clients} clients ({self.cohort} per round) -> {self.actors} "
                 f"actor{'s' if self.actors > 1 else ''}, {self.cpus_per_actor:g} CPU{gpu} each, "
-                f"about {turns:.2g} turn{'s' if turns > 1 else ''} per actor and round{memory}")
+                f"about {turns:.2g} {unit}{'s' if turns > 1 else ''} per actor and round{memory}")
 
 
 def make_plan(config: Experiment, clients: int, cohort: int, available: Mapping[str, float],
@@ -76,7 +79,9 @@ def make_plan(config: Experiment, clients: int, cohort: int, available: Mapping[
     """
     resources = config.resources
     cpus, gpus = float(available.get("CPU", 0.0)), float(available.get("GPU", 0.0))
-    gpu_share = _gpu_share(resources.gpus_per_actor, gpus, resources.actors, cohort, survey)
+    block = config.aggregation.block
+    blocks = min(cohort, math.ceil(clients / block)) if block else 0
+    gpu_share = _gpu_share(resources.gpus_per_actor, gpus, resources.actors, blocks or cohort, survey)
     if resources.cpus_per_actor > cpus:
         raise ConfigError("experiment.resources.cpus_per_actor", f"{resources.cpus_per_actor:g}",
                           f"{cpus:g} CPUs are available; ask for fewer")
@@ -92,7 +97,7 @@ def make_plan(config: Experiment, clients: int, cohort: int, available: Mapping[
         if not room:
             raise ConfigError("experiment.resources", _each(resources.cpus_per_actor, gpu_share),
                               "no single node has this much; ask for less per actor")
-        return Plan(min(room, cohort), resources.cpus_per_actor, gpu_share, clients, cohort, measured)
+        return Plan(min(room, blocks or cohort), resources.cpus_per_actor, gpu_share, clients, cohort, measured, blocks)
     if resources.actors > room:
         have = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpu_share else "") \
             + (f" on {len(nodes)} nodes" if len(nodes) > 1 else "")
@@ -100,7 +105,7 @@ def make_plan(config: Experiment, clients: int, cohort: int, available: Mapping[
             "experiment.resources.actors", f"{resources.actors}",
             f"{have} carry {room} actor{'s' if room != 1 else ''} of {_each(resources.cpus_per_actor, gpu_share)}"
             "; ask for fewer actors, a smaller share each, or 'auto'")
-    return Plan(resources.actors, resources.cpus_per_actor, gpu_share, clients, cohort, measured)
+    return Plan(resources.actors, resources.cpus_per_actor, gpu_share, clients, cohort, measured, blocks)
 
 
 def _each(cpus: float, gpu_share: float) -> str:
@@ -121,7 +126,7 @@ def _memory_room(node: Mapping[str, Any], need: int) -> int:
     return math.floor(FILLED * node["memory"] / need) if "memory" in node else 10**9
 
 
-def _gpu_share(asked: float | str, gpus: float, actors: int | str, cohort: int, survey: Survey | None) -> float:
+def _gpu_share(asked: float | str, gpus: float, actors: int | str, parts: int, survey: Survey | None) -> float:
     if asked != "auto":
         share = float(asked)
         if share > gpus:
@@ -130,7 +135,7 @@ def _gpu_share(asked: float | str, gpus: float, actors: int | str, cohort: int, 
         return share
     if gpus < 1:
         return 0.0
-    wanted = cohort if actors == "auto" else int(actors)
+    wanted = parts if actors == "auto" else int(actors)
     per_gpu = min(MOST_PER_GPU, math.ceil(wanted / gpus))
     for gpu in survey.gpus if survey is not None else ():
         assert survey is not None

@@ -86,12 +86,18 @@ def probe(world: World, device: torch.device) -> Need:
 class _OneTurnEach(InlineExecutor):
     """Plays the longest job alone, and of it one step."""
 
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._together = world.config.local.clients_per_step
+
     def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
         yield from super().play(_one_step(jobs), timeout)
 
     def play_blocks(self, blocks: Sequence[Block], timeout: float | None = None) -> Iterator[BlockResult]:
-        """Play the job twice, so that there are weights to be added up."""
-        jobs = _one_step([job for block in blocks for job in block.jobs]) * 2
+        """Play the job for as many clients as share a step, and twice at least: there are weights to be added up."""
+        most = max((len(block.jobs) for block in blocks), default=0)
+        together = min(self._together, most)
+        jobs = _one_step([job for block in blocks for job in block.jobs]) * max(2, together)
         yield from super().play_blocks([Block(tuple(jobs))] if jobs else [], timeout)
 
 

@@ -85,6 +85,8 @@ def test_masks_are_resized_without_new_values_and_stay_with_their_image(tmp_path
     (lambda p: Image.fromarray(np.full((16, 16), 120, np.uint8)).save(p / "Domain2/test/ROIs/mask/g008.png"),
      ["mask/g008.png", "grey value 120 in the corners"]),
     (lambda p: picture(p / "Domain2/test/ROIs/mask/g008.png", 8, 16), ["mask/g008.png", "coloured, and a mask"]),
+    (lambda p: Image.fromarray(eye(8)[:12]).save(p / "Domain2/test/ROIs/mask/g008.png"),
+     ["mask/g008.png", "the mask is 16x12 and its image 16x16"]),
     (lambda p: picture(p / "Domain2/test/lost.png", 0), ["Domain2/test/lost.png", "out of place"]),
     (lambda p: shutil.rmtree(p / "Domain6"), ["domain6 has no images"]),
     (lambda p: shutil.rmtree(p / "Domain6/test"), ["domain6 has no test images"])])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from flray.data.federate import load_dataset
-from flray.data.image_files import Folder, Zip, decoded, open_store, same_content
+from flray.data.image_files import Folder, Zip, check_proportions, decoded, open_store, same_content
 from flray.errors import DataError, FlrayError
 from tests.data.pictures import picture, pixels_of, trees, zipped
 
@@ -129,6 +129,21 @@ def test_photographs_stand_upright(orientation: int, tmp_path: Path) -> None:
         upright = np.asarray(ImageOps.exif_transpose(image))
     assert np.array_equal(upright, COLOURS) is (orientation == 1)
     assert np.array_equal(only(tmp_path), upright)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_mask_lies_on_its_image_as_it_stands(orientation: int, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(COLOURS[:6]).save(tmp_path / "a.png", exif=exif)  # 8 wide, 6 high
+    size = (8, 6) if orientation < 5 else (6, 8)
+    for name, width, height in (("b", *size), ("c", 3 * size[0], 3 * size[1]), ("d", size[1], size[0])):
+        Image.new("L", (width, height)).save(tmp_path / f"{name}.png")
+    store = Folder(tmp_path)
+    image, same, larger, other = sorted(store.items(), key=lambda item: item.path)
+    check_proportions(store, [image, image], [same, larger])
+    with pytest.raises(DataError, match=rf"d\.png: the mask is {size[1]}x{size[0]} and its image {size[0]}x{size[1]}"):
+        check_proportions(store, [image], [other])
 
 
 def test_damaged_notes_beside_an_image_do_not_matter(tmp_path: Path) -> None:

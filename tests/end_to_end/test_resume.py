@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -200,14 +201,41 @@ def test_a_damaged_checkpoint_is_named(here: Path, digits: dict[str, Any], damag
     assert "Traceback" not in message
 
 
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    config = yaml.safe_load((folder / rundir.CONFIG).read_text())
+    change(config["experiment"])
+    (folder / rundir.CONFIG).write_text(yaml.safe_dump(config))
+
+
 def test_other_data_than_at_the_start_are_refused(here: Path, digits: dict[str, Any]) -> None:
     result = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
     rundir.update(result.folder, status="interrupted")
-    config = yaml.safe_load((result.folder / rundir.CONFIG).read_text())
-    config["experiment"]["data"]["samples"] = 95
-    (result.folder / rundir.CONFIG).write_text(yaml.safe_dump(config))
+    rewrite(result.folder, lambda experiment: experiment["data"].update(samples=95))
+    journal = result.folder / rundir.JOURNAL  # so that the settings are those of the beginning, and the files are not
+    text = journal.read_text()
+    journal.write_text(text.replace('"data.samples":"96"', '"data.samples":"95"'))
+    assert journal.read_text() != text
     with pytest.raises(FlrayError, match="the data differ from those the run began with"):
         running.resume(result.folder)
+
+
+@pytest.mark.parametrize("status", ["interrupted", "finished"])
+def test_other_settings_than_at_the_start_are_refused(here: Path, digits: dict[str, Any], status: str) -> None:
+    result = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
+    rundir.update(result.folder, status=status)
+    rewrite(result.folder, lambda experiment: experiment.update(rounds=3, seed=5))
+    with pytest.raises(FlrayError, match=r"config\.yaml: experiment\.rounds is 3 and was 1, experiment\.seed is 5 and "
+                                         r"was \d+; put it back"):
+        running.resume(result.folder)
+    rewrite(result.folder, lambda experiment: experiment.update(rounds=1, seed=digits.get("seed", 0)))
+    rewrite(result.folder, lambda experiment: experiment["checkpoint"].update(keep=3))
+    assert running.resume(result.folder).sha256 == result.sha256
+
+
+def test_a_cluster_s_address_is_not_ignored(here: Path, digits: dict[str, Any]) -> None:
+    with pytest.raises(FlrayError, match=r"--address auto: resources\.executor is inline"):
+        running.run({"experiment": digits}, ["resources.executor=inline"], address="auto")
+    assert list(here.iterdir()) == []
 
 
 def test_a_run_is_resumed_from_another_folder_into_the_same_database(

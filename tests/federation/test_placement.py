@@ -35,6 +35,17 @@ def test_the_plan_in_words(digits: dict[str, Any]) -> None:
         "(an actor takes 3.0 GiB)")
 
 
+def test_a_block_is_one_actor_s(digits: dict[str, Any]) -> None:
+    def in_blocks(block: int, cohort: int, cpus: int = 8) -> Plan:
+        config = load({"experiment": {**digits, "aggregation": {"block": block}}}).experiment
+        return make_plan(config, 20, cohort, {"CPU": cpus})
+
+    assert str(in_blocks(8, 20)) == \
+        "20 clients (20 per round) -> 3 actors, 1 CPU each, about 1 block per actor and round"
+    assert str(in_blocks(2, 20, cpus=4)).endswith("4 actors, 1 CPU each, about 2.5 blocks per actor and round")
+    assert in_blocks(2, 5).actors == 5  # the sampled may all be of different blocks
+
+
 @pytest.mark.parametrize(("need", "free", "share", "actors"), [
     (1, (16,), 0.25, 4),       # memory for more, but four are enough for one GPU
     (5, (16,), 0.5, 2),        # 0.9 * 16 / 5 = 2.9
@@ -94,15 +105,17 @@ from flray.federation.world import make_world
 from flray.loading import load
 torch.set_num_threads(1)
 world = make_world(load({"experiment": {
-    "data": {"name": "random", "samples": 400, "shape": [3, 32, 32], "classes": 10}, "rounds": 2,
-    "partition": {"name": "iid", "clients": 2}, "model": {"name": sys.argv[1]}, "algorithm": "fedavg",
-    "local": {"batch_size": int(sys.argv[2])}, "evaluation": {"every": 2}, "tracking": {"uri": None}}}).experiment)
+    "data": {"name": "random", "samples": 800, "shape": [3, 32, 32], "classes": 10}, "rounds": 2,
+    "partition": {"name": "iid", "clients": 4}, "model": {"name": sys.argv[1]}, "algorithm": "fedavg",
+    "local": {"batch_size": int(sys.argv[2]), "clients_per_step": int(sys.argv[3])}, "aggregation": {"block": 4},
+    "evaluation": {"every": 2}, "tracking": {"uri": None}}}).experiment)
 print(probe(world, torch.device("cpu")).memory)
 """
 
 
-def probed(model: str, batch: int) -> int:
-    done = subprocess.run([sys.executable, "-c", PROBE, model, str(batch)], capture_output=True, text=True, check=True)
+def probed(model: str, batch: int, together: int = 1) -> int:
+    done = subprocess.run([sys.executable, "-c", PROBE, model, str(batch), str(together)], capture_output=True,
+                          text=True, check=True)
     return int(done.stdout)
 
 
@@ -111,6 +124,7 @@ def test_a_probe_sees_what_a_turn_takes() -> None:
     small, large = probed("resnet8", 8), probed("resnet8", 200)
     assert 100 * 2**20 < small < large < 4 * GIB
     assert large - small > 100 * 2**20
+    assert probed("resnet8", 200, together=4) - large > 2 * (large - small)  # four clients' activations at once
 
 
 def test_memory_is_measured_where_it_may_matter(digits: dict[str, Any]) -> None:
