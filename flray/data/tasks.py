@@ -93,8 +93,8 @@ class Classification:
         outputs = tried(name, model, data.shape)
         if isinstance(outputs, Tensor) and (outputs.dim() != 2 or outputs.shape[1] < data.num_classes):
             raise ConfigError("experiment.model", name, f"classification needs one logit for each of the "
-                              f"{data.num_classes} classes of {data.dataset}, [{len(outputs)}, {data.num_classes}] for "
-                              f"two samples, and it returns {list(outputs.shape)}")
+                              f"{data.num_classes} classes of {data.dataset}, [1, {data.num_classes}] for one sample, "
+                              f"and it returns {list(outputs.shape)}")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of logits [B, C] and labels [B]."""
@@ -166,7 +166,7 @@ class Segmentation:
         return model
 
     def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
-        """Refuse a network that does not return one map per structure ."""
+        """Refuse a network that does not return one map per structure."""
         wanted = [len(self.structures), *data.shape[1:]]
         found = list(tried(name, model, data.shape).shape[1:])
         if found != wanted:

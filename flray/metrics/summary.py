@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pandas as pd
 
 from flray.metrics.direction import lower_is_better
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Protocol = Literal["last", "best", "mean-last"]
 
@@ -114,7 +116,7 @@ def report(history: pd.DataFrame, metric: str, protocol: Protocol, last: int) ->
     if protocol == "best" and validation is not None and validation in measured and measured[validation].notna().any():
         values = measured[validation].to_numpy()
         chosen = measured.iloc[int(np.nanargmin(values) if lower_is_better(validation) else np.nanargmax(values))]
-        known = {str(n): float(chosen[n]) for n in columns if pd.notna(chosen[n])}
+        known = {str(n): float(chosen[n]) for n in columns if not np.isnan(float(chosen[n]))}
         return Reported(known, f"round {int(chosen['round'])} of {int(history['round'].iloc[-1])}, best on validation")
     if protocol == "mean-last" and len(measured):
         tail = measured.iloc[-last:]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib import resources
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from flray.errors import FlrayError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = ("paper", "table", "method", "dataset", "setting", "client", "metric", "value", "std", "note")
 PAPERS = {"fedco2": "Fed-CO2", "fcclplus": "FCCL+", "fedskc": "FedSKC", "lgmix": "LG-Mix"}
@@ -55,6 +57,8 @@ def tables() -> dict[str, list[str]]:
 
 @cache
 def _read(paper: str, table: str) -> pd.DataFrame:
+    import pandas as pd  # nearly a second that processes which never print a table need not spend
+
     with (_folder() / f"{paper}_{table}.csv").open(encoding="utf-8") as file:
         frame = pd.read_csv(file, dtype=str, keep_default_na=False)
     frame["table"] = table

@@ -11,12 +11,13 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Literal
 
 from flray.errors import DataError, FlrayError
 from flray.tracking.names import clean_name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 JOURNAL = "journal.jsonl"
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -71,6 +72,8 @@ def read_events(path: Path) -> list[Event]:
 
 def history_of(events: Iterable[Event]) -> pd.DataFrame:
     """Return the rounds among `events` as a table: column ``round`` first, then one column per metric."""
+    import pandas as pd  # takes a second, and processes that only write journals do not need it
+
     rows = [{"round": event["round"], **event["metrics"]} for event in events if event["type"] == "round"]
     table = pd.DataFrame(rows) if rows else pd.DataFrame({"round": pd.Series(dtype="int64")})
     return table.sort_values("round", ignore_index=True)

@@ -13,6 +13,9 @@ from flray.tracking.connection import HTTP_TIMEOUT, http_limits, redacted, resol
 from flray.tracking.sender import MlflowSender
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_REST, _LONGEST_REST = 50.0, 5.0
+"""After sending, so many times the processor time it took is left to the training: many rounds in one request cost
+little more than one, and on few cores every second spent here is missing there."""
 
 
 class Tracker:
@@ -42,7 +45,7 @@ class Tracker:
         self._refused: set[Path] = set()
         self._away = False
         self._pause = _FIRST_PAUSE
-        self._retry_at = 0.0
+        self._retry_at = self._rested_at = 0.0
         self._news = False
         self._deadline: float | None = None
         self._changed = threading.Condition()
@@ -108,13 +111,15 @@ class Tracker:
                 closing = self._deadline is not None
                 self._news = False
                 senders = [sender for sender in self._senders if sender.run_dir not in self._refused]
+            began = time.thread_time()
             self._pump_all(senders)
+            self._rested_at = time.monotonic() + min(_REST * (time.thread_time() - began), _LONGEST_REST)
 
     def _until_due(self) -> float | None:
         """Seconds until there is something to do: 0 for now, None for not before somebody says so."""
         if not self._news:
             return None
-        return max(0.0, self._retry_at - time.monotonic())
+        return max(0.0, max(self._retry_at, self._rested_at) - time.monotonic())
 
     def _late(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline

@@ -57,6 +57,23 @@ def test_rounds_arrive_while_training_and_the_thread_ends(
         tracker.register(tmp_path / "trial")
 
 
+def test_many_rounds_go_in_few_requests(make_run: MakeRun, store: str, tmp_path: Path) -> None:
+    journal, seen = make_run(), set()
+    tracker = Tracker(store, print)
+    tracker.register(tmp_path / "run")
+    deadline = time.monotonic() + 60
+    while cursor.load(tmp_path / "run", tracker.uri).offset == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for round_ in range(100):
+        journal.record_round(round_, {"loss": 1.0})
+        tracker.notify()
+        time.sleep(0.02)
+        seen.add(cursor.load(tmp_path / "run", tracker.uri).offset)
+    assert tracker.close(30) == 0
+    assert len(seen) < 20  # it keeps still for fifty times as long as it worked
+
+
 def test_a_server_that_is_away_is_said_once_and_costs_the_training_nothing(make_run: MakeRun, tmp_path: Path) -> None:
     said: list[str] = []
     journal = make_run()
