@@ -60,6 +60,9 @@ class Preparation:
     def bundles(self, experiment: Experiment) -> Bundles:
         """Return what a trial needs: Tune's head bundle, then one bundle per client actor.
 
+        A trial that gets one actor plays its clients in the head bundle, unless a client may have to be cut off
+        (``faults.round_timeout``) or the user asked for the actor.
+
         Raises
         ------
         FlrayError
@@ -110,6 +113,8 @@ class Preparation:
             return [{}, *[_bundle(own)] * own.actors]
         room = plan(_with(experiment, gpus_per_actor=own.gpus_per_actor), cohort=10**9).actors
         actors = max(1, min(math.floor(room / max(1, min(self._slots, room))), world.cohort_size))
+        if actors == 1 and experiment.faults.round_timeout is None:
+            return [_bundle(own)]  # server and only client actor in one process: the same bits, and no waiting
         return [{}, *[_bundle(own)] * actors]
 
 

@@ -21,7 +21,6 @@ from flray.config import Checkpointing, Config, Experiment
 from flray.errors import FlrayError, nearest
 from flray.federation import checkpoint
 from flray.federation.clients import RayExecutor
-from flray.federation.cluster import uses_ray
 from flray.federation.evaluation import main_metric
 from flray.federation.executor import LostObjectError
 from flray.federation.federation import Federation
@@ -159,7 +158,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     def _staff(self, experiment: Experiment, world: World, samples: Any, bundles: Bundles) -> Any:
         """Return an executor: the one of the trial before where it fits."""
         fits, self._bundles = bundles == self._bundles, bundles
-        if not uses_ray(experiment):
+        clients = bundles[1:]
+        if not clients:
             self.cleanup()
             return InlineExecutor(world)
         reference = ray.put(world.without_samples() if samples is not None else world)
@@ -167,7 +167,6 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             self._executor.reset(reference, experiment, samples)
             return self._executor
         self.cleanup()
-        clients = bundles[1:]
         return RayExecutor(reference, experiment, len(clients), clients[0].get("GPU", 0.0),
                            ray.util.get_current_placement_group(), 0, samples)
 

@@ -27,16 +27,21 @@ def _bundles(content: dict[str, Any], available: dict[str, float], trials: int, 
 ])
 def test_the_machine_is_dealt_out_to_the_trials(
         content: dict[str, Any], cpus: int, trials: int, concurrency: int | str, actors: int) -> None:
-    assert _bundles(content, {"CPU": cpus}, trials, concurrency) == [{}, *[{"CPU": 1.0}] * actors]
+    assert _bundles(content, {"CPU": cpus}, trials, concurrency) == [
+        *([{}] if actors > 1 else []), *[{"CPU": 1.0}] * actors]
 
 
-def test_an_inline_trial_is_one_bundle(content: dict[str, Any]) -> None:
+def test_a_trial_in_one_process_is_one_bundle(content: dict[str, Any]) -> None:
     assert _bundles(content, {"CPU": 4}, 8, executor="inline") == [{"CPU": 1.0}]
+    assert _bundles(content, {"CPU": 4}, 8) == [{"CPU": 1.0}]
+    assert _bundles(content, {"CPU": 4}, 8, actors=1) == [{}, {"CPU": 1.0}]  # asked for
+    content["experiment"]["faults"] = {"round_timeout": 60}  # nobody else could cut a client off
+    assert _bundles(content, {"CPU": 4}, 8) == [{}, {"CPU": 1.0}]
 
 
 def test_gpus_are_shared(content: dict[str, Any]) -> None:
     bundles = _bundles(content, {"CPU": 16, "GPU": 1}, 8)
-    assert bundles == [{}, {"CPU": 1.0, "GPU": 0.25}]
+    assert bundles == [{"CPU": 1.0, "GPU": 0.25}]
     assert _bundles(content, {"CPU": 16, "GPU": 2}, 8, actors=2, gpus_per_actor=0.5) == [
         {}, *[{"CPU": 1.0, "GPU": 0.5}] * 2]
 

@@ -36,7 +36,7 @@ class Lines(Silence):
 def test_killed_twice_it_ends_with_one_parent_and_eight_children(content: dict[str, Any], tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     content["experiment"] |= {"rounds": 4, "tracking": {"uri": uri, "experiment": "sweeps"},
-                              "resources": {"executor": "ray"}, "checkpoint": {"min_seconds": 0.0}}
+                              "resources": {"actors": 1}, "checkpoint": {"min_seconds": 0.0}}
     content["space"] = {"local.lr": {"grid": [0.02, 0.1]},
                         "algorithm": {"grid": ["fedavg"]}, "local.batch_size": {"grid": [16, 32]}}
     file = tmp_path / "sweep.yaml"
