@@ -14,8 +14,14 @@ from flray.report.costs import Cost
 from flray.report.table import Cell, Table
 
 _SPECIAL = {"\\": r"\textbackslash{}", **{c: f"\\{c}" for c in "&%$#_{}"}, "~": r"\textasciitilde{}",
-            "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "α": r"$\alpha$", "λ": r"$\lambda$", "μ": r"$\mu$",
-            "ρ": r"$\rho$", "ω": r"$\omega$", "τ": r"$\tau$", "≥": r"$\geq$", "<": r"$<$", ">": r"$>$"}
+            "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "≥": r"$\geq$", "<": r"$<$", ">": r"$>$",
+            **{letter: f"$\\{name}$" for letter, name in zip(
+                "αβγδεζηθκλμνξπρστφχψω", ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "kappa",
+                                          "lambda", "mu", "nu", "xi", "pi", "rho", "sigma", "tau", "varphi", "chi",
+                                          "psi", "omega"), strict=True)}}
+
+_LINE = 75
+"""Characters of a table that fit on an article's line."""
 
 
 def terminal(table: Table, costs: Sequence[Cost]) -> RenderableType:
@@ -53,10 +59,15 @@ def markdown(table: Table, costs: Sequence[Cost]) -> str:
 
 
 def latex(table: Table) -> str:
-    """Return the main table as LaTeX (needs the package booktabs)."""
+    """Return the main table as LaTeX (needs booktabs, and graphicx where the table is wider than a page)."""
     depth = max(map(len, table.heads), default=1)
     heads = [[""] * (depth - len(head)) + head for head in table.heads]
-    lines = [r"\begin{table}[t]", r"\centering", f"\\caption{{{_tex(table.title)}. {_tex(words.legend(table))}}}",
+    longest = max(map(len, (table.heading, *table.rows)), default=0)
+    wide = longest + sum(max([*map(len, head), *(len(words.measured(row[i])) for row in table.rows.values())]) + 2
+                         for i, head in enumerate(table.heads)) > _LINE
+    lines = [f"% \\usepackage{{booktabs{',graphicx' if wide else ''}}}", r"\begin{table}[t]", r"\centering",
+             f"\\caption{{{_tex(table.title)}. {_tex(words.legend(table))}}}",
+             *([r"\resizebox{\linewidth}{!}{%"] if wide else []),
              f"\\begin{{tabular}}{{l{'r' * len(heads)}}}", r"\toprule"]
     for level in range(depth):
         spans = [(text, len(list(group))) for text, group in itertools.groupby(
@@ -72,8 +83,8 @@ def latex(table: Table) -> str:
         if any(cell.printed_text for cell in row):
             lines.append(" & ".join([r"\quad\emph{printed}", *(
                 f"\\emph{{{_tex(words.beside(cell))}}}" if cell.printed_text else "" for cell in row)]) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {line}" for line in words.comparisons(table)),
-              *(f"% {note}" for note in table.notes), r"\end{table}"]
+    lines += [r"\bottomrule", r"\end{tabular}" + ("}" if wide else ""),
+              *(f"% {line}" for line in (*words.comparisons(table), *table.notes)), r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 

@@ -48,7 +48,8 @@ class SweepResult:
 
         Columns: ``trial``; the settings; ``seed``, ``status`` (finished, stopped, failed), ``rounds``, ``score``
         and the ``metric`` it is; the views' means; ``client/NAME``, each client's value under the method's own view
-        (personal models for personal methods, the global model for the others); ``seconds`` of training,
+        (personal models for personal methods, the global model for the others; on the other clients' test data where
+        the metric is of these); ``seconds`` of training,
         ``sha256`` of what was learnt, ``failure``.
         """
         rows = [_row(folder) for folder in folders(self.folder)]
@@ -205,9 +206,8 @@ def _row(folder: TrialFolder) -> dict[str, Any]:
     metric = identity.get("metric") or ""
     evaluation = Evaluation.model_validate(folder.settings["evaluation"])
     last = report(history, metric, evaluation.protocol, evaluation.last).values
-    _, _, measure = metric.partition("/")[2].partition("/")
-    measure = measure.split("/")[0]
-    own = f"{metric.split('/')[0]}/local/{measure}/client/"
+    view, scope, measure = [*metric.split("/"), "", ""][:3]
+    own = f"{view}/{'others' if scope == 'others' else 'local'}/{measure}/client/"
     return {
         "trial": folder.number, "settings": columns(identity.get("setting_at_end") or identity["setting"]),
         "seed": identity["seed"], "status": identity["status"], "rounds": len(history),

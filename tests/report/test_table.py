@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,16 @@ def test_markdown_and_latex_hold_the_table(sweep: Path) -> None:
     tex = latex(table)
     assert r"full & \textbf{82.00 $\pm$ 2.83} & 50.00 $\pm$ 0.00 \\" in tex
     assert tex.count("{") == tex.count("}") and r"\emph{78.61 (-7.61)}" in tex
+    assert "resizebox" not in tex
+    assert r"\caption{$\gamma$ = 0.5 \& $\sigma$" in latex(replace(table, title="γ = 0.5 & σ"))
+
+
+def test_latex_of_a_wide_table_is_scaled_to_the_line(sweep: Path) -> None:
+    table = main_table(from_folder(sweep))
+    wide = replace(table, heads=table.heads * 4, rows={name: cells * 4 for name, cells in table.rows.items()})
+    lines = latex(wide).splitlines()
+    assert lines[4:6] == [r"\resizebox{\linewidth}{!}{%", r"\begin{tabular}{lrrrrrrrr}"]
+    assert lines[lines.index(r"\bottomrule") + 1] == r"\end{tabular}}"
 
 
 def test_a_sweep_without_a_paper_has_a_row_per_setting_best_first(sweep: Path) -> None:
