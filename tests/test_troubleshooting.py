@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from flray.cli import invoke
+from flray.federation.world import load_dataset
 from flray.tracking.journal import Journal
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -42,6 +44,17 @@ def last_axis(root):
 @flray.register_dataset("from-one")
 def from_one(root):
     return made(np.zeros((20, 3, 32, 32), np.uint8), np.arange(20) % 2 + 1)
+
+@flray.register_dataset("from-file")
+def from_file(root):
+    return made(np.load("x.npy"), np.arange(20) % 2)
+"""
+NETWORK = """import flray
+from torch import nn
+
+@flray.register_model("short")
+def short(shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, num_classes - 1))
 """
 Trouble = Callable[[], int]
 
@@ -66,10 +79,17 @@ def own_data(name: str) -> Trouble:
     return trouble
 
 
-def resumed(change: Callable[[Path], Any]) -> Trouble:
+def own_network() -> int:
+    Path("own.py").write_text(NETWORK)
+    return run("model=short", "plugins=[own.py]")()
+
+
+def resumed(change: Callable[[Path], Any], *settings: str) -> Trouble:
     """Play a run, make it an interrupted one, change something in its folder and resume it."""
     def trouble() -> int:
-        assert run("rounds=1", "name=half")() == 0
+        Path("own.py").write_text(DATA)
+        np.save("x.npy", np.zeros((20, 3, 32, 32), np.uint8))
+        assert run("rounds=1", "name=half", *settings)() == 0
         folder = Path("runs/half/001")
         identity = json.loads((folder / "run.json").read_text())
         (folder / "run.json").write_text(json.dumps({**identity, "status": "interrupted"}))
@@ -81,10 +101,15 @@ def resumed(change: Callable[[Path], Any]) -> Trouble:
     return trouble
 
 
-def fewer_samples(folder: Path) -> None:
+def more_rounds(folder: Path) -> None:
     content = yaml.safe_load((folder / "config.yaml").read_text())
-    content["experiment"]["data"]["samples"] = 50
+    content["experiment"]["rounds"] = 3
     (folder / "config.yaml").write_text(yaml.safe_dump(content))
+
+
+def other_samples(folder: Path) -> None:
+    np.save("x.npy", np.ones((20, 3, 32, 32), np.uint8))
+    load_dataset("random", {})  # a process keeps the set it has loaded last
 
 
 def damage(folder: Path) -> None:
@@ -122,7 +147,11 @@ TROUBLES: dict[str, Trouble] = {
     "experiment.plugins": broken("pass", "import nosuchmodule"),
     "samples are [32, 32, 3]": own_data("last-axis"),
     "labels from 1": own_data("from-one"),
-    "the data differ": resumed(fewer_samples),
+    "the data differ": resumed(other_samples, "data=from-file", "partition={name: iid, clients: 2}",
+                               "plugins=[own.py]"),
+    "experiment.rounds is 3": resumed(more_rounds),
+    "one logit for each": own_network,
+    "--address auto": run("--address", "auto"),
     "is damaged": resumed(damage),
     "a process that still runs": resumed(lambda folder: Journal(folder / "journal.jsonl")),
     "no space left": full_disk,
