@@ -74,7 +74,7 @@ def test_restored_from_a_checkpoint(tmp_path: Path, digits: dict[str, Any], meth
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_client_actor_killed_in_the_middle_of_a_block(digits: dict[str, Any], ray_here: dict[str, float],
                                                       method: str) -> None:
-    world = world_of(digits, method, resources={"actors": 2}, local={"epochs": 12})
+    world = world_of(digits, method, resources={"actors": 2}, local={"epochs": 5})
     federation = RayFederation(world, plan_for(world, ray_here), print)
     try:
         federation.step()

@@ -96,7 +96,7 @@ def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
 @pytest.mark.parametrize("method", METHODS)
 def test_client_actor_killed_in_the_middle_of_a_round(
         digits: dict[str, Any], ray_here: dict[str, float], method: str) -> None:
-    long_turns = {**digits["local"], "epochs": 30}
+    long_turns = {**digits["local"], "epochs": 10}
     world = world_of(digits, method, resources={"actors": 2}, local=long_turns)
     federation = RayFederation(world, plan_for(world, ray_here), print)
     try:
