@@ -12,6 +12,7 @@ import torch
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_worker_niceness", "0")  # as flray's own: else actors starve beside the other test process
 
 
 @pytest.fixture(autouse=True, scope="session")
