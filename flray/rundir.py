@@ -30,6 +30,7 @@ CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoi
 
 FREE = ("checkpoint", "faults", "name", "output", "resources", "tracking")
 """Parts of an experiment that may change between a run's beginning and its resume."""
+_NOT_FREE = "resources.cpus_per_actor"  # torch's threads, whose number decides the last bits
 
 
 def create(base: str | Path, name: str) -> Path:
@@ -196,12 +197,13 @@ def check_unchanged(folder: Path, settings: Mapping[str, Any]) -> None:
     for event in read_events(folder / JOURNAL):
         if event["type"] == "start":
             began |= event["params"]
-    changed = [key for key in now.keys() & began.keys() if key.split(".")[0] not in FREE and now[key] != began[key]]
+    changed = [key for key in now.keys() & began.keys() if now[key] != began[key]
+               and (key == _NOT_FREE or key.split(".")[0] not in FREE)]
     if changed:
         shown = ", ".join(f"experiment.{key} is {now[key]} and was {began[key]}" for key in sorted(changed)[:3])
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise FlrayError(f"{folder / CONFIG}: {shown}{more}; put it back, or start a new run with these settings "
-                         f"(free to change are: {', '.join(FREE)})")
+                         f"(free to change are: {', '.join(FREE)}; of resources not cpus_per_actor)")
 
 
 def _installed(name: str) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flray import functional, keys
 from flray.errors import DataError
+from flray.models.tried import tried
 
 if TYPE_CHECKING:
     from flray.data.types import FederatedData
@@ -71,7 +72,8 @@ class FewShot:
         return model
 
     def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
-        """Take any network."""
+        """Refuse a network that cannot take the samples."""
+        tried(name, model, data.shape)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of an episode: embeddings [B, d] and labels [B], of each class the support first."""

@@ -228,6 +228,10 @@ def test_other_settings_than_at_the_start_are_refused(here: Path, digits: dict[s
                                          r"was \d+; put it back"):
         running.resume(result.folder)
     rewrite(result.folder, lambda experiment: experiment.update(rounds=1, seed=digits.get("seed", 0)))
+    rewrite(result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=2))
+    with pytest.raises(FlrayError, match=r"resources\.cpus_per_actor is 2\.0 and was 1\.0"):
+        running.resume(result.folder)
+    rewrite(result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=1, actors=2))
     rewrite(result.folder, lambda experiment: experiment["checkpoint"].update(keep=3))
     assert running.resume(result.folder).sha256 == result.sha256
 

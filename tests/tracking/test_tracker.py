@@ -57,14 +57,19 @@ def test_rounds_arrive_while_training_and_the_thread_ends(
         tracker.register(tmp_path / "trial")
 
 
+def started(tracker: Tracker, run: Path) -> None:
+    """Register a run and wait until its beginning was sent."""
+    tracker.register(run)
+    deadline = time.monotonic() + 60
+    while cursor.load(run, tracker.uri).offset == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_many_rounds_go_in_few_requests(make_run: MakeRun, store: str, tmp_path: Path) -> None:
     journal, seen = make_run(), set()
     tracker = Tracker(store, print)
-    tracker.register(tmp_path / "run")
-    deadline = time.monotonic() + 60
-    while cursor.load(tmp_path / "run", tracker.uri).offset == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    started(tracker, tmp_path / "run")
     for round_ in range(100):
         journal.record_round(round_, {"loss": 1.0})
         tracker.notify()
@@ -142,11 +147,7 @@ def test_a_refusal_is_said_once_and_the_other_runs_go_on(
 def test_nothing_new_means_no_work(make_run: MakeRun, store: str, tmp_path: Path) -> None:
     make_run()
     tracker = Tracker(store, print)
-    tracker.register(tmp_path / "run")
-    deadline = time.monotonic() + 60
-    while cursor.load(tmp_path / "run", tracker.uri).offset == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    started(tracker, tmp_path / "run")
     time.sleep(0.2)
     before = time.process_time()
     time.sleep(1.0)
