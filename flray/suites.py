@@ -66,11 +66,11 @@ def files(folder: Path | None = None) -> dict[str, Path]:
         raise FlrayError(f"no suites in {' or '.join(map(str, places))}; they come with flray's repository")
     paths = [path for path in found.glob("*/*.yaml") if not path.name.startswith("_")]
 
-    def place(path: Path) -> tuple[int, int, int]:
+    def place(path: Path) -> tuple[int, int, int, str]:
         known, kinds, stem = list(PAPERS), ("table", "fig"), path.stem
         kind = stem.rstrip("0123456789")
         return (known.index(path.parent.name) if path.parent.name in known else len(known),
-                kinds.index(kind) if kind in kinds else len(kinds), int(stem.removeprefix(kind) or 0))
+                kinds.index(kind) if kind in kinds else len(kinds), int(stem.removeprefix(kind) or 0), stem)
 
     return {f"{path.parent.name}/{path.stem}": path for path in sorted(paths, key=place)}
 
