@@ -74,7 +74,7 @@ class Recorder(Callback):  # type: ignore[misc]
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any],
                         **info: Any) -> None:
-        """Record a round."""
+        """Record the rounds of a step."""
         number, done = str(trial), int(result["training_iteration"])
         point, journal = self._points[number], self._journals[number]
         report = json.loads(result["report"])
@@ -82,15 +82,17 @@ class Recorder(Callback):  # type: ignore[misc]
         for line in report["lines"]:
             self._progress.say(f"trial {number}: {line}")
         self._keep(number, report)
-        if "metrics" not in report:
+        played = report["rounds"]
+        if not played:
             return
-        journal.record_round(done, report["metrics"])
+        for round_, metrics in enumerate(played, start=done - len(played) + 1):
+            journal.record_round(round_, metrics)
         journal.sync()
         if self._tracker is not None:
             self._tracker.notify()
         self._done[number] = done
-        self._played += 1
-        self._left -= 1
+        self._played += len(played)
+        self._left -= len(played)
         pace = (time.monotonic() - (self._begun or 0.0)) / self._played
         self._progress.round(number, point.label, done, point.experiment.rounds, float(result["score"]),
                              pace * max(0, self._left))

@@ -36,6 +36,9 @@ TRIAL = "trial.json"
 PASSING = (ray.exceptions.RayError, LostObjectError, OSError, MemoryError, torch.OutOfMemoryError)
 """Errors that another attempt may not meet; all others would only come again."""
 
+STEP_SECONDS = 1.0
+"""What a step lasts at least, in rounds, where no scheduler compares rounds."""
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -60,7 +63,9 @@ class Shared:
 
 
 class FederationTrial(tune.Trainable):  # type: ignore[misc]
-    """One trial; a step is a round.
+    """One trial; a step is a round, or as many short ones as fill a second where no scheduler compares rounds.
+
+    What Tune and Ray do for each step costs the driver some 20 ms, which rounds of half a second would feel.
 
     A trial that is started without a checkpoint looks for its own newest one among those of earlier sessions, so
     that a sweep whose driver was killed goes on from what lies on the disk, whatever Tune had noted of it.
@@ -69,6 +74,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     _shared: Shared
     _values: dict[str, Any]
     _mutable: bool
+    _step_seconds: float
     _rounds: int
     _metric: str
     _checkpointing: Checkpointing
@@ -91,18 +97,16 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         return True
 
     def step(self) -> dict[str, Any]:
-        """Run a round; where all are done already, only report so."""
-        report: dict[str, Any] = {}
+        """Play on; where all rounds are done already, only report so."""
+        report: dict[str, Any] = {"rounds": []}
         with self._failures():
             if self._failure is None and self._federation.rounds_done == 0:
                 report |= {PARTITION: partition(self._federation.world), BEFORE: self._portrait(False)}
-            if self._failure is None and self._federation.rounds_done < self._rounds:
-                metrics = self._federation.step().metrics
-                self._score = metrics["score"] = self._measured(metrics)
-                if self._mutable:
-                    metrics.update({f"setting/{path}": float(value) for path, value in self._values.items()
-                                    if isinstance(value, (int, float))})
-                report["metrics"] = metrics
+            until = time.monotonic() + self._step_seconds
+            while self._failure is None and self._federation.rounds_done < self._rounds:
+                report["rounds"].append(self._round())
+                if time.monotonic() >= until or self._due(self._federation.rounds_done):
+                    break
             if self._failure is None and self._federation.rounds_done >= self._rounds:
                 report |= {"sha256": self._federation.sha256(), AFTER: self._portrait(True)}
         done = 0 if self._federation is None else self._federation.rounds_done
@@ -112,6 +116,15 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         # Tune keeps statistics of every number it is told: all but the few it needs travel as text.
         return {"report": json.dumps(report), "score": math.nan if self._failure else self._score,
                 "training_iteration": done, "done": ended, "should_checkpoint": not ended and self._due(done)}
+
+    def _round(self) -> dict[str, float]:
+        """Play one round and return what was measured."""
+        metrics = self._federation.step().metrics
+        self._score = metrics["score"] = self._measured(metrics)
+        if self._mutable:
+            metrics.update({f"setting/{path}": float(value) for path, value in self._values.items()
+                            if isinstance(value, (int, float))})
+        return dict(metrics)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write the federation's checkpoint; see `flray.federation.checkpoint`."""
@@ -139,8 +152,9 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._score, self._metric = math.nan, ""
         self._saved_at = time.monotonic()
         self._values = dict(point["values"])
-        self._mutable = self._shared.config.sweep.scheduler is not None and \
-            self._shared.config.sweep.scheduler.name == "pbt"
+        scheduler = self._shared.config.sweep.scheduler
+        self._mutable = scheduler is not None and scheduler.name == "pbt"
+        self._step_seconds = STEP_SECONDS if scheduler is None else 0.0
         with self._failures():
             experiment = variant(self._shared.config, self._values)
             self._rounds, self._checkpointing = experiment.rounds, experiment.checkpoint

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from jinja2.sandbox import SandboxedEnvironment
+from numpydoc import docscrape_sphinx
 from pages import write_pages
 from sphinx.cmd.build import main as sphinx
 
@@ -25,8 +28,25 @@ SETTINGS = {
 }
 
 
+class OneEnvironment(SandboxedEnvironment):
+    """numpydoc asks for a new one at every docstring, and would compile its template anew each time."""
+
+    _one: OneEnvironment | None = None
+
+    def __new__(cls, **options: Any) -> OneEnvironment:
+        """Return the one there is."""
+        if cls._one is None:
+            cls._one = super().__new__(cls)
+            SandboxedEnvironment.__init__(cls._one, **options)
+        return cls._one
+
+    def __init__(self, **options: Any) -> None:
+        """Do nothing: it was made when first asked for."""
+
+
 def main(target: Path) -> int:
     """Write the pages' sources into a temporary folder and build them; return the exit code."""
+    docscrape_sphinx.SandboxedEnvironment = OneEnvironment
     with tempfile.TemporaryDirectory() as text:
         source = Path(text)
         write_pages(source)

@@ -8,11 +8,13 @@ import threading
 import time
 
 from flray.federation.cluster import RayFederation
+from flray.federation.federation import Federation
 
 
-def step_while_an_actor_is_killed(federation: RayFederation, after: float = 0.15) -> int:
-    """Play a round, kill the first client actor so many seconds into it, and return the process that died."""
-    victim = federation.client_pids()[0]
+def step_while_an_actor_is_killed(federation: RayFederation | Federation, actors: list[int], after: float = 0.15
+                                  ) -> int:
+    """Play a round, kill the first of its client actors so many seconds into it, and return the process that died."""
+    victim = actors[0]
     killer = threading.Timer(after, os.kill, (victim, signal.SIGKILL))
     killer.start()
     began = time.monotonic()

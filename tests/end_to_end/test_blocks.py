@@ -11,9 +11,11 @@ import torch
 
 from flray.federation.cluster import InlineFederation, RayFederation, plan_for
 from flray.federation.executor import ClientError
+from flray.federation.federation import Federation
 from flray.federation.world import World, make_world
 from flray.loading import load
 from tests.end_to_end.killing import step_while_an_actor_is_killed
+from tests.end_to_end.pool import Pools
 from tests.end_to_end.test_failures import BROKEN
 
 everywhere = pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedadam"])
@@ -42,19 +44,15 @@ def inline(world: World, warn: Callable[[str], None] = print) -> InlineFederatio
 @pytest.mark.slow
 @everywhere
 @pytest.mark.parametrize("actors", [1, 2])
-def test_number_of_actors_does_not_matter(digits: dict[str, Any], ray_here: dict[str, float], method: str,
-                                          actors: int) -> None:
-    world = world_of(digits, method, resources={"actors": actors})
-    here, there = InlineFederation(world, print), RayFederation(world, plan_for(world, ray_here), print)
-    try:
-        for _ in range(world.config.rounds):
-            ours, theirs = here.step().metrics, there.step().metrics
-            same = [n for n in ours if not n.startswith(("time/", "memory/", "train/seconds"))]
-            assert {n: ours[n] for n in same} == {n: theirs[n] for n in same}
-            assert "bytes/up" in same and "train/loss" in same
-        assert here.sha256() == there.sha256()
-    finally:
-        there.close()
+def test_number_of_actors_does_not_matter(digits: dict[str, Any], pools: Pools, method: str, actors: int) -> None:
+    world = world_of(digits, method)
+    here, there = InlineFederation(world, print), pools[actors].federation(world)
+    for _ in range(world.config.rounds):
+        ours, theirs = here.step().metrics, there.step().metrics
+        same = [n for n in ours if not n.startswith(("time/", "memory/", "train/seconds"))]
+        assert {n: ours[n] for n in same} == {n: theirs[n] for n in same}
+        assert "bytes/up" in same and "train/loss" in same
+    assert here.sha256() == there.sha256()
     assert here.sha256() != inline(world_of(digits, method, aggregation={})).sha256()
 
 
@@ -72,18 +70,15 @@ def test_restored_from_a_checkpoint(tmp_path: Path, digits: dict[str, Any], meth
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
-def test_client_actor_killed_in_the_middle_of_a_block(digits: dict[str, Any], ray_here: dict[str, float],
-                                                      method: str) -> None:
-    world = world_of(digits, method, resources={"actors": 2}, local={"epochs": 5})
-    federation = RayFederation(world, plan_for(world, ray_here), print)
-    try:
-        federation.step()
-        victim = step_while_an_actor_is_killed(federation)
-        federation.step()
-        assert victim not in federation.client_pids()
-        assert federation.sha256() == inline(world).sha256()
-    finally:
-        federation.close()
+def test_client_actor_killed_in_the_middle_of_a_block(digits: dict[str, Any], pools: Pools, method: str) -> None:
+    world = world_of(digits, method, local={"epochs": 5})
+    executor = pools[2].executor_for(world)
+    federation = Federation(world, executor)
+    federation.step()
+    victim = step_while_an_actor_is_killed(federation, executor.pids())
+    federation.step()
+    assert victim not in executor.pids()
+    assert federation.sha256() == inline(world).sha256()
 
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
@@ -121,7 +116,7 @@ def test_a_client_that_fails_ends_the_run_at_once(here: Path, digits: dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "faults", "left_out", "text"), [
-    ("hangs", {"round_timeout": 20.0}, {0, 1, 2}, "round 2, train: no answer within 20 s"),
+    ("hangs", {"round_timeout": 12.0}, {0, 1, 2}, "round 2, train: no answer within 12 s"),
     ("crashes", {"on_client_error": "skip", "attempts": 2}, {0, 1, 2},
      "round 1, train: its actor died 2 times while playing this block"),
 ])

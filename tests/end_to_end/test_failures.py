@@ -140,7 +140,7 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(here: Path, digits: d
         def say(self, line: str) -> None:
             lines.append(line)
 
-    result = running.run({"experiment": digits}, ["rounds=4"], progress=Killer())
+    result = running.run({"experiment": digits}, ["rounds=4", "resources.actors=2"], progress=Killer())
     assert killed
     assert "the server actor died; going on from the last checkpoint" in lines
     assert result.sha256 == whole.sha256
@@ -165,7 +165,6 @@ def test_a_new_algorithm_from_a_string_runs_on_ray(here: Path, digits: dict[str,
     exec(compile(f"from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n{OWN}", "own", "exec"),
          {"__name__": "own"})
     results = {(method, executor): running.run({"experiment": digits}, [
-        f"algorithm={method}", f"resources.executor={executor}"]).sha256
-        for method in ("half-way", "fedavg") for executor in ("ray", "inline")}
-    assert results["half-way", "ray"] == results["half-way", "inline"]
-    assert results["half-way", "ray"] != results["fedavg", "ray"]
+        f"algorithm={method}", f"resources.executor={executor}", "resources.actors=2"]).sha256
+        for method, executor in (("half-way", "ray"), ("half-way", "inline"), ("fedavg", "inline"))}
+    assert results["half-way", "ray"] == results["half-way", "inline"] != results["fedavg", "inline"]

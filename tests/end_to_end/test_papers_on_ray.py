@@ -34,6 +34,7 @@ from tests.algorithms import conftest as hand_made
 from tests.algorithms.conftest import models_sha, state_of
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.algorithms.test_identities import GLOBAL, NORMED, PERSONAL, Options, label, opt, personal_sha
+from tests.end_to_end.pool import Pool, Pools
 from tests.end_to_end.test_same_bits import inline_digest, world_of
 
 pytestmark = pytest.mark.slow
@@ -53,37 +54,10 @@ def disjoint(root: Path) -> DataSet:
     return DataSet("disjoint", tuple(domains), tuple("abcdef"), (0.0,), (1.0,))
 
 
-class Pool:
-    """Two client actors that outlive the federations they play for."""
-
-    def __init__(self) -> None:
-        self.executor: RayExecutor | None = None
-
-    def executor_for(self, world: World) -> RayExecutor:
-        import ray
-
-        put = ray.put(world)
-        if self.executor is None:
-            self.executor = RayExecutor(put, world.config, ACTORS, 0)
-        else:
-            self.executor.reset(put, world.config)
-        return self.executor
-
-    def played(self, world: World) -> Federation:
-        """Return a federation after all its rounds."""
-        federation = Federation(world, self.executor_for(world), warn=lambda line: None)
-        for _ in range(world.config.rounds):
-            federation.step()
-        return federation
-
-
 @pytest.fixture(scope="module")
-def pool(ray_here: dict[str, float]) -> Iterator[Pool]:
+def pool(pools: Pools) -> Iterator[Pool]:
     cloudpickle.register_pickle_by_value(hand_made)  # its networks travel to the actors as a user's own do
-    pool = Pool()
-    yield pool
-    if pool.executor is not None:
-        pool.executor.close()
+    yield pools[ACTORS]
     cloudpickle.unregister_pickle_by_value(hand_made)
 
 

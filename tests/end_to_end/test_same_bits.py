@@ -16,6 +16,7 @@ from flray.federation.inline import InlineExecutor
 from flray.federation.world import World, make_world
 from flray.loading import load
 from tests.end_to_end.killing import step_while_an_actor_is_killed
+from tests.end_to_end.pool import Pools
 
 METHODS = ("fedavg", "fedbn", "scaffold")
 TRAINS_AT_SERVER = {"name": "feddf", "steps": 10}
@@ -53,9 +54,14 @@ def test_client_order_does_not_matter(digits: dict[str, Any], method: Any) -> No
 @pytest.mark.slow
 @everywhere
 @pytest.mark.parametrize("actors", [1, 2, 4])
-def test_number_of_actors_does_not_matter(
-        digits: dict[str, Any], ray_here: dict[str, float], method: Any, actors: int) -> None:
-    world = world_of(digits, method, resources={"actors": actors})
+def test_number_of_actors_does_not_matter(digits: dict[str, Any], pools: Pools, method: Any, actors: int) -> None:
+    world = world_of(digits, method)
+    assert pools[actors].played(world).sha256() == inline_digest(world)
+
+
+@pytest.mark.slow
+def test_the_server_may_be_an_actor_too(digits: dict[str, Any], ray_here: dict[str, float]) -> None:
+    world = world_of(digits, "scaffold", resources={"actors": 2})
     federation = RayFederation(world, plan_for(world, ray_here), print)
     try:
         for _ in range(world.config.rounds):
@@ -68,43 +74,35 @@ def test_number_of_actors_does_not_matter(
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
-        digits: dict[str, Any], ray_here: dict[str, float], method: str) -> None:
+        digits: dict[str, Any], pools: Pools, method: str) -> None:
     def upside_down(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return images.flip(-2)
 
     registry.augmentations.register("upside-down")(upside_down)
     try:
-        world = world_of(digits, method, resources={"actors": 2}, split=[0.6, 0.2, 0.2],
+        world = world_of(digits, method, split=[0.6, 0.2, 0.2],
                          shift={"long_tail": 3, "ratio": 0.8, "noise": 0.5},
                          local={**digits["local"], "augment": ["crop", "jitter", "upside-down"]})
-        federation = RayFederation(world, plan_for(world, ray_here), print)
-        inline = Federation(world, InlineExecutor(world))
-        try:
-            for _ in range(world.config.rounds):
-                ours, theirs = (f.step().metrics for f in (federation, inline))
-                measured = {n: v for n, v in theirs.items() if n.startswith(("global/", "personal/"))}
-                assert any("/validation/" in name for name in measured)
-                assert measured == {n: ours[n] for n in measured}
-            assert federation.sha256() == inline.sha256()
-        finally:
-            federation.close()
+        federation, inline = pools[2].federation(world), Federation(world, InlineExecutor(world))
+        for _ in range(world.config.rounds):
+            ours, theirs = (f.step().metrics for f in (federation, inline))
+            measured = {n: v for n, v in theirs.items() if n.startswith(("global/", "personal/"))}
+            assert any("/validation/" in name for name in measured)
+            assert measured == {n: ours[n] for n in measured}
+        assert federation.sha256() == inline.sha256()
     finally:
         del registry.augmentations._entries["upside-down"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_client_actor_killed_in_the_middle_of_a_round(
-        digits: dict[str, Any], ray_here: dict[str, float], method: str) -> None:
-    long_turns = {**digits["local"], "epochs": 10}
-    world = world_of(digits, method, resources={"actors": 2}, local=long_turns)
-    federation = RayFederation(world, plan_for(world, ray_here), print)
-    try:
-        federation.step()
-        victim = step_while_an_actor_is_killed(federation)
-        federation.step()
-        after = federation.client_pids()
-        assert victim not in after and len(after) == 2
-        assert federation.sha256() == inline_digest(world)
-    finally:
-        federation.close()
+def test_client_actor_killed_in_the_middle_of_a_round(digits: dict[str, Any], pools: Pools, method: str) -> None:
+    world = world_of(digits, method, local={**digits["local"], "epochs": 10})
+    executor = pools[2].executor_for(world)
+    federation = Federation(world, executor)
+    federation.step()
+    victim = step_while_an_actor_is_killed(federation, executor.pids())
+    federation.step()
+    after = executor.pids()
+    assert victim not in after and len(after) == 2
+    assert federation.sha256() == inline_digest(world)

@@ -119,7 +119,9 @@ def _narrow(experiment: Experiment) -> Experiment:
         return one.model_copy(update={"options": {**one.options, **small}})
 
     subset = experiment.subset if experiment.partition.options.get("clients") else 30
-    return experiment.model_copy(update={"subset": subset, "model": choice(experiment.model),
+    few = {"public_size": 16} if experiment.algorithm.options.get("public_size") else {}
+    algorithm = experiment.algorithm.model_copy(update={"options": {**experiment.algorithm.options, **few}})
+    return experiment.model_copy(update={"subset": subset, "model": choice(experiment.model), "algorithm": algorithm,
                                          "models": {name: choice(one) for name, one in experiment.models.items()}})
 
 

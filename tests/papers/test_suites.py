@@ -33,7 +33,7 @@ def _combinations(content: dict[str, Any]) -> list[list[tuple[str, str]]]:
 
 def test_every_table_and_figure_has_its_suite() -> None:
     assert [name for name in ALL if name not in FILES] == [
-        "fedco2/local", "fcclplus/local", "fedskc/local-longtail", "fedskc/local", "lgmix/local"]
+        "fedco2/local", "fcclplus/local", "fedskc/local", "fedskc/local-lt", "lgmix/local"]
     assert list(FILES) == [f"{paper}/{table}" for paper, names in EXPECTED.items() for table in names]
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,16 @@ from flray.tuning.trials import folders
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def ray_runs_already() -> Iterator[None]:
+    """One Ray for the tests that are about something else than how it starts."""
+    import ray
+
+    ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
 class Lines(Silence):
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -36,7 +46,7 @@ class Lines(Silence):
 def test_killed_twice_it_ends_with_one_parent_and_eight_children(content: dict[str, Any], tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     content["experiment"] |= {"rounds": 4, "tracking": {"uri": uri, "experiment": "sweeps"},
-                              "resources": {"actors": 1}, "checkpoint": {"min_seconds": 0.0}}
+                              "checkpoint": {"min_seconds": 0.0}}
     content["space"] = {"local.lr": {"grid": [0.02, 0.1]},
                         "algorithm": {"grid": ["fedavg"]}, "local.batch_size": {"grid": [16, 32]}}
     file = tmp_path / "sweep.yaml"
@@ -141,6 +151,7 @@ class Crash(Algorithm):
 '''
 
 
+@pytest.mark.usefixtures("ray_runs_already")
 def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(content: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"MARK = {str(tmp_path / 'mark')!r}\n{OWN_METHODS}")
     content["experiment"] |= {"plugins": ["own.py"], "resources": {"executor": "ray"},
@@ -184,6 +195,7 @@ def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path)
     assert len(runs) == 4 and {run.info.status for run in runs} == {"FINISHED"}
 
 
+@pytest.mark.usefixtures("ray_runs_already")
 def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, Any]) -> None:
     content["experiment"]["rounds"] = 6
     content["space"] = {"local.lr": {"grid": [0.1, 1e-6, 1e-7, 1e-8]}}
@@ -196,6 +208,7 @@ def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, 
     assert result.best["local.lr"] == 0.1
 
 
+@pytest.mark.usefixtures("ray_runs_already")
 def test_an_unknown_metric_fails_with_the_nearest_name(content: dict[str, Any]) -> None:
     content["sweep"] = {"metric": "global/common/acuracy", "seeds": [0]}
     content["space"] = {}
@@ -211,6 +224,7 @@ def test_a_mistake_creates_nothing(content: dict[str, Any], tmp_path: Path) -> N
     assert load(content).space  # the file itself is well-formed
 
 
+@pytest.mark.usefixtures("ray_runs_already")
 def test_a_population_copies_and_perturbs_without_a_gap(content: dict[str, Any]) -> None:
     content["experiment"]["rounds"] = 4
     content["space"] = {"local.lr": {"loguniform": [1e-4, 0.2]}, "local.batch_size": {"choice": [8, 16, 32]}}
@@ -239,6 +253,7 @@ def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) 
 
     content["experiment"]["resources"] = {"executor": "ray", "gpus_per_actor": 0.5}
     progress = Free()
+    ray.shutdown()  # the one without a GPU
     ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR")
     try:
         result = tuning.tune(content, progress=progress)
