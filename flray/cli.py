@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from flray.errors import FlrayError, disk_is_full
+from flray.importing import importing, leave_garbage
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -28,7 +29,8 @@ Address = Annotated[str | None, typer.Option(help="a running Ray cluster ('auto'
 @app.command("run", epilog="Example: flray run demo.yaml algorithm=fedprox local.lr=0.05")
 def run_command(file: ConfigFile, overrides: Overrides = None, address: Address = None) -> None:
     """Run one federation."""
-    from flray import display, running
+    with importing():
+        from flray import display, running
 
     with display.RunProgress() as progress:
         result = running.run(file, overrides or (), address=address, progress=progress)
@@ -41,7 +43,9 @@ def tune_command(
     smoke: Annotated[bool, typer.Option("--smoke", help="only prove that every method runs: two small rounds")] = False,
 ) -> None:
     """Run a sweep over the file's space."""
-    from flray import display, tuning
+    with importing():
+        from flray import display, tuning
+        from flray.tuning import session as session
 
     with display.SweepProgress() as progress:
         result = tuning.tune(file, overrides or (), address=address, progress=progress, smoke=smoke)
@@ -55,7 +59,8 @@ def resume_command(
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
 ) -> None:
     """Go on with an interrupted run or sweep, to the same bits."""
-    from flray import display, rundir, running
+    with importing():
+        from flray import display, rundir, running
 
     folder = rundir.find(target, output)
     if rundir.kind(folder) == "run":
@@ -189,7 +194,9 @@ def main(prefix: str | None = None) -> None:
     arguments = sys.argv[1:]
     if prefix is not None:
         arguments = [prefix, *arguments]
-    sys.exit(invoke(arguments))
+    code = invoke(arguments)
+    leave_garbage()
+    sys.exit(code)
 
 
 def invoke(arguments: list[str]) -> int:

@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from flray.errors import FlrayError
+from flray.importing import importing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -135,8 +136,9 @@ def connect(uri: str) -> Any:
 
 def _import_mlflow() -> Any:
     # mlflow decides at import whether to start a thread that reports usage over the network; not on our account.
-    with _environment({"MLFLOW_DISABLE_TELEMETRY": "true"}):
+    with _environment({"MLFLOW_DISABLE_TELEMETRY": "true"}), importing():
         import mlflow
+        import mlflow.store.tracking.sqlalchemy_store
     return mlflow
 
 
