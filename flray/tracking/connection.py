@@ -138,7 +138,6 @@ def _import_mlflow() -> Any:
     # mlflow decides at import whether to start a thread that reports usage over the network; not on our account.
     with _environment({"MLFLOW_DISABLE_TELEMETRY": "true"}), importing():
         import mlflow
-        import mlflow.store.tracking.sqlalchemy_store
     return mlflow
 
 
@@ -148,7 +147,8 @@ def _prepare_database(uri: str, database: Path) -> None:
     MLflow makes its tables in some sixty steps without a lock: two processes at once break each other
     ("duplicate column name"), and one that is killed on the way leaves a database nobody can open.
     """
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    with importing():
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     try:
         database.parent.mkdir(parents=True, exist_ok=True)

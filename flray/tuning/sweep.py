@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -112,7 +111,6 @@ class _Sweep:
         self._config, self._address, self._progress, self._stack = config, address, progress, stack
         self._points: dict[str, Point] = {}
         self._connected = False
-        self._ray = stack.enter_context(contextlib.ExitStack())
 
     @property
     def _total(self) -> int:
@@ -196,21 +194,13 @@ class _Sweep:
                 Session(self._config, folder, self._preparation, self._points).run(recorder)
             finally:
                 recorder.close()
-            self._leave_ray()
         ended = sum(f.status in (*OVER, "failed") for f in folders(folder))
         if ended < self._total:
             raise InterruptedRunError(_stopped(folder))
 
     def _connect(self) -> dict[str, float]:
         self._connected = True
-        return self._ray.enter_context(ray_session(self._address))
-
-    def _leave_ray(self) -> None:
-        """Stop our own Ray, or leave the cluster, while tables and figures are made; it takes more than a second."""
-        ray = self._ray.pop_all()
-        leaving = threading.Thread(target=ray.close)
-        leaving.start()
-        self._stack.callback(leaving.join)
+        return self._stack.enter_context(ray_session(self._address))
 
 
 def _stopped(folder: Path) -> str:
