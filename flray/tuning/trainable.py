@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -62,6 +63,20 @@ class Shared:
     folder: str
 
 
+def _end_quietly() -> None:
+    """Print nothing where the signal by which Ray ends this process arrives while objects are let go of.
+
+    Ray answers the signal by raising SystemExit, which Python cannot pass on from there and would print.
+    """
+    others = sys.unraisablehook
+
+    def hook(found: sys.UnraisableHookArgs) -> None:
+        if not isinstance(found.exc_value, SystemExit):
+            others(found)
+
+    sys.unraisablehook = hook
+
+
 class FederationTrial(tune.Trainable):  # type: ignore[misc]
     """One trial; a step is a round, or as many short ones as fill a second where no scheduler compares rounds.
 
@@ -83,6 +98,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         """Open the federation of a point of the space."""
         assert shared is not None
         torch.set_num_threads(1)
+        _end_quietly()
         logging.getLogger("ray").setLevel(logging.ERROR)  # a line per checkpoint concerns nobody
         for kind, entries in shared.components.items():
             registry.ALL[kind].add(entries)

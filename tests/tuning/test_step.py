@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ def trial_of(content: dict[str, Any], folder: str) -> FederationTrial:
 
 @pytest.fixture(autouse=True)
 def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # a trial puts its own in its place
     monkeypatch.setattr(trainable, "STEP_SECONDS", 600.0)
 
 
@@ -66,3 +68,24 @@ def test_rounds_before_a_failure_are_kept(content: dict[str, Any], here: Any, mo
     report = json.loads(result["report"])
     assert len(report["rounds"]) == 2 and result["training_iteration"] == 2 and result["done"]
     assert "no such luck" in report["failure"] and "sha256" not in report
+
+
+class Goodbye:
+    """An object that raises when it is let go of."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __del__(self) -> None:
+        raise self.error
+
+
+def test_the_end_of_the_process_is_not_printed(content: dict[str, Any], here: Any,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: seen.append(str(found.exc_value)))
+    trial_of(content, str(here))
+    for error in (SystemExit(1), ValueError("to be seen")):
+        thing = Goodbye(error)
+        del thing
+    assert seen == ["to be seen"]
