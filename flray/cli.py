@@ -29,7 +29,7 @@ Address = Annotated[str | None, typer.Option(help="a running Ray cluster ('auto'
 @app.command("run", epilog="Example: flray run demo.yaml algorithm=fedprox local.lr=0.05")
 def run_command(file: ConfigFile, overrides: Overrides = None, address: Address = None) -> None:
     """Run one federation."""
-    with importing():
+    with importing("flray.display", "flray.running"):
         from flray import display, running
 
     with display.RunProgress() as progress:
@@ -43,9 +43,8 @@ def tune_command(
     smoke: Annotated[bool, typer.Option("--smoke", help="only prove that every method runs: two small rounds")] = False,
 ) -> None:
     """Run a sweep over the file's space."""
-    with importing():
+    with importing("flray.display", "flray.tuning"):
         from flray import display, tuning
-        from flray.tuning import session as session
 
     with display.SweepProgress() as progress:
         result = tuning.tune(file, overrides or (), address=address, progress=progress, smoke=smoke)
@@ -59,7 +58,7 @@ def resume_command(
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
 ) -> None:
     """Go on with an interrupted run or sweep, to the same bits."""
-    with importing():
+    with importing("flray.display", "flray.running"):
         from flray import display, rundir, running
 
     folder = rundir.find(target, output)

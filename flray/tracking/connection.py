@@ -136,7 +136,7 @@ def connect(uri: str) -> Any:
 
 def _import_mlflow() -> Any:
     # mlflow decides at import whether to start a thread that reports usage over the network; not on our account.
-    with _environment({"MLFLOW_DISABLE_TELEMETRY": "true"}), importing():
+    with _environment({"MLFLOW_DISABLE_TELEMETRY": "true"}), importing("mlflow"):
         import mlflow
     return mlflow
 
@@ -147,7 +147,7 @@ def _prepare_database(uri: str, database: Path) -> None:
     MLflow makes its tables in some sixty steps without a lock: two processes at once break each other
     ("duplicate column name"), and one that is killed on the way leaves a database nobody can open.
     """
-    with importing():
+    with importing("mlflow.store.tracking.sqlalchemy_store"):
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     try:

@@ -10,6 +10,7 @@ from typing import Any
 from flray import rundir, storage, suites
 from flray.config import Config
 from flray.federation.cluster import local_resources, ray_session
+from flray.importing import importing
 from flray.loading import load
 from flray.running import InterruptedRunError
 from flray.tracking.connection import redacted, resolve_uri
@@ -178,8 +179,9 @@ class _Sweep:
 
     def _run(self, folder: Path, tracker: Tracker | None) -> None:
         """Hand the trials that have not ended to Tune."""
-        from flray.tuning.recorder import Recorder
-        from flray.tuning.session import Session, quiet_ray
+        with importing("flray.tuning.recorder", "flray.tuning.session"):
+            from flray.tuning.recorder import Recorder
+            from flray.tuning.session import Session, quiet_ray
 
         over = sum(f.status in OVER for f in folders(folder))
         self._progress.begin(self._total, over)

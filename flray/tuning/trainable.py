@@ -80,7 +80,7 @@ def _end_quietly() -> None:
 class FederationTrial(tune.Trainable):  # type: ignore[misc]
     """One trial; a step is a round, or as many short ones as fill a second where no scheduler compares rounds.
 
-    What Tune and Ray do for each step costs the driver some 20 ms, which rounds of half a second would feel.
+    Tune and Ray take the trials' CPUs for a moment at each step, which rounds of half a second would feel.
 
     A trial that is started without a checkpoint looks for its own newest one among those of earlier sessions, so
     that a sweep whose driver was killed goes on from what lies on the disk, whatever Tune had noted of it.
