@@ -187,7 +187,9 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
     """Suggestions of Optuna's tree-structured Parzen estimator, each repeated with every seed.
 
     Ray's own wrapper, with `Repeater` around it, keeps its state in pickles that are as old as Tune's last save;
-    this one is told all trials of the sweep's folder and so goes on after any kill.
+    this one is told all trials of the sweep's folder and so goes on after any kill. A suggestion follows from the
+    sweep's seed, its own number and what was told before it: with one trial at a time a resumed sweep suggests what
+    one that was not interrupted would have; with several, what had ended at that moment differs.
 
     Parameters
     ----------
@@ -210,8 +212,7 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._config, self._make, self._describe = config, make, describe
         direction = "maximize" if config.sweep.mode == "max" else "minimize"
-        sampler = optuna.samplers.TPESampler(seed=keys.key(config.sweep.seed, "sampling", extra="optuna") % 2**32)
-        self._study = optuna.create_study(direction=direction, sampler=sampler)
+        self._study = optuna.create_study(direction=direction, sampler=self._sampler(0))
         self._asked: dict[int, Any] = {}
         self._scores: dict[int, list[float]] = {}
         self._open: dict[int, int] = {}
@@ -248,8 +249,19 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
+    def _sampler(self, index: int) -> Any:
+        """Return a sampler whose draws belong to one suggestion.
+
+        A single stream would start anew at a resume and suggest once more what the first session had.
+        """
+        import optuna
+
+        seed = keys.key(self._config.sweep.seed, "sampling", extra=f"optuna/{index}")
+        return optuna.samplers.TPESampler(seed=seed % 2**32)
+
     def _ask(self, left: Sequence[Point] | None, scores: Sequence[float]) -> None:
         index, self._count = self._count, self._count + 1
+        self._study.sampler = self._sampler(index)
         for attempt in range(_UNFIT):
             asked = self._asked[index] = self._study.ask()
             setting = {path: self._value(asked, path, domain) for path, domain in self._config.space.items()}

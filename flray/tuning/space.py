@@ -64,11 +64,19 @@ def resolved(config: Config) -> Config:
     if "seeds" not in config.sweep.model_fields_set:
         sweep = config.sweep.model_copy(update={"seeds": (config.experiment.seed,)})
         config = config.model_copy(update={"sweep": sweep})
-    errors = [ConfigError(f"space.{path}", "a setting of the whole sweep", "it cannot vary within it")
-              for path in config.space if path.split(".")[0] in _OF_THE_SWEEP]
-    if "seed" in config.space:
-        errors.append(ConfigError("space.seed", "seeds as part of the space",
-                                  "list them in sweep.seeds, so that they are averaged over"))
+    errors: list[ConfigError] = []
+    spelled: dict[str, str] = {}
+    for path in config.space:
+        relative = path.removeprefix("experiment.")
+        if relative.split(".")[0] in _OF_THE_SWEEP:
+            errors.append(ConfigError(f"space.{path}", "a setting of the whole sweep", "it cannot vary within it"))
+        elif relative == "seed":
+            errors.append(ConfigError(f"space.{path}", "seeds as part of the space",
+                                      "list them in sweep.seeds, so that they are averaged over"))
+        elif relative in spelled:
+            errors.append(ConfigError(f"space.{path}", f"the setting of space.{spelled[relative]} once more",
+                                      "paths are relative to experiment; leave one of the two out"))
+        spelled.setdefault(relative, path)
     errors += [ConfigError(f"arms.{axis}.{name}", path, "a setting of the whole sweep; it cannot vary within it")
                for axis, one in config.arms.items() for name, changes in one.items() for path in changes
                if path.removeprefix("experiment.").split(".")[0] in (*_OF_THE_SWEEP, "seed", "arms", "space", "sweep")]

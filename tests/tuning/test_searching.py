@@ -120,6 +120,18 @@ def test_a_resumed_search_goes_on_from_the_folders(content: dict[str, Any]) -> N
     assert second._study.trials[3].state.name == "FAIL"
 
 
+@pytest.mark.parametrize("before", [1, 3, 11])
+def test_a_resumed_search_suggests_what_an_unbroken_one_would(content: dict[str, Any], before: int) -> None:
+    whole, made = _search(content, [])
+    _run(whole, made, 24)
+    values = [t.value for t in whole._study.trials]
+    known = [(made[2 * i].setting, [], [values[i]] * 2) for i in range(before)]
+    resumed, again = _search(content, known)
+    _run(resumed, again, 24 - 2 * before)
+    assert [p.setting for p in again] == [p.setting for p in made[2 * before:]]
+    assert len({str(p.setting) for p in made}) == 12  # and none comes twice
+
+
 def test_perturbed_values_stay_in_their_domains(content: dict[str, Any]) -> None:
     content["space"] = {"local.momentum": {"uniform": [0.1, 0.9]}, "local.epochs": {"randint": [1, 4]}}
     content["sweep"] = {"samples": 4, "scheduler": "pbt"}
