@@ -22,6 +22,7 @@ from flray import storage
 from flray.config import Config
 from flray.errors import FlrayError, nearest
 from flray.federation.checkpoint import write_atomically
+from flray.reading import read_yaml
 from flray.tracking.connection import redacted, resolve_uri
 from flray.tracking.journal import read_events
 
@@ -30,7 +31,8 @@ CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoi
 
 FREE = ("checkpoint", "faults", "name", "output", "resources", "tracking")
 """Parts of an experiment that may change between a run's beginning and its resume."""
-_NOT_FREE = "resources.cpus_per_actor"  # torch's threads, whose number decides the last bits
+_FROZEN = ("resources.cpus_per_actor",)  # torch's threads, whose number decides the last bits
+_FREE_OF_SWEEPS = ("sweep.concurrency", "sweep.max_failures")
 
 
 def create(base: str | Path, name: str) -> Path:
@@ -178,32 +180,78 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]
             yield path, redacted(str(value))
 
 
-def check_unchanged(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse to go on with other settings than a run began with.
+def settings_text(config: Config, which: Kind) -> dict[str, str]:
+    """Return the settings that decide what a run or sweep does, as flat text.
+
+    Parameters
+    ----------
+    config : Config
+        The resolved configuration.
+    which : {"run", "sweep"}
+        Of a run only the experiment counts.
+
+    Returns
+    -------
+    dict of str to str
+        The experiment's settings by their path, without ``experiment.``; of a sweep also ``sweep.KEY`` and, as JSON,
+        ``space.PATH`` and ``arms.AXIS.ARM``.
+    """
+    content = config.model_dump(mode="json")
+    found = dict(flat(content["experiment"]))
+    if which == "sweep":
+        found |= {f"space.{path}": json.dumps(domain) for path, domain in content["space"].items()}
+        found |= {f"arms.{axis}.{name}": json.dumps(arm) for axis, arms in content["arms"].items()
+                  for name, arm in arms.items()}
+        found |= dict(flat(content["sweep"], "sweep."))
+    return found
+
+
+def check_unchanged(folder: Path, config: Config) -> None:
+    """Refuse to go on with other settings than a run or a sweep began with.
 
     Parameters
     ----------
     folder : Path
-        The run's.
-    settings : mapping
-        Its experiment as it stands in the configuration now.
+        The run's or sweep's.
+    config : Config
+        Its configuration as it stands in the folder now.
 
     Raises
     ------
     FlrayError
         Naming what differs; `FREE` may: how a run is played, kept and shown.
     """
-    now, began = dict(flat(settings)), dict[str, str]()
-    for event in read_events(folder / JOURNAL):
-        if event["type"] == "start":
-            began |= event["params"]
-    changed = [key for key in now.keys() & began.keys() if now[key] != began[key]
-               and (key == _NOT_FREE or key.split(".")[0] not in FREE)]
+    which = kind(folder) or "run"
+    now, began = settings_text(config, which), read(folder).get("settings")
+    whole = began is not None
+    if began is None:  # an older flray kept them in the journal alone
+        began = dict[str, str]()
+        for event in read_events(folder / JOURNAL):
+            if event["type"] == "start":
+                began |= event["params"]
+        if not began:
+            return
+    # A setting that only now has a value was written into the file, or is new in this flray and has its default.
+    written = dict(flat(read_yaml(folder / CONFIG).get("experiment") or {}))
+    added = {key for key in now.keys() - began.keys()
+             if key in written or (whole and key.startswith(("space.", "arms.")))}
+    differing = {key for key in began if now.get(key) != began[key]} | added
+    changed = sorted(key for key in differing if not _may_change(key))
     if changed:
-        shown = ", ".join(f"experiment.{key} is {now[key]} and was {began[key]}" for key in sorted(changed)[:3])
+        shown = ", ".join(f"{_whole_path(key)} is {now.get(key, 'not there')} and was {began.get(key, 'not there')}"
+                          for key in changed[:3])
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        raise FlrayError(f"{folder / CONFIG}: {shown}{more}; put it back, or start a new run with these settings "
-                         f"(free to change are: {', '.join(FREE)}; of resources not cpus_per_actor)")
+        besides = f", {', '.join(_FREE_OF_SWEEPS)}" if which == "sweep" else ""
+        raise FlrayError(f"{folder / CONFIG}: {shown}{more}; put it back, or start a new {which} with these settings "
+                         f"(free to change are: {', '.join(FREE)}{besides}; of resources not cpus_per_actor)")
+
+
+def _may_change(key: str) -> bool:
+    return key not in _FROZEN and (key.split(".")[0] in FREE or key in _FREE_OF_SWEEPS)
+
+
+def _whole_path(key: str) -> str:
+    return key if key.split(".")[0] in ("space", "arms", "sweep") else f"experiment.{key}"
 
 
 def _installed(name: str) -> bool:

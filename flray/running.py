@@ -113,7 +113,8 @@ def start(config: Config, *, address: str | None = None, progress: Progress | No
     folder = rundir.create(experiment.output, experiment.name)
     rundir.save_config(folder, config)
     save_partition(partition(world), folder)
-    rundir.write(folder, "run", {**rundir.new_identity(), **described(world)})
+    rundir.write(folder, "run", {
+        **rundir.new_identity(), **described(world), "settings": rundir.settings_text(config, "run")})
     return _drive(world, folder, address, progress or Silence())
 
 
@@ -137,7 +138,7 @@ def resume(folder: Path, *, address: str | None = None, progress: Progress | Non
     config = load(folder / rundir.CONFIG)
     experiment = config.experiment
     check_address(experiment, address)
-    rundir.check_unchanged(folder, experiment.model_dump(mode="json"))
+    rundir.check_unchanged(folder, config)
     if rundir.read(folder)["status"] == "finished":
         return _result(folder, make_world(experiment))
     return _drive(make_world(experiment), folder, address, progress or Silence())

@@ -22,7 +22,7 @@ from flray.tuning.preparing import Preparation
 from flray.tuning.progress import Silence, SweepProgress
 from flray.tuning.result import SweepResult
 from flray.tuning.space import Point, points, resolved, settings
-from flray.tuning.trials import OVER, TRIALS, TUNE, TrialFolder, folders, settings_text, suggested
+from flray.tuning.trials import OVER, TRIALS, TUNE, TrialFolder, folders, suggested
 
 
 def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, address: str | None = None,
@@ -60,7 +60,7 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
             resolve_uri(config.experiment.tracking.uri)
         folder = rundir.create(config.experiment.output, config.experiment.name)
         rundir.save_config(folder, config)
-        rundir.write(folder, "sweep", rundir.new_identity())
+        rundir.write(folder, "sweep", {**rundir.new_identity(), "settings": rundir.settings_text(config, "sweep")})
         return sweep.drive(folder)
 
 
@@ -79,11 +79,12 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
     Raises
     ------
     FlrayError
-        If the sweep's files are damaged, or another process runs it.
+        If the sweep's files are damaged, its settings have changed, or another process runs it.
     InterruptedRunError
         If the user stopped it again.
     """
     config = resolved(load(folder / rundir.CONFIG))
+    rundir.check_unchanged(folder, config)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(config, address, progress or Silence(), stack)
         if rundir.read(folder)["status"] == "finished" and all(f.status in OVER for f in folders(folder)):
@@ -149,8 +150,11 @@ class _Sweep:
             folder, rundir.mirror_of(folder, experiment.output), self._progress.say, leave=(TUNE,)))
         journal = self._stack.enter_context(Journal(folder / rundir.JOURNAL))
         tags = {f"version.{name}": version for name, version in identity["versions"].items()}
+        # The names of arms are the user's own words, which are no names of parameters.
+        params = {key: text for key, text in rundir.settings_text(self._config, "sweep").items()
+                  if not key.startswith("arms.")}
         if not journal.start(uid=identity["uid"], experiment=experiment.tracking.experiment,
-                             name=f"{experiment.name} {folder.name}", params=settings_text(self._config),
+                             name=f"{experiment.name} {folder.name}", params=params,
                              tags={**tags, **naming.tags(self._config), "flray.folder": str(folder),
                                    "flray.kind": "sweep"}):
             journal.resume()

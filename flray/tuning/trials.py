@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -165,10 +164,3 @@ def checkpoints(folder: str, trial: str) -> list[Stored]:
                 done = int(file.removeprefix("round-").removesuffix(".json"))
                 found.append((done, session, f"{folder}/{session}/{trial}/{inside}"))
     return [Stored(uri, done) for done, _, uri in sorted(found, reverse=True)]
-
-
-def settings_text(config: Config) -> dict[str, str]:
-    """Return the sweep's settings as flat text, for the parent run's parameters."""
-    content = config.model_dump(mode="json")
-    space = {f"space.{path}": json.dumps(domain) for path, domain in content["space"].items()}
-    return {**space, **dict(rundir.flat(content["sweep"], "sweep.")), **dict(rundir.flat(content["experiment"]))}

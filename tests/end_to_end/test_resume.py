@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from flray import rundir, running
+from flray import rundir, running, tuning
 from flray.cli import invoke
 from flray.errors import FlrayError
 from flray.loading import load
+from flray.tuning.space import resolved
 
 
 def write(folder: Path, digits: dict[str, Any], **changes: Any) -> Path:
@@ -211,10 +212,8 @@ def test_other_data_than_at_the_start_are_refused(here: Path, digits: dict[str, 
     result = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
     rundir.update(result.folder, status="interrupted")
     rewrite(result.folder, lambda experiment: experiment["data"].update(samples=95))
-    journal = result.folder / rundir.JOURNAL  # so that the settings are those of the beginning, and the files are not
-    text = journal.read_text()
-    journal.write_text(text.replace('"data.samples":"96"', '"data.samples":"95"'))
-    assert journal.read_text() != text
+    settings = rundir.read(result.folder)["settings"]  # so that these are those of the beginning, and the files are not
+    rundir.update(result.folder, settings={**settings, "data.samples": "95"})
     with pytest.raises(FlrayError, match="the data differ from those the run began with"):
         running.resume(result.folder)
 
@@ -234,6 +233,52 @@ def test_other_settings_than_at_the_start_are_refused(here: Path, digits: dict[s
     rewrite(result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=1, actors=2))
     rewrite(result.folder, lambda experiment: experiment["checkpoint"].update(keep=3))
     assert running.resume(result.folder).sha256 == result.sha256
+
+
+@pytest.mark.parametrize("kept", ["run.json", "journal"])
+def test_settings_taken_out_or_put_in_are_noticed(here: Path, digits: dict[str, Any], kept: str) -> None:
+    inline = ["resources.executor=inline", "rounds=1", "algorithm=local"]
+    result = running.run({"experiment": digits}, inline)
+    if kept == "journal":  # where an older flray kept them
+        content = rundir.read(result.folder)
+        del content["settings"]
+        rundir.write(result.folder, "run", content)
+    rundir.update(result.folder, status="interrupted")
+    rewrite(result.folder, lambda experiment: experiment.update(models={"mnist": "mlp"}))
+    with pytest.raises(FlrayError, match=r"experiment\.models is not there and was \{\}"):
+        running.resume(result.folder)
+
+
+SWEEP = {"space": {"local.lr": {"grid": [0.01, 0.02]}}, "sweep": {"seeds": [0]},
+         "arms": {"method": {"one": {"algorithm": "fedavg"}, "two": {"algorithm": "fedprox"}}}}
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda c: c["space"]["local.lr"].update(grid=[0.3, 0.02]),
+     r'space\.local\.lr is {"grid": \[0\.3, 0\.02\]} and was {"grid": \[0\.01, 0\.02\]}'),
+    (lambda c: c["space"].update({"local.epochs": {"grid": [1, 2]}}), r"space\.local\.epochs is .* and was not there"),
+    (lambda c: c["arms"]["method"].update(three={"algorithm": "local"}), r"arms\.method\.three is .* and was not"),
+    (lambda c: c["arms"]["method"].pop("two"), r"arms\.method\.two is not there and was"),
+    (lambda c: c["experiment"].update(algorithm={"name": "fedprox", "mu": 1.0}), r"experiment\.algorithm\.mu is 1\.0"),
+    (lambda c: c["sweep"].update(seeds=[0, 1]), r"sweep\.seeds is \[0, 1\] and was \[0\]"),
+    (lambda c: c["sweep"].update(metric="global/common/loss", mode="min"), r"sweep\.metric is global/common/loss"),
+])
+@pytest.mark.parametrize("status", ["interrupted", "finished"])
+def test_a_sweep_whose_settings_were_edited_is_not_resumed(
+        here: Path, digits: dict[str, Any], change: Callable[[dict[str, Any]], None], said: str, status: str) -> None:
+    config = resolved(load({"experiment": digits, **SWEEP}))
+    folder = rundir.create(config.experiment.output, config.experiment.name)
+    rundir.save_config(folder, config)
+    rundir.write(folder, "sweep", {**rundir.new_identity(), "status": status,
+                                   "settings": rundir.settings_text(config, "sweep")})
+    content = yaml.safe_load((folder / rundir.CONFIG).read_text())
+    content["sweep"].update(concurrency=1, max_failures=0)  # these may be
+    (folder / rundir.CONFIG).write_text(yaml.safe_dump(content))
+    rundir.check_unchanged(folder, resolved(load(folder / rundir.CONFIG)))
+    change(content)
+    (folder / rundir.CONFIG).write_text(yaml.safe_dump(content))
+    with pytest.raises(FlrayError, match=said):
+        tuning.resume(folder)
 
 
 def test_a_cluster_s_address_is_not_ignored(here: Path, digits: dict[str, Any]) -> None:
