@@ -4,11 +4,38 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 from collections.abc import Iterable
+
+# What ends a line, moves the cursor, turns the direction of writing, or cannot be written as UTF-8.
+_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def one_line(text: str) -> str:
+    """Return a text as it may be shown: control characters, which names of files may have, as Python writes them.
+
+    Parameters
+    ----------
+    text : str
+        Of a user or a file.
+    """
+    return _NO_TEXT.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class FlrayError(Exception):
-    """A mistake or a missing thing that the user can mend; its text says how."""
+    """A mistake or a missing thing that the user can mend; its text says how, in one line whatever names are in it.
+
+    Parameters
+    ----------
+    text : str
+        What is wrong and what to do.
+    """
+
+    #: Whether line breaks in the text are meant: of a trace, or of several mistakes.
+    several_lines = False
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text if self.several_lines else one_line(text))
 
 
 class ConfigError(FlrayError):

@@ -26,6 +26,8 @@ BRANCHES = {*FORMS, "named", "dealt", "asha", "median", "pbt", "constrained-int"
 class ConfigErrors(FlrayError):
     """Several mistakes in one file: one line each."""
 
+    several_lines = True
+
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         self.errors = list(errors)
         super().__init__("\n".join(str(error) for error in errors))

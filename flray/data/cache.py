@@ -59,10 +59,15 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Parameters
     ----------
     folder : Path
-        Appears complete, with a manifest of sizes and checksums; see `write_arrays`.
+        Appears complete, with a manifest of sizes and checksums; see `write_arrays`. After an error nothing of it is
+        left, nor of the folders above it that were made for it.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    missing = [place for place in (folder.parent, *folder.parent.parents) if not place.exists()]
+    while True:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # taken away by another process, which had made it for nothing
+            temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            break
     try:
         yield temporary
         files = {}
@@ -77,6 +82,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
         _put(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # there are others' folders in it by now
+            for place in missing:
+                place.rmdir()
 
 
 def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> dict[str, NDArray[Any]]:

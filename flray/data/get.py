@@ -46,7 +46,7 @@ def get(name: str, root: Path | None = None, progress: Progress = print,
     ------
     DataError
         If the name is unknown or a file cannot be fetched; the message says what to do. All files are tried first,
-        and each that fails has its line.
+        and each that fails is in the message.
     """
     root = root or data_root()
     if name in FILES:
@@ -63,7 +63,7 @@ def get(name: str, root: Path | None = None, progress: Progress = print,
         except DataError as error:
             failures.append(str(error))
     if failures:
-        raise DataError("\n".join(failures))
+        raise DataError("; ".join(failures))
     if name == "digits5-local":
         progress("digits5-local: building five domains")
         built_digits5(root, 0, mend=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
+import stat
+import struct
 import threading
+import warnings
 import zipfile
 import zlib
 from collections import defaultdict
@@ -19,6 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from flray.data.bounds import (
+    ARCHIVE_BYTES,
+    FILE_BYTES,
+    FILES,
+    PIXELS,
+    amount,
+    check_kind,
+    check_size,
+    open_file,
+    read_at_most,
+)
 from flray.errors import DataError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
@@ -32,6 +47,8 @@ _ON_ITS_SIDE = (Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270, Image.Tra
                 Image.Transpose.ROTATE_90)
 _BEGINNING = 4096  # bytes that nearly always tell two files apart
 _AHEAD = 1024  # images that are in work or wait to be taken
+_LARGE = 2**24  # bytes of a file, or pixels, from which on one is decoded at a time
+_alone = threading.RLock()
 
 
 class Item(NamedTuple):
@@ -61,7 +78,7 @@ class Store(Protocol):
         Raises
         ------
         DataError
-            Naming the file, if it is not there or damaged.
+            Naming the file, if it is not there, damaged, no regular file or larger than is read of one.
         """
 
 
@@ -86,7 +103,7 @@ class Folder:
     def read(self, path: str, length: int = -1) -> bytes:
         """Return a file's content (see `Store`)."""
         try:
-            with (self.where / path).open("rb") as file:
+            with open_file(self.where / path, FILE_BYTES) as file:
                 return file.read(length)
         except OSError as error:
             raise DataError(f"{self.where / path}: cannot be read ({error.strerror})") from None
@@ -104,14 +121,15 @@ class Folder:
                         self._walk(Path(entry.path), f"{prefix}{entry.name}/", found,
                                    (*above, (facts.st_dev, facts.st_ino)))
                     else:
-                        stat = entry.stat()
-                        found.append(Item(prefix + entry.name, stat.st_size, str(stat.st_mtime_ns)))
+                        facts_of = entry.stat()
+                        check_kind(entry.path, facts_of.st_mode)
+                        found.append(Item(prefix + entry.name, facts_of.st_size, str(facts_of.st_mtime_ns)))
         except OSError as error:
             raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
 
 
 class Zip:
-    """Files in a zip archive, which stays packed.
+    """Files in a zip archive, which stays packed: none is written anywhere, and what is no image's name is not read.
 
     Parameters
     ----------
@@ -121,29 +139,47 @@ class Zip:
     Raises
     ------
     DataError
-        If it is not a zip archive, or truncated.
+        If it is not a zip archive, truncated, or declares more than is read.
     """
 
     def __init__(self, where: Path) -> None:
         self.where = where
         try:
             self._archive = zipfile.ZipFile(where)
-        except (OSError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, struct.error, NotImplementedError, zipfile.BadZipFile) as error:
             raise DataError(f"{where}: not a readable zip archive ({error}); fetch it again, or unpack it into a "
                             "folder if it is of another kind") from None
         self._lock = threading.Lock()
+        entries = self._archive.infolist()
+        declared = sum(entry.file_size for entry in entries)
+        if len(entries) > FILES or declared > ARCHIVE_BYTES:
+            raise DataError(f"{where}: it declares {len(entries):,} files of {amount(declared)} together, and at most "
+                            f"{FILES:,} of {amount(ARCHIVE_BYTES)} are read; take what is needed out of it")
 
     def items(self) -> list[Item]:
         """Return all files (see `Store`)."""
-        return sorted(Item(entry.filename, entry.file_size, f"{entry.CRC:08x}") for entry in self._archive.infolist()
-                      if not entry.is_dir() and not any(map(_is_litter, entry.filename.split("/"))))
+        found = [entry for entry in self._archive.infolist()
+                 if not entry.is_dir() and not any(map(_is_litter, entry.filename.split("/")))]
+        for entry in found:
+            mode = entry.external_attr >> 16  # of Unix; elsewhere 0
+            if stat.S_IFMT(mode):
+                check_kind(self.where / entry.filename, mode)
+        return sorted(Item(entry.filename, entry.file_size, f"{entry.CRC:08x}") for entry in found)
 
     def read(self, path: str, length: int = -1) -> bytes:
         """Return a file's content (see `Store`)."""
         try:
-            with self._lock, self._archive.open(path) as file:
-                return file.read(length)
-        except (KeyError, OSError, EOFError, RuntimeError, NotImplementedError, zlib.error,
+            entry = self._archive.getinfo(path)
+            check_size(self.where / path, entry.file_size, FILE_BYTES)
+            if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                # zipfile unpacks all of bzip2 and LZMA that it has read, however much that is.
+                raise NotImplementedError("it is neither stored nor deflated; pack the archive again")
+            with self._lock, self._archive.open(entry) as file:
+                content = read_at_most(file, self.where / path, FILE_BYTES)
+            if len(content) != entry.file_size:
+                raise EOFError(f"{len(content)} bytes instead of the {entry.file_size} that it declares")
+            return content[:length] if length >= 0 else content
+        except (KeyError, OSError, EOFError, RuntimeError, NotImplementedError, ValueError, struct.error, zlib.error,
                 zipfile.BadZipFile) as error:
             raise DataError(f"{self.where}: {path} cannot be read ({error}); fetch the archive again") from None
 
@@ -155,6 +191,8 @@ def open_store(path: Path) -> Store | None:
         if len(inside) == 1 and inside[0].is_file() and inside[0].suffix.lower() == ".zip":
             return Zip(inside[0])
         return Folder(path) if inside else None
+    if path.exists():
+        check_kind(path, path.stat().st_mode)
     return Zip(path) if path.is_file() else None
 
 
@@ -179,11 +217,11 @@ def decoded(store: Store, items: Sequence[Item], size: int, mode: str = "RGB") -
     Raises
     ------
     DataError
-        Naming the first file that is damaged or no image, or a coloured mask.
+        Naming the first file that is damaged, too large or no image, or a coloured mask.
     """
     def one(item: Item) -> NDArray[np.uint8]:
         try:
-            with Image.open(io.BytesIO(store.read(item.path)), formats=_FORMATS) as image:
+            with _one_at_a_time(item.size), _opened(store, item) as image, _one_at_a_time(image.width * image.height):
                 pixels = _eight_bits(image)
                 if mode == "L":
                     red, *others = pixels.split()
@@ -193,7 +231,7 @@ def decoded(store: Store, items: Sequence[Item], size: int, mode: str = "RGB") -
         except DataError:
             raise
         except Exception as error:  # Pillow raises nearly anything on damaged files
-            why = str(error).replace("\n", " ") if not isinstance(error, UnidentifiedImageError) else \
+            why = " ".join(str(error).split()) if not isinstance(error, UnidentifiedImageError) else \
                 f"it is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file"
             raise DataError(f"{store.where / item.path}: cannot be decoded ({why}); fetch the file again, or take it "
                             "away") from None
@@ -232,8 +270,35 @@ def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item
 
 def _extent(store: Store, item: Item) -> tuple[int, int]:
     """Return an upright image's width and height."""
-    with Image.open(io.BytesIO(store.read(item.path)), formats=_FORMATS) as image:
+    with _opened(store, item) as image:
         return image.size if _turn(image) not in _ON_ITS_SIDE else (image.height, image.width)
+
+
+def _opened(store: Store, item: Item) -> Image.Image:
+    """Return an image of which the head was read.
+
+    Raises
+    ------
+    DataError
+        If it has more pixels than are decoded.
+    """
+    # Pillow warns from 89 million pixels on; all of these are refused here, in one line.
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    try:
+        image = Image.open(io.BytesIO(store.read(item.path)), formats=_FORMATS)
+    except Image.DecompressionBombError:
+        what = f"more than {PIXELS:,} pixels"
+    else:
+        if image.width * image.height <= PIXELS:
+            return image
+        what = f"{image.width}x{image.height} pixels"
+    raise DataError(f"{store.where / item.path}: it has {what}, and at most {PIXELS:,} are decoded of one image; make "
+                    "it smaller, or take it away")
+
+
+def _one_at_a_time(size: int) -> contextlib.AbstractContextManager[object]:
+    """Return what keeps several large images from being in memory at once."""
+    return _alone if size > _LARGE else contextlib.nullcontext()
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from flray.data.bounds import open_file
 from flray.errors import DataError
 
 _CORE = importlib.import_module("numpy._core.multiarray")
@@ -82,8 +83,10 @@ def read_pickled_arrays(path: Path) -> Any:
         tuples, lists and dicts of these.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = _ArraysOnly(file, encoding="latin1").load()
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     except Exception as error:

@@ -203,6 +203,8 @@ class Executor(Protocol):
 class ClientError(FlrayError):
     """A client's own code raised; the first line names client, round, exception, file and line."""
 
+    several_lines = True
+
 
 class LostObjectError(FlrayError):
     """A client's state or reply went with the node that held it; going on from a checkpoint brings it back."""

@@ -67,6 +67,7 @@ def test_by_slide_no_patient_is_in_both_parts(tmp_path: Path) -> None:
     (lambda p: edit(p / "metadata.csv", "3,000,4,3,96,1", "3,000,4,2,64,1"),
      ["line 5", "_x_2_y_64.png is there twice"]),
     (lambda p: edit(p / "metadata.csv", "tumor", "label"), ["no column tumor"]),
+    (lambda p: edit(p / "metadata.csv", "3,000,4,3,96,1", "3,000,4,3,96," + "1" * 200_000), ["field larger than"]),
     (lambda p: edit(p / "metadata.csv", (p / "metadata.csv").read_text().split("\n", 81)[81], ""),
      ["centre4 has 0 patches"]),
     (lambda p: (p / "patches/patient_002_node_4/patch_patient_002_node_4_x_1_y_32.png").unlink(),
