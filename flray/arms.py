@@ -80,7 +80,7 @@ def give_way(arms: Any, path: str) -> None:
     """
     for axis, one in (arms.items() if isinstance(arms, Mapping) else ()):
         for name, settings in (one.items() if isinstance(one, Mapping) else ()):
-            for key in list(settings or ()):
+            for key in list(settings if isinstance(settings, dict) else ()):
                 own = key.removeprefix("experiment.")
                 if own == path or own.startswith(f"{path}."):
                     del settings[key]
@@ -97,8 +97,10 @@ def place(content: Mapping[str, Any], parents: list[str], last: str) -> tuple[li
     if len(parents) < 4:
         return parents, last
     inner = ".".join([*parents[3:], last])
-    arm = ((content.get("arms") or {}).get(parents[1]) or {}).get(parents[2]) or {}
-    whole = next((key for key in arm if inner.startswith(f"{key}.")), None)
+    arm: Any = content
+    for parent in parents[:3]:
+        arm = arm.get(parent) if isinstance(arm, Mapping) else None
+    whole = next((key for key in arm if inner.startswith(f"{key}.")), None) if isinstance(arm, Mapping) else None
     if whole is None:
         return parents[:3], inner
     *rest, last = inner.removeprefix(f"{whole}.").split(".")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from flray.errors import FlrayError, disk_is_full
+from flray.errors import FlrayError, MethodError, disk_is_full, one_line
 from flray.importing import importing, leave_garbage
 
 app = typer.Typer(
@@ -20,6 +21,24 @@ data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and look at p
                        epilog="Example: flray data show digits-sklearn")
 app.add_typer(data_app, name="data")
 
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flray {metadata.version('flray')}")
+        raise typer.Exit
+
+
+@app.callback()
+def all_commands(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True,
+                                          help="print flray's version")] = False,
+) -> None:
+    """Options of all commands; the help text is the app's."""
+
+
+
+# typer brings a click of its own or uses the one that is installed, depending on its version.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="the experiment or search space")]
 Overrides = Annotated[list[str] | None, typer.Argument(
     metavar="[KEY=VALUE]...", help="settings that replace the file's, for example local.lr=0.05")]
@@ -182,39 +201,57 @@ def data_show(
     showing.show_partition(file, overrides or [], plot)
 
 
-def main(prefix: str | None = None) -> None:
+def main(command: str | None = None) -> None:
     """Entry point.
 
     Parameters
     ----------
-    prefix : str, optional
-        A command to put before the arguments.
+    command : str, optional
+        The one command that this process is for: ``python -m flray.tune``. Without it the first argument names one.
     """
-    arguments = sys.argv[1:]
-    if prefix is not None:
-        arguments = [prefix, *arguments]
-    code = invoke(arguments)
+    module = getattr(sys.modules.get("__main__"), "__spec__", None)
+    typed = f"python -m {module.name.removesuffix('.__main__')}" if module is not None else Path(sys.argv[0]).name
+    code = invoke(sys.argv[1:], command, typed)
     leave_garbage()
     sys.exit(code)
 
 
-def invoke(arguments: list[str]) -> int:
-    """Run a command line and return the exit code: 0, 1 for a failed run, 2 for a mistake, 130 for Ctrl-C."""
-    from flray.federation.executor import ClientError
+def invoke(arguments: list[str], command: str | None = None, typed: str = "flray") -> int:
+    """Run a command line.
+
+    Parameters
+    ----------
+    arguments : list of str
+        What was typed after the command's name.
+    command : str, optional
+        The command that the arguments are for, where they do not name it themselves.
+    typed : str
+        The command's name as it was typed, for usage lines.
+
+    Returns
+    -------
+    int
+        0, 1 for a failed run, 2 for a mistake, 130 for Ctrl-C.
+    """
     from flray.running import InterruptedRunError
 
     try:
-        app(arguments)
-        return 0
+        parser = typer.main.get_command(app)
+        if command is not None:
+            parser = parser.commands[command]  # type: ignore[attr-defined]
+        ended = parser.main(arguments, prog_name=typed, standalone_mode=False)
+        return ended if isinstance(ended, int) else 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         typer.echo("stopped", err=True)
         return 130
+    except UsageError as error:
+        return _misused(error, typed)
     except InterruptedRunError as error:
         typer.echo(str(error), err=True)
         return 130
-    except ClientError as error:
+    except MethodError as error:
         typer.echo(str(error), err=True)
         return 1
     except FlrayError as error:
@@ -224,8 +261,18 @@ def invoke(arguments: list[str]) -> int:
         if not disk_is_full(error):
             raise
         where = f" ({error.filename})" if error.filename else ""
-        typer.echo(f"flray: no space left on the disk{where}; make room, then go on with flray resume", err=True)
+        typer.echo(one_line(f"flray: no space left on the disk{where}; make room, then go on with flray resume"),
+                   err=True)
         return 1
+
+
+def _misused(error: Any, typed: str) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":  # its text is the whole help
+        error.show()
+    else:
+        path = error.ctx.command_path if error.ctx is not None else typed
+        typer.echo(one_line(f"flray: {error.format_message()} (usage: {path} --help)"), err=True)
+    return 2
 
 
 if __name__ == "__main__":

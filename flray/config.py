@@ -35,6 +35,9 @@ ArmName = Annotated[str, Field(pattern=r"^[^\s].*$", max_length=100)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Component(BaseModel):
     """A registered component by name with its options: ``{name: dirichlet, alpha: 0.2}`` or just ``iid``."""
 
@@ -59,13 +62,14 @@ class Component(BaseModel):
         try:
             params = cls.params(value["name"])
             given = _with_preset(value["name"], given, getattr(params, "presets", ()))
-            return {"name": value["name"], "options": params.model_validate(given).model_dump()}
+            with cls.registry.guarded(value["name"], ValidationError):
+                return {"name": value["name"], "options": params.model_validate(given).model_dump()}
         except FlrayError as error:
             raise PydanticCustomError("component", "{message}", {"message": str(error), "sub": ("name",)}) from None
         except ValidationError as error:
             first = error.errors()[0]
             sub = tuple(str(part) for part in first["loc"])
-            message = first["msg"]
+            message = first["msg"][:1].lower() + first["msg"][1:]
             if first["type"] == "extra_forbidden":
                 message = (f"{value['name']} has no option {sub[-1]!r}{nearest(sub[-1], params.model_fields)}; "
                            f"its options: {', '.join(params.model_fields) or 'none'}")
@@ -90,7 +94,7 @@ def _with_preset(name: str, given: dict[str, Any], presets: Sequence[Preset]) ->
         return given
     chosen = given.pop("preset")
     known = {preset.name: preset.values for preset in presets}
-    if chosen not in known:
+    if not isinstance(chosen, str) or chosen not in known:
         found = f"{name} has no preset {chosen!r}{nearest(str(chosen), known)}; its presets: {', '.join(known)}" \
             if known else f"{name} has no presets: no paper states values other than its defaults"
         raise PydanticCustomError("component", "{message}", {"message": found, "sub": ("preset",), "found": chosen})
@@ -169,7 +173,7 @@ class Local(Section):
     lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round r is lr * lr_decay**r (r from 0)")
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD only")
     weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[float, float] = Field((0.9, 0.999), description="Adam and AdamW only")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Adam and AdamW only")
     clip_norm: float | None = Field(None, gt=0, description="clip the gradient's norm to this")
     augment: Augment = "none"
     precision: Literal["float32", "float64", "bfloat16"] = Field(
@@ -211,10 +215,10 @@ class Evaluation(Section):
 class Episodes(Section):
     """What an episode of a few-shot task is; other tasks have none."""
 
-    way: int = Field(5, ge=2, description="classes of an episode (fewer where a client has fewer)")
-    shot: int = Field(5, ge=1, description="support samples per class")
-    queries: int = Field(15, ge=1, description="queries per class (fewer where classes are smaller)")
-    test: int = Field(600, ge=1, description="episodes of an evaluation, the same in every round")
+    way: int = Field(5, ge=2, le=10_000, description="classes of an episode (fewer where a client has fewer)")
+    shot: int = Field(5, ge=1, le=10_000, description="support samples per class")
+    queries: int = Field(15, ge=1, le=10_000, description="queries per class (fewer where classes are smaller)")
+    test: int = Field(600, ge=1, le=1_000_000, description="episodes of an evaluation, the same in every round")
 
 
 class Checkpointing(Section):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 import errno
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+LONGEST = 4000
+"""Characters of a line for the user; a file may hold a key or a value of any length."""
 
 # What ends a line, moves the cursor, turns the direction of writing, or cannot be written as UTF-8.
 _NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -19,7 +22,18 @@ def one_line(text: str) -> str:
     text : str
         Of a user or a file.
     """
-    return _NO_TEXT.sub(lambda found: repr(found[0])[1:-1], text)
+    shown = _NO_TEXT.sub(lambda found: repr(found[0])[1:-1], text[:LONGEST])
+    return shown if len(text) <= LONGEST else f"{shown}... (cut, {len(text):,} characters)"
+
+
+def brief(error: BaseException) -> str:
+    """Return an exception of somebody else's code in one line: its kind and the first line of its text."""
+    try:
+        text = str(error).strip()
+    except Exception:  # a text that cannot be made is the user's own, too
+        text = ""
+    first = text.splitlines()[0] if text else ""
+    return one_line(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
 class FlrayError(Exception):
@@ -56,8 +70,27 @@ class ConfigError(FlrayError):
         super().__init__(f"{path}: found {found}; {allowed}")
 
 
+class ConfigErrors(FlrayError):
+    """Several mistakes in one file: one line each."""
+
+    several_lines = True
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        self.errors = list(errors)
+        super().__init__("\n".join(str(error) for error in errors))
+
+
 class DataError(FlrayError):
     """A data file that is missing, corrupted or laid out differently from what was expected."""
+
+
+class MethodError(FlrayError):
+    """A method's own code raised; the first line names method, hook, exception, file and line; the traceback follows.
+
+    The run has failed, which is no mistake in its settings.
+    """
+
+    several_lines = True
 
 
 def disk_is_full(error: BaseException | None) -> bool:

@@ -1,36 +1,25 @@
-"""Read, override and check a YAML file; word what is wrong with it so that the user can mend it."""
+"""Read, override and check a YAML file; `flray.explaining` words what is wrong with it."""
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
-import sys
-import traceback
-import typing
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from flray import arms, registry
 from flray.config import Component, Config, Experiment
-from flray.errors import ConfigError, FlrayError, nearest
-from flray.reading import PARTS, read_with_base, read_yaml
-from flray.sweeping import FORMS
+from flray.errors import ConfigError, ConfigErrors, FlrayError, brief
+from flray.explaining import beside_experiment, explained, inexact
+from flray.plugins import load_plugins
+from flray.reading import PARTS, parse, plain, read_with_base, read_yaml, shortened
+from flray.sweeping import Grid
 
-BRANCHES = {*FORMS, "named", "dealt", "asha", "median", "pbt", "constrained-int", "int", "float", "constrained-float"}
-
-
-class ConfigErrors(FlrayError):
-    """Several mistakes in one file: one line each."""
-
-    several_lines = True
-
-    def __init__(self, errors: Sequence[ConfigError]) -> None:
-        self.errors = list(errors)
-        super().__init__("\n".join(str(error) for error in errors))
+TRIALS = 100_000
+"""Most trials of a sweep."""
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -45,9 +34,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not separator or not path.strip():
         raise ConfigError("override", repr(text), "write key=value, for example local.lr=0.05")
     try:
-        return path.strip(), yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ConfigError(path.strip(), repr(value), "the value must be valid YAML") from None
+        return path.strip(), parse(value)
+    except ValueError as error:
+        raise ConfigError(path.strip(), shortened(value), f"the value must be valid YAML: {error}") from None
 
 
 def absolute(path: str) -> str:
@@ -100,60 +89,31 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str | tuple
     FlrayError
         With one line per mistake: the path, what was found, what is allowed.
     """
-    content = _copy(source) if isinstance(source, Mapping) else read_with_base(Path(source))
+    if isinstance(source, Mapping):
+        content = plain(source)
+    elif isinstance(source, str | PathLike):
+        content = plain(read_with_base(Path(source)))
+    else:
+        raise FlrayError(f"found {type(source).__name__} for a configuration; give a YAML file or a mapping")
     if "experiment" not in content and not set(content) & set(PARTS):
         content = {"experiment": content}
-    for override in overrides:
+    for override in [overrides] if isinstance(overrides, str) else overrides:
         path, value = parse_override(override) if isinstance(override, str) else override
         if absolute(path).startswith("experiment."):
             arms.give_way(content.get("arms"), absolute(path).removeprefix("experiment."))
-        put(content, path, value)
+        put(content, path, plain(value, path))
+    if misplaced := beside_experiment(content):
+        raise misplaced
     experiment = content.get("experiment")
-    if isinstance(experiment, Mapping):
+    plugins = experiment.get("plugins") if isinstance(experiment, dict) else None
+    if isinstance(plugins, list) and all(isinstance(text, str) and text for text in plugins):
         # Whole paths: the resolved configuration must be found again from any other folder.
-        found = load_plugins(experiment.get("plugins") or (), base=_folder(source))
-        if found:
-            content["experiment"] = {**experiment, "plugins": [str(path) for path in found]}
-    try:
-        config = Config.model_validate(content)
-    except ValidationError as error:
-        raise ConfigErrors(list(_explain(error, Config))) from None
+        found = load_plugins(plugins, base=_folder(source))
+        content["experiment"] = {**content["experiment"], "plugins": [str(path) for path in found]}
+    config = _checked(content)
+    _check_size(config)
     check_space(config)
     return config
-
-
-def load_plugins(paths: Iterable[str], base: Path | None = None) -> list[Path]:
-    """Run the user's own Python files, which register components, and return where they lie.
-
-    Parameters
-    ----------
-    paths : iterable of str
-        Files; relative ones are looked up beside the YAML file, then in the current folder.
-    base : Path, optional
-        Folder of the YAML file.
-    """
-    found: list[Path] = []
-    for text in paths:
-        candidates = [folder / text for folder in (base, Path.cwd()) if folder is not None]
-        path = next((c for c in candidates if c.is_file()), None)
-        if path is None:
-            raise ConfigError("experiment.plugins", repr(text), "no such file; looked in " +
-                              " and ".join(str(c.parent) for c in candidates))
-        name = f"flray_plugin_{path.stem}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise ConfigError("experiment.plugins", repr(text), "a Python file is needed")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-            where = f" (line {lines[-1]})" if lines else ""
-            raise ConfigError("experiment.plugins", repr(text),
-                              f"running it raised {type(error).__name__}: {error}{where}") from error
-        found.append(path.resolve())
-    return found
 
 
 def variant(config: Config, values: Mapping[str, Any]) -> Experiment:
@@ -167,10 +127,7 @@ def variant(config: Config, values: Mapping[str, Any]) -> Experiment:
     content = config.model_dump(mode="json", include={"experiment"})
     for path, value in arms.expanded(config, values):
         put(content, path, value)
-    try:
-        return Config.model_validate(content).experiment
-    except ValidationError as error:
-        raise ConfigErrors(list(_explain(error, Config))) from None
+    return _checked(content).experiment
 
 
 def check_space(config: Config) -> None:
@@ -221,52 +178,30 @@ def _folder(source: str | Path | Mapping[str, Any]) -> Path | None:
     return None if isinstance(source, Mapping) else Path(source).resolve().parent
 
 
-def _copy(content: Any) -> Any:
-    if isinstance(content, Mapping):
-        return {key: _copy(value) for key, value in content.items()}
-    return list(content) if isinstance(content, (list, tuple)) else content
+def _checked(content: Mapping[str, Any]) -> Config:
+    """Return the configuration of a whole content, of which every number is one already."""
+    try:
+        config = Config.model_validate(content)
+    except ValidationError as error:
+        raise ConfigErrors(list(explained(error, Config))) from None
+    try:
+        made = config.model_dump(mode="json")
+    except Exception as error:  # an option of a user's own component may be of any type
+        raise FlrayError(f"an option of your own component cannot be written to a file: {brief(error)}; let it be a "
+                         "number, a text, a list or a mapping") from error
+    if errors := list(inexact(content, made)):
+        raise ConfigErrors(errors)
+    return config
 
 
-def _explain(error: ValidationError, root: type[BaseModel]) -> Iterable[ConfigError]:
-    seen: set[str] = set()
-    for item in error.errors():
-        context = item.get("ctx", {})
-        loc = (*item["loc"], *context.get("sub", ()))
-        path = ".".join(str(part) for part in loc if not _is_branch(part))
-        if path in seen:
-            continue
-        seen.add(path)
-        found = repr(context.get("found", item["input"]))
-        if item["type"] == "component" and context.get("sub") == ("name",) and isinstance(item["input"], Mapping):
-            found = repr(item["input"].get("name"))
-        elif len(found) > 80:
-            found = found[:77] + "..."
-        if item["type"] == "extra_forbidden":
-            allowed = _fields(root, item["loc"][:-1])
-            yield ConfigError(path, "an unknown key", f"allowed here: {', '.join(allowed)}" +
-                              nearest(str(item["loc"][-1]), allowed))
-        elif item["type"] == "missing":
-            yield ConfigError(path, "nothing", "this setting is required")
-        else:
-            yield ConfigError(path, found, item["msg"][:1].lower() + item["msg"][1:])
-
-
-def _is_branch(part: int | str) -> bool:
-    """Tell the names pydantic gives to a union's branches from keys of the file."""
-    return isinstance(part, str) and ("[" in part or part in BRANCHES)
-
-
-def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
-    for part in loc:
-        field = model.model_fields.get(str(part))
-        if field is None:
-            continue
-        candidates = [field.annotation, *typing.get_args(field.annotation)]
-        inner = [c for c in candidates if inspect.isclass(c) and typing.get_origin(c) is None
-                 and issubclass(c, BaseModel)]
-        branch = next((c for c in inner if c.__name__.lower() == str(loc[-1]).lower()), None)
-        model = branch or (inner[0] if inner else model)
-    return list(model.model_fields)
+def _check_size(config: Config) -> None:
+    sweep = config.sweep
+    values = (len(next(iter(domain.model_dump().values()))) for domain in config.space.values()
+              if sweep.search != "optuna" and isinstance(domain, Grid))
+    count = sweep.samples * len(sweep.seeds) * math.prod(values) * math.prod(map(len, arms.chosen(config).values()))
+    if count > TRIALS:
+        raise ConfigError("sweep", f"{count:,} trials (samples x grids x arms x seeds)",
+                          f"at most {TRIALS:,} are tried in one sweep; lower sweep.samples, or split it")
 
 
 __all__ = ["ConfigErrors", "absolute", "check_space", "load", "load_plugins", "parse_override", "put", "read_with_base",

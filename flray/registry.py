@@ -6,15 +6,17 @@ defaults become a pydantic model, so that options are checked and shown without 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from flray.errors import FlrayError, nearest
+from flray.errors import FlrayError, brief, nearest
 
 T = TypeVar("T")
 
@@ -89,9 +91,19 @@ class Registry:
         self._loaded = False
 
     def register(self, *names: str) -> Callable[[T], T]:
-        """Return a decorator that registers a function or class under one or several names."""
+        """Return a decorator that registers a function or class under one or several names.
+
+        Raises
+        ------
+        TypeError
+            If there is no name, a name is no text in one line, or what is registered cannot be called.
+        """
+        if not names or not all(isinstance(name, str) and name and name.isprintable() for name in names):
+            raise TypeError(f"a {self.kind} is registered under a name: @register_{self.kind}(\"mine\")")
 
         def decorate(item: T) -> T:
+            if not callable(item):
+                raise TypeError(f"{self.kind} {names[0]!r} is {type(item).__name__}, not a function or a class")
             self._load()
             for name in names:
                 self._entries[name] = item
@@ -131,25 +143,45 @@ class Registry:
             If there is none, or if it is the user's own and raises: with the line of the user's file.
         """
         item = self.get(name)
-        try:
+        with self.guarded(name):
             return item(*args, **options)
-        except FlrayError:
-            raise
-        except Exception as error:
-            if name in self._builtin:
+
+    @contextlib.contextmanager
+    def guarded(self, name: str, *passing: type[BaseException]) -> Iterator[None]:
+        """Say in one line, with the line of the user's file, what a component of the user's own raises.
+
+        Parameters
+        ----------
+        name : str
+            The component.
+        *passing : type of Exception
+            What is left as it is.
+
+        Raises
+        ------
+        FlrayError
+            In place of anything but a FlrayError that the user's own component `name` raises.
+        """
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            if isinstance(error, (FlrayError, *passing)) or not self.is_own(name):
                 raise
-            frames = traceback.extract_tb(error.__traceback__)
-            own = [frame for frame in frames if frame.filename == item.__code__.co_filename] \
-                if inspect.isfunction(item) else []
-            frame = (own or list(frames))[-1]
-            raise FlrayError(f"{self.kind} {name!r} raised {type(error).__name__}: {error} "
-                             f"({frame.filename}:{frame.lineno})") from error
+            raise blamed(error, [(self, name)]) from error
+
+    def is_own(self, name: str) -> bool:
+        """Tell whether the component called `name` is the user's own."""
+        self._load()
+        return name in self._entries and name not in self._builtin
 
     def params(self, name: str) -> type[BaseModel]:
         """Return the pydantic model of the options of `name`."""
         item = self.get(name)
-        declared = getattr(item, "Params", None)
-        return declared if declared is not None else signature_model(item, name)
+        with self.guarded(name):
+            declared = getattr(item, "Params", None)
+            if declared is not None and not (inspect.isclass(declared) and issubclass(declared, BaseModel)):
+                raise TypeError("its Params are no class of flray.registry.Params")
+            return declared if declared is not None else signature_model(item, name)
 
     def added(self) -> dict[str, Any]:
         """Return what the user registered, to be carried into other processes."""
@@ -165,6 +197,29 @@ class Registry:
         if not self._loaded:
             self._loaded = True
             importlib.import_module(self.package)
+
+
+def blamed(error: BaseException, own: Sequence[tuple[Registry, str]]) -> FlrayError:
+    """Return in one line what an error is and where it was raised: in which of the user's own components.
+
+    Parameters
+    ----------
+    error : BaseException
+        What was raised.
+    own : sequence of (Registry, str)
+        Those that were at work; at least one. Blamed is the one that the error went through, else the last.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    for registry, name in own:
+        item = registry.get(name)
+        home = getattr(sys.modules.get(getattr(item, "__module__", None) or ""), "__file__", None)
+        file = item.__code__.co_filename if inspect.isfunction(item) else home
+        lines = [frame for frame in frames if frame.filename == file]
+        if lines:
+            break
+    place = (lines or list(frames))[-1:]
+    where = f" ({place[0].filename}:{place[0].lineno})" if place else ""
+    return FlrayError(f"{registry.kind} {name!r} raised {brief(error)}{where}")
 
 
 def signature_model(item: Callable[..., Any], name: str) -> type[BaseModel]:

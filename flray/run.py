@@ -3,4 +3,4 @@
 from flray.cli import main
 
 if __name__ == "__main__":
-    main(prefix="run")
+    main("run")

@@ -97,7 +97,8 @@ def run(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *
     FlrayError
         If a setting or a data file is wrong (then nothing has been created), or a client failed.
     """
-    config = load(source, [*overrides, *settings.items()])
+    config = load(source, [*([overrides] if isinstance(overrides, str) else overrides), *settings.items()])
+    _check_single(config, source)
     return start(config, address=address, progress=progress)
 
 
@@ -110,12 +111,25 @@ def start(config: Config, *, address: str | None = None, progress: Progress | No
         plan_for(world, local_resources())
     if experiment.tracking.uri is not None:
         resolve_uri(experiment.tracking.uri)
-    folder = rundir.create(experiment.output, experiment.name)
-    rundir.save_config(folder, config)
-    save_partition(partition(world), folder)
-    rundir.write(folder, "run", {
-        **rundir.new_identity(), **described(world), "settings": rundir.settings_text(config, "run")})
-    return _drive(world, folder, address, progress or Silence())
+    with contextlib.ExitStack() as stack:
+        if address is not None:  # joined before anything is made: it may not be there, or too small
+            plan_for(world, stack.enter_context(ray_session(address)))
+        folder = rundir.create(experiment.output, experiment.name)
+        rundir.save_config(folder, config)
+        save_partition(partition(world), folder)
+        rundir.write(folder, "run", {
+            **rundir.new_identity(), **described(world), "settings": rundir.settings_text(config, "run")})
+        return _drive(world, folder, address, progress or Silence())
+
+
+def _check_single(config: Config, source: object) -> None:
+    """Refuse what describes several federations, of which one would be run without a word."""
+    several = [*(["arms"] if config.arms else []), *(["space"] if config.space else []),
+               *([f"{len(config.sweep.seeds)} seeds in sweep.seeds"] if len(config.sweep.seeds) > 1 else [])]
+    if several:
+        file = source if isinstance(source, str | Path) else "FILE.yaml"
+        raise FlrayError(f"{file}: found {' and '.join(several)}, which make a sweep: flray tune {file}; or take them "
+                         "out to run one federation")
 
 
 def resume(folder: Path, *, address: str | None = None, progress: Progress | None = None) -> Result:

@@ -76,7 +76,8 @@ class Resources(Section):
     executor: Literal["ray", "inline"] = "ray"
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto", description="client actors; auto: as many as the CPUs and GPUs carry, at most one per cohort member")
-    cpus_per_actor: float = Field(1.0, gt=0, description="CPUs, and so torch threads (at least one), of an actor")
+    cpus_per_actor: float = Field(
+        1.0, gt=0, le=4096, description="CPUs, and so torch threads (at least one), of an actor")
     gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
         "auto", description="share of a GPU, or a whole number of them; auto: one turn is played to see how much "
         "memory it takes, and as many actors share a GPU as its free memory carries, at most 4")
@@ -98,5 +99,6 @@ class Faults(Section):
 
     on_client_error: Literal["fail", "skip"] = "fail"
     round_timeout: float | None = Field(
-        None, gt=0, description="seconds; clients that have not answered a stage by then are left out and reported")
+        None, gt=0, le=10_000_000, description="seconds; clients that have not answered a stage by then are left out "
+        "and reported")
     attempts: int = Field(3, ge=1, description="times a turn is played when its actor dies, before it counts as failed")

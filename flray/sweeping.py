@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -32,6 +33,9 @@ class Interval(Section):
         for name, (low, high) in self.model_dump().items():
             if not low < high:
                 raise PydanticCustomError("interval", "{name}: the first number must be below the second",
+                                          {"name": name})
+            if not math.isfinite(high - low):
+                raise PydanticCustomError("interval", "{name}: the numbers are too far apart for a draw",
                                           {"name": name})
         return self
 

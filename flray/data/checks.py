@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from flray.data.types import DataSet, Domain
-from flray.errors import DataError
+from flray.errors import DataError, brief
 
 
 def checked(name: str, found: Any) -> DataSet:
@@ -28,12 +29,21 @@ def checked(name: str, found: Any) -> DataSet:
     """
     if not isinstance(found, DataSet):
         raise DataError(f"data set {name}: its function returned {type(found).__name__}; return a flray.data.DataSet")
-    for problem in _problems(found):
+    try:
+        problem = next(_problems(found), None)
+    except Exception as error:  # parts of types that nobody thought of
+        problem = f": its parts are not what flray.data.DataSet says: {brief(error)}"
+    if problem is not None:
         raise DataError(f"data set {name}{problem}")
     return found
 
 
 def _problems(dataset: DataSet) -> Iterator[str]:
+    for part, values in (("mean", dataset.mean), ("std", dataset.std)):
+        if not isinstance(values, tuple | list | np.ndarray) or np.ndim(values) != 1 or not all(
+                isinstance(value, float | int | np.floating) and math.isfinite(value) for value in values):
+            yield f": {part} is {values!r}; give a tuple of one finite number per channel"
+            return
     if not dataset.domains:
         yield ": it has no domains; one at least is needed"
         return

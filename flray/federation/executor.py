@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flray import trees
 from flray.algorithms.base import Stage
-from flray.errors import FlrayError
+from flray.errors import FlrayError, MethodError
 from flray.trees import Packed
 
 Handle = Any
@@ -200,10 +200,8 @@ class Executor(Protocol):
         """Give everything back."""
 
 
-class ClientError(FlrayError):
+class ClientError(MethodError):
     """A client's own code raised; the first line names client, round, exception, file and line."""
-
-    several_lines = True
 
 
 class LostObjectError(FlrayError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -173,8 +173,19 @@ def make_world(config: Experiment, shared: SharedData | None = None) -> World:
     Raises
     ------
     FlrayError
-        If data are missing or the parts do not fit together; the message says what to change.
+        If data are missing or the parts do not fit together, or a component of the user's own raises; the message says
+        what to change.
     """
+    try:
+        return _made(config, shared)
+    except (Exception, SystemExit) as error:
+        own = [(registry.ALL[kind], name) for kind, name in _named(config) if registry.ALL[kind].is_own(name)]
+        if isinstance(error, FlrayError) or not own:
+            raise
+        raise registry.blamed(error, own) from error
+
+
+def _made(config: Experiment, shared: SharedData | None) -> World:
     if shared is None:
         data = federate(dataset_of(config), config.partition.name, config.partition.options, config.seed,
                         val_fraction=config.evaluation.validation, split=config.split, shift=config.shift)
@@ -260,6 +271,21 @@ def check(world: World) -> None:
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{key}: {size}" for key, size in sizes.items())
         raise ConfigError("experiment.models", found, f"{name} compares features, so all networks need equally many")
+
+
+def _named(config: Experiment) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of every component that an experiment uses; the method last."""
+    yield "datasets", config.data.name
+    if config.public is not None:
+        yield "datasets", config.public.name
+    yield "partitions", config.partition.name
+    models = config.models if isinstance(config.models, tuple) else config.models.values()
+    for choice in (config.model, *models):
+        yield "models", choice.name
+    for how in (config.local.augment, config.algorithm.options.get("augment")):
+        for step in how if isinstance(how, tuple | list) else ():
+            yield "augmentations", step["name"] if isinstance(step, dict) else step.name
+    yield "algorithms", config.algorithm.name
 
 
 def _own_components(config: Experiment, architectures: Mapping[str, ModelChoice]) -> dict[str, dict[str, Any]]:

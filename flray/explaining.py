@@ -1,0 +1,160 @@
+"""Word what is wrong with a configuration: one line per mistake, with its path, what was found and what is allowed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from flray.config import Component, Config, Experiment
+from flray.errors import ConfigError, nearest
+from flray.sweeping import FORMS
+
+BRANCHES = {*FORMS, "named", "dealt", "asha", "median", "pbt", "constrained-int", "int", "float", "constrained-float"}
+_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+_NEEDED = {
+    "int_type": "an integer is needed", "int_parsing": "an integer is needed", "int_from_float": "an integer is needed",
+    "int_parsing_size": "an integer of at most 64 bits is needed",
+    "float_type": "a number is needed", "float_parsing": "a number is needed", "finite_number": "it must be finite",
+    "bool_type": "true or false is needed", "bool_parsing": "true or false is needed",
+    "string_type": "a text is needed; put a number in quotes where it is meant as one",
+    "tuple_type": "a list is needed", "list_type": "a list is needed",
+    "dict_type": "a mapping is needed (KEY: VALUE)", "model_type": "a mapping is needed (KEY: VALUE)",
+    "model_attributes_type": "a mapping is needed (KEY: VALUE)",
+}
+
+
+def explained(error: ValidationError, root: type[BaseModel]) -> Iterator[ConfigError]:
+    """Yield what pydantic found, each path once.
+
+    Parameters
+    ----------
+    error : ValidationError
+        Of the whole configuration.
+    root : type of BaseModel
+        Its model.
+    """
+    seen: set[str] = set()
+    for item in error.errors():
+        context = item.get("ctx", {})
+        loc = (*item["loc"], *context.get("sub", ()))
+        path = ".".join(str(part) for part in loc if not _is_branch(part))
+        if path in seen:
+            continue
+        seen.add(path)
+        value = context.get("found", item["input"])
+        found = _shown(value)
+        if item["type"] == "component" and context.get("sub") == ("name",) and isinstance(item["input"], Mapping):
+            found = _shown(item["input"].get("name"))
+        if item["type"] == "extra_forbidden":
+            allowed = _fields(root, item["loc"][:-1])
+            yield ConfigError(path, "an unknown key", f"allowed here: {', '.join(allowed)}" +
+                              _meant(str(item["loc"][-1]), item["loc"][:-1], allowed))
+        elif item["type"] == "missing":
+            yield ConfigError(path, "nothing", "this setting is required")
+        else:
+            yield ConfigError(path, found, needed(item["type"], item["msg"], value))
+
+
+def needed(kind: str, message: str, value: Any) -> str:
+    """Return in plain words what a value should have been.
+
+    Parameters
+    ----------
+    kind, message : str
+        pydantic's type of error and its text.
+    value : Any
+        What was found.
+    """
+    words = _NEEDED.get(kind)
+    if words is None:
+        return message[:1].lower() + message[1:]
+    if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
+        return f"{words}, for example [{_shown(value)}]"
+    if kind == "float_parsing" and isinstance(value, str) and re.fullmatch(r"\s*\d+(\.\d+)?\s*%\s*", value):
+        return f"{words}: {float(value.strip().rstrip('% ')) / 100:g}"
+    return words
+
+
+def inexact(given: Any, made: Any, path: tuple[str, ...] = ()) -> Iterator[ConfigError]:
+    """Yield what was taken for a value of another kind than was written: ``rounds: true``, ``rounds: '1'``, ``1.0``.
+
+    An exponent without a point (``1e-3``), which YAML takes for a text, is a number.
+
+    Parameters
+    ----------
+    given, made : Any
+        The content as written, and as the checked configuration has it.
+    path : tuple of str
+        Where both stand.
+    """
+    if isinstance(given, Mapping) and isinstance(made, Mapping):
+        for key in given:
+            if key in made:
+                yield from inexact(given[key], made[key], (*path, str(key)))
+    elif isinstance(given, list | tuple) and isinstance(made, list | tuple) and len(given) == len(made):
+        for position, (one, other) in enumerate(zip(given, made, strict=True)):
+            yield from inexact(one, other, (*path, str(position)))
+    elif isinstance(made, bool) and not isinstance(given, bool):
+        yield ConfigError(".".join(path), _shown(given), "true or false is needed, without quotes")
+    elif isinstance(made, int | float) and isinstance(given, str) and not (
+            isinstance(made, float) and _EXPONENT.fullmatch(given)):
+        yield ConfigError(".".join(path), _shown(given), "a number is needed; leave the quotes out")
+    elif isinstance(made, int | float) and not isinstance(made, bool) and isinstance(given, bool):
+        yield ConfigError(".".join(path), str(given).lower(), "a number is needed")
+    elif isinstance(made, int) and isinstance(given, float):
+        yield ConfigError(".".join(path), _shown(given), f"an integer is needed: {made}")
+
+
+def beside_experiment(content: Mapping[str, Any]) -> ConfigError | None:
+    """Return the mistake of settings that stand beside ``experiment:`` instead of under it, None if there are none."""
+    stray = [key for key in content if key in Experiment.model_fields and key not in Config.model_fields]
+    if not stray:
+        return None
+    first, verb = stray[0], "them" if len(stray) > 1 else "it"
+    return ConfigError(", ".join(stray), "beside `experiment:`", f"indent {verb} to stand under it: experiment.{first}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _is_branch(part: int | str) -> bool:
+    """Tell the names pydantic gives to a union's branches from keys of the file."""
+    return isinstance(part, str) and ("[" in part or part in BRANCHES)
+
+
+def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
+    for part in loc:
+        field = model.model_fields.get(str(part))
+        if field is None:
+            continue
+        inner = _models(field.annotation)
+        branch = next((c for c in inner if c.__name__.lower() == str(loc[-1]).lower()), None)
+        model = branch or (inner[0] if inner else model)
+    return list(model.model_fields)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    candidates = [annotation, *typing.get_args(annotation)]
+    return [c for c in candidates if inspect.isclass(c) and typing.get_origin(c) is None and issubclass(c, BaseModel)]
+
+
+def _meant(key: str, loc: Sequence[int | str], allowed: Iterable[str]) -> str:
+    """Return the setting that an unknown key of the experiment is the name or the beginning of, or the nearest."""
+    if tuple(loc) == ("experiment",):
+        deeper = {f"{name}.{inner}": inner for name, field in Experiment.model_fields.items()
+                  for model in _models(field.annotation) if not issubclass(model, Component)
+                  for inner in model.model_fields}
+        for fits in (str.__eq__, str.startswith):
+            if found := next((path for path, inner in deeper.items() if fits(inner, key)), None):
+                return f"; did you mean {found!r}?"
+    return nearest(key, allowed)
