@@ -1,0 +1,253 @@
+"""Drivers, and the other processes a case has: all of them carry its mark in their environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HERE = Path(__file__).parent
+MARK = "FLRAY_CHAOS"
+COLD = "import sys; from flray.cli import main; main()"
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the processes whose environment carries a mark."""
+    found = []
+    needle = f"{MARK}={mark}\0".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError, psutil.Error):
+                if needle in (entry / "environ").read_bytes():
+                    process = psutil.Process(int(entry.name))
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        found.append(process)
+    return found
+
+
+def titled(mark: str, *titles: str) -> list[psutil.Process]:
+    """Return those whose command line begins with one of the titles, or is a program of that name."""
+    found = []
+    for process in marked(mark):
+        with contextlib.suppress(psutil.Error):
+            line = process.cmdline()
+            if line and (line[0].startswith(titles) or Path(line[0]).name in titles):
+                found.append(process)
+    return sorted(found, key=lambda p: p.pid)
+
+
+def gone(mark: str, seconds: float) -> list[str]:
+    """Wait until no process carries the mark; end and name those that are left."""
+    end = time.monotonic() + seconds
+    while (left := marked(mark)) and time.monotonic() < end:
+        time.sleep(0.1)
+    names = []
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            names.append(" ".join(process.cmdline())[:80])
+            process.kill()
+    return names
+
+
+class Warm:
+    """Starts commands as forks of a process that has imported everything."""
+
+    def __init__(self, log: Path, threads: int | None = None) -> None:
+        environment = {**os.environ, "PYTHONHASHSEED": "random"}
+        environment.pop(MARK, None)
+        self._log = log.open("ab")
+        self._process = subprocess.Popen([sys.executable, str(HERE / "warm.py")], stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True,
+                                         bufsize=1)
+        assert self._say(300) == ["ready"], f"no warm process: {log}"
+
+    def _say(self, seconds: float) -> list[Any] | None:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        return json.loads(self._process.stdout.readline() or "null") if ready else None
+
+    def start(self, arguments: list[str], folder: Path, environment: dict[str, str], output: Path,
+              operation: int | None = None) -> Driver:
+        """Begin a command."""
+        assert self._process.stdin is not None
+        order = {"arguments": arguments, "folder": str(folder), "environment": environment, "output": str(output),
+                 "operation": operation}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        answer = self._say(60)
+        assert answer and len(answer) == 1, answer
+        return Driver(int(answer[0]), output, self._wait)
+
+    def _wait(self, seconds: float) -> int | None:
+        answer = self._say(seconds)
+        return None if answer is None else int(answer[1])
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+class Cold:
+    """Starts commands as a person does: a new interpreter each."""
+
+    def start(self, arguments: list[str], folder: Path, environment: dict[str, str], output: Path,
+              operation: int | None = None) -> Driver:
+        """Begin a command."""
+        with output.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-c", COLD, *arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
+                stderr=file, env={**os.environ, **environment}, start_new_session=True,
+                # what is started in the background ignores Ctrl-C, and so would its children
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+
+        def wait(seconds: float) -> int | None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(seconds)
+            return None
+
+        return Driver(process.pid, output, wait)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Driver:
+    """A command under way.
+
+    Parameters
+    ----------
+    pid : int
+        Its process, which leads a process group.
+    output : Path
+        Gets what it prints.
+    wait : callable
+        Waits so many seconds for its end and returns the exit code, negative for a signal; None if it goes on.
+    """
+
+    def __init__(self, pid: int, output: Path, wait: Callable[[float], int | None]) -> None:
+        self.pid, self.output, self._wait = pid, output, wait
+        self.code: int | None = None
+        self.began = time.monotonic()
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for the end and return the exit code; None if it is not over."""
+        if self.code is None:
+            self.code = self._wait(seconds)
+        return self.code
+
+    def signal(self, number: int, group: bool = False) -> None:
+        """Send a signal, to the whole process group if asked."""
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if group else os.kill)(self.pid, number)
+
+    @property
+    def text(self) -> str:
+        """What it has printed so far (and what those before it printed into the same file)."""
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+
+def free_port() -> int:
+    """Return a port of this machine that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Service:
+    """A server beside the federation, which may be killed and started again on its port."""
+
+    def __init__(self, folder: Path, command: Callable[[int], list[str]], health: Callable[[str], Any]) -> None:
+        self._folder, self._command, self._health = folder, command, health
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        environment = {k: v for k, v in os.environ.items() if k != MARK}
+        environment |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        with (self._folder / "log.txt").open("ab") as log:
+            self._process = subprocess.Popen(self._command(self.port), cwd=self._folder, env=environment, stdout=log,
+                                             stderr=log, start_new_session=True)
+        end = time.monotonic() + 180
+        while True:
+            try:
+                return self._health(self.uri)
+            except OSError:
+                assert self._process.poll() is None and time.monotonic() < end, self._folder / "log.txt"
+                time.sleep(0.2)
+
+    def kill(self) -> None:
+        """Kill it with all its processes, and wait until the port is silent."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(30)
+        self._process = None
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) != 0:
+                    return
+            time.sleep(0.05)
+
+
+def tracking_server(folder: Path) -> Service:
+    """Return a tracking server with its database in a folder."""
+    return Service(
+        folder, lambda port: [sys.executable, "-m", "mlflow", "server", "--backend-store-uri",
+                              f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts"),
+                              "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
+        lambda uri: urllib.request.urlopen(f"{uri}/health", timeout=2).close())
+
+
+def bucket_server(folder: Path, bucket: str) -> Service:
+    """Return an S3-compatible server with one bucket."""
+    return Service(
+        folder, lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        lambda uri: urllib.request.urlopen(urllib.request.Request(f"{uri}/{bucket}", method="PUT"), timeout=5).close())
+
+
+class Nodes:
+    """A Ray cluster on this machine: a head and a worker node, which may be lost and replaced."""
+
+    def __init__(self, folder: Path, mark: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.mark = mark
+        environment = {**os.environ, MARK: mark}
+        self._log = (folder / "log.txt").open("ab")
+        self._process = subprocess.Popen([sys.executable, str(HERE / "nodes.py")], stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True,
+                                         bufsize=1, start_new_session=True)
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        assert self.address, folder / "log.txt"
+
+    def replace(self) -> bool:
+        """Lose the worker node and have another one."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("replace\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip() == "replaced"
+
+    def close(self) -> None:
+        """End all of it."""
+        self._process.kill()
+        self._process.wait()
+        gone(self.mark, 0)
+        self._log.close()
