@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,6 +17,7 @@ from flray.algorithms.bench import Bench
 from flray.algorithms.server import ClientInfo, Server
 from flray.federation.evaluation import evaluate
 from flray.federation.executor import Executor, Handle, Job, Turn
+from flray.federation.hooks import hook, hooked
 from flray.federation.memory import keep_freed_memory, peak_bytes, resident_bytes
 from flray.federation.played import Played
 from flray.federation.replies import StageReplies, StageSums, in_blocks
@@ -81,7 +83,8 @@ class Federation:
             torch.set_num_threads(threads_of(config))
             workshop = Workshop(world, default_device(world))
             self.server.bench, self.server.public = workshop.bench, workshop.public
-        algorithm.server_setup(self.server)
+        with self._hook("server_setup"):
+            algorithm.server_setup(self.server)
         self.states: list[Handle] = [None] * len(world.data.clients)
         self.versions: list[int] = [0] * len(world.data.clients)
         self._diverged = False
@@ -108,12 +111,17 @@ class Federation:
         server.metrics = {}
         server.cohort, works = self._cohort()
         played = Played(server)
-        for stage in self.world.algorithm.exchanges(server):
+        with self._hook("exchanges"):
+            stages = self.world.algorithm.exchanges(server)
+        for stage in hooked(stages, config.algorithm.name, "exchanges", server.round + 1):
             self._stage(stage, works, played)
         self._warn_of_divergence(played.diverged)
-        self._timed("aggregate", lambda: self.world.algorithm.refine(server))
+        with self._hook("refine"):
+            self._timed("aggregate", lambda: self.world.algorithm.refine(server))
+        with self._hook("server.metrics"):
+            own = {name: float(value) for name, value in server.metrics.items()}
         server.round += 1
-        metrics = {**played.summary(), **server.metrics}
+        metrics = {**played.summary(), **own}
         if server.round % config.evaluation.every == 0 or server.round == config.rounds:
             metrics.update(self._timed("evaluate", self.evaluate))
         metrics.update({f"time/{name}": seconds for name, seconds in self._seconds.items()})
@@ -131,7 +139,8 @@ class Federation:
 
     def message(self, stage: Stage) -> tuple[dict[str, Handle], dict[str, int]]:
         """Return the common message of each architecture, put once, and its bytes."""
-        extra = self.world.algorithm.send(self.server, stage)
+        with self._hook("send"):
+            extra = self.world.algorithm.send(self.server, stage)
         handles: dict[str, Handle] = {}
         sizes: dict[str, int] = {}
         for key, weights in self.server.models.items():
@@ -148,7 +157,10 @@ class Federation:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the server's side as a tree (client states are saved apart, see `flray.federation.checkpoint`)."""
-        return {"models": self.server.models, "state": self.server.state, "round": self.server.round}
+        tree = {"models": self.server.models, "state": self.server.state, "round": self.server.round}
+        with hook(self.world.config.algorithm.name, "server.state", self.server.round):
+            dict(trees.flatten(tree))  # what a method keeps may be of any type
+        return tree
 
     def restore(self, tree: Mapping[str, Any], states: Mapping[int, Packed], versions: Sequence[int]) -> None:
         """Continue from a snapshot and the client states that belong to it."""
@@ -176,7 +188,8 @@ class Federation:
         commons, sizes = self._timed("send", lambda: self.message(stage))
         jobs: list[Job] = []
         for client in [client for client in server.cohort if client not in played.left_out]:
-            private = algorithm.send_private(server, client, stage)
+            with self._hook("send_private"):
+                private = algorithm.send_private(server, client, stage)
             packed = trees.pack(private) if private else None
             info = server.clients[client]
             self._bytes["down"] += sizes[info.architecture] + (packed.nbytes if packed is not None else 0)
@@ -187,12 +200,14 @@ class Federation:
         begun = time.perf_counter()
         if (size := self.world.config.aggregation.block) is None:
             replies = StageReplies(self, jobs, stage, played)
-            algorithm.aggregate(server, stage, replies)
+            with self._hook("aggregate"):
+                algorithm.aggregate(server, stage, replies)
             replies.wait()
         else:
             replies = StageSums(self, in_blocks(jobs, size), stage, played)
             for architecture, mean in replies.means().items():
-                algorithm.apply(server, architecture, mean)
+                with self._hook("apply"):
+                    algorithm.apply(server, architecture, mean)
         elapsed = time.perf_counter() - begun
         self._seconds["train"] += replies.waited
         self._seconds["receive"] += replies.fetched
@@ -210,6 +225,9 @@ class Federation:
             self.warn(f"round {self.server.round + 1}: the loss of {len(clients)} of {len(self.server.cohort)} clients "
                       f"({some}{', ...' if len(clients) > 3 else ''}) is no finite number, training has diverged: "
                       "lower local.lr, or set local.clip_norm, for example to 1")
+
+    def _hook(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return hook(self.world.config.algorithm.name, name, self.server.round + 1)
 
     def _timed(self, name: str, call: Callable[[], Any]) -> Any:
         begun = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from flray.errors import FlrayError
 from flray.federation import checkpoint
 from flray.federation.clients import RayExecutor
 from flray.federation.federation import Federation, Round
@@ -33,7 +34,12 @@ class ServerActor:
     def __init__(self, world: World, world_ref: list[Any], plan: Plan, group: Any, first_bundle: int) -> None:
         self._executor = RayExecutor(world_ref[0], world.config, plan.actors, plan.gpus_per_actor, group, first_bundle)
         self._lines: list[str] = []
-        self._federation = Federation(world, self._executor, self._lines.append)
+        self._error: FlrayError | None = None
+        try:
+            self._federation = Federation(world, self._executor, self._lines.append)
+        except FlrayError as error:
+            # Raised by the first call: of an actor that cannot be made Ray says no more than that it is dead.
+            self._error = error
 
     def step(self) -> tuple[Round, list[str]]:
         """Run one round; return it with the lines a user should see."""
@@ -46,7 +52,15 @@ class ServerActor:
         checkpoint.save(self._federation, Path(folder), keep)
 
     def restore(self, folder: str) -> int:
-        """Bring the federation to its newest checkpoint; return the rounds done."""
+        """Bring the federation to its newest checkpoint; return the rounds done.
+
+        Raises
+        ------
+        FlrayError
+            If there is no such federation: its method raised while it was made.
+        """
+        if self._error is not None:
+            raise self._error
         return checkpoint.restore(self._federation, Path(folder))
 
     def sha256(self) -> str:

@@ -147,6 +147,47 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(here: Path, digits: d
     assert list(result.history["round"]) == [1, 2, 3, 4]
 
 
+AT_THE_SERVER = {
+    "server_setup": "def server_setup(self, server):", "exchanges": "def exchanges(self, server):",
+    "send": "def send(self, server, stage):", "send_private": "def send_private(self, server, client, stage):",
+    "aggregate": "def aggregate(self, server, stage, replies):",
+    "apply": "def apply(self, server, architecture, mean):", "refine": "def refine(self, server):"}
+
+
+def breaks_at_the_server(here: Path, digits: dict[str, Any], hook: str, what: str, executor: str = "inline") -> str:
+    (here / "mine.py").write_text("from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
+                                  f"@register_algorithm('mine')\nclass Mine(Algorithm):\n    {hook}\n        {what}\n")
+    content = {**digits, "plugins": ["mine.py"], "algorithm": "mine", "resources": {"executor": executor, "actors": 1}}
+    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    return "x.yaml"
+
+
+@pytest.mark.parametrize("hook", AT_THE_SERVER)
+def test_a_method_that_raises_at_the_server_is_named_with_hook_exception_file_and_line(
+        here: Path, digits: dict[str, Any], hook: str, capsys: pytest.CaptureFixture[str]) -> None:
+    block = ["aggregation.block=2"] if hook == "apply" else []
+    assert invoke(["run", breaks_at_the_server(here, digits, AT_THE_SERVER[hook], "return {}['weight']"), *block]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"mine at the server, round 1, {hook}: KeyError: 'weight' at {here / 'mine.py'}:6"
+
+
+@pytest.mark.parametrize(("kept", "words"), [
+    ("server.state['x'] = [1]", "server.state: "), ("server.metrics['x'] = 'high'", "server.metrics: ValueError")])
+def test_what_a_method_keeps_at_the_server_and_cannot_be_kept_is_named(
+        here: Path, digits: dict[str, Any], kept: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["run", breaks_at_the_server(here, digits, AT_THE_SERVER["refine"], kept)]) == 1
+    assert f"mine at the server, round 1, {words}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hook", ["server_setup", "refine"])
+def test_a_method_that_raises_in_the_server_actor_is_named_too(
+        here: Path, digits: dict[str, Any], hook: str, ray_here: dict[str, float],
+        capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["run", breaks_at_the_server(here, digits, AT_THE_SERVER[hook], "1 / 0", "ray")]) == 1
+    assert f"mine at the server, round 1, {hook}: ZeroDivisionError" in capsys.readouterr().err.splitlines()[0]
+
+
 OWN = '''
 @register_algorithm("half-way")
 class HalfWay(Algorithm):

@@ -1,0 +1,61 @@
+"""What a method's own code raises at the server: said in one line like a client's failure."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from flray.errors import FlrayError, MethodError, disk_is_full
+from flray.federation.player import describe
+
+Item = TypeVar("Item")
+
+
+@contextlib.contextmanager
+def hook(method: str, name: str, round_: int) -> Iterator[None]:
+    """Run a hook of a method at the server.
+
+    Parameters
+    ----------
+    method : str
+        The registered name.
+    name : str
+        The hook's.
+    round_ : int
+        The round, from 1.
+
+    Raises
+    ------
+    MethodError
+        Whose first line names method, round, hook, exception, file and line; the traceback follows.
+    """
+    try:
+        yield
+    except FlrayError:
+        raise
+    except Exception as error:
+        if disk_is_full(error) or _of_ray(error):
+            raise  # while the hook waited for what clients sent
+        failure = describe(error)
+        where = f" at {failure.where}" if failure.where else ""
+        line = f"{method} at the server, round {round_}, {name}: {failure.what}{where}"
+        raise MethodError(f"{line}\n{failure.trace}".rstrip()) from None
+
+
+def hooked(items: Iterable[Item], method: str, name: str, round_: int) -> Iterator[Item]:
+    """Yield what a hook yields; see `hook`."""
+    left = iter(items)
+    while True:
+        with hook(method, name, round_):
+            try:
+                item = next(left)
+            except StopIteration:
+                return
+        yield item
+
+
+def _of_ray(error: BaseException) -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and isinstance(error, ray.exceptions.RayError)
