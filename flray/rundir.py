@@ -23,7 +23,7 @@ from flray.config import Config
 from flray.errors import FlrayError, nearest
 from flray.federation.checkpoint import write_atomically
 from flray.reading import read_yaml
-from flray.tracking.connection import redacted, resolve_uri
+from flray.tracking.address import redacted, resolve_uri
 from flray.tracking.journal import read_events
 
 Kind = Literal["run", "sweep"]

@@ -29,7 +29,7 @@ from flray.figures import draw
 from flray.loading import load
 from flray.metrics.summary import Reported, report
 from flray.rounds import Progress, Rounds, Silence, measure
-from flray.tracking.connection import redacted, resolve_uri
+from flray.tracking.address import check, redacted
 from flray.tracking.journal import Journal
 
 Say = Callable[[str], None]
@@ -110,7 +110,7 @@ def start(config: Config, *, address: str | None = None, progress: Progress | No
     if uses_ray(experiment) and address is None:
         plan_for(world, local_resources())
     if experiment.tracking.uri is not None:
-        resolve_uri(experiment.tracking.uri)
+        check(experiment.tracking.uri)
     with contextlib.ExitStack() as stack:
         if address is not None:  # joined before anything is made: it may not be there, or too small
             plan_for(world, stack.enter_context(ray_session(address)))

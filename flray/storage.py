@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from flray.errors import FlrayError
+from flray.tracking.secrets import redacted
 
 EVERY = 20.0
 """Seconds between two copies of what has changed: what a lost head may cost besides the rounds since a checkpoint."""
@@ -43,10 +44,7 @@ def filesystem(uri: str) -> tuple[Any, str]:
 
     if not is_remote(uri):
         return LocalFileSystem(), str(Path(uri).absolute())
-    parts = urlsplit(uri)
-    if "@" in parts.netloc:
-        raise FlrayError(f"{parts.scheme}://***@{parts.hostname}: keep keys out of addresses, which are written to "
-                         "files; use the environment or the node's role")
+    _check_keys(uri)
     try:
         found, path = FileSystem.from_uri(uri.rstrip("/"))
         return found, str(path)
@@ -118,10 +116,25 @@ def fetch(uri: str, folder: Path) -> bool:
 
 def workplace(uri: str) -> Path:
     """Return the local folder in which what belongs to an address is worked on."""
+    _check_keys(uri)
     base = Path(os.environ.get("FLRAY_WORK") or "~/.cache/flray/work").expanduser()
     parts = urlsplit(uri)
     digest = hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:8]
     return base / f"{parts.netloc}-{digest}"
+
+
+def _check_keys(uri: str) -> None:
+    """Refuse an address with a key in it.
+
+    Raises
+    ------
+    FlrayError
+        Without the key.
+    """
+    shown = redacted(uri)
+    if shown != uri:
+        raise FlrayError(f"{shown}: keep keys out of addresses, which are written to files; use the environment or the "
+                         "node's role")
 
 
 class Mirror:

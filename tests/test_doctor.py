@@ -6,61 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from flray import doctor, rundir
-from flray.errors import FlrayError
-from flray.loading import load
-from flray.tracking.connection import redacted, resolve_uri
-from flray.tracking.sender import MlflowSender
+from flray import doctor
 
 SECRET = "hunter2-0123"
-
-
-@pytest.mark.parametrize(("uri", "shown"), [
-    (f"http://ann:{SECRET}@host:5000/x", "http://ann:***@host:5000/x"),
-    (f"postgresql+psycopg://ann:{SECRET}@db/mlflow", "postgresql+psycopg://ann:***@db/mlflow"),
-    (f"http://:{SECRET}@host", "http://:***@host"),
-    (f"http://ann:{SECRET}@home@host/", "http://ann:***@host/"),
-    (f"mysql://ann:a/{SECRET}@host/db", "mysql://ann:***@host/db"),
-    ("http://host:5000", "http://host:5000"), ("sqlite:////a/b.db", "sqlite:////a/b.db"), ("local.lr", "local.lr")])
-def test_passwords_are_taken_out_of_addresses(uri: str, shown: str) -> None:
-    assert redacted(uri) == shown
-
-
-def test_no_password_in_files_parameters_or_messages(here: Path, digits: dict[str, Any],
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    uri = f"http://ann:{SECRET}@127.0.0.1:1"
-    config = load({"experiment": {**digits, "tracking": {"uri": uri}, "rounds": 1,
-                                  "resources": {"executor": "inline"}}})
-    from flray.running import start
-
-    lines: list[str] = []
-
-    class Lines:
-        def begin(self, world: Any, done: int) -> None: ...
-        def round(self, finished: Any, metric: str) -> None: ...
-        def end(self) -> None: ...
-        def say(self, line: str) -> None:
-            lines.append(line)
-
-    result = start(config, progress=Lines())
-    files = [p for p in here.rglob("*") if p.is_file()]
-    assert {"config.yaml", "journal.jsonl", "run.json", "tracking.json"} <= {p.name for p in files}
-    for path in files:
-        assert SECRET.encode() not in path.read_bytes(), path
-    assert any("http://ann:***@127.0.0.1:1" in line for line in lines)
-    assert SECRET not in "\n".join(lines)
-    # The whole address comes from the environment when the run is taken up again.
-    kept = load(result.folder / rundir.CONFIG).experiment.tracking.uri
-    assert kept == "http://ann:***@127.0.0.1:1"
-    with pytest.raises(FlrayError, match="set MLFLOW_TRACKING_URI"):
-        resolve_uri(kept)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    assert resolve_uri(kept) == uri
-    assert MlflowSender(result.folder, kept).uri == kept
 
 
 def test_an_open_door_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_a_run_is_resumed_from_the_bucket_on_another_machine(
 
 
 def test_keys_do_not_belong_into_addresses(digits: dict[str, Any]) -> None:
-    with pytest.raises(FlrayError, match=r"s3://\*\*\*@bucket: keep keys out") as caught:
+    with pytest.raises(FlrayError, match=r"s3://\*\*\*:\*\*\*@bucket/x: keep keys out") as caught:
         running.run({"experiment": {**digits, "output": "s3://key:hunter2@bucket/x"}}, ["resources.executor=inline"])
     assert "hunter2" not in str(caught.value)
     with pytest.raises(FlrayError, match="no such kind of storage"):

@@ -15,7 +15,8 @@ from flray.arms import PREFIX
 from flray.errors import FlrayError
 from flray.federation.portrait import AFTER, BEFORE, PARTITION
 from flray.report.source import Source, Trial, fingerprints, own_metric
-from flray.tracking.connection import AwayError, connect, http_limits, quiet, resolve_uri
+from flray.tracking.address import database_path, redacted, resolve_uri
+from flray.tracking.connection import AwayError, call, connect, http_limits, quiet
 from flray.tuning.naming import FIRST
 
 _PARENT, _VERSION = "mlflow.parentRunId", "version."
@@ -39,21 +40,29 @@ def from_mlflow(uri: str, what: str, folder: Path) -> Source:
     FlrayError
         If there is nothing of that name, or the server cannot be reached.
     """
+    address, shown = resolve_uri(uri), redacted(uri)
+    database = database_path(address)
+    if database is not None and not database.is_file():
+        raise FlrayError(f"{shown}: there is no database {database}; give the one that runs were tracked in")
+
+    def read() -> tuple[Any, dict[str, Any], list[Trial]]:
+        client = connect(address)
+        run = _find(client, what)
+        children = client.search_runs([run.info.experiment_id], f"tags.`{_PARENT}` = '{run.info.run_id}'",
+                                      max_results=5000) if run.data.tags.get("flray.kind") == "sweep" else [run]
+        config = _config(client, run.info.run_id, folder)
+        return run, config, [_trial(client, child, folder, config.get("arms") or ()) for child in children]
+
     try:
         with http_limits(), quiet():
-            client = connect(resolve_uri(uri))
-            run = _find(client, what)
-            children = client.search_runs([run.info.experiment_id], f"tags.`{_PARENT}` = '{run.info.run_id}'",
-                                          max_results=5000) if run.data.tags.get("flray.kind") == "sweep" else [run]
-            config = _config(client, run.info.run_id, folder)
-            trials = [_trial(client, child, folder, config.get("arms") or ()) for child in children]
+            run, config, trials = call(address, read)
     except AwayError as error:
-        raise FlrayError(f"{uri}: {error}") from None
+        raise FlrayError(f"tracking at {shown}: {error}") from None
     trials.sort(key=lambda trial: trial.number)
     if not any(len(trial.history) for trial in trials):
-        raise FlrayError(f"{what} at {uri}: no round has been tracked, so there is nothing to report")
+        raise FlrayError(f"{what} at {shown}: no round has been tracked, so there is nothing to report")
     return Source(str(config["experiment"]["name"]), trials, config, _versions(run.data.tags),
-                  f"{uri} run {run.info.run_id}")
+                  f"{shown} run {run.info.run_id}")
 
 
 def _find(client: Any, what: str) -> Any:

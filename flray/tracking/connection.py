@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.metadata
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
-from urllib.parse import urlsplit
 
 from flray.errors import FlrayError
 from flray.importing import importing
+from flray.tracking.address import database_path, redacted
+from flray.tracking.secrets import without_secrets
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 #: Seconds before one HTTP request is given up, unless the user set MLFLOW_HTTP_REQUEST_TIMEOUT.
 HTTP_TIMEOUT = 10
-_SCHEMES = ("sqlite", "http", "https", "databricks", "postgresql", "mysql", "mssql")
 # Error codes of MLflow that a later attempt may not meet; INTERNAL_ERROR is also what a refused connection gives.
 _PASSING = {
     "INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED",
@@ -34,7 +32,6 @@ _PASSING = {
 }  # fmt: skip
 _LASTING = ("readonly database", "unable to open", "out-of-date database schema", "not a database", "no such table")
 _LOCK_ATTEMPTS = 6
-_PASSWORD = re.compile(r"(://[^/@:\s]*):\S*@")  # greedy: a password may have an @ itself
 
 
 class AwayError(Exception):
@@ -55,63 +52,6 @@ class RefusedError(FlrayError):
     def __init__(self, message: str, code: str = "") -> None:
         self.code = code
         super().__init__(message)
-
-
-def redacted(uri: str) -> str:
-    """Return an address without its password, as it may stand in files, in MLflow and on the screen."""
-    return _PASSWORD.sub(r"\1:***@", uri)
-
-
-def _with_password(uri: str) -> str:
-    """Return the address to connect to: one read from a file has no password, so the environment has to give it."""
-    if ":***@" not in uri:
-        return uri
-    full = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if redacted(full) != uri:
-        raise FlrayError(f"tracking address {uri!r}: passwords are not kept in files; set MLFLOW_TRACKING_URI to the "
-                         "whole address (or, for http, leave the password out of it and set MLFLOW_TRACKING_USERNAME "
-                         "and MLFLOW_TRACKING_PASSWORD)")
-    return full
-
-
-def resolve_uri(uri: str) -> str:
-    """Return a tracking address that means the same from every working directory.
-
-    Parameters
-    ----------
-    uri : str
-        For example ``sqlite:///mlflow.db`` (relative to the working directory) or ``http://host:5000``.
-
-    Raises
-    ------
-    FlrayError
-        If MLflow has no store for that kind of address.
-    """
-    uri = _with_password(uri)
-    scheme = "databricks" if uri == "databricks" else urlsplit(uri).scheme.split("+")[0]
-    if scheme not in _SCHEMES and scheme not in {
-        entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store")
-    }:
-        raise FlrayError(
-            f"tracking address {redacted(uri)!r}: MLflow keeps no runs there; give sqlite:///PATH/mlflow.db or http(s)://HOST:PORT"
-        )
-    database = database_path(uri)
-    return uri if database is None else f"sqlite:///{database.absolute()}"
-
-
-def database_path(uri: str) -> Path | None:
-    """Return the file of an sqlite address, None for every other kind.
-
-    Raises
-    ------
-    FlrayError
-        If an sqlite address names no file.
-    """
-    if not uri.startswith("sqlite:"):
-        return None
-    if not uri.startswith("sqlite:///") or uri in ("sqlite:///", "sqlite:///:memory:"):
-        raise FlrayError(f"tracking address {uri!r}: an sqlite address reads sqlite:///PATH/mlflow.db")
-    return Path(uri.removeprefix("sqlite:///"))
 
 
 def connect(uri: str) -> Any:
@@ -214,15 +154,15 @@ def call(uri: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) 
         try:
             return function(*args, **kwargs)
         except (MlflowException, SQLAlchemyError) as error:
-            text = _one_line(str(error).replace(uri, redacted(uri)))
+            text = _one_line(without_secrets(str(error), uri))
             if "database is locked" in text and attempt + 1 < _LOCK_ATTEMPTS:
                 # Neighbours that collided once must not collide again in step: the process number sets them apart.
                 time.sleep(0.05 * 2**attempt * (1 + os.getpid() % 7 / 7))
                 continue
             code = getattr(error, "error_code", "INTERNAL_ERROR")
             if code in _PASSING and not any(sign in text for sign in _LASTING):
-                raise AwayError(text) from error
-            raise RefusedError(f"tracking at {redacted(uri)}: {text}", code) from error
+                raise AwayError(text) from None
+            raise RefusedError(f"tracking at {redacted(uri)}: {text}", code) from None
     raise AssertionError("the last attempt returns or raises")
 
 

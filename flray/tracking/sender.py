@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from flray.errors import one_line
+from flray.tracking.address import database_path, redacted, resolve_uri
 from flray.tracking.connection import (
     AwayError,
     RefusedError,
     call,
     connect,
-    database_path,
     http_limits,
     lock,
     quiet,
-    redacted,
-    resolve_uri,
 )  # fmt: skip
 from flray.tracking.cursor import Cursor, load, read, save, unsent_lines
 from flray.tracking.journal import JOURNAL, Event, decode
 from flray.tracking.names import clean_name
+from flray.tracking.secrets import without_secrets
 
 UID_TAG = "flray.uid"
 # MLflow's limits of one request, and of the length of a value in characters.
@@ -248,7 +248,7 @@ class MlflowSender:
     def _parent(self, event: Event, experiment_id: str) -> str | None:
         run_id = None
         if self.parent_dir is not None:
-            run_id = MlflowSender(self.parent_dir, self.uri).open_run()
+            run_id = MlflowSender(self.parent_dir, self._address).open_run()
         if run_id is None and event["parent"] is not None:
             run_id = self._find(experiment_id, event["parent"])
         return run_id
@@ -277,7 +277,7 @@ class MlflowSender:
         except AwayError:
             raise
         except Exception as error:  # every artifact store has errors of its own
-            self.notices.append(f"{path} is not uploaded: {error}")
+            self.notices.append(f"{path} is not uploaded: {one_line(without_secrets(str(error), self._address))}")
 
 
 def _shorten(value: object, length: int) -> str:

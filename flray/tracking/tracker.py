@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flray.errors import FlrayError
-from flray.tracking.connection import HTTP_TIMEOUT, http_limits, redacted, resolve_uri
+from flray.tracking.address import redacted, resolve_uri
+from flray.tracking.connection import HTTP_TIMEOUT, http_limits
+from flray.tracking.secrets import without_secrets
 from flray.tracking.sender import MlflowSender
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
@@ -134,7 +136,7 @@ class Tracker:
             except FlrayError as error:
                 self._give_up(sender, str(error))
             except Exception as error:  # a full disk, a broken journal: not a reason to end the training
-                self._give_up(sender, f"{type(error).__name__}: {error}")
+                self._give_up(sender, without_secrets(f"{type(error).__name__}: {error}", self._address))
             for notice in sender.notices:
                 self._say(notice)
             sender.notices.clear()

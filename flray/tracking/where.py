@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flray.tracking import cursor
-from flray.tracking.connection import redacted
+from flray.tracking.address import redacted
 
 
 def see_it(uri: str, folder: Path) -> list[str]:

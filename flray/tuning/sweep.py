@@ -13,7 +13,7 @@ from flray.federation.cluster import local_resources, ray_session
 from flray.importing import importing
 from flray.loading import load
 from flray.running import InterruptedRunError
-from flray.tracking.connection import redacted, resolve_uri
+from flray.tracking.address import check, redacted
 from flray.tracking.journal import Journal
 from flray.tracking.tracker import Tracker
 from flray.tuning import naming
@@ -57,7 +57,7 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
         sweep = _Sweep(config, address, progress or Silence(), stack)
         sweep.check()
         if config.experiment.tracking.uri is not None:
-            resolve_uri(config.experiment.tracking.uri)
+            check(config.experiment.tracking.uri)
         folder = rundir.create(config.experiment.output, config.experiment.name)
         rundir.save_config(folder, config)
         rundir.write(folder, "sweep", {**rundir.new_identity(), "settings": rundir.settings_text(config, "sweep")})

@@ -13,7 +13,8 @@ from mlflow import MlflowClient
 
 from flray.errors import FlrayError
 from flray.tracking import cursor
-from flray.tracking.connection import RefusedError, http_limits, resolve_uri
+from flray.tracking.address import resolve_uri
+from flray.tracking.connection import RefusedError, http_limits
 from flray.tracking.journal import Journal
 from flray.tracking.sender import MlflowSender
 

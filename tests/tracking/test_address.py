@@ -1,0 +1,86 @@
+"""Addresses at which no run can be tracked are found before anything is played; a server that is away is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flray.cli import invoke
+from flray.errors import FlrayError
+from flray.tracking.address import check
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_text(path: Path) -> None:
+    path.write_text("this is no database, and long enough")
+
+
+def a_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def below_a_file(path: Path) -> None:
+    path.parent.rmdir()
+    path.parent.write_text("a file")
+
+
+@pytest.mark.parametrize("make", [a_folder, a_text, a_loop, below_a_file])
+def test_what_is_no_database_is_refused_before_the_first_round(make: Callable[[Path], None], here: Path,
+                                                               digits: dict[str, Any],
+                                                               capfd: pytest.CaptureFixture[str]) -> None:
+    (here / "x").mkdir()
+    make(here / "x" / "m.db")
+    content = {**digits, "tracking": {"uri": "sqlite:///x/m.db"}, "resources": {"executor": "inline"}}
+    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": content, "space": {"local.lr": {"grid": [0.1]}}}))
+    before = sorted(here.rglob("*"))
+    for command in ("run", "tune"):
+        assert invoke([command, "x.yaml"]) == 2
+        out, err = capfd.readouterr()
+        assert err.startswith("flray: tracking.uri 'sqlite:///") and "x/m.db cannot be used (" in err
+        assert (len(err.splitlines()), out) == (1, "")
+    assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize("uri", [
+    "sqlite:////proc/x/m.db", "sqlite:////proc/m.db", "sqlite:////dev/null", "http://", "http://:5000", "http://h:x",
+    "http://h:99999999", "postgresql+nonsense://h/db", "postgresql://", "mysql+pymysql+x://h:port/db", "s3://bucket",
+    "nonsense", "sqlite:///", "sqlite://host/x.db", "sqlite:///\0", "http://[::1", "sqlite:///" + "a/" * 3000])
+def test_addresses_that_can_never_be_used_are_one_line(uri: str) -> None:
+    with pytest.raises(FlrayError) as error:
+        check(uri)
+    assert str(error.value).startswith("tracking")
+    assert str(error.value).isprintable()
+
+
+def test_a_good_address_leaves_nothing_behind(tmp_path: Path) -> None:
+    check(f"sqlite:///{tmp_path}/a/b/m.db")
+    check("http://127.0.0.1:9")  # nobody answers there now
+    check("databricks")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "m.db").touch()
+    check(f"sqlite:///{tmp_path}/m.db")
+    assert (tmp_path / "m.db").stat().st_size == 0
+
+
+def test_a_report_from_a_server_that_is_away_is_one_line(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["report", "x", "--uri", "http://127.0.0.1:9"]) == 2
+    out, err = capfd.readouterr()
+    assert err == "flray: tracking at http://127.0.0.1:9: nobody answers there (connection refused)\n"
+    assert out == ""
+    assert list(here.iterdir()) == []
+
+
+def test_a_report_makes_no_database(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["report", "x", "--uri", "sqlite:///absent.db"]) == 2
+    assert f"there is no database {here}/absent.db" in capfd.readouterr().err
+    a_text(here / "text.db")
+    assert invoke(["report", "x", "--uri", "sqlite:///text.db"]) == 2
+    assert len(capfd.readouterr().err.splitlines()) == 1
+    assert [path.name for path in here.iterdir()] == ["text.db"]
