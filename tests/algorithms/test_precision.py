@@ -66,7 +66,7 @@ def test_features_gradients_and_velocity_are_float32() -> None:
 def test_it_learns_as_well_and_resumes_to_the_same_bits(digits: dict[str, Any], tmp_path: Path) -> None:
     def federation(precision: str) -> Federation:
         world = make_world(load({"experiment": {
-            **digits, "local": {"batch_size": 32, "lr": 0.05, "precision": precision, "momentum": 0.9},
+            **digits, "local": {"batch_size": 32, "lr": 0.05, "precision": precision, "momentum": 0.9, "epochs": 4},
             "data": "digits-sklearn", "participation": {"fraction": 0.75}}}).experiment)
         return Federation(world, InlineExecutor(world))
 
@@ -80,4 +80,4 @@ def test_it_learns_as_well_and_resumes_to_the_same_bits(digits: dict[str, Any], 
     resumed.step()
     resumed.step()
     assert resumed.sha256() == lowered.sha256() != plain.sha256()
-    assert accuracy[1] > 0.5 and abs(accuracy[1] - accuracy[0]) < 0.06, accuracy
+    assert min(accuracy) > 0.5 and abs(accuracy[1] - accuracy[0]) < 0.1, accuracy
