@@ -38,10 +38,11 @@ def test_what_is_no_database_is_refused_before_the_first_round(make: Callable[[P
     (here / "x").mkdir()
     make(here / "x" / "m.db")
     content = {**digits, "tracking": {"uri": "sqlite:///x/m.db"}, "resources": {"executor": "inline"}}
-    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": content, "space": {"local.lr": {"grid": [0.1]}}}))
+    (here / "run.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    (here / "tune.yaml").write_text(yaml.safe_dump({"experiment": content, "space": {"local.lr": {"grid": [0.1]}}}))
     before = sorted(here.rglob("*"))
     for command in ("run", "tune"):
-        assert invoke([command, "x.yaml"]) == 2
+        assert invoke([command, f"{command}.yaml"]) == 2
         out, err = capfd.readouterr()
         assert err.startswith("flray: tracking.uri 'sqlite:///") and "x/m.db cannot be used (" in err
         assert (len(err.splitlines()), out) == (1, "")
