@@ -75,6 +75,8 @@ def resume_command(
     target: Annotated[str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")],
     address: Address = None,
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+    plugin: Annotated[list[str] | None, typer.Option(metavar="FILE.py", help="your own file in place of those that the "
+                                                     "run's settings name (may be given several times)")] = None,
 ) -> None:
     """Go on with an interrupted run or sweep, to the same bits."""
     with importing("flray.display", "flray.running"):
@@ -83,13 +85,13 @@ def resume_command(
     folder = rundir.find(target, output)
     if rundir.kind(folder) == "run":
         with display.RunProgress() as progress:
-            result = running.resume(folder, address=address, progress=progress)
+            result = running.resume(folder, address=address, progress=progress, plugins=plugin or ())
         display.show_result(result)
     else:
         from flray import tuning
 
         with display.SweepProgress() as sweep_progress:
-            swept = tuning.resume(folder, address=address, progress=sweep_progress)
+            swept = tuning.resume(folder, address=address, progress=sweep_progress, plugins=plugin or ())
         display.show_sweep(swept)
 
 
@@ -131,11 +133,10 @@ def sync_command(
 ) -> None:
     """Send what could not be sent to MLflow while the run went on."""
     from flray import rundir
-    from flray.loading import load
     from flray.tracking.sync import sync
 
     folder = rundir.find(target, output)
-    uri = uri or load(folder / rundir.CONFIG).experiment.tracking.uri
+    uri = uri or rundir.tracking_uri(folder)
     if uri is None:
         raise FlrayError(f"{folder}: tracking.uri is null in its settings; name a server with --uri")
     typer.echo(str(sync(folder, uri)))

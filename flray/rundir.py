@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -22,14 +23,17 @@ from flray import storage
 from flray.config import Config
 from flray.errors import FlrayError, nearest
 from flray.federation.checkpoint import write_atomically
+from flray.loading import load
 from flray.reading import read_yaml
 from flray.tracking.address import redacted, resolve_uri
 from flray.tracking.journal import read_events
 
 Kind = Literal["run", "sweep"]
 CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoint", "figures"
+_FETCHED = ".fetched"
+"""Marks a folder that came from object storage."""
 
-FREE = ("checkpoint", "faults", "name", "output", "resources", "tracking")
+FREE = ("checkpoint", "faults", "name", "output", "plugins", "resources", "tracking")
 """Parts of an experiment that may change between a run's beginning and its resume."""
 _FROZEN = ("resources.cpus_per_actor",)  # torch's threads, whose number decides the last bits
 _FREE_OF_SWEEPS = ("sweep.concurrency", "sweep.max_failures")
@@ -100,13 +104,92 @@ def _remote_numbers(base: str, name: str) -> list[str]:
 
 
 def _bring(text: str, base: str) -> None:
-    """Copy a run or sweep here from its address, unless it was worked on here."""
+    """Copy a run or sweep here from its address, unless what is here is its latest."""
     name, _, number = text.strip("/").partition("/")
     numbers = [number] if number else _remote_numbers(base, name)[-1:]
     for found in numbers:
-        folder = _local(base) / name / found
-        if kind(folder) is None:
-            storage.download(f"{base.rstrip('/')}/{name}/{found}", folder)
+        folder, uri = _local(base) / name / found, f"{base.rstrip('/')}/{name}/{found}"
+        if kind(folder) is not None and not _continued_elsewhere(folder, uri):
+            continue
+        if folder.exists():  # nothing is thrown away, and nothing half here is taken for the whole
+            places = (folder.with_name(f"{found}.old-{n}") for n in itertools.count(1))
+            folder.rename(next(place for place in places if not place.exists()))
+        storage.fetch(uri, folder, mark=_FETCHED)
+
+
+def check_latest(folder: Path, uri: str) -> None:
+    """Refuse to go on from a copy that is not the latest.
+
+    Raises
+    ------
+    FlrayError
+        If another worker went on from its own copy since this one was made.
+    """
+    if _continued_elsewhere(folder, uri):
+        raise FlrayError(f"{uri} went on elsewhere since the copy in {folder} was made; give the same command again "
+                         "to go on from the latest")
+
+
+def _continued_elsewhere(folder: Path, uri: str) -> bool:
+    """Tell whether the last worker at an address is none of those that a copy here knows of."""
+    data = storage.read(f"{uri}/{kind(folder)}.json")
+    if data is None:
+        return False
+    try:
+        workers = json.loads(data).get("workers") or []
+    except (ValueError, AttributeError):
+        raise FlrayError(f"{uri}/{kind(folder)}.json: cannot be read; restore it, or start anew") from None
+    return bool(workers) and workers[-1] not in read(folder).get("workers", ())
+
+
+def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
+    """Return the configuration of a run or sweep, with the user's plug-ins loaded.
+
+    Nothing that came with the folder is executed: a file in it is no plug-in, and where the folder was fetched from
+    object storage, which others may write to, even the names of plug-ins have to come from the user.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's or sweep's.
+    plugins : sequence of str
+        The user's own files, in place of those that the configuration names; relative to the current folder.
+
+    Raises
+    ------
+    FlrayError
+        If the configuration cannot be used, or a plug-in has to be given.
+    """
+    path = folder / CONFIG
+    content = read_yaml(path)
+    experiment = content.get("experiment")
+    if isinstance(experiment, dict) and (plugins or experiment.get("plugins")):
+        if not plugins and (folder / _FETCHED).exists():
+            raise FlrayError(f"{path}: experiment.plugins names {experiment['plugins']}, and the run was fetched from "
+                             "object storage, from where nothing is executed; give your own copy of the files: "
+                             "flray resume ... --plugin FILE.py")
+        named = list(plugins) if plugins else experiment["plugins"]
+        for one in named if isinstance(named, list) else [named]:
+            if Path(str(one)).resolve().is_relative_to(folder.resolve()):
+                raise FlrayError(f"{path}: experiment.plugins names {str(one)!r}, a file in the run's own folder, from "
+                                 "where nothing is executed; copy it elsewhere, look at it, and give it with --plugin")
+        content["experiment"] = {**experiment, "plugins": named}
+    return load(content)
+
+
+def tracking_uri(folder: Path) -> str | None:
+    """Return the tracking address in a run's settings; no plug-in is loaded for it.
+
+    Raises
+    ------
+    FlrayError
+        If the settings hold none.
+    """
+    try:
+        uri = read_yaml(folder / CONFIG)["experiment"]["tracking"]["uri"]
+    except (KeyError, TypeError):
+        raise FlrayError(f"{folder / CONFIG}: experiment.tracking.uri is missing; name a server with --uri") from None
+    return None if uri is None else str(uri)
 
 
 def kind(folder: Path) -> Kind | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from flray import rundir, storage
+from flray import rundir
 from flray.config import Config, Experiment
 from flray.errors import FlrayError
 from flray.federation.cluster import (
@@ -28,6 +28,7 @@ from flray.federation.world import World, make_world
 from flray.figures import draw
 from flray.loading import load
 from flray.metrics.summary import Reported, report
+from flray.mirror import mirrored
 from flray.rounds import Progress, Rounds, Silence, measure
 from flray.tracking.address import check, redacted
 from flray.tracking.journal import Journal
@@ -132,7 +133,8 @@ def _check_single(config: Config, source: object) -> None:
                          "out to run one federation")
 
 
-def resume(folder: Path, *, address: str | None = None, progress: Progress | None = None) -> Result:
+def resume(folder: Path, *, address: str | None = None, progress: Progress | None = None,
+           plugins: Sequence[str] = ()) -> Result:
     """Continue an interrupted run to the same bits, or return the result of a finished one.
 
     Parameters
@@ -143,13 +145,15 @@ def resume(folder: Path, *, address: str | None = None, progress: Progress | Non
         As in `run`.
     progress : Progress, optional
         As in `run`.
+    plugins : sequence of str
+        Your own files in place of those that the settings name; see `flray.rundir.load_config`.
 
     Raises
     ------
     FlrayError
         If the run's files are damaged, its data or settings have changed, or another process runs it.
     """
-    config = load(folder / rundir.CONFIG)
+    config = rundir.load_config(folder, plugins)
     experiment = config.experiment
     check_address(experiment, address)
     rundir.check_unchanged(folder, config)
@@ -176,7 +180,7 @@ def run_tags(folder: Path) -> dict[str, str]:
 def _drive(world: World, folder: Path, address: str | None, progress: Progress) -> Result:
     experiment = world.config
     with contextlib.ExitStack() as stack:
-        stack.enter_context(storage.mirrored(folder, rundir.mirror_of(folder, experiment.output), progress.say))
+        stack.enter_context(mirrored(folder, rundir.mirror_of(folder, experiment.output), progress.say))
         journal = stack.enter_context(Journal(folder / rundir.JOURNAL))
         rundir.update(folder, status="running")
         began_before = not journal.start(

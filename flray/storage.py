@@ -1,7 +1,7 @@
 """Object storage: ``s3://``, ``gs://`` and what else Arrow or fsspec knows, with the keys of the environment.
 
-Runs work in a local folder, for a journal is appended to and a checkpoint renamed, which buckets cannot do; a mirror
-copies what has changed. Data sets are fetched once per node.
+Runs work in a local folder, for a journal is appended to and a checkpoint renamed, which buckets cannot do;
+`flray.mirror` copies what has changed. Data sets are fetched once per node.
 """
 
 from __future__ import annotations
@@ -9,21 +9,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from flray.errors import FlrayError
 from flray.tracking.secrets import redacted
-
-EVERY = 20.0
-"""Seconds between two copies of what has changed: what a lost head may cost besides the rounds since a checkpoint."""
 
 
 def is_remote(place: str | Path) -> bool:
@@ -71,7 +66,7 @@ def files(uri: str) -> dict[str, int]:
     from pyarrow.fs import FileSelector, FileType
 
     found, path = filesystem(uri)
-    with _reached(uri):
+    with reached(uri):
         return {info.path[len(path):].lstrip("/"): info.size for info in found.get_file_info(
             FileSelector(path, allow_not_found=True, recursive=True)) if info.type == FileType.File}
 
@@ -81,8 +76,42 @@ def names(uri: str) -> set[str]:
     from pyarrow.fs import FileSelector
 
     found, path = filesystem(uri)
-    with _reached(uri):
+    with reached(uri):
         return {info.base_name for info in found.get_file_info(FileSelector(path, allow_not_found=True))}
+
+
+def read(uri: str) -> bytes | None:
+    """Return what a single file at an address holds, None where there is none."""
+    found, path = filesystem(uri)
+    with reached(uri):
+        try:
+            with found.open_input_stream(path) as source:
+                data: bytes = source.read()
+                return data
+        except FileNotFoundError:
+            return None
+
+
+def write(uri: str, data: bytes) -> None:
+    """Write a single small file at an address; in object storage it appears whole."""
+    found, path = filesystem(uri)
+    with reached(uri), found.open_output_stream(path) as stream:
+        stream.write(data)
+
+
+def remove(uri: str) -> None:
+    """Take a single file away; one that is not there is no error."""
+    found, path = filesystem(uri)
+    with reached(uri), contextlib.suppress(FileNotFoundError):
+        found.delete_file(path)
+
+
+def written_at(uri: str) -> float | None:
+    """Return when a file was written [s since 1970, by the storage's clock]; None where that is not known."""
+    found, path = filesystem(uri)
+    with reached(uri):
+        time: Any = found.get_file_info([path])[0].mtime_ns
+        return None if time is None else time / 1e9
 
 
 def download(uri: str, folder: Path) -> int:
@@ -91,14 +120,25 @@ def download(uri: str, folder: Path) -> int:
     names = files(uri)
     for name in names:
         target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _reached(uri), found.open_input_stream(f"{path}/{name}") as source, target.open("wb") as file:
-            shutil.copyfileobj(source, file, 1 << 20)
+        with reached(uri):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with found.open_input_stream(f"{path}/{name}") as source, target.open("wb") as file:
+                shutil.copyfileobj(source, file, 1 << 20)
     return len(names)
 
 
-def fetch(uri: str, folder: Path) -> bool:
-    """Copy everything below an address into a folder that appears whole, once per node; False if nothing is there."""
+def fetch(uri: str, folder: Path, mark: str | None = None) -> bool:
+    """Copy everything below an address into a folder that appears whole, once per node; False if nothing is there.
+
+    Parameters
+    ----------
+    uri : str
+        Where from.
+    folder : Path
+        Where to; left alone where it is there.
+    mark : str, optional
+        Name of an empty file that is put into the folder, so that it is known where its content came from.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process of this node may be at it
@@ -108,6 +148,8 @@ def fetch(uri: str, folder: Path) -> bool:
         try:
             if not download(uri, temporary):
                 return False
+            if mark is not None:
+                (temporary / mark).touch()
             temporary.rename(folder)
             return True
         finally:
@@ -137,104 +179,15 @@ def _check_keys(uri: str) -> None:
                          "node's role")
 
 
-class Mirror:
-    """Keeps an address equal to a folder.
-
-    Parameters
-    ----------
-    folder : Path
-        Local.
-    uri : str
-        Where its copy is; nobody else writes there.
-    leave : tuple of str
-        Names of folders in it that stay here.
-    """
-
-    def __init__(self, folder: Path, uri: str, leave: tuple[str, ...] = ()) -> None:
-        self._folder, self._uri, self._leave = folder, uri.rstrip("/"), leave
-        self._known: dict[str, tuple[int, int]] = {}
-        self._lock = threading.Lock()
-
-    def push(self) -> None:
-        """Copy what is new or changed, lists of files (checkpoints' manifests) after the files, and remove the rest."""
-        with self._lock:
-            found, path = filesystem(self._uri)
-            with _reached(self._uri):
-                now = dict(self._present())
-                manifests = {name for name in now if Path(name).match("round-*.json")}
-                for name in sorted(now, key=lambda n: (n in manifests, n)):
-                    if self._known.get(name) != now[name] and (name not in manifests or self._whole(name)):
-                        self._copy(found, f"{path}/{name}", name, now[name])
-                for name in sorted(set(self._known) - set(now)):
-                    found.delete_file(f"{path}/{name}")
-                    del self._known[name]
-
-    def _present(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        for file in self._folder.rglob("*"):
-            name = file.relative_to(self._folder)
-            if name.parts[0] in self._leave or file.name.startswith("."):
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                if file.is_file():
-                    facts = file.stat()
-                    yield str(name), (facts.st_size, facts.st_mtime_ns)
-
-    def _whole(self, name: str) -> bool:
-        """Tell whether all files a manifest names are there: an older one's may have been removed meanwhile."""
-        folder = Path(name).parent
-        try:
-            named = json.loads((self._folder / name).read_text())["files"]
-        except (OSError, ValueError, KeyError):
-            return False
-        return all(str(folder / part) in self._known for part in named)
-
-    def _copy(self, found: Any, target: str, name: str, facts: tuple[int, int]) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            data = (self._folder / name).read_bytes()
-            with found.open_output_stream(target) as stream:
-                stream.write(data)
-            self._known[name] = facts
-
-
 @contextlib.contextmanager
-def mirrored(folder: Path, uri: str | None, say: Callable[[str], None], leave: tuple[str, ...] = ()) -> Iterator[None]:
-    """Mirror a folder while something goes on in it, and once more at the end; do nothing without an address.
+def reached(uri: str) -> Iterator[None]:
+    """Word what the storage says.
 
-    Storage that is away for a while is told about once, and tried again; at the end it has to be there.
+    Raises
+    ------
+    FlrayError
+        Instead of any error of the storage.
     """
-    if uri is None:
-        yield
-        return
-    mirror, ended, away = Mirror(folder, uri, leave), threading.Event(), False
-
-    def work() -> None:
-        nonlocal away
-        while not ended.wait(EVERY):
-            try:
-                mirror.push()
-                away = False
-            except FlrayError as error:
-                if not away:
-                    say(f"{error}; trying again")
-                away = True
-
-    mirror.push()
-    thread = threading.Thread(target=work, name="flray-mirror", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        try:
-            mirror.push()
-        except FlrayError as error:
-            say(f"{error}; everything is kept in {folder}")
-
-
-@contextlib.contextmanager
-def _reached(uri: str) -> Iterator[None]:
-    """Word what the storage says."""
     try:
         yield
     except OSError as error:

@@ -19,10 +19,13 @@ import numpy as np
 import pytest
 import yaml
 
-from flray import rundir, running, storage, tuning
+from flray import lease, rundir, running, storage, tuning
 from flray.cli import invoke
 from flray.data.cache import data_root, read_arrays, write_arrays
 from flray.errors import DataError, FlrayError
+from flray.mirror import Mirror
+from flray.rounds import Silence
+from flray.tracking.connection import connect
 from flray.tuning.trials import checkpoints, next_session
 
 BUCKET = "s3://flray-test"
@@ -56,11 +59,25 @@ def bucket(server: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+class StopAfter(Silence):
+    """Ctrl-C after a round."""
+
+    def __init__(self, round_: int) -> None:
+        self._round, self.lines = round_, list[str]()
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def round(self, finished: Any, metric: str) -> None:
+        if finished.number == self._round:
+            raise KeyboardInterrupt
+
+
 def test_a_mirror_follows_its_folder(here: Path) -> None:
     folder = here / "run"
     (folder / "checkpoint").mkdir(parents=True)
     (folder / "journal.jsonl").write_text("one\n")
-    mirror = storage.Mirror(folder, f"{BUCKET}/mirror", leave=("tune",))
+    mirror = Mirror(folder, f"{BUCKET}/mirror", leave=("tune",))
     mirror.push()
     assert storage.files(f"{BUCKET}/mirror") == {"journal.jsonl": 4}
     # A manifest whose files are not there yet is not shown to anybody who might restore it.
@@ -86,16 +103,8 @@ def test_a_run_is_resumed_from_the_bucket_on_another_machine(
     whole = running.run({"experiment": {**inline, "name": "whole"}})
     content = {"experiment": {**inline, "name": "moved", "output": f"{BUCKET}/runs/"}}
 
-    class Stop:
-        def begin(self, world: Any, done: int) -> None: ...
-        def say(self, line: str) -> None: ...
-        def end(self) -> None: ...
-        def round(self, finished: Any, metric: str) -> None:
-            if finished.number == 3:
-                raise KeyboardInterrupt
-
     with pytest.raises(running.InterruptedRunError):
-        running.run(content, progress=Stop())
+        running.run(content, progress=StopAfter(3))
     there = storage.files(f"{BUCKET}/runs/moved/001")
     assert {"config.yaml", "run.json", "journal.jsonl"} <= set(there)
     assert any(name.startswith("checkpoint/round-") for name in there)
@@ -110,6 +119,127 @@ def test_a_run_is_resumed_from_the_bucket_on_another_machine(
     assert rundir.create(f"{BUCKET}/runs", "moved").name == "002"
 
 
+def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
+        here: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    tracking = {"uri": f"sqlite:///{here}/mlflow.db", "experiment": "hosts"}
+    inline = {**digits, "rounds": 6, "resources": {"executor": "inline"}}
+    whole = running.run({"experiment": {**inline, "name": "whole"}})
+    content = {"experiment": {**inline, "name": "turns", "output": f"{BUCKET}/hosts", "tracking": tracking}}
+    with pytest.raises(running.InterruptedRunError):
+        running.run(content, progress=StopAfter(2))
+    first = os.environ["FLRAY_WORK"]
+    monkeypatch.setenv("FLRAY_WORK", str(here / "b"))
+    with pytest.raises(running.InterruptedRunError):
+        running.resume(rundir.find("turns", f"{BUCKET}/hosts"), progress=StopAfter(4))
+    monkeypatch.setenv("FLRAY_WORK", first)
+    old = storage.workplace(f"{BUCKET}/hosts") / "turns" / "001"
+    with pytest.raises(FlrayError, match=r"turns/001 went on elsewhere since the copy in .*001 was made"):
+        running.resume(old)
+    folder = rundir.find("turns", f"{BUCKET}/hosts")
+    assert folder == old and [path.name for path in old.parent.iterdir() if "old" in path.name] == ["001.old-1"]
+    assert running.resume(folder).sha256 == whole.sha256
+    monkeypatch.setenv("FLRAY_WORK", str(here / "b"))
+    assert running.resume(rundir.find("turns", f"{BUCKET}/hosts")).sha256 == whole.sha256  # finished: nothing is played
+    client = connect(tracking["uri"])
+    (run,) = client.search_runs([client.get_experiment_by_name("hosts").experiment_id])
+    assert run.info.status == "FINISHED"
+    for name in ("train/loss", "time/round"):
+        assert [m.step for m in client.get_metric_history(run.info.run_id, name)] == [1, 2, 3, 4, 5, 6]
+    assert storage.names(f"{BUCKET}/hosts/turns") == {"001"}  # no lease is left
+
+
+def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
+        here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW", 0.3)
+    uri, lines = f"{BUCKET}/leased/run/001", list[str]()
+    mine = lease.Lease(uri, lines.append)
+    mine.take()
+    with pytest.raises(FlrayError, match=rf"run/001 is being worked on by process {os.getpid()} on .*; stop it there"):
+        lease.Lease(uri, lines.append).take()
+    mine.give_back()
+    again = lease.Lease(uri, lines.append)
+    again.take()
+    taken: list[Exception] = []
+    again.keep(taken.append)
+    note = {"token": "other", "beat": "1", "host": "far away", "pid": 1, "begun": 0.0}
+    storage.write(f"{uri}.lease", json.dumps(note).encode())
+    end = time.monotonic() + 20
+    while not taken and time.monotonic() < end:
+        time.sleep(0.05)
+    assert str(taken[0]) == f"{uri}: process 1 on far away works on it now"
+    again.give_back()  # and leaves the other's alone
+    monkeypatch.setattr(lease, "LAPSE", 2.0)
+    lease.Lease(uri, lines.append).take()
+    assert lines == [line for line in lines if "was worked on by process 1 on far away; going on when" in line] != []
+
+
+def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
+        here: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW", 0.1)
+    uri = f"{BUCKET}/lost/lost/001"
+
+    class Rob(StopAfter):
+        def round(self, finished: Any, metric: str) -> None:
+            if finished.number >= 2:
+                storage.write(f"{uri}.lease", b'{"token": "other", "host": "far away", "pid": 1}')
+            time.sleep(0.1)
+
+    progress = Rob(0)
+    content = {"experiment": {**digits, "name": "lost", "rounds": 200, "resources": {"executor": "inline"},
+                              "output": f"{BUCKET}/lost"}}
+    with pytest.raises(running.InterruptedRunError):
+        running.run(content, progress=progress)
+    (line,) = [line for line in progress.lines if "far away" in line]
+    assert line.startswith(f"{uri}: process 1 on far away works on it now; this process stops")
+    assert json.loads(storage.read(f"{uri}/run.json") or b"")["status"] == "running"  # as it was last pushed
+    assert storage.read(f"{uri}.lease") is not None
+
+
+def test_a_copy_that_was_cut_off_is_not_taken_for_the_whole(here: Path) -> None:
+    uri = f"{BUCKET}/cut/whole/001"
+    storage.write(f"{uri}/sweep.json", b'{"status": "running"}')
+    storage.write(f"{uri}/trials/0001/run.json", b'{"status": "finished"}')
+    storage.write(f"{uri}/trials/0001/run.json/x", b"")  # where a file is a folder too, copying stops in the middle
+    for _ in range(2):
+        with pytest.raises(FlrayError, match="the storage cannot be used"):
+            rundir.find("whole", f"{BUCKET}/cut")
+        assert not (storage.workplace(f"{BUCKET}/cut") / "whole" / "001").exists()
+    storage.remove(f"{uri}/trials/0001/run.json/x")
+    found = rundir.find("whole", f"{BUCKET}/cut")
+    assert rundir.read(found) == {"status": "running"} and (found / "trials" / "0001" / "run.json").is_file()
+
+
+def test_plugins_that_came_with_a_run_are_not_executed(
+        here: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    own = "from flray.algorithms.base import Algorithm\nfrom flray.registry import register_algorithm\n" \
+          "@register_algorithm('bucket-own')\nclass Own(Algorithm):\n    'FedAvg under another name.'\n"
+    (here / "own.py").write_text(own)
+    content = {"experiment": {**digits, "name": "code", "output": f"{BUCKET}/code", "plugins": ["own.py"],
+                              "algorithm": "bucket-own", "resources": {"executor": "inline"}}}
+    with pytest.raises(running.InterruptedRunError):
+        running.run(content, progress=StopAfter(2))
+    # Whoever may write to the bucket plants a file beside the settings and names it there.
+    uri, mark = f"{BUCKET}/code/code/001", here / "executed"
+    storage.write(f"{uri}/evil.py", f"open({str(mark)!r}, 'w')".encode())
+    settings = (storage.read(f"{uri}/config.yaml") or b"").decode()
+    monkeypatch.setenv("FLRAY_WORK", str(here / "another-machine"))
+    work = storage.workplace(f"{BUCKET}/code") / "code" / "001"
+    for named in ("evil.py", str(work / "evil.py")):
+        planted = settings.replace(str(here / "own.py"), named)
+        assert planted != settings
+        storage.write(f"{uri}/config.yaml", planted.encode())
+        shutil.rmtree(storage.workplace(f"{BUCKET}/code"), ignore_errors=True)
+        for command in (["resume"], ["sync", "--uri", f"sqlite:///{here}/m.db"], ["report"]):
+            code = invoke([command[0], "code", "--output", f"{BUCKET}/code", *command[1:]])
+            assert code == (2 if command == ["resume"] else 0) and not mark.exists(), command
+        error = capsys.readouterr().err
+        assert "experiment.plugins names" in error and "--plugin FILE.py" in error and error.count("\n") == 1
+        assert invoke(["resume", "code", "--output", f"{BUCKET}/code", "--plugin", str(work / "evil.py")]) == 2
+        assert "a file in the run's own folder" in capsys.readouterr().err and not mark.exists()
+    assert invoke(["resume", "code", "--output", f"{BUCKET}/code", "--plugin", "own.py"]) == 0 and not mark.exists()
+
+
 def test_keys_do_not_belong_into_addresses(digits: dict[str, Any]) -> None:
     with pytest.raises(FlrayError, match=r"s3://\*\*\*:\*\*\*@bucket/x: keep keys out") as caught:
         running.run({"experiment": {**digits, "output": "s3://key:hunter2@bucket/x"}}, ["resources.executor=inline"])
@@ -121,13 +251,13 @@ def test_keys_do_not_belong_into_addresses(digits: dict[str, Any]) -> None:
 def test_storage_that_cannot_be_used_is_named(here: Path) -> None:
     (here / "file").write_text("x")
     with pytest.raises(FlrayError, match="s3://no-such-bucket/x: the storage cannot be used"):
-        storage.Mirror(here, "s3://no-such-bucket/x").push()
+        Mirror(here, "s3://no-such-bucket/x").push()
 
 
 def test_data_are_fetched_once_and_checked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = {"x": np.arange(12, dtype=np.uint8)}
     write_arrays(here / "data" / "toy", arrays)
-    storage.Mirror(here / "data", f"{BUCKET}/data").push()
+    Mirror(here / "data", f"{BUCKET}/data").push()
     monkeypatch.setenv("FLRAY_DATA", f"{BUCKET}/data")
     assert read_arrays(data_root() / "toy", "toy")["x"].tolist() == list(range(12))
     folder = data_root() / "toy"

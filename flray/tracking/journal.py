@@ -74,7 +74,8 @@ def history_of(events: Iterable[Event]) -> pd.DataFrame:
     """Return the rounds among `events` as a table: column ``round`` first, then one column per metric."""
     import pandas as pd  # takes a second, and processes that only write journals do not need it
 
-    rows = [{"round": event["round"], **event["metrics"]} for event in events if event["type"] == "round"]
+    rounds = {event["round"]: event["metrics"] for event in events if event["type"] == "round"}  # later ones count
+    rows = [{"round": round_, **metrics} for round_, metrics in rounds.items()]
     table = pd.DataFrame(rows) if rows else pd.DataFrame({"round": pd.Series(dtype="int64")})
     return table.sort_values("round", ignore_index=True)
 
@@ -192,7 +193,7 @@ class Journal:
         self.append(event | {"parent": parent, "params": dict(params or {}), "tags": dict(tags or {})})
         return True
 
-    def record_round(self, round_: int, metrics: Mapping[str, float]) -> bool:
+    def record_round(self, round_: int, metrics: Mapping[str, float], *, replace: bool = False) -> bool:
         """Record the metrics of a round; write nothing and return False if the round is there already.
 
         Parameters
@@ -201,18 +202,22 @@ class Journal:
             Number of the round.
         metrics : mapping of str to float
             By name; names are cleaned by `flray.tracking.names.clean_name`, NaN and infinities are kept.
+        replace : bool
+            Record them all the same: later values of a round count instead of the earlier ones.
 
         Raises
         ------
         FlrayError
             If two names are one after cleaning.
         """
-        if round_ in self._recorded:
+        there = round_ in self._recorded
+        if there and not replace:
             return False
         cleaned = {clean_name(name): float(value) for name, value in metrics.items()}
         if len(cleaned) < len(metrics):
             raise FlrayError(f"two of these metrics have one name in MLflow, rename one: {', '.join(sorted(metrics))}")
-        self.append({"type": "round", "round": int(round_), "time": milliseconds(), "metrics": cleaned})
+        event = {"type": "round", "round": int(round_), "time": milliseconds(), "metrics": cleaned}
+        self.append({**event, "replaces": True} if there else event)
         self._recorded.add(int(round_))
         return True
 

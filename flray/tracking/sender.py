@@ -28,14 +28,16 @@ from flray.tracking.secrets import without_secrets
 UID_TAG = "flray.uid"
 # MLflow's limits of one request, and of the length of a value in characters.
 _METRICS, _PARAMS, _PARAM_LENGTH, _TAG_LENGTH = 1000, 100, 6000, 5000
+Point = tuple[str, float, int, int]
+"""Name, value, time [ms since 1970] and round of a metric."""
 
 
 class MlflowSender:
     """Sends the journal of one run directory.
 
-    What was sent is remembered in ``tracking.json``. An event may be sent twice (killed before the cursor was
-    written), which changes nothing: the run is found again by its uid, and MLflow keeps one of two points with
-    the same name, value, time and step.
+    What was sent is remembered in ``tracking.json``. An event may come twice: killed before that was written, or a
+    round that is played again because the copy of the journal in object storage was older than what MLflow had. The
+    run is found again by its uid, and of a round that MLflow has already nothing is sent again.
 
     Parameters
     ----------
@@ -66,6 +68,8 @@ class MlflowSender:
         self.reason: str | None = None
         self.notices: list[str] = []
         self._client: Any = None
+        self._compare = True  # until MLflow is seen to hold nothing of what is still to be sent
+        self._rounds_there: dict[str, set[int]] = {}
 
     @property
     def journal(self) -> Path:
@@ -97,6 +101,7 @@ class MlflowSender:
                         raise
                     # The server forgot the run (its database was removed): begin again, once.
                     save(self.run_dir, Cursor(self.uri))
+                    self._rounds_there.clear()
                     self._send(stop)
         except AwayError as error:
             self.reason = str(error)
@@ -147,17 +152,21 @@ class MlflowSender:
             # What MLflow has seen must survive a crash of the machine, or the rounds played again after it
             # would be recorded with a new time and stand there twice.
             os.fsync(file.fileno())
-        metrics: list[tuple[str, float, int, int]] = []
+        metrics: list[Point] = []
         gathered = cursor.offset  # end of the last round in `metrics`
         for line, end in unsent_lines(self.run_dir, cursor.offset):
             event = decode(line)
             new = [(name, value, event["time"], event["round"]) for name, value in event.get("metrics", {}).items()]
-            if gathered > cursor.offset and (event["type"] != "round" or len(metrics) + len(new) > _METRICS):
+            again = event["type"] == "round" and event.get("replaces", False)
+            if gathered > cursor.offset and (event["type"] != "round" or again or len(metrics) + len(new) > _METRICS):
                 self._log_metrics(cursor, metrics, gathered)
                 metrics = []
             if stop():
                 return
-            if event["type"] == "round":
+            if again:
+                self._log_metrics(cursor, new, end, again=True)
+                gathered = end
+            elif event["type"] == "round":
                 metrics, gathered = metrics + new, end
             else:
                 self._handle(event, cursor)
@@ -166,14 +175,35 @@ class MlflowSender:
         if gathered > cursor.offset:
             self._log_metrics(cursor, metrics, gathered)
 
-    def _log_metrics(self, cursor: Cursor, metrics: list[tuple[str, float, int, int]], end: int) -> None:
+    def _log_metrics(self, cursor: Cursor, metrics: list[Point], end: int, again: bool = False) -> None:
         from mlflow.entities import Metric
 
+        if self._compare and not again:
+            metrics = self._missing(cursor, metrics)
         for first in range(0, len(metrics), _METRICS):
             batch = [Metric(*metric) for metric in metrics[first : first + _METRICS]]
             self._call("log_batch", self._run_id(cursor), metrics=batch, synchronous=True)
         cursor.offset = end
         save(self.run_dir, cursor)
+
+    def _missing(self, cursor: Cursor, metrics: list[Point]) -> list[Point]:
+        """Return what MLflow has no value of; a round is there if the metric that was sent first of it is."""
+        first: dict[int, str] = {}
+        for name, _, _, round_ in metrics:
+            first.setdefault(round_, name)
+        there = {round_ for round_, name in first.items() if round_ in self._sent(cursor, name)}
+        if not there:
+            latest = max((max(self._sent(cursor, name), default=-1) for name in set(first.values())), default=-1)
+            self._compare = not all(round_ > latest for round_ in first)
+            return metrics
+        return [point for point in metrics if point[3] not in there or point[3] not in self._sent(cursor, point[0])]
+
+    def _sent(self, cursor: Cursor, name: str) -> set[int]:
+        """Return the rounds in which MLflow has a value of a metric."""
+        if name not in self._rounds_there:
+            history = self._call("get_metric_history", self._run_id(cursor), name)
+            self._rounds_there[name] = {int(metric.step) for metric in history}
+        return self._rounds_there[name]
 
     def _run_id(self, cursor: Cursor) -> str:
         if cursor.run_id is None:
@@ -212,6 +242,7 @@ class MlflowSender:
             parent = self._parent(event, cursor.experiment_id)
             if parent is not None:
                 tags["mlflow.parentRunId"] = parent
+            self._compare = False
             run = self._call(
                 "create_run", cursor.experiment_id, start_time=event["time"], tags=tags, run_name=event["name"]
             )

@@ -12,7 +12,7 @@ from flray import rundir
 from flray.config import Config
 from flray.federation.portrait import AFTER, BEFORE, PARTITION
 from flray.tracking import plots
-from flray.tracking.journal import Journal, read_events
+from flray.tracking.journal import Journal, history_of, read_events
 from flray.tuning.result import CLIENT, SweepResult, scores_by_label
 from flray.tuning.trials import RESULTS, SUMMARY, TABLE, TrialFolder, folders
 
@@ -56,7 +56,8 @@ def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
     best = result.best
     metrics_ |= {name: float(best[key]) for name, key in (("best/score", "score"), ("best/score/std", "score_std"))
                  if not math.isnan(best[key])}
-    journal.record_round(config.experiment.rounds, metrics_)
+    if history_of(journal.rounds()).drop(columns="round").to_dict("records")[-1:] != [metrics_]:
+        journal.record_round(config.experiment.rounds, metrics_, replace=True)  # a failed trial may have been mended
     journal.tags({"best": result.label(result.summary.iloc[0])})
     return result
 

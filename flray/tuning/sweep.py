@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray import rundir, storage, suites
+from flray import rundir, suites
 from flray.config import Config
 from flray.federation.cluster import local_resources, ray_session
 from flray.importing import importing
 from flray.loading import load
+from flray.mirror import mirrored
 from flray.running import InterruptedRunError
 from flray.tracking.address import check, redacted
 from flray.tracking.journal import Journal
@@ -64,7 +65,8 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
         return sweep.drive(folder)
 
 
-def resume(folder: Path, *, address: str | None = None, progress: SweepProgress | None = None) -> SweepResult:
+def resume(folder: Path, *, address: str | None = None, progress: SweepProgress | None = None,
+           plugins: Sequence[str] = ()) -> SweepResult:
     """Continue an interrupted sweep, or return the result of a finished one. Failed trials are tried again.
 
     Parameters
@@ -75,6 +77,8 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
         As in `tune`.
     progress : SweepProgress, optional
         As in `tune`.
+    plugins : sequence of str
+        Your own files in place of those that the settings name; see `flray.rundir.load_config`.
 
     Raises
     ------
@@ -83,7 +87,7 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
     InterruptedRunError
         If the user stopped it again.
     """
-    config = resolved(load(folder / rundir.CONFIG))
+    config = resolved(rundir.load_config(folder, plugins))
     rundir.check_unchanged(folder, config)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(config, address, progress or Silence(), stack)
@@ -146,7 +150,7 @@ class _Sweep:
         """Run what is left, finish the parent run, and return the result."""
         identity, experiment = rundir.read(folder), self._config.experiment
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are on.
-        self._stack.enter_context(storage.mirrored(
+        self._stack.enter_context(mirrored(
             folder, rundir.mirror_of(folder, experiment.output), self._progress.say, leave=(TUNE,)))
         journal = self._stack.enter_context(Journal(folder / rundir.JOURNAL))
         tags = {f"version.{name}": version for name, version in identity["versions"].items()}

@@ -114,6 +114,43 @@ def test_killed_between_making_the_run_and_writing_the_cursor(
     assert points(store, made.info.run_id, "loss") == recorded(journal, "loss")
 
 
+def test_rounds_played_again_by_another_host_are_not_sent_twice(
+    make_run: MakeRun, store: str, tmp_path: Path, points: Points, recorded: Recorded
+) -> None:
+    journal = make_run()
+    for round_ in range(1, 5):
+        journal.record_round(round_, {"loss": 1 / round_, **{f"m{i}": float(i) for i in range(600)}})
+    MlflowSender(tmp_path / "run", store).pump()
+    sent = cursor.load(tmp_path / "run", resolve_uri(store))
+    # The copy in object storage is older than what MLflow has: it ends after round 2, and so does its cursor.
+    copy = make_run("copy", uid=f"{tmp_path.name}-run")
+    for event in journal.rounds()[:2]:
+        copy.append(event)
+    size = (tmp_path / "copy" / "journal.jsonl").stat().st_size
+    copy.close()
+    cursor.save(tmp_path / "copy", cursor.Cursor(sent.uri, sent.run_id, sent.experiment_id, size))
+    again = Journal(tmp_path / "copy" / "journal.jsonl")
+    for round_ in range(3, 8):
+        again.record_round(round_, {"loss": 1 / round_, **{f"m{i}": float(i) for i in range(600)}})
+    assert MlflowSender(tmp_path / "copy", store).pump() == 0
+    assert sent.run_id is not None
+    assert points(store, sent.run_id, "loss") == [*recorded(journal, "loss"), *recorded(again, "loss")[4:]]
+    assert [step for step, _, _ in points(store, sent.run_id, "m599")] == list(range(1, 8))
+
+
+def test_values_that_replace_others_are_the_ones_shown(make_run: MakeRun, store: str, tmp_path: Path) -> None:
+    journal = make_run()
+    journal.record_round(3, {"trials/failed": 1.0, "best/score": 0.25})
+    MlflowSender(tmp_path / "run", store).pump()
+    assert not journal.record_round(3, {"trials/failed": 0.0})
+    assert journal.record_round(3, {"trials/failed": 0.0, "best/score": 0.5}, replace=True)
+    sender = MlflowSender(tmp_path / "run", store)
+    assert sender.pump() == 0
+    shown = MlflowClient(tracking_uri=store).get_run(run_id_of(sender)).data.metrics
+    assert shown == {"trials/failed": 0.0, "best/score": 0.5}
+    assert journal.history().to_dict("records") == [{"round": 3, **shown}]
+
+
 def test_many_metrics_in_one_round_and_many_rounds_at_once(
     make_run: MakeRun, store: str, tmp_path: Path, points: Points
 ) -> None:
