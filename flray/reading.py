@@ -21,6 +21,8 @@ from flray.arms import merged
 from flray.errors import ConfigError, FlrayError, brief, nearest
 
 PARTS = ("experiment", "arms", "space", "sweep", "paper")
+Kind = type | tuple[type, ...]
+
 BYTES, VALUES, DEPTH, FILES = 2**20, 100_000, 64, 64
 """Most bytes of a YAML file, most keys and values in it (an alias counts as what it stands for), deepest nesting, most
 files that one is laid over."""
@@ -207,15 +209,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_json(path: Path, **needed: type | tuple[type, ...]) -> dict[str, Any]:
+def read_json(path: Path, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None) -> dict[str, Any]:
     """Return the mapping of a JSON file that flray wrote.
 
     Parameters
     ----------
     path : Path
         The file.
-    **needed : type or tuple of types
-        Keys that it must have, each with what its value is.
+    needed, known : mapping of str to type or tuple of types
+        Keys that it must have, and those that it may have, with what their values are.
 
     Raises
     ------
@@ -226,15 +228,36 @@ def read_json(path: Path, **needed: type | tuple[type, ...]) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise FlrayError(f"{path}: cannot be read ({brief(error)}); restore it, or start anew") from None
+    if problem := misshapen(content, needed, known):
+        raise FlrayError(f"{path}: {problem}, which is not what was written; restore it, or start anew")
+    return dict(content)
+
+
+def misshapen(content: Any, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None) -> str:
+    """Return what is wrong with the form of a mapping that flray wrote; empty where nothing is.
+
+    Parameters
+    ----------
+    content : Any
+        What was read.
+    needed, known : mapping of str to type or tuple of types
+        As for `read_json`; a key may be a dotted path.
+    """
     if not isinstance(content, dict):
-        raise FlrayError(f"{path}: found {type(content).__name__}, not the mapping that was written; restore it, or "
-                         "start anew")
-    for key, kind in needed.items():
-        value = content.get(key)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            found = "nothing" if key not in content else type(value).__name__
-            raise FlrayError(f"{path}: found {found} for {key!r}, not what was written; restore it, or start anew")
-    return content
+        return f"found {type(content).__name__} instead of a mapping"
+    for path, kind in {**needed, **(known or {})}.items():
+        *parents, key = path.split(".")
+        part = content
+        for parent in parents:
+            part = part.get(parent, {})
+            if not isinstance(part, dict):
+                return f"found {type(part).__name__} for {parent!r}"
+        if key not in part:
+            if path in needed:
+                return f"found nothing for {path!r}"
+        elif not isinstance(part[key], kind) or (isinstance(part[key], bool) and kind is int):
+            return f"found {type(part[key]).__name__} for {path!r}"
+    return ""
 
 
 def read_with_base(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 import yaml
@@ -24,7 +25,7 @@ from flray.config import Config
 from flray.errors import FlrayError, nearest
 from flray.federation.checkpoint import write_atomically
 from flray.loading import load
-from flray.reading import read_yaml
+from flray.reading import misshapen, read_json, read_yaml
 from flray.tracking.address import redacted, resolve_uri
 from flray.tracking.journal import read_events
 
@@ -37,6 +38,19 @@ FREE = ("checkpoint", "faults", "name", "output", "plugins", "resources", "track
 """Parts of an experiment that may change between a run's beginning and its resume."""
 _FROZEN = ("resources.cpus_per_actor",)  # torch's threads, whose number decides the last bits
 _FREE_OF_SWEEPS = ("sweep.concurrency", "sweep.max_failures")
+
+
+_IDENTITY: dict[str, type | tuple[type, ...]] = {
+    "versions": dict, "origins": dict, "setting": dict, "settings": dict, "setting_at_end": (dict, NoneType),
+    "seed": int, "sha256": (str, NoneType), "metric": (str, NoneType), "failure": (str, NoneType)}
+_NEEDED: dict[str, type | tuple[type, ...]] = {
+    "experiment": dict, "experiment.name": str, "experiment.seed": int, "experiment.algorithm": dict,
+    "experiment.algorithm.name": str, "experiment.evaluation": dict, "experiment.evaluation.last": int,
+    "experiment.tracking": dict}
+_KNOWN: dict[str, type | tuple[type, ...]] = {
+    "sweep": dict, "sweep.scheduler": (dict, NoneType), "sweep.only": dict, "arms": (dict, NoneType),
+    "space": (dict, NoneType), "paper": (dict, NoneType), "experiment.evaluation.protocol": str,
+    "experiment.tracking.uri": (str, NoneType)}
 
 
 def create(base: str | Path, name: str) -> Path:
@@ -207,11 +221,20 @@ def read(folder: Path) -> dict[str, Any]:
     FlrayError
         If it is damaged.
     """
-    path = folder / f"{kind(folder)}.json"
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise FlrayError(f"{path}: cannot be read ({error}); restore it, or start anew") from None
+    return read_json(folder / f"{kind(folder)}.json", {"uid": str, "status": str}, _IDENTITY)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the folder's resolved configuration as it was written, without looking up what it names.
+
+    Raises
+    ------
+    FlrayError
+        If it is damaged.
+    """
+    content = read_yaml(folder / CONFIG)
+    if problem := misshapen(content, _NEEDED, _KNOWN):
+        raise FlrayError(f"{folder / CONFIG}: {problem}, which is not what was written; restore it, or start anew")
     return content
 
 

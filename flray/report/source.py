@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from numpy.typing import NDArray
 
 from flray import rundir
@@ -19,6 +17,7 @@ from flray.arms import PREFIX
 from flray.errors import FlrayError
 from flray.federation.portrait import AFTER, PARTITION
 from flray.papers.section import PaperTable
+from flray.reading import read_json
 from flray.tracking.journal import history_of, read_events
 from flray.tuning.space import columns, words
 from flray.tuning.trials import TUNE, checkpoints, folders
@@ -80,8 +79,7 @@ class Trial:
         path = self.folder / PARTITION
         if not path.is_file():
             return None
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        return read_json(path, {}, {"clients": list, "fingerprints": dict})
 
     @property
     def domains(self) -> dict[str, str]:
@@ -169,7 +167,7 @@ def from_folder(folder: Path) -> Source:
     FlrayError
         If it is neither, or nothing in it has ended a round.
     """
-    config: dict[str, Any] = yaml.safe_load((folder / rundir.CONFIG).read_text(encoding="utf-8"))
+    config = rundir.read_config(folder)
     identity = rundir.read(folder)
     trials = list(_trials(folder)) if rundir.kind(folder) == "sweep" else [_run(folder, config, identity)]
     if not any(len(trial.history) for trial in trials):
@@ -180,7 +178,7 @@ def from_folder(folder: Path) -> Source:
 def _trials(folder: Path) -> Iterator[Trial]:
     for trial in folders(folder):
         identity = trial.identity
-        config = yaml.safe_load((trial.path / rundir.CONFIG).read_text(encoding="utf-8"))
+        config = rundir.read_config(trial.path)
         yield _trial(trial.path, trial.number, columns(identity.get("setting_at_end") or identity["setting"]),
                      config, identity)
 
@@ -211,13 +209,13 @@ def fingerprints(folder: Path, identity: Mapping[str, Any]) -> dict[str, str]:
         what, and, in sweeps of earlier versions, with the last checkpoint alone.
     """
     held = folder / PARTITION
-    noted = json.loads(held.read_text(encoding="utf-8")).get("fingerprints") if held.is_file() else None
+    noted = read_json(held, {}, {"fingerprints": dict}).get("fingerprints") if held.is_file() else None
     sweep = folder.parent.parent
     if noted is None and "data" not in identity and (sweep / TUNE).is_dir():
         last = next(iter(checkpoints(str(sweep / TUNE), folder.name)), None)
         manifest = Path(last.uri) / f"round-{last.round:06d}.json" if last is not None else None
         if manifest is not None and manifest.is_file():
-            noted = json.loads(manifest.read_text(encoding="utf-8"))
+            noted = read_json(manifest, {})
     found = noted if noted is not None else identity
     return {part: str(found[part]) for part in ("data", "partition") if part in found}
 

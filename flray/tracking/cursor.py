@@ -7,7 +7,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import NoneType
 
+from flray.errors import FlrayError
+from flray.reading import read_json
 from flray.tracking.journal import JOURNAL
 
 CURSOR = "tracking.json"
@@ -36,8 +39,10 @@ class Cursor:
 def read(run_dir: Path) -> Cursor | None:
     """Return what `run_dir` remembers, None if nothing was sent or the file cannot be read."""
     try:
-        return Cursor(**json.loads((run_dir / CURSOR).read_text()))
-    except (OSError, ValueError, TypeError):
+        content = read_json(run_dir / CURSOR, {"uri": str}, {
+            "run_id": (str, NoneType), "experiment_id": (str, NoneType), "offset": int})
+        return Cursor(**content)
+    except (FlrayError, TypeError):
         return None
 
 

@@ -11,9 +11,11 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from flray.errors import DataError, FlrayError
+from flray.reading import misshapen
 from flray.tracking.names import clean_name
 
 if TYPE_CHECKING:
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
 JOURNAL = "journal.jsonl"
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Event = dict[str, Any]
+
+
+_FORMS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "start": {"time": int, "uid": str, "experiment": str, "name": str, "parent": (str, NoneType), "params": dict,
+              "tags": dict},
+    "round": {"time": int, "round": int, "metrics": dict}, "artifact": {"path": str, "to": str},
+    "tags": {"tags": dict}, "params": {"params": dict}, "resume": {"time": int}, "end": {"time": int, "status": str}}
 
 
 def milliseconds() -> int:
@@ -45,11 +54,20 @@ def decode(line: bytes) -> Event:
     ValueError
         If the line is not an event.
     """
-    event = json.loads(line)
-    if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+    try:
+        event: Event = json.loads(line)
+    except RecursionError:
+        raise ValueError("not an event") from None
+    kind = event.get("type") if isinstance(event, dict) else None
+    if not isinstance(kind, str) or misshapen(event, _FORMS.get(kind, {})) or any(
+            not isinstance(text, str) for part in ("params", "tags") if isinstance(event.get(part), dict)
+            for text in event[part].values()):
         raise ValueError("not an event")
     if "metrics" in event:
-        event["metrics"] = {name: float(value) for name, value in event["metrics"].items()}
+        try:
+            event["metrics"] = {name: float(value) for name, value in event["metrics"].items()}
+        except (AttributeError, TypeError):
+            raise ValueError("not an event") from None
     return event
 
 

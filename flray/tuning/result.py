@@ -122,10 +122,7 @@ class SweepResult:
 
     @cached_property
     def _config(self) -> dict[str, Any]:
-        import yaml
-
-        content: dict[str, Any] = yaml.safe_load((self.folder / rundir.CONFIG).read_text(encoding="utf-8"))
-        return content
+        return rundir.read_config(self.folder)
 
     def label(self, row: pd.Series[Any]) -> str:
         """Return a row's setting in a few words: the settings that vary."""

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flray import rundir, storage
 from flray.config import Config
 from flray.errors import FlrayError
+from flray.reading import misshapen
 from flray.tracking.journal import Journal, read_events
 from flray.tuning import naming
 from flray.tuning.space import Point, Values, number
@@ -52,13 +51,22 @@ class TrialFolder:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What ``run.json`` holds."""
-        return rundir.read(self.path)
+        """What ``run.json`` holds.
+
+        Raises
+        ------
+        FlrayError
+            If it is damaged.
+        """
+        content = rundir.read(self.path)
+        if problem := misshapen(content, {"setting": dict, "seed": int}):
+            raise FlrayError(f"{self.path / 'run.json'}: {problem}, which is not what was written; restore it")
+        return content
 
     @property
     def settings(self) -> dict[str, Any]:
         """The trial's resolved experiment."""
-        content: dict[str, Any] = yaml.safe_load((self.path / rundir.CONFIG).read_text(encoding="utf-8"))["experiment"]
+        content: dict[str, Any] = rundir.read_config(self.path)["experiment"]
         return content
 
     @property
