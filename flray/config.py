@@ -56,8 +56,9 @@ class Component(BaseModel):
             return value
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             kind = cls.registry.kind
-            raise PydanticCustomError("component", "name a {kind}, for example `{{name: {example}}}`",
-                                      {"kind": kind, "example": cls.registry.names()[0]})
+            raise PydanticCustomError("component", "name {article} {kind}, for example `{example}`", {
+                "kind": kind, "example": f"{{name: {cls.registry.names()[0]}}}",
+                "article": "an" if kind[0] in "aeiou" else "a"})
         given = {k: v for k, v in value.items() if k != "name"}
         try:
             params = cls.params(value["name"])

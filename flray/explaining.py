@@ -14,7 +14,8 @@ from flray.config import Component, Config, Experiment
 from flray.errors import ConfigError, nearest
 from flray.sweeping import FORMS
 
-BRANCHES = {*FORMS, "named", "dealt", "asha", "median", "pbt", "constrained-int", "int", "float", "constrained-float"}
+BRANCHES = {*FORMS, "named", "dealt", "asha", "median", "pbt", "constrained-int", "int", "float", "constrained-float",
+            "bool"}
 _EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 _NEEDED = {
     "int_type": "an integer is needed", "int_parsing": "an integer is needed", "int_from_float": "an integer is needed",
@@ -38,26 +39,35 @@ def explained(error: ValidationError, root: type[BaseModel]) -> Iterator[ConfigE
     root : type of BaseModel
         Its model.
     """
-    seen: set[str] = set()
+    found: dict[str, tuple[str, list[str]]] = {}
     for item in error.errors():
-        context = item.get("ctx", {})
-        loc = (*item["loc"], *context.get("sub", ()))
-        path = ".".join(str(part) for part in loc if not _is_branch(part))
-        if path in seen:
-            continue
-        seen.add(path)
-        value = context.get("found", item["input"])
-        found = _shown(value)
-        if item["type"] == "component" and context.get("sub") == ("name",) and isinstance(item["input"], Mapping):
-            found = _shown(item["input"].get("name"))
-        if item["type"] == "extra_forbidden":
-            allowed = _fields(root, item["loc"][:-1])
-            yield ConfigError(path, "an unknown key", f"allowed here: {', '.join(allowed)}" +
-                              _meant(str(item["loc"][-1]), item["loc"][:-1], allowed))
-        elif item["type"] == "missing":
-            yield ConfigError(path, "nothing", "this setting is required")
-        else:
-            yield ConfigError(path, found, needed(item["type"], item["msg"], value))
+        path, what, allowed = _said(item, root)
+        if any(known.startswith(f"{path}.") for known in found):
+            continue  # the whole is wrong because a part of it is
+        words = found.setdefault(path, (what, []))[1]
+        if allowed not in words:
+            words.append(allowed)  # what the other forms of the value would need
+    for path, (what, words) in found.items():
+        yield ConfigError(path, what, " or ".join(words))
+
+
+def _said(item: Any, root: type[BaseModel]) -> tuple[str, str, str]:
+    """Return path, what was found and what is allowed of one of pydantic's errors."""
+    context = item.get("ctx", {})
+    loc = (*item["loc"], *context.get("sub", ()))
+    path = ".".join(str(part) for part in loc if not _is_branch(part))
+    value = context.get("found", item["input"])
+    if item["type"] == "extra_forbidden":
+        allowed = _fields(root, item["loc"][:-1])
+        meant = _meant(str(item["loc"][-1]), item["loc"][:-1], allowed)
+        return path, "an unknown key", f"allowed here: {', '.join(allowed)}{meant}"
+    if item["type"] == "missing" and isinstance(loc[-1], int):
+        return path.rpartition(".")[0], _shown(item["input"]), "more values are needed"
+    if item["type"] == "missing":
+        return path, "nothing", "this setting is required"
+    if item["type"] == "component" and context.get("sub") == ("name",) and isinstance(item["input"], Mapping):
+        value = item["input"].get("name")
+    return path, _shown(value), needed(item["type"], item["msg"], value)
 
 
 def needed(kind: str, message: str, value: Any) -> str:

@@ -1,0 +1,74 @@
+"""Put a bad input to the command line, and say what was wrong with the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from flray.cli import invoke
+
+LIMIT = 10
+"""Seconds after which an answer counts as none."""
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Raise TimeoutError after `LIMIT` seconds."""
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def asked(arguments: Sequence[str], accepted: Sequence[int] = (2,)) -> str:
+    """Return what is wrong with how a command line ends in this process; empty if nothing is."""
+    before, out, err = listing(), io.StringIO(), io.StringIO()
+    try:
+        with limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = invoke(list(arguments))
+    except TimeoutError:
+        return f"no answer within {LIMIT} s"
+    except BaseException:
+        return "a traceback: " + " | ".join(traceback.format_exc().strip().splitlines()[-3:])
+    return judged(code, err.getvalue(), before, accepted)
+
+
+def started(arguments: Sequence[str], accepted: Sequence[int] = (2,), **environment: str) -> str:
+    """Return what is wrong with how a command line ends in a process of its own; empty if nothing is."""
+    before = listing()
+    try:
+        ended = subprocess.run([sys.executable, "-m", "flray", *arguments], capture_output=True, text=True,
+                               timeout=12 * LIMIT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {12 * LIMIT} s"
+    return judged(ended.returncode, ended.stderr, before, accepted)
+
+
+def judged(code: int, stderr: str, before: set[str], accepted: Sequence[int]) -> str:
+    """Return what is wrong with an exit code, a text and what was left; empty if nothing is."""
+    lines = stderr.removesuffix("\n").split("\n")
+    if code not in accepted:
+        return f"exit code {code}: {stderr[-300:]!r}"
+    if code and (len(lines) != 1 or not lines[0].strip() or not lines[0].isprintable()):
+        return f"{len(lines)} lines: {stderr[:600]!r}"
+    if code and (left := listing() - before):
+        return f"left behind: {sorted(left)}"
+    return ""
+
+
+def listing() -> set[str]:
+    """Return everything in the current folder."""
+    return {str(Path(folder) / name) for folder, folders, files in os.walk(".") for name in (*folders, *files)}

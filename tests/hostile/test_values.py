@@ -1,0 +1,54 @@
+"""Every bad value in every place of a configuration: one line, exit code 2, nothing left behind."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import yaml
+
+from flray.errors import FlrayError
+from flray.loading import load
+from tests.hostile import values
+from tests.hostile.asking import asked
+
+ASKED = 150
+"""Values that go by way of a file and the command line; all of them go through `flray.loading.load`."""
+
+
+def answer(case: values.Case) -> str:
+    """Return what is wrong with how a bad value is refused, empty if nothing is."""
+    try:
+        load(values.with_value(*case))
+    except FlrayError as error:
+        return "" if str(error).isprintable() else f"no single line: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+def wrong(cases: list[values.Case]) -> list[str]:
+    """Return a line for each case that is not refused as it should."""
+    return [f"{'.'.join(path)}={value!r:.60}: {said}" for path, value in cases if (said := answer((path, value)))]
+
+
+def test_every_bad_value_of_every_setting_is_refused_in_one_line() -> None:
+    cases = list(values.of_settings())
+    assert len(cases) > 1500
+    assert wrong(cases) == []
+
+
+def test_bad_values_of_the_components_options_are_refused_in_one_line() -> None:
+    cases = list(values.of_components())
+    assert len(cases) > 5000
+    assert wrong(random.Random(0).sample(cases, 1500)) == []
+
+
+def test_bad_values_in_a_file_are_one_line_exit_code_two_and_nothing_left(here: Path) -> None:
+    cases = random.Random(1).sample([*values.of_settings(), *values.of_components()], ASKED)
+    answers = {}
+    for path, value in cases:
+        Path("x.yaml").write_text(yaml.safe_dump(values.with_value(path, value), allow_unicode=True))
+        if said := asked(["run", "x.yaml"]):
+            answers[f"{'.'.join(path)}={value!r:.60}"] = said
+    assert answers == {}

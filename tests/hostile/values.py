@@ -1,0 +1,93 @@
+"""Bad values, made by rule: whatever the published JSON schema refuses, in every place that it describes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from flray import registry
+from flray.loading import schema
+
+GOOD: dict[str, Any] = {"experiment": {
+    "data": "digits-sklearn", "model": "lenet", "algorithm": "fedavg", "rounds": 1,
+    "resources": {"executor": "inline"}, "tracking": {"uri": None}}}
+WRONG: tuple[Any, ...] = (True, 1.5, -1, "many", "1", [], {}, [[1]], {"x": 1}, None, 2**70, -2**70, math.nan, math.inf,
+                          "nul\0", "two\nlines", "\x1b[31m", "x" * 5000, ["a"], 1e300, -1e300)
+Case = tuple[tuple[str, ...], Any]
+KINDS = {"data": "datasets", "partition": "partitions", "model": "models", "algorithm": "algorithms"}
+
+
+@cache
+def document() -> dict[str, Any]:
+    """Return the published schema."""
+    return schema()
+
+
+def refused(form: dict[str, Any], value: Any) -> bool:
+    """Tell whether the schema refuses a value, as YAML has it: 1.0 is no integer, infinity no number."""
+    if isinstance(value, int) and not isinstance(value, bool) and not -2**63 <= value < 2**63:
+        return True
+    if isinstance(value, float) and not math.isfinite(value):
+        return any(kind in json.dumps(form) for kind in ('"number"', '"integer"')) or _refuses(form, value)
+    return ("\0" in value if isinstance(value, str) else False) or _refuses(form, value)
+
+
+def _refuses(form: dict[str, Any], value: Any) -> bool:
+    return not Draft202012Validator({**form, "$defs": document()["$defs"]}).is_valid(value)
+
+
+def places() -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield path and schema of every setting: of the experiment's parts, of the sweep, and of a component per kind."""
+    experiment = document()["$defs"]["Experiment"]["properties"]
+    for name, form in experiment.items():
+        yield ("experiment", name), form
+        if "$ref" in form and "properties" in (inner := document()["$defs"][form["$ref"].rpartition("/")[2]]):
+            for key, part in inner["properties"].items():
+                yield ("experiment", name, key), part
+    for name, form in document()["$defs"]["Sweep"]["properties"].items():
+        yield ("sweep", name), form
+    for part in ("arms", "space", "sweep", "paper", "experiment"):
+        yield (part,), document()["properties"][part]
+
+
+def of_settings() -> Iterator[Case]:
+    """Yield every bad value of every setting."""
+    for path, form in places():
+        for value in WRONG:
+            # each key that is missing is a mistake of its own
+            several = path in (("experiment",), ("paper",)) and isinstance(value, dict)
+            if refused(form, value) and not several:
+                yield path, value
+
+
+def of_components() -> Iterator[Case]:
+    """Yield every bad value of every option of every built-in component; of each a whole component."""
+    for setting, kind in KINDS.items():
+        for name in registry.ALL[kind].names():
+            form = registry.ALL[kind].params(name).model_json_schema()
+            required = {key: _allowed(form["properties"][key]) for key in form.get("required", ())}
+            for option, part in form.get("properties", {}).items():
+                for value in WRONG:
+                    if not Draft202012Validator({**part, "$defs": form.get("$defs", {})}).is_valid(value):
+                        yield ("experiment", setting), {**required, "name": name, option: value}
+
+
+def _allowed(form: dict[str, Any]) -> Any:
+    return next(value for value in (*form.get("enum", ()), 2, 0.5, "a", [1], True)
+                if Draft202012Validator(form).is_valid(value))
+
+
+def with_value(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """Return a good configuration with one value replaced."""
+    content = copy.deepcopy(GOOD)
+    node = content
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+    node[path[-1]] = value
+    return content
