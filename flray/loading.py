@@ -14,8 +14,9 @@ from flray import arms, registry
 from flray.config import Component, Config, Experiment
 from flray.errors import ConfigError, ConfigErrors, FlrayError, brief
 from flray.explaining import beside_experiment, explained, inexact
+from flray.forms import plain
 from flray.plugins import load_plugins
-from flray.reading import PARTS, parse, plain, read_with_base, read_yaml, shortened
+from flray.reading import PARTS, parse, read_with_base, read_yaml, shortened
 from flray.sweeping import Grid
 
 TRIALS = 100_000

@@ -24,8 +24,9 @@ from flray import storage
 from flray.config import Config
 from flray.errors import FlrayError, nearest
 from flray.federation.checkpoint import write_atomically
+from flray.forms import misshapen, read_json
 from flray.loading import load
-from flray.reading import misshapen, read_json, read_yaml
+from flray.reading import read_yaml
 from flray.tracking.address import redacted, resolve_uri
 from flray.tracking.journal import read_events
 

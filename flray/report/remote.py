@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from flray import rundir
 from flray.arms import PREFIX
@@ -86,8 +85,7 @@ def _config(client: Any, run: str, folder: Path) -> dict[str, Any]:
     except Exception as error:
         raise FlrayError(f"run {run}: its {rundir.CONFIG} was not tracked, which a report needs; a run that is still "
                          "under way has none yet: report from its folder") from error
-    content: dict[str, Any] = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    return content
+    return rundir.read_config(Path(path).parent)
 
 
 def _trial(client: Any, run: Any, folder: Path, axes: Collection[str]) -> Trial:

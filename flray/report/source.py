@@ -17,8 +17,8 @@ from flray import rundir
 from flray.arms import PREFIX
 from flray.errors import FlrayError
 from flray.federation.portrait import AFTER, PARTITION
+from flray.forms import read_json
 from flray.papers.section import PaperTable
-from flray.reading import read_json
 from flray.tracking.journal import history_of, read_events
 from flray.tuning.space import columns, words
 from flray.tuning.trials import TUNE, checkpoints, folders

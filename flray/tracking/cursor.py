@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType
 
 from flray.errors import FlrayError
-from flray.reading import read_json
+from flray.forms import read_json
 from flray.tracking.journal import JOURNAL
 
 CURSOR = "tracking.json"

@@ -15,7 +15,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from flray.errors import DataError, FlrayError
-from flray.reading import misshapen
+from flray.forms import misshapen
 from flray.tracking.names import clean_name
 
 if TYPE_CHECKING:

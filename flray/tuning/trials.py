@@ -13,7 +13,7 @@ from typing import Any
 from flray import rundir, storage
 from flray.config import Config
 from flray.errors import FlrayError
-from flray.reading import misshapen
+from flray.forms import misshapen
 from flray.tracking.journal import Journal, read_events
 from flray.tuning import naming
 from flray.tuning.space import Point, Values, number
