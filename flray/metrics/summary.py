@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -120,10 +122,65 @@ def report(history: pd.DataFrame, metric: str, protocol: Protocol, last: int) ->
         return Reported(known, f"round {int(chosen['round'])} of {int(history['round'].iloc[-1])}, best on validation")
     if protocol == "mean-last" and len(measured):
         tail = measured.iloc[-last:]
-        means = {str(n): float(tail[n].mean()) for n in columns if tail[n].notna().any()}
+        means = {str(n): float(np.mean(tail[n].dropna().to_numpy())) for n in columns if tail[n].notna().any()}
         return Reported(means, f"mean of the last {len(tail)} evaluations")
     known = {str(n): float(history[n].dropna().iloc[-1]) for n in columns if history[n].notna().any()}
     return Reported(known, f"after {len(history)} rounds")
+
+
+class RunningReport:
+    """What `report` gives of a metric, round by round while a run goes on, so that one number is seen everywhere.
+
+    Parameters
+    ----------
+    metric : str
+        The method's own measure.
+    protocol : {"last", "best", "mean-last"}
+        As in `report`.
+    last : int
+        As in `report`.
+
+    Attributes
+    ----------
+    value : float
+        The number to report so far; NaN before the metric was measured.
+    """
+
+    def __init__(self, metric: str, protocol: Protocol, last: int) -> None:
+        self._metric, self._protocol, self._keep = metric, protocol, last if protocol == "mean-last" else 1
+        self._validation = validation_metric(metric) if protocol == "best" else None
+        self._values: list[float] = []
+        self._best: float | None = None
+
+    @property
+    def value(self) -> float:
+        """The number to report so far."""
+        return float(np.mean(self._values)) if self._values else math.nan
+
+    def add(self, metrics: Mapping[str, float]) -> float:
+        """Take in a round and return `value`; a round without an evaluation changes nothing."""
+        value = metrics.get(self._metric, math.nan)
+        if math.isnan(value):
+            return self.value
+        held = metrics.get(self._validation, math.nan) if self._validation is not None else math.nan
+        if self._best is not None and not self._better(held):
+            return self.value
+        self._best = self._best if math.isnan(held) else held
+        self._values = [*self._values, float(value)][-self._keep:]
+        return self.value
+
+    def _better(self, held: float) -> bool:
+        assert self._best is not None and self._validation is not None
+        return held < self._best if lower_is_better(self._validation) else held > self._best
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs, as plain values."""
+        return {"values": self._values, "best": self._best}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self._values = [float(value) for value in state["values"]]
+        self._best = None if state["best"] is None else float(state["best"])
 
 
 def rounds_to_target(history: pd.DataFrame, metric: str, target: float) -> int | None:

@@ -83,6 +83,9 @@ class Recorder(Callback):  # type: ignore[misc]
             self._progress.say(f"trial {number}: {line}")
         self._keep(number, report)
         played = report["rounds"]
+        # What the trial's checkpoint knows and the journal does not: it was copied into object storage earlier.
+        carried = [round_ for round_, metrics in report["carried"] if journal.record_round(round_, metrics)]
+        self._left -= len(carried)
         if not played:
             return
         for round_, metrics in enumerate(played, start=done - len(played) + 1):

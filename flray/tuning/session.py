@@ -104,7 +104,8 @@ class Session:
         """Return what a trial is told; after population based training changed its setting, the one it had last."""
         changed = _last_setting(self._storage, point) if isinstance(self._config.sweep.scheduler, Pbt) else {}
         values = {**point.values, **changed}
-        return {"number": point.number, "values": values, "bundles": self._preparation.bundles(point.experiment)}
+        return {"number": point.number, "values": values, "bundles": self._preparation.bundles(point.experiment),
+                "recorded": TrialFolder(self._sweep, point.number).rounds_recorded()}
 
     def _suggest(self, setting: Values, position: int) -> list[Point]:
         """Make the trials of a new suggestion, on disk first."""

@@ -30,6 +30,7 @@ from flray.federation.player import describe
 from flray.federation.portrait import AFTER, BEFORE, PARTITION, partition, portrait, to_text
 from flray.federation.world import SharedData, World, make_world
 from flray.loading import variant
+from flray.metrics.summary import RunningReport
 from flray.tuning.preparing import Bundles, data_key
 from flray.tuning.trials import checkpoints
 
@@ -39,6 +40,13 @@ PASSING = (ray.exceptions.RayError, LostObjectError, OSError, MemoryError, torch
 
 STEP_SECONDS = 1.0
 """What a step lasts at least, in rounds, where no scheduler compares rounds."""
+
+CARRIED_SECONDS = 300.0
+"""A checkpoint carries the metrics of the rounds of so many seconds before it, and of those since the one before it.
+
+Tune writes checkpoints into object storage at once, journals get there now and then: if the head is lost in between,
+the rounds before the one from which the trial goes on would be missing from its history for ever.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,10 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     _step_seconds: float
     _rounds: int
     _metric: str
+    _course: RunningReport
+    _recent: list[tuple[float, int, dict[str, float]]]
+    _carried: list[list[Any]]
+    _saved_at: float
     _checkpointing: Checkpointing
 
     def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
@@ -114,7 +126,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def step(self) -> dict[str, Any]:
         """Play on; where all rounds are done already, only report so."""
-        report: dict[str, Any] = {"rounds": []}
+        report: dict[str, Any] = {"rounds": [], "carried": self._carried}
+        self._carried = []
         with self._failures():
             if self._failure is None and self._federation.rounds_done == 0:
                 report |= {PARTITION: partition(self._federation.world), BEFORE: self._portrait(False)}
@@ -136,25 +149,31 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     def _round(self) -> dict[str, float]:
         """Play one round and return what was measured."""
         metrics = self._federation.step().metrics
-        self._score = metrics["score"] = self._measured(metrics)
+        self._check_measured(metrics)
+        self._score = metrics["score"] = self._course.add(metrics)
         if self._mutable:
             metrics.update({f"setting/{path}": float(value) for path, value in self._values.items()
                             if isinstance(value, (int, float))})
+        self._recent.append((time.monotonic(), self._federation.rounds_done, dict(metrics)))
         return dict(metrics)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write the federation's checkpoint; see `flray.federation.checkpoint`."""
         if self._federation is not None:
             checkpoint.save(self._federation, Path(checkpoint_dir), keep=1)
-        note = {"values": self._values, "score": self._score}
+        now = time.monotonic()
+        since = min(self._saved_at, now - CARRIED_SECONDS)
+        self._recent = [entry for entry in self._recent if entry[0] >= since]
+        note = {"values": self._values, "score": self._score, "course": self._course.state(), "trial": self.trial_name,
+                "rounds": [[round_, metrics] for _, round_, metrics in self._recent]}
         checkpoint.write_atomically(Path(checkpoint_dir) / TRIAL, json.dumps(note).encode())
-        self._saved_at = time.monotonic()
+        self._saved_at = now
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Go to a checkpoint, this trial's own or (in population based training) another's."""
         with self._failures():
             if self._failure is None:
-                self._restore(Path(checkpoint_dir))
+                self._restore(Path(checkpoint_dir), _note(Path(checkpoint_dir)))
 
     def cleanup(self) -> None:
         """Stop the client actors."""
@@ -166,6 +185,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._federation: Any = None
         self._lines: list[str] = []
         self._score, self._metric = math.nan, ""
+        self._recent, self._carried = [], []
+        self._recorded = int(point.get("recorded", 0))
         self._saved_at = time.monotonic()
         self._values = dict(point["values"])
         scheduler = self._shared.config.sweep.scheduler
@@ -181,6 +202,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             metric = self._shared.config.sweep.metric
             self._metric = metric if metric != "auto" else main_metric(
                 world.algorithm.views, world.task.metric)
+            evaluation = experiment.evaluation
+            self._course = RunningReport(self._metric, evaluation.protocol, evaluation.last)
             self._executor = self._staff(experiment, world, samples, point["bundles"])
             self._federation = Federation(world, self._executor, self._lines.append)
             self._restore_newest()
@@ -201,16 +224,27 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
                            ray.util.get_current_placement_group(), 0, samples)
 
     def _restore_newest(self) -> None:
-        """Go to the newest checkpoint on disk; one that was cut short by a kill is passed over."""
+        """Go to the newest checkpoint on disk whose history is known.
+
+        One that was cut short by a kill is passed over, and so is one that is ahead of the trial's journal by more
+        rounds than it carries: what the rounds in between measured would be lost.
+        """
         for stored in checkpoints(self._shared.folder, self.trial_name):
             with contextlib.suppress(checkpoint.DamagedCheckpointError), stored.local() as folder:
-                self._restore(folder)
+                note = _note(folder)
+                carried = note.get("rounds", [])
+                if stored.round > self._recorded and not (carried and carried[0][0] <= self._recorded + 1):
+                    continue
+                self._restore(folder, note)
+                self._carried = [entry for entry in carried if entry[0] > self._recorded]
                 return
 
-    def _restore(self, folder: Path) -> None:
+    def _restore(self, folder: Path, note: Mapping[str, Any]) -> None:
         checkpoint.restore(self._federation, folder)
-        with contextlib.suppress(OSError, ValueError):
-            self._score = float(json.loads((folder / TRIAL).read_text())["score"])
+        self._score = float(note.get("score", self._score))
+        if note.get("trial") == self.trial_name:  # and not another's, which population based training copies
+            self._course.restore(note["course"])
+            self._recent = [(time.monotonic(), round_, metrics) for round_, metrics in note["rounds"]]
         self._saved_at = time.monotonic()
 
     def _portrait(self, final: bool) -> str | None:
@@ -223,13 +257,12 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         settings = self._checkpointing
         return done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
 
-    def _measured(self, metrics: Mapping[str, float]) -> float:
-        """Return the score: the sweep's metric, or the last value of it in rounds without an evaluation."""
+    def _check_measured(self, metrics: Mapping[str, float]) -> None:
+        """Refuse a metric of the user's own that a round with an evaluation does not have."""
         evaluated = any(name.startswith(("global/", "personal/")) for name in metrics)
         if evaluated and self._metric not in metrics:
             raise FlrayError(f"sweep.metric: found {self._metric!r}; this trial measures no such thing"
                              f"{nearest(self._metric, metrics)} (auto takes the method's own accuracy)")
-        return float(metrics.get(self._metric, self._score))
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
@@ -243,3 +276,12 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         except Exception as error:
             failure = describe(error)
             self._failure = f"{failure.what} at {failure.where}\n{failure.trace}"
+
+
+def _note(folder: Path) -> dict[str, Any]:
+    """Return what a checkpoint says of its trial; nothing where it says nothing."""
+    try:
+        note = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}

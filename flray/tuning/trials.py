@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -101,6 +102,11 @@ class TrialFolder:
         journal.tags(tags)
         journal.end("FAILED" if status == "failed" else "FINISHED")
         rundir.update(self.path, status=status, **values)
+
+    def rounds_recorded(self) -> int:
+        """Return up to which round the journal has every round."""
+        there = {event["round"] for event in read_events(self.path / rundir.JOURNAL) if event["type"] == "round"}
+        return next(round_ for round_ in itertools.count(1) if round_ not in there) - 1
 
     def scores(self) -> list[tuple[int, float]]:
         """Return round and score of every recorded round."""

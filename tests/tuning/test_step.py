@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from flray import registry
 from flray.algorithms.base import Algorithm
 from flray.loading import load
+from flray.metrics.summary import report
 from flray.tuning import trainable
 from flray.tuning.trainable import FederationTrial, Shared
 
 
-def trial_of(content: dict[str, Any], folder: str) -> FederationTrial:
+def trial_of(content: dict[str, Any], folder: str, recorded: int = 0) -> FederationTrial:
     class Trial(FederationTrial):
+        trial_name = "0001"
+
         def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
             super().setup(config, Shared(load(content), {}, {}, folder))
 
-    return Trial(config={"point": {"number": "0001", "values": {"seed": 0}, "bundles": [{"CPU": 1.0}]}})
+    return Trial(config={"point": {"number": "0001", "values": {"seed": 0}, "bundles": [{"CPU": 1.0}],
+                                   "recorded": recorded}})
+
+
+def played(trial: FederationTrial) -> tuple[list[int], list[int]]:
+    """Return the rounds that a step carries over from a checkpoint, and those it plays."""
+    result = trial.step()
+    told, done = json.loads(result["report"]), result["training_iteration"]
+    return [round_ for round_, _ in told["carried"]], list(range(done - len(told["rounds"]) + 1, done + 1))
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +43,13 @@ def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_short_rounds_share_a_step(content: dict[str, Any], here: Any) -> None:
+    content["experiment"]["checkpoint"] = {"min_seconds": 600}
     result = trial_of(content, str(here)).step()
-    report = json.loads(result["report"])
-    assert [sorted(metrics)[0] for metrics in report["rounds"]] == ["bytes/down"] * 3
+    told = json.loads(result["report"])
+    assert [sorted(metrics)[0] for metrics in told["rounds"]] == ["bytes/down"] * 3
     assert (result["training_iteration"], result["done"]) == (3, True)
-    assert result["score"] == report["rounds"][-1]["score"] != report["rounds"][0]["score"]
-    assert len(report["sha256"]) == 64
+    assert result["score"] == told["rounds"][-1]["score"] != told["rounds"][0]["score"]
+    assert len(told["sha256"]) == 64
 
 
 @pytest.mark.parametrize("changes", [
@@ -52,6 +66,44 @@ def test_a_round_that_others_wait_for_ends_the_step(content: dict[str, Any], her
     assert [result["done"] for result in results] == [False, False, True]
 
 
+def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
+        content: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content["experiment"] |= {"rounds": 6, "checkpoint": {"min_seconds": 0}}
+    monkeypatch.setattr(trainable, "CARRIED_SECONDS", 0.0)  # so that a checkpoint carries the rounds since the last one
+    trial = trial_of(content, str(here))
+    for round_ in range(1, 6):
+        trial.step()
+        if round_ in (2, 4):
+            (here / "001" / "0001" / f"checkpoint_{round_}").mkdir(parents=True)
+            trial.save_checkpoint(str(here / "001" / "0001" / f"checkpoint_{round_}"))
+    # The journal that a lost head leaves behind ends after round 4, 2, 1 or before the first.
+    assert played(trial_of(content, str(here), recorded=4)) == ([], [5])
+    assert played(trial_of(content, str(here), recorded=2)) == ([3, 4], [5])
+    assert played(trial_of(content, str(here), recorded=1)) == ([2], [3])  # the newest carries no round 2
+    monkeypatch.setattr(trainable, "CARRIED_SECONDS", 600.0)
+    assert played(trial_of(content, str(here), recorded=0)) == ([1, 2], [3])
+
+
+@pytest.mark.parametrize("protocol", ["last", "best", "mean-last"])
+def test_the_score_is_the_number_that_tables_report(content: dict[str, Any], here: Path, protocol: str) -> None:
+    content["experiment"] |= {"rounds": 8, "local": {"lr": 0.1, "batch_size": 8, "momentum": 0.5},
+                              "checkpoint": {"min_seconds": 0},
+                              "evaluation": {"protocol": protocol, "validation": 0.3, "last": 3}}
+    trial, rounds = trial_of(content, str(here)), []
+    for round_ in range(1, 9):
+        result = trial.step()
+        rounds += json.loads(result["report"])["rounds"]
+        history = pd.DataFrame([{"round": n, **metrics} for n, metrics in enumerate(rounds, start=1)])
+        reported = report(history, "global/common/accuracy", protocol, 3).values["global/common/accuracy"]
+        assert result["score"] == reported == rounds[-1]["score"]
+        if round_ == 4:
+            (here / "001" / "0001" / "checkpoint_4").mkdir(parents=True)
+            trial.save_checkpoint(str(here / "001" / "0001" / "checkpoint_4"))
+            trial = trial_of(content, str(here), recorded=4)
+    differ = any(metrics["score"] != metrics["global/common/accuracy"] for metrics in rounds)
+    assert differ == (protocol != "last")
+
+
 def test_rounds_before_a_failure_are_kept(content: dict[str, Any], here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Fails(Algorithm):
         """Raises in round 3."""
@@ -63,11 +115,11 @@ def test_rounds_before_a_failure_are_kept(content: dict[str, Any], here: Any, mo
 
     registry.algorithms.names()
     monkeypatch.setitem(registry.algorithms._entries, "fails", Fails)
-    content["experiment"]["algorithm"] = "fails"
+    content["experiment"] |= {"algorithm": "fails", "checkpoint": {"min_seconds": 600}}
     result = trial_of(content, str(here)).step()
-    report = json.loads(result["report"])
-    assert len(report["rounds"]) == 2 and result["training_iteration"] == 2 and result["done"]
-    assert "no such luck" in report["failure"] and "sha256" not in report
+    told = json.loads(result["report"])
+    assert len(told["rounds"]) == 2 and result["training_iteration"] == 2 and result["done"]
+    assert "no such luck" in told["failure"] and "sha256" not in told
 
 
 class Goodbye:
