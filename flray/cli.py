@@ -12,6 +12,7 @@ import typer
 
 from flray.errors import FlrayError, MethodError, disk_is_full, one_line
 from flray.importing import importing, leave_garbage
+from flray.stopping import InterruptedRunError, careful
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -232,15 +233,20 @@ def invoke(arguments: list[str], command: str | None = None, typed: str = "flray
     Returns
     -------
     int
-        0, 1 for a failed run, 2 for a mistake, 130 for Ctrl-C.
+        0, 1 for a failed run, 2 for a mistake, 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
-    from flray.running import InterruptedRunError
+    with careful() as stop:
+        return stop.code(_invoke(arguments, command, typed))
 
+
+def _invoke(arguments: list[str], command: str | None, typed: str) -> int:
     try:
         parser = typer.main.get_command(app)
         if command is not None:
             parser = parser.commands[command]  # type: ignore[attr-defined]
         ended = parser.main(arguments, prog_name=typed, standalone_mode=False)
+        if ended == 130:  # typer's own word for Ctrl-C
+            raise KeyboardInterrupt
         return ended if isinstance(ended, int) else 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 from typing import Protocol
@@ -97,8 +96,12 @@ class Rounds:
                     self._restart()
         except KeyboardInterrupt:
             self._progress.say("stopping after this round; the checkpoint is written")
-            with contextlib.suppress(KeyboardInterrupt):
+            try:
                 self._save_after_interrupt()
+            except KeyboardInterrupt:
+                pass
+            except Exception as error:  # a signal to all processes takes Ray's with it
+                self._progress.say(f"the round under way is lost, it will be played again ({type(error).__name__})")
             raise
 
     def _portray(self, final: bool) -> None:

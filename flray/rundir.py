@@ -7,9 +7,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import platform
+import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,6 +81,18 @@ def create(base: str | Path, name: str) -> Path:
     except OSError as error:
         raise FlrayError(f"{parent}: no folder for results can be made here ({error.strerror}); "
                          "set experiment.output to a folder that can be written") from None
+
+
+@contextlib.contextmanager
+def made(base: str | Path, name: str) -> Iterator[Path]:
+    """Make a new folder as `create` does; it is removed again if the block ends before it describes a run or sweep."""
+    folder = create(base, name)
+    try:
+        yield folder
+    except BaseException:
+        if kind(folder) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def find(text: str, base: str | Path = "runs") -> Path:

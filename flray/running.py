@@ -30,14 +30,12 @@ from flray.loading import load
 from flray.metrics.summary import Reported, report
 from flray.mirror import mirrored
 from flray.rounds import Progress, Rounds, Silence, measure
+from flray.stopping import InterruptedRunError as InterruptedRunError
+from flray.stopping import resumable
 from flray.tracking.address import check, redacted
 from flray.tracking.journal import Journal
 
 Say = Callable[[str], None]
-
-
-class InterruptedRunError(FlrayError):
-    """The user stopped the run; what is done is saved, and the message says how to go on."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,11 @@ def start(config: Config, *, address: str | None = None, progress: Progress | No
     with contextlib.ExitStack() as stack:
         if address is not None:  # joined before anything is made: it may not be there, or too small
             plan_for(world, stack.enter_context(ray_session(address)))
-        folder = rundir.create(experiment.output, experiment.name)
-        rundir.save_config(folder, config)
-        save_partition(partition(world), folder)
-        rundir.write(folder, "run", {
-            **rundir.new_identity(), **described(world), "settings": rundir.settings_text(config, "run")})
+        with rundir.made(experiment.output, experiment.name) as folder:
+            rundir.save_config(folder, config)
+            save_partition(partition(world), folder)
+            rundir.write(folder, "run", {
+                **rundir.new_identity(), **described(world), "settings": rundir.settings_text(config, "run")})
         return _drive(world, folder, address, progress or Silence())
 
 
@@ -179,7 +177,7 @@ def run_tags(folder: Path) -> dict[str, str]:
 
 def _drive(world: World, folder: Path, address: str | None, progress: Progress) -> Result:
     experiment = world.config
-    with contextlib.ExitStack() as stack:
+    with resumable(folder), contextlib.ExitStack() as stack:
         stack.enter_context(mirrored(folder, rundir.mirror_of(folder, experiment.output), progress.say))
         journal = stack.enter_context(Journal(folder / rundir.JOURNAL))
         rundir.update(folder, status="running")
@@ -194,7 +192,7 @@ def _drive(world: World, folder: Path, address: str | None, progress: Progress) 
             digest = _federate(world, folder, journal, address, progress)
         except KeyboardInterrupt:
             _closed(folder, journal, "interrupted")
-            raise InterruptedRunError(f"stopped; go on with: flray resume {folder}") from None
+            raise
         except BaseException:
             _closed(folder, journal, "failed")
             raise

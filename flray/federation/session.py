@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 
 from flray.errors import FlrayError
+from flray.stopping import handlers_kept
 
 
 def local_resources() -> dict[str, float]:
@@ -51,12 +52,13 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
         yield ray.cluster_resources()
         return
     try:
-        if address is None:
-            here = local_resources()
-            ray.init(address="local", include_dashboard=False, num_cpus=int(here["CPU"]), num_gpus=int(here["GPU"]),
-                     logging_level="ERROR", log_to_driver=True)
-        else:
-            ray.init(address=address, logging_level="ERROR", log_to_driver=True)
+        with handlers_kept():
+            if address is None:
+                here = local_resources()
+                ray.init(address="local", include_dashboard=False, num_cpus=int(here["CPU"]),
+                         num_gpus=int(here["GPU"]), logging_level="ERROR", log_to_driver=True)
+            else:
+                ray.init(address=address, logging_level="ERROR", log_to_driver=True)
     except (ConnectionError, ValueError, RuntimeError) as error:
         where = "on this machine" if address is None else f"at {address}"
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -13,7 +13,7 @@ from flray.federation.cluster import local_resources, ray_session
 from flray.importing import importing
 from flray.loading import load
 from flray.mirror import mirrored
-from flray.running import InterruptedRunError
+from flray.stopping import resumable
 from flray.tracking.address import check, redacted
 from flray.tracking.journal import Journal
 from flray.tracking.tracker import Tracker
@@ -59,10 +59,11 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
         sweep.check()
         if config.experiment.tracking.uri is not None:
             check(config.experiment.tracking.uri)
-        folder = rundir.create(config.experiment.output, config.experiment.name)
-        rundir.save_config(folder, config)
-        rundir.write(folder, "sweep", {**rundir.new_identity(), "settings": rundir.settings_text(config, "sweep")})
-        return sweep.drive(folder)
+        with rundir.made(config.experiment.output, config.experiment.name) as folder:
+            rundir.save_config(folder, config)
+            rundir.write(folder, "sweep", {**rundir.new_identity(), "settings": rundir.settings_text(config, "sweep")})
+        with resumable(folder):
+            return sweep.drive(folder)
 
 
 def resume(folder: Path, *, address: str | None = None, progress: SweepProgress | None = None,
@@ -94,7 +95,8 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
         if rundir.read(folder)["status"] == "finished" and all(f.status in OVER for f in folders(folder)):
             return SweepResult(folder)
         sweep.check(folder)
-        return sweep.drive(folder)
+        with resumable(folder):
+            return sweep.drive(folder)
 
 
 class _Sweep:
@@ -173,11 +175,9 @@ class _Sweep:
                 self._run(folder, tracker)
                 result = finish(folder, self._config, journal)
             except BaseException as error:
-                stopped = isinstance(error, KeyboardInterrupt | InterruptedRunError)
+                stopped = isinstance(error, KeyboardInterrupt)
                 journal.end("KILLED" if stopped else "FAILED")
                 rundir.update(folder, status="interrupted" if stopped else "failed")
-                if isinstance(error, KeyboardInterrupt):
-                    raise InterruptedRunError(_stopped(folder)) from None
                 raise
             finally:
                 self._progress.end()
@@ -206,15 +206,11 @@ class _Sweep:
                 recorder.close()
         ended = sum(f.status in (*OVER, "failed") for f in folders(folder))
         if ended < self._total:
-            raise InterruptedRunError(_stopped(folder))
+            raise KeyboardInterrupt  # Tune has taken note of it, and let the trials end their steps
 
     def _connect(self) -> dict[str, float]:
         self._connected = True
         return self._stack.enter_context(ray_session(self._address))
-
-
-def _stopped(folder: Path) -> str:
-    return f"stopped; go on with: flray resume {folder}"
 
 
 @contextlib.contextmanager

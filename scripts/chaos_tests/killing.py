@@ -27,6 +27,9 @@ IDLE = 150.0
 """Seconds without a new round after which a session is taken for hung."""
 TITLES = {"client": ("ray::ClientActor",), "server": ("ray::ServerActor",),
           "trial": ("ray::FederationTrial", "ray::ImplicitFunc", "ray::ClientActor")}
+SIGNALS = {f"{number.name}{to}": int(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+           for to in ("", " to all")}
+"""Victims that are asked to end: the driver alone, or its whole process group."""
 
 
 @dataclass
@@ -83,7 +86,7 @@ class Place:
         """Return what starts commands; another interpreter, so another order of sets, now and then."""
         if self._cold:
             return processes.Cold()
-        if self._warm is not None and self._used >= 12:
+        if self._warm is not None and self._used >= 40:
             self._warm.close()
             self._warm = None
         if self._warm is None:
@@ -257,7 +260,7 @@ class Case:
         victim = draw.choices(list(victims), list(victims.values()))[0]
         start = 12.0 if self._federation.sweep else 8.0 if self._federation.ray else 1.5
         kind, pace = draw.random(), self._pace * (1 if not self._federation.ray else 2)
-        if kind < 0.2 and victim in ("driver", "head", "tracking"):
+        if kind < 0.2 and (victim in ("driver", "head", "tracking") or victim in SIGNALS):
             return Kill(victim, 0, draw.uniform(0, start))
         if kind < 0.35 and victim in ("driver", "head"):
             return Kill(victim, 0, 0.0, int(10 ** draw.uniform(0, 2.5)))
@@ -295,13 +298,23 @@ class Case:
                 self._different(f"a traceback: {_last(text)}", keep=True)
             if code == 0:
                 return
-            killed = bool(self._outcome.kills and self._outcome.kills[-1:] != before
-                          and self._outcome.kills[-1].hit and self._outcome.kills[-1].victim in ("driver", "head"))
-            if not killed:
+            last = self._outcome.kills[-1] if self._outcome.kills[-1:] != before else None
+            if last is not None and last.hit and last.victim in SIGNALS:
+                self._asked(last, code, text)
+            elif last is None or not last.hit or last.victim not in ("driver", "head"):
                 failed += 1
-                last = "; ".join(map(str, self._outcome.kills[-2:]))
-                self._different(f"exit code {code} after [{last}]: {_last(text)}", keep=True)
+                latest = "; ".join(map(str, self._outcome.kills[-2:]))
+                self._different(f"exit code {code} after [{latest}]: {_last(text)}", keep=True)
         self._different("given up after four failures")
+
+    def _asked(self, kill: Kill, code: int | None, text: str) -> None:
+        """Check what a driver said and returned that was asked to end."""
+        number = SIGNALS[kill.victim]
+        began = self._run() is not None
+        if code != 128 + number and not (code == -number and not began):
+            self._different(f"exit code {code} after {kill}: {_last(text)}", keep=True)
+        elif began and "stopped; go on with: flray resume" not in text:
+            self._different(f"it does not say how to go on after {kill}: {_last(text)}", keep=True)
 
     def _different(self, line: str, keep: bool = False) -> None:
         self._outcome.differences.append(line)
@@ -332,7 +345,7 @@ class Case:
                     reached = now
                 if reached is not None and now - reached >= kill.seconds and self._strike(kill, driver):
                     moved = now
-                    if kill.victim not in ("driver", "head"):
+                    if kill.victim not in ("driver", "head") and kill.victim not in SIGNALS:
                         first, reached, kill = done, None, self._next()
             if now - moved > IDLE:
                 self._different(f"hung: no round for {IDLE:g} s after {done} of {self._all}; {driver.text[-300:]!r}",
@@ -344,10 +357,10 @@ class Case:
         if kill is not None and kill.victim == "head" and kill.hit:
             processes.gone(self._mark, 0)
             shutil.rmtree(self.folder / "work", ignore_errors=True)
-        if code is not None and code < 0:
+        if code:
             left = processes.gone(self._mark, 60)
             if left:
-                self._different(f"left running 60 s after the driver was killed: {left}")
+                self._different(f"left running 60 s after the driver ended: {left}")
         for thread in self._threads:
             thread.join()
         self._threads.clear()
@@ -368,6 +381,8 @@ class Case:
         draw = random.Random(f"{self._seed}/{self._index}/{len(self._outcome.kills)}/victim")
         if kill.victim in ("driver", "head"):
             driver.signal(signal.SIGKILL)
+        elif kill.victim in SIGNALS:
+            driver.signal(SIGNALS[kill.victim], group="all" in kill.victim)
         elif kill.victim == "tracking":
             assert self._tracking is not None
             for thread in self._threads:  # one that is only starting has nothing to lose

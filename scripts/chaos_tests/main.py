@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from catalogue import Federation, catalogue
-from killing import Case, Outcome, Place
+from killing import SIGNALS, Case, Outcome, Place
 
 
 def arguments() -> argparse.Namespace:
@@ -30,6 +30,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hours", type=float, help="or after so long")
     parser.add_argument("--only", nargs="+", default=[], metavar="KIND",
                         help=f"groups ({', '.join(groups)}) or parts of names of federations")
+    parser.add_argument("--mode", choices=("kills", "signals"), default="kills",
+                        help="signals: processes are not killed but asked to end by SIGINT, SIGTERM or SIGHUP")
     parser.add_argument("--victims", nargs="+", default=[], help="only these die, where a federation has them")
     parser.add_argument("--case", type=int, help="only this case, again; its folder is kept")
     parser.add_argument("--cold", action="store_true", help="a new interpreter for every command, as a person does")
@@ -41,11 +43,15 @@ def arguments() -> argparse.Namespace:
 
 def chosen(options: argparse.Namespace) -> list[Federation]:
     """Return the federations to play."""
-    found = [f for f in catalogue() if not options.only or any(o == f.group or o in f.name for o in options.only)]
+    groups = {f.group for f in catalogue()}
+    found = [f for f in catalogue() if not options.only
+             or any(f.group == part if part in groups else part in f.name for part in options.only)]
     if options.victims:
         found = [Federation(**{**vars(f), "victims": {v: w for v, w in f.victims.items() if v in options.victims}})
                  for f in found]
         found = [f for f in found if f.victims]
+    if options.mode == "signals":
+        found = [Federation(**{**vars(f), "victims": dict.fromkeys(SIGNALS, 1.0)}) for f in found]
     return found
 
 
@@ -110,8 +116,8 @@ def table(folder: Path) -> None:
         row["cases"] += 1
         row["different"] += bool(case["differences"])
         for kill in case["kills"]:
-            row[kill["victim"]] += bool(kill["hit"])
-    victims = ["driver", "head", "client", "server", "trial", "node", "tracking"]
+            row["asked" if kill["victim"] in SIGNALS else kill["victim"]] += bool(kill["hit"])
+    victims = ["driver", "head", "client", "server", "trial", "node", "tracking", "asked"]
     print(f"{'federation':28}" + "".join(f"{v:>9}" for v in (*victims, "cases", "different")))
     total: dict[str, int] = defaultdict(int)
     for name in sorted(rows):

@@ -143,16 +143,18 @@ def test_driver_killed_in_the_middle_of_a_round(here: Path, digits: dict[str, An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["inline", "ray"])
-def test_ctrl_c_leaves_a_run_that_can_be_resumed(here: Path, digits: dict[str, Any], executor: str) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_on_ray_that_is_asked_to_end_can_be_resumed(here: Path, digits: dict[str, Any], number: int,
+                                                          code: int) -> None:
+    """In this process: tests/test_stopping.py."""
     file = write(here, digits, rounds=6, local={**digits["local"], "epochs": 3})
     whole = running.run(load(file).model_dump(mode="json"), ["resources.executor=inline", "name=whole"])
     run = here / "runs" / "digits" / "001"
-    process = driver(file, f"resources.executor={executor}")
+    process = driver(file, "resources.executor=ray")
     until(lambda: len(recorded(run)) >= 2, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, output
+    assert process.returncode == code, output
     assert "go on with: flray resume runs/digits/001" in output
     assert "Traceback" not in output
     assert rundir.read(run)["status"] == "interrupted"

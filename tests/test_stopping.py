@@ -1,0 +1,98 @@
+"""A command that is asked to end: one line, its exit code, and nothing lost."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flray import running
+from flray.cli import invoke
+from flray.stopping import SIGNALS
+
+ASKED = '''
+import signal
+from pathlib import Path
+
+from flray import register_algorithm, registry
+
+
+@register_algorithm("asked")
+class Asked(registry.algorithms.get("scaffold")):
+    """Its process is asked to end once, in the middle of round 3."""
+
+    def train(self, client):
+        mark = Path("asked")
+        if (client.round, client.id) == (2, 1) and not mark.exists():
+            mark.touch()
+            signal.raise_signal({number})
+        return super().train(client)
+'''
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """No handlers but Python's own, as in a process that a shell started; they are there again afterwards."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_DFL, signal.SIG_DFL]
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def prepared(here: Path, digits: dict[str, Any], number: int) -> dict[str, Any]:
+    (here / "asked.py").write_text(ASKED.format(number=int(number)))
+    content = {**digits, "rounds": 4, "plugins": ["asked.py"], "algorithm": "asked", "output": "runs of mine",
+               "resources": {"executor": "inline"}}
+    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    return content
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_run_asked_to_end_says_how_to_go_on_and_ends_with_the_same_bits(
+        here: Path, digits: dict[str, Any], number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    content = prepared(here, digits, number)
+    whole = running.run({"experiment": {**content, "algorithm": "scaffold", "plugins": []}})
+    assert invoke(["run", "x.yaml"]) == code
+    assert capsys.readouterr().err == "stopped; go on with: flray resume 'runs of mine/digits/002'\n"
+    assert invoke(["resume", "digits", "--output", "runs of mine"]) == 0
+    resumed = running.resume(here / "runs of mine" / "digits" / "002")
+    assert resumed.sha256 == whole.sha256
+    assert list(resumed.history["round"]) == [1, 2, 3, 4]
+
+
+def test_a_hangup_that_the_caller_ignores_stays_ignored(here: Path, digits: dict[str, Any]) -> None:
+    """As under nohup."""
+    prepared(here, digits, signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert invoke(["run", "x.yaml"]) == 0
+    assert (here / "asked").exists()
+    assert signal.signal(signal.SIGHUP, signal.SIG_DFL) is signal.SIG_IGN
+
+
+ASKED_EARLY = """
+import signal
+
+from flray import register_dataset
+
+
+@register_dataset("early")
+def early(options):
+    signal.raise_signal({number})
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_asked_to_end_before_the_first_round_leaves_nothing_behind(
+        here: Path, digits: dict[str, Any], number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "early.py").write_text(ASKED_EARLY.format(number=int(number)))
+    content = {**digits, "plugins": ["early.py"], "data": "early", "resources": {"executor": "inline"}}
+    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    assert invoke(["run", "x.yaml"]) == code
+    assert capsys.readouterr().err == "stopped\n"
+    assert sorted(path.name for path in here.iterdir() if path.name != "__pycache__") == ["early.py", "x.yaml"]
