@@ -25,7 +25,7 @@ import yaml
 from flray import storage
 from flray.config import Config
 from flray.errors import FlrayError, nearest
-from flray.federation.checkpoint import write_atomically
+from flray.files import write_atomically
 from flray.forms import misshapen, read_json
 from flray.loading import load
 from flray.reading import read_yaml

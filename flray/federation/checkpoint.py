@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import safetensors.torch
+from pydantic import BaseModel, StringConstraints
+from safetensors import SafetensorError
 from torch import Tensor
 
 from flray import trees
 from flray.errors import FlrayError
-from flray.federation.federation import Federation
+from flray.federation.federation import Federation, Warn
+from flray.files import sync_folder, write_atomically
 from flray.trees import Packed
 
 FORMAT = 1
@@ -29,15 +32,19 @@ class DamagedCheckpointError(FlrayError):
     """A checkpoint of which files are missing or altered."""
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, whenever the process or the machine dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+FileName = Annotated[str, StringConstraints(pattern=r"^\w[\w.\-]*$")]
+
+
+class _Manifest(BaseModel):
+    """What ``round-NNNNNN.json`` holds; a name in it never leads out of its folder."""
+
+    format: int = FORMAT
+    round: int
+    files: dict[FileName, str]
+    clients: dict[int, FileName]
+    versions: list[int]
+    data: str
+    partition: str
 
 
 def tree_to_bytes(tree: Mapping[str, Any]) -> bytes:
@@ -89,7 +96,7 @@ def save(federation: Federation, folder: Path, keep: int = 2) -> Path:
 
     def store(name: str, tree: Mapping[str, Any]) -> None:
         data = tree_to_bytes(tree)
-        write_atomically(folder / name, data)
+        write_atomically(folder / name, data, keep_name=False)
         files[name] = hashlib.sha256(data).hexdigest()
 
     store(f"server-{done:06d}.safetensors", federation.snapshot())
@@ -106,73 +113,125 @@ def save(federation: Federation, folder: Path, keep: int = 2) -> Path:
     manifest = {"format": FORMAT, "round": done, "files": files, "clients": clients, "versions": federation.versions,
                 "data": federation.world.data.fingerprint, "partition": federation.world.data.partition_fingerprint}
     path = folder / f"round-{done:06d}.json"
+    sync_folder(folder)
     write_atomically(path, json.dumps(manifest, indent=1).encode())
     _tidy(folder, keep)
     return path
 
 
-def restore(federation: Federation, folder: Path) -> int:
-    """Bring a fresh federation to the newest checkpoint of a folder.
+def manifests(folder: Path) -> list[Path]:
+    """Return the manifests of a folder's checkpoints, oldest first: by the number, which may have any length."""
+    found = ((re.fullmatch(r"round-(\d+)\.json", path.name), path) for path in folder.glob("round-*.json"))
+    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+
+
+def restore(federation: Federation, folder: Path, warn: Warn = lambda line: None) -> int:
+    """Bring a fresh federation to the newest whole checkpoint of a folder.
+
+    Parameters
+    ----------
+    federation : Federation
+        Nothing in it changes where there is no checkpoint.
+    folder : Path
+        Where checkpoints lie.
+    warn : callable
+        Is given a line for each damaged checkpoint that an older one stands in for.
 
     Returns
     -------
     int
-        Rounds done; 0 where there is no checkpoint, and then nothing has changed.
+        Rounds done; 0 where there is no checkpoint.
 
     Raises
     ------
+    DamagedCheckpointError
+        If there are checkpoints and none of them is whole; it names what is wrong with the newest.
     FlrayError
-        If a file is missing or altered, or the data or the partition are not those of the checkpoint.
+        If the data or the partition are not those of the checkpoint.
     """
-    manifests = sorted(folder.glob("round-*.json"))
-    if not manifests:
-        return 0
-    try:
-        manifest = json.loads(manifests[-1].read_text())
-    except ValueError:
-        raise DamagedCheckpointError(f"{manifests[-1]}: the checkpoint's list of files is damaged; restore it from a "
-                                     "backup, or start a new run") from None
-    if manifest.get("format") != FORMAT:
-        raise FlrayError(f"{manifests[-1]}: found checkpoint format {manifest.get('format')!r}; "
-                         f"this flray reads {FORMAT}")
+    newest_first = manifests(folder)[::-1]
+    damage: list[DamagedCheckpointError] = []
+    for path in newest_first:
+        try:
+            tree, states, versions = _checked(federation, path)
+        except DamagedCheckpointError as error:
+            damage.append(error)
+            continue
+        for error in damage:
+            warn(f"{error}; going on from the checkpoint before it, {path.name}")
+        federation.restore(tree, states, versions)
+        return federation.rounds_done
+    if damage:
+        raise DamagedCheckpointError(f"{damage[0]}; no other checkpoint is whole: restore it from a backup, or start a "
+                                     "new run")
+    return 0
+
+
+def _checked(federation: Federation, path: Path) -> tuple[dict[str, Any], dict[int, Packed], list[int]]:
+    """Return what a checkpoint holds: the server's tree, the clients' states and their versions."""
+    manifest = _manifest(path)
     data = federation.world.data
     for what, ours in (("data", data.fingerprint), ("partition", data.partition_fingerprint)):
-        if manifest[what] != ours:
-            raise FlrayError(f"{manifests[-1]}: the {what} differ from those the run began with (fingerprint "
-                             f"{ours[:12]}, then {manifest[what][:12]}); bring them back, or start a new run")
-    blobs = {name: _read(folder / name, digest) for name, digest in manifest["files"].items()}
-    server = next(name for name in blobs if name.startswith("server-"))
-    states: dict[int, Packed] = {int(client): trees.pack(tree_from_bytes(blobs[name]))
-                                 for client, name in manifest["clients"].items()}
-    federation.restore(tree_from_bytes(blobs[server]), states, manifest["versions"])
-    return federation.rounds_done
+        if (theirs := getattr(manifest, what)) != ours:
+            raise FlrayError(f"{path}: the {what} differ from those the run began with (fingerprint "
+                             f"{ours[:12]}, then {theirs[:12]}); bring them back, or start a new run")
+    blobs = {name: _read(path.parent / name, digest) for name, digest in manifest.files.items()}
+    try:
+        server = next(name for name in blobs if name.startswith("server-"))
+        states = {client: trees.pack(tree_from_bytes(blobs[name])) for client, name in manifest.clients.items()}
+        return tree_from_bytes(blobs[server]), states, manifest.versions
+    except (StopIteration, KeyError, ValueError, SafetensorError) as error:
+        raise DamagedCheckpointError(f"{path}: the checkpoint's list of files is damaged ({error!r})") from None
+
+
+def _manifest(path: Path) -> _Manifest:
+    """Return a manifest.
+
+    Raises
+    ------
+    DamagedCheckpointError
+        If it is none, or names files outside of its folder.
+    FlrayError
+        If a newer flray wrote it.
+    """
+    try:
+        content = json.loads(path.read_text())
+        if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
+            raise FlrayError(f"{path}: found checkpoint format {content['format']!r}; this flray reads {FORMAT}")
+        return _Manifest.model_validate(content)
+    except ValueError:  # not JSON, or other things in it than there should be
+        raise DamagedCheckpointError(f"{path}: the checkpoint's list of files is damaged") from None
 
 
 def _read(path: Path, digest: str) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise DamagedCheckpointError(f"{path}: the checkpoint's file is missing; "
-                                     "restore it, or start a new run") from None
+        raise DamagedCheckpointError(f"{path}: the checkpoint's file is missing") from None
     found = hashlib.sha256(data).hexdigest()
     if found != digest:
         raise DamagedCheckpointError(f"{path}: the checkpoint's file is damaged (SHA-256 {found[:12]}, expected "
-                                     f"{digest[:12]}); restore it from a backup, or start a new run")
+                                     f"{digest[:12]})")
     return data
 
 
+def _named_files(path: Path) -> dict[str, str]:
+    """Return the files a manifest names with their checksums; none where it is damaged, for nobody can go there."""
+    try:
+        return dict(_manifest(path).files)
+    except (OSError, FlrayError):
+        return {}
+
+
 def _known_sums(folder: Path) -> dict[str, str]:
-    known: dict[str, str] = {}
-    for path in sorted(folder.glob("round-*.json")):
-        known.update(json.loads(path.read_text())["files"])
-    return known
+    return {name: digest for path in manifests(folder) for name, digest in _named_files(path).items()}
 
 
 def _tidy(folder: Path, keep: int) -> None:
-    manifests = sorted(folder.glob("round-*.json"))
-    for path in manifests[:-keep]:
+    kept = manifests(folder)
+    for path in kept[:-keep]:
         path.unlink(missing_ok=True)
-    needed = {name for path in manifests[-keep:] for name in json.loads(path.read_text())["files"]}
+    needed = {name for path in kept[-keep:] for name in _named_files(path)}
     for path in [*folder.glob("*.safetensors"), *folder.glob(".*.tmp")]:
         if path.name not in needed:
             path.unlink(missing_ok=True)

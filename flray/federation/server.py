@@ -51,8 +51,8 @@ class ServerActor:
         """Write a checkpoint; see `flray.federation.checkpoint.save`."""
         checkpoint.save(self._federation, Path(folder), keep)
 
-    def restore(self, folder: str) -> int:
-        """Bring the federation to its newest checkpoint; return the rounds done.
+    def restore(self, folder: str) -> tuple[int, list[str]]:
+        """Bring the federation to its newest whole checkpoint; return the rounds done with lines a user should see.
 
         Raises
         ------
@@ -61,7 +61,8 @@ class ServerActor:
         """
         if self._error is not None:
             raise self._error
-        return checkpoint.restore(self._federation, Path(folder))
+        lines: list[str] = []
+        return checkpoint.restore(self._federation, Path(folder), lines.append), lines
 
     def sha256(self) -> str:
         """Return the digest of everything the federation has learnt."""

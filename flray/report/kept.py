@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from flray.errors import DataError, FlrayError
-from flray.federation.checkpoint import write_atomically
+from flray.files import write_atomically
 from flray.report import measures, plain
 from flray.report.source import Source, Trial
 from flray.report.table import ONCE, Cell, Column, Table, client_measure, clients, judge

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import NoneType
 
 from flray.errors import FlrayError
+from flray.files import write_atomically
 from flray.forms import read_json
 from flray.tracking.journal import JOURNAL
 
@@ -63,9 +63,7 @@ def load(run_dir: Path, uri: str) -> Cursor:
 
 def save(run_dir: Path, cursor: Cursor) -> None:
     """Write the cursor whole or not at all."""
-    temporary = run_dir / f".{CURSOR}.{os.getpid()}"
-    temporary.write_text(json.dumps(asdict(cursor)))
-    temporary.replace(run_dir / CURSOR)
+    write_atomically(run_dir / CURSOR, json.dumps(asdict(cursor)).encode())
 
 
 def unsent_lines(run_dir: Path, offset: int) -> Iterator[tuple[bytes, int]]:

@@ -29,6 +29,7 @@ from flray.federation.inline import InlineExecutor
 from flray.federation.player import describe
 from flray.federation.portrait import AFTER, BEFORE, PARTITION, partition, portrait, to_text
 from flray.federation.world import SharedData, World, make_world
+from flray.files import write_atomically
 from flray.loading import variant
 from flray.metrics.summary import RunningReport
 from flray.tuning.preparing import Bundles, data_key
@@ -166,7 +167,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._recent = [entry for entry in self._recent if entry[0] >= since]
         note = {"values": self._values, "score": self._score, "course": self._course.state(), "trial": self.trial_name,
                 "rounds": [[round_, metrics] for _, round_, metrics in self._recent]}
-        checkpoint.write_atomically(Path(checkpoint_dir) / TRIAL, json.dumps(note).encode())
+        write_atomically(Path(checkpoint_dir) / TRIAL, json.dumps(note).encode())
         self._saved_at = now
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ class TrialFolder:
 def folders(sweep: Path) -> list[TrialFolder]:
     """Return the trials' folders that are whole, in order."""
     found = (path.parent.name for path in (sweep / TRIALS).glob("*/run.json"))
-    return [TrialFolder(sweep, name) for name in sorted(found)]
+    return [TrialFolder(sweep, name) for name in sorted(found, key=lambda name: (len(name), name))]
 
 
 def suggested(sweep: Path, seeds: int) -> list[Values]:
@@ -174,7 +175,6 @@ def checkpoints(folder: str, trial: str) -> list[Stored]:
     for session in storage.names(folder):
         for name in storage.files(f"{folder}/{session}/{trial}"):
             inside, _, file = name.partition("/")
-            if file.startswith("round-") and file.endswith(".json"):
-                done = int(file.removeprefix("round-").removesuffix(".json"))
-                found.append((done, session, f"{folder}/{session}/{trial}/{inside}"))
+            if match := re.fullmatch(r"round-(\d+)\.json", file):
+                found.append((int(match[1]), session, f"{folder}/{session}/{trial}/{inside}"))
     return [Stored(uri, done) for done, _, uri in sorted(found, reverse=True)]

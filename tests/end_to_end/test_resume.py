@@ -186,22 +186,37 @@ def test_a_run_that_still_runs_is_not_resumed(here: Path, digits: dict[str, Any]
         running.resume(result.folder)
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "changed"])
-def test_a_damaged_checkpoint_is_named(here: Path, digits: dict[str, Any], damage: str,
-                                       capsys: pytest.CaptureFixture[str]) -> None:
-    result = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=2"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "changed", "manifest"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
+        here: Path, digits: dict[str, Any], damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=3"])
     rundir.update(result.folder, status="interrupted")
-    victim = max((result.folder / rundir.CHECKPOINT).glob("server-*.safetensors"))
-    data = victim.read_bytes()
-    if damage == "gone":
-        victim.unlink()
-    else:
-        victim.write_bytes(data[:-100] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+    kept = result.folder / rundir.CHECKPOINT
+
+    def spoil(number: int) -> Path:
+        victim = kept / (f"round-{number:06d}.json" if damage == "manifest" else f"server-{number:06d}.safetensors")
+        data = victim.read_bytes()
+        if damage == "gone":
+            victim.unlink()
+        else:
+            victim.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if damage == "changed" else data[:-100])
+        return victim
+
+    victim = spoil(3)
+    assert invoke(["resume", str(result.folder)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert victim.name in said and ("missing" if damage == "gone" else "damaged") in said
+    assert "going on from the checkpoint before it, round-000002.json" in said
+    resumed = running.resume(result.folder)
+    assert resumed.sha256 == result.sha256
+    assert list(resumed.history["round"]) == [1, 2, 3]
+    rundir.update(result.folder, status="interrupted")
+    for number in (2, 3):
+        victim = spoil(number)
     assert invoke(["resume", str(result.folder)]) == 2
     message = capsys.readouterr().err
-    assert victim.name in message
-    assert ("missing" if damage == "gone" else "damaged") in message
-    assert "Traceback" not in message
+    assert victim.name in message and "no other checkpoint is whole" in message
+    assert len(message.splitlines()) == 1
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
