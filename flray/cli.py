@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flray.errors import FlrayError, MethodError, disk_is_full, one_line
+from flray.errors import FlrayError, MethodError, RunFailedError, disk_is_full, one_line
 from flray.importing import importing, leave_garbage
 from flray.stopping import InterruptedRunError, careful
 
@@ -263,7 +263,7 @@ def _invoke(arguments: list[str], command: str | None, typed: str) -> int:
         return 1
     except FlrayError as error:
         typer.echo(f"flray: {error}", err=True)
-        return 2
+        return 1 if isinstance(error, RunFailedError) else 2
     except OSError as error:
         if not disk_is_full(error):
             raise

@@ -1,4 +1,4 @@
-"""Errors a user can act on. The command line prints them as one line and exits with code 2."""
+"""Errors a user can act on. The command line prints them as one line; the exit code is 2, or 1 for a failed run."""
 
 from __future__ import annotations
 
@@ -52,6 +52,10 @@ class FlrayError(Exception):
         super().__init__(text if self.several_lines else one_line(text))
 
 
+class RunFailedError(FlrayError):
+    """A run that could not go on, though nothing in its settings was wrong: exit code 1 rather than 2."""
+
+
 class ConfigError(FlrayError):
     """A setting that cannot be used.
 
@@ -84,10 +88,8 @@ class DataError(FlrayError):
     """A data file that is missing, corrupted or laid out differently from what was expected."""
 
 
-class MethodError(FlrayError):
+class MethodError(RunFailedError):
     """A method's own code raised; the first line names method, hook, exception, file and line; the traceback follows.
-
-    The run has failed, which is no mistake in its settings.
     """
 
     several_lines = True

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from flray import rundir
-from flray.federation.cluster import SERVER_RESTARTS, LostServerError, RayFederation, Running
+from flray.federation.cluster import SERVER_RESTARTS, LostServerError, Running
 from flray.federation.evaluation import main_metric
 from flray.federation.executor import LostObjectError
 from flray.federation.federation import Round
@@ -71,31 +71,26 @@ class Rounds:
         self._done = 0
         self._saved_at = time.monotonic()
         self._saved_round = -1
+        self._begun = False
+        self._losses = 0
 
     def play(self) -> str:
-        """Run what is left; on Ctrl-C save before giving up."""
-        self._done = self._saved_round = self._federation.restore(self._folder / rundir.CHECKPOINT)
-        self._progress.begin(self._world, self._done)
-        metric = measure(self._world)
-        if self._done == 0:
-            self._portray(False)
-        restarts = 0
+        """Run what is left; on Ctrl-C save before giving up.
+
+        Returns
+        -------
+        str
+            SHA-256 of everything learnt.
+
+        Raises
+        ------
+        RunFailedError
+            If the server's process or clients' states were lost `SERVER_RESTARTS` + 1 times with no finished round in
+            between, or a client failed.
+        """
         try:
-            while True:
-                try:
-                    while self._done < self._world.config.rounds:
-                        self._round(metric)
-                    self._portray(True)
-                    return self._federation.sha256()
-                except (LostServerError, LostObjectError) as error:
-                    if restarts >= SERVER_RESTARTS:
-                        raise
-                    restarts += 1
-                    what = "the server actor died" if isinstance(error, LostServerError) else str(error)
-                    self._progress.say(f"{what}; going on from the last checkpoint")
-                    self._restart()
+            return self._play_despite_losses()
         except KeyboardInterrupt:
-            self._progress.say("stopping after this round; the checkpoint is written")
             try:
                 self._save_after_interrupt()
             except KeyboardInterrupt:
@@ -103,6 +98,38 @@ class Rounds:
             except Exception as error:  # a signal to all processes takes Ray's with it
                 self._progress.say(f"the round under way is lost, it will be played again ({type(error).__name__})")
             raise
+
+    def _play_despite_losses(self) -> str:
+        """Run what is left, and after a loss go on from the last checkpoint.
+
+        The first round after a loss is saved at once, whatever the checkpoint's settings, and only that counts as
+        progress: so a run outlives any number of losses, and one that would meet the same loss for ever ends.
+        """
+        while True:
+            try:
+                if self._losses:
+                    self._federation.restart()
+                return self._play_to_end()
+            except (LostServerError, LostObjectError) as error:
+                self._losses += 1
+                if self._losses > SERVER_RESTARTS:
+                    raise type(error)(f"{error}; {self._losses} losses with no finished round in between; go on with: "
+                                      f"flray resume {self._folder}") from error
+                what = "the server actor died" if isinstance(error, LostServerError) else str(error)
+                self._progress.say(f"{what}; going on from the last checkpoint")
+
+    def _play_to_end(self) -> str:
+        self._done = self._saved_round = self._federation.restore(self._folder / rundir.CHECKPOINT)
+        if not self._begun:
+            self._begun = True
+            self._progress.begin(self._world, self._done)
+        metric = measure(self._world)
+        if self._done == 0:
+            self._portray(False)
+        while self._done < self._world.config.rounds:
+            self._round(metric)
+        self._portray(True)
+        return self._federation.sha256()
 
     def _portray(self, final: bool) -> None:
         path = self._folder / (AFTER if final else BEFORE)
@@ -120,7 +147,7 @@ class Rounds:
 
     def _checkpoint(self) -> None:
         settings = self._world.config.checkpoint
-        last = self._done == self._world.config.rounds
+        last = self._done == self._world.config.rounds or self._losses > 0
         due = self._done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
         if last or due:
             self._save()
@@ -129,21 +156,21 @@ class Rounds:
         self._journal.sync()
         self._federation.save(self._folder / rundir.CHECKPOINT, self._world.config.checkpoint.keep)
         self._saved_at, self._saved_round = time.monotonic(), self._done
+        self._losses = 0
 
     def _save_after_interrupt(self) -> None:
-        """Let the round under way end and save it; an inline round that was cut in two is played again later."""
-        if isinstance(self._federation, RayFederation):
-            finished = self._federation.settle()
-            if finished is not None:
-                self._done = finished.number
-                self._journal.record_round(finished.number, finished.metrics)
-            if self._done > self._saved_round:
-                self._save()
-
-    def _restart(self) -> None:
-        assert isinstance(self._federation, RayFederation)
-        self._federation.restart()
-        self._done = self._federation.restore(self._folder / rundir.CHECKPOINT)
+        """Save the last whole round; on Ray the one under way ends first, in this process it is played again later."""
+        self._progress.say("stopping")
+        finished = self._federation.settle()
+        if finished is not None:
+            self._done = finished.number
+            self._journal.record_round(finished.number, finished.metrics)
+        if self._federation.between_rounds and self._done > self._saved_round:
+            self._save()
+        if self._saved_round == 0:
+            self._progress.say("no round has been saved yet; the run will begin anew")
+        elif self._saved_round > 0:
+            self._progress.say(f"the checkpoint holds round {self._saved_round} of {self._world.config.rounds}")
 
 
 def measure(world: World) -> str:

@@ -18,7 +18,8 @@ from flray.errors import DataError
 from flray.federation.executor import Block, BlockResult, Handle, Job, LostObjectError, Outcome, Result, Turn
 from flray.federation.nodedata import node_samples
 from flray.federation.player import Player
-from flray.federation.playing import GONE, LOST, WENT, Play, PlayBlocks, Worker
+from flray.federation.playing import Play, PlayBlocks, Worker
+from flray.federation.process_loss import OBJECT_LOST, OBJECT_LOST_TEXT, PROCESS_LOST
 from flray.federation.workshop import threads_of
 from flray.federation.world import World
 from flray.trees import Packed
@@ -130,8 +131,8 @@ class RayExecutor:
         """Return a packed tree from the object store, without a copy where it lies on this node."""
         try:
             packed: Packed = handle if isinstance(handle, Packed) else ray.get(handle)
-        except GONE as error:
-            raise LostObjectError(WENT) from error
+        except OBJECT_LOST as error:
+            raise LostObjectError(OBJECT_LOST_TEXT) from error
         return packed
 
     def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
@@ -144,8 +145,7 @@ class RayExecutor:
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each client actor."""
-        described = ray.get([worker.actor.describe.remote() for worker in self.workers], timeout=60)
-        return {f"client actor {d['pid']}": d["resident"] for d in described}
+        return {f"client actor {d['pid']}": d["resident"] for d in self._ask("describe")}
 
     def wait_until_ready(self, seconds: float = 300.0) -> None:
         """Wait once until every actor has started; one that dies meanwhile is dealt with when it is given work."""
@@ -157,12 +157,22 @@ class RayExecutor:
 
     def pids(self) -> list[int]:
         """Return the process ids of the client actors."""
-        described = ray.get([worker.actor.describe.remote() for worker in self.workers], timeout=60)
-        return [d["pid"] for d in described]
+        return [d["pid"] for d in self._ask("describe")]
 
     def networks(self) -> list[dict[str, int]]:
         """Return for each actor how many instances of each architecture it holds."""
-        return list(ray.get([worker.actor.networks.remote() for worker in self.workers], timeout=60))
+        return self._ask("networks")
+
+    def _ask(self, method: str) -> list[Any]:
+        """Return what each actor answers; one that is gone is replaced and says nothing."""
+        calls = [getattr(worker.actor, method).remote() for worker in self.workers]
+        answers: list[Any] = []
+        for worker, call in zip(self.workers, calls, strict=True):
+            try:
+                answers.append(ray.get(call, timeout=60))
+            except PROCESS_LOST:
+                self.replace(worker)
+        return answers
 
     def close(self) -> None:
         """Stop all actors."""
@@ -204,7 +214,7 @@ class RayExecutor:
             worker.waiting.clear()
             try:
                 ray.get(call)
-            except LOST:
+            except PROCESS_LOST:
                 self.replace(worker)
 
     def replace(self, worker: Worker) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flray.config import Experiment
-from flray.errors import FlrayError, disk_is_full
+from flray.errors import FlrayError, RunFailedError, disk_is_full
 from flray.federation import checkpoint
+from flray.federation.executor import LostObjectError
 from flray.federation.federation import Federation, Round, Warn
 from flray.federation.inline import InlineExecutor
 from flray.federation.placement import Plan, make_plan
@@ -25,15 +26,25 @@ START = 300.0
 PLUGIN_PREFIX = "flray_plugin_"
 
 
-class LostServerError(FlrayError):
+class LostServerError(RunFailedError):
     """The server actor died, or could not be started."""
 
 
 class Running(Protocol):
     """A federation that runs somewhere."""
 
+    @property
+    def between_rounds(self) -> bool:
+        """Whether what it holds is that of a finished round, and not of one that was cut in two."""
+
     def step(self) -> Round:
         """Run one round."""
+
+    def settle(self) -> Round | None:
+        """After an interrupt: wait for the round under way and return it; None where it was cut in two, or none was."""
+
+    def restart(self) -> None:
+        """Begin anew after a loss; the caller restores the last checkpoint."""
 
     def save(self, folder: Path, keep: int) -> None:
         """Write a checkpoint."""
@@ -58,12 +69,27 @@ class InlineFederation:
     """A federation in this process."""
 
     def __init__(self, world: World, warn: Warn) -> None:
+        self._warn = warn
         self._executor = InlineExecutor(world)
         self.federation = Federation(world, self._executor, warn)
+        self._finished: Round | None = None
+        self.between_rounds = True
 
     def step(self) -> Round:
         """Run one round."""
-        return self.federation.step()
+        self.between_rounds = False
+        self._finished = self.federation.step()
+        self.between_rounds = True
+        return self._finished
+
+    def settle(self) -> Round | None:
+        """Return the last round; None where it was cut in two, for in this process it ends with the interrupt."""
+        return self._finished if self.between_rounds else None
+
+    def restart(self) -> None:
+        """Begin anew."""
+        self.federation = Federation(self.federation.world, self._executor, self._warn)
+        self._finished, self.between_rounds = None, True
 
     def save(self, folder: Path, keep: int) -> None:
         """Write a checkpoint."""
@@ -71,7 +97,7 @@ class InlineFederation:
 
     def restore(self, folder: Path) -> int:
         """Go to the newest checkpoint; return the rounds done."""
-        return checkpoint.restore(self.federation, folder)
+        return checkpoint.restore(self.federation, folder, self._warn)
 
     def sha256(self) -> str:
         """Return the digest of everything learnt."""
@@ -102,6 +128,8 @@ class RayFederation:
     warn : callable
         Gets the lines a user should see.
     """
+
+    between_rounds = True  # the server's actor never stops in the middle of one
 
     def __init__(self, world: World, plan: Plan, warn: Warn) -> None:
         import ray
@@ -139,11 +167,14 @@ class RayFederation:
     def _get(self, reference: Any) -> Any:
         import ray
 
+        from flray.federation.process_loss import OBJECT_LOST, OBJECT_LOST_TEXT, PROCESS_LOST, last_line
+
         try:
             return ray.get(reference)
-        except ray.exceptions.RayActorError as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            raise LostServerError(f"the server actor died: {lines[-1] if lines else type(error).__name__}") from error
+        except PROCESS_LOST as error:
+            raise LostServerError(f"the server actor died: {last_line(error)}") from error
+        except OBJECT_LOST as error:
+            raise LostObjectError(OBJECT_LOST_TEXT) from error
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, FlrayError) or disk_is_full(error.cause):
                 raise error.cause from None
@@ -177,7 +208,10 @@ class RayFederation:
 
     def restore(self, folder: Path) -> int:
         """Go to the newest checkpoint; return the rounds done."""
-        return int(self._call("restore", str(folder.resolve())))
+        done, lines = self._call("restore", str(folder.resolve()))
+        for line in lines:
+            self._warn(line)
+        return int(done)
 
     def sha256(self) -> str:
         """Return the digest of everything learnt."""

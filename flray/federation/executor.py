@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flray import trees
 from flray.algorithms.base import Stage
-from flray.errors import FlrayError, MethodError
+from flray.errors import MethodError, RunFailedError
 from flray.trees import Packed
 
 Handle = Any
@@ -204,7 +204,7 @@ class ClientError(MethodError):
     """A client's own code raised; the first line names client, round, exception, file and line."""
 
 
-class LostObjectError(FlrayError):
+class LostObjectError(RunFailedError):
     """A client's state or reply went with the node that held it; going on from a checkpoint brings it back."""
 
 

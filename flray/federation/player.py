@@ -245,6 +245,15 @@ def blocks(data: FederatedData) -> list[NDArray[np.int64]]:
     return [rows[start:start + BLOCK] for rows in (data.test, data.validation) for start in range(0, len(rows), BLOCK)]
 
 
+def first_line(error: BaseException) -> str:
+    """Return the kind of an error and the first line of its text, and what helps where memory was lacking."""
+    what = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+            isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)):
+        return f"out of memory ({what}); a smaller local.batch_size or fewer resources.actors need less"
+    return what
+
+
 def describe(error: BaseException) -> Failure:
     """Return what went wrong and where: the innermost line outside of installed libraries."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -252,6 +261,6 @@ def describe(error: BaseException) -> Failure:
            and not f.filename.startswith(sys.base_prefix)]
     frame = (own or list(frames))[-1] if frames else None
     return Failure(
-        what=f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0],
+        what=first_line(error),
         where=f"{frame.filename}:{frame.lineno}" if frame else "",
         trace="".join(traceback.format_exception(error)))

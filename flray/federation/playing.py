@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import ray
 import ray.exceptions
 
-from flray.errors import DataError, FlrayError
+from flray.errors import DataError, RunFailedError
 from flray.federation.executor import Block, BlockResult, Failure, Job, LostObjectError, Outcome, Result, all_failed
+from flray.federation.player import first_line
+from flray.federation.process_loss import OBJECT_LOST, OBJECT_LOST_TEXT, PROCESS_LOST, cause_of_loss, last_line
 
 if TYPE_CHECKING:
     from flray.federation.clients import RayExecutor
-
-LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
-"""What a call raises when its actor or its node is gone: its turn is played again elsewhere."""
-
-GONE = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFetchTimedOutError)
-"""What asking for an object raises when the only node that held it is gone."""
-
-WENT = "a client's state or reply was lost with the node that held it"
 
 BLOCK = 64
 """Turns among which the longest begins first."""
@@ -153,15 +147,15 @@ class Queue(ABC, Generic[Work, Answer]):
         worker, call = waiting[ready[0]]
         try:
             outcome = ray.get(call.outcome)
-        except LOST as error:
+        except PROCESS_LOST as error:
             self._lost(worker, error)
             return
-        except GONE as error:
-            raise LostObjectError(WENT) from error
+        except OBJECT_LOST as error:
+            raise LostObjectError(OBJECT_LOST_TEXT) from error
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, GONE):
-                raise LostObjectError(WENT) from error
-            self._fail(call.position, Failure(f"{type(error.cause).__name__}: {error.cause}", trace=str(error)))
+            if isinstance(error.cause, OBJECT_LOST):
+                raise LostObjectError(OBJECT_LOST_TEXT) from error
+            self._fail(call.position, Failure(first_line(error.cause), trace=str(error)))
         else:
             answer = self._answer(self._jobs[call.position], outcome, call, worker.number)
             self._largest = max(self._largest, answer.up)
@@ -178,10 +172,10 @@ class Queue(ABC, Generic[Work, Answer]):
             if isinstance(error.cause, DataError):
                 raise error.cause from None
             raise
-        except LOST as error:
+        except PROCESS_LOST as error:
             self._failed_starts += 1
             if self._failed_starts > self._executor.config.faults.attempts * len(self._executor.workers):
-                raise FlrayError(f"client actors die while they start: {str(error).splitlines()[0]}") from error
+                raise RunFailedError(f"client actors die while they start: {last_line(error)}") from error
             self._executor.replace(worker)
         self._refill()
 
@@ -199,7 +193,7 @@ class Queue(ABC, Generic[Work, Answer]):
                 times = self._attempts[call.position]
                 self._fail(call.position, Failure(
                     f"its actor died {times} times while playing this {self.unit} "
-                    f"({type(error).__name__}: out of memory, or a crash in native code?)", trace=str(error)))
+                    f"({cause_of_loss(error)})", trace=str(error)))
             else:
                 self._open.appendleft(call.position)
         self._refill()

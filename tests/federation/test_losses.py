@@ -1,0 +1,141 @@
+"""What is done about a process that is gone: the run goes on from its checkpoint, as long as it gets anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flray.cli import invoke
+from flray.errors import RunFailedError
+from flray.federation import process_loss
+from flray.federation.cluster import InlineFederation, LostServerError
+from flray.federation.executor import LostObjectError
+from flray.federation.federation import Round
+from flray.federation.player import first_line
+from flray.federation.world import make_world
+from flray.loading import load
+from flray.rounds import Rounds, Silence
+from flray.tracking.journal import Journal
+
+
+class Dying(InlineFederation):
+    """A federation in this process that is lost before some of its calls, as one on Ray is."""
+
+    def __init__(self, world: Any, steps: dict[int, int], restores: int = 0) -> None:
+        super().__init__(world, print)
+        self.steps, self.restores = steps, restores
+
+    def step(self) -> Round:
+        """Be lost before a round as often as it says."""
+        upcoming = self.federation.rounds_done + 1
+        if self.steps.get(upcoming, 0) > 0:
+            self.steps[upcoming] -= 1
+            raise (LostServerError("gone") if upcoming % 2 else LostObjectError("gone"))
+        return super().step()
+
+    def restore(self, folder: Path) -> int:
+        """Be lost while going to a checkpoint as often as it says."""
+        if self.restores > 0:
+            self.restores -= 1
+            raise LostServerError("gone")
+        return super().restore(folder)
+
+
+def played(here: Path, digits: dict[str, Any], name: str, steps: dict[int, int], **losses: int) -> tuple[str, Journal]:
+    # No checkpoint is due before the last round: what is saved is saved because of the losses.
+    world = make_world(load({"experiment": {**digits, "rounds": 6, "checkpoint": {"every": 100}}}).experiment)
+    journal = Journal(here / name / "journal.jsonl")
+    return Rounds(world, Dying(world, dict(steps), **losses), here / name, journal, Silence()).play(), journal
+
+
+def test_a_run_outlives_any_number_of_losses_with_rounds_in_between(here: Path, digits: dict[str, Any]) -> None:
+    whole, _ = played(here, digits, "whole", {})
+    digest, journal = played(here, digits, "lost", {2: 3, 3: 3, 4: 3, 6: 3}, restores=1)
+    assert digest == whole
+    assert [event["round"] for event in journal.rounds()] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("steps", "restores"), [({3: 99}, 0), ({}, 4)])
+def test_a_run_that_gets_nowhere_ends_as_failed(here: Path, digits: dict[str, Any], steps: dict[int, int],
+                                                restores: int) -> None:
+    with pytest.raises(RunFailedError, match=r"gone; 4 losses with no finished round in between; go on with: flray re"):
+        played(here, digits, "lost", steps, restores=restores)
+
+
+@pytest.mark.parametrize("error", [LostServerError("the server actor died: gone"), LostObjectError("gone")])
+def test_a_failed_run_is_one_line_and_exit_code_1(error: RunFailedError, monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    from flray import running
+
+    def lose(*arguments: Any, **settings: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(running, "run", lose)
+    assert invoke(["run", "x.yaml"]) == 1
+    assert capsys.readouterr().err == f"flray: {error}\n"
+
+
+def test_every_way_in_which_ray_ends_a_process_is_a_loss() -> None:
+    from ray import exceptions
+
+    for error in (exceptions.OutOfMemoryError("low on memory"), exceptions.ActorDiedError(),
+                  exceptions.ActorUnavailableError("", None), exceptions.WorkerCrashedError(),
+                  exceptions.NodeDiedError("")):
+        assert isinstance(error, process_loss.PROCESS_LOST)
+    assert "memory monitor" in process_loss.last_line(exceptions.OutOfMemoryError("1 worker(s) were killed\n..."))
+
+
+@pytest.mark.parametrize("allocate", [
+    lambda: torch.empty(2**60), lambda: bytearray(2**62),
+    lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA"))])
+def test_a_lack_of_memory_is_told_as_what_it_is(allocate: Any) -> None:
+    with pytest.raises((MemoryError, RuntimeError)) as caught:
+        list(allocate())
+    assert first_line(caught.value).startswith(f"out of memory ({type(caught.value).__name__}")
+    assert first_line(ValueError("a\nb")) == "ValueError: a"
+
+
+@pytest.mark.slow
+def test_an_actor_ended_by_the_memory_monitor_is_replaced(digits: dict[str, Any], ray_here: dict[str, float]) -> None:
+    """The monitor watches the whole machine, so a test cannot have it strike; its error comes by a real reference."""
+    import ray
+
+    from flray.federation.clients import RayExecutor
+    from flray.federation.federation import Federation
+    from flray.federation.playing import Play
+
+    world = make_world(load({"experiment": {**digits, "rounds": 1, "resources": {"actors": 1}}}).experiment)
+    whole = InlineFederation(world, print)
+    whole.step()
+    executor = RayExecutor(ray.put(world), world.config, 1, 0.0)
+
+    @ray.remote(num_cpus=0, num_returns=3, max_retries=0)
+    def end() -> None:
+        raise ray.exceptions.OutOfMemoryError("1 worker(s) were killed due to the node running low on memory.")
+
+    left = {0: 1, 2: 1}
+
+    class Ended(Play):
+        def _call(self, actor: Any, job: Any) -> list[Any]:
+            if left.get(job.turn.client, 0) and job.turn.kind == "stage":
+                left[job.turn.client] -= 1
+                return list(end.remote())
+            return super()._call(actor, job)
+
+    executor.play = lambda jobs, *limits: Ended(executor, jobs, *(limits or (None,))).results()  # type: ignore[method-assign]
+    first = executor.pids()
+    try:
+        federation = Federation(world, executor)
+        assert federation.step().metrics["cohort/left_out"] == 0
+        assert federation.sha256() == whole.federation.sha256()
+        assert sum(left.values()) == 0
+        assert executor.pids() != first
+        left[0] = 3  # faults.attempts
+        with pytest.raises(RunFailedError, match=r"client 0 \(plain\), round 2, train: its actor died 3 times while "
+                           r"playing this turn \(OutOfMemoryError: its node had no memory left"):
+            federation.step()
+    finally:
+        executor.close()
