@@ -9,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,6 +31,26 @@ _FORMS: dict[str, dict[str, type | tuple[type, ...]]] = {
               "tags": dict},
     "round": {"time": int, "round": int, "metrics": dict}, "artifact": {"path": str, "to": str},
     "tags": {"tags": dict}, "params": {"params": dict}, "resume": {"time": int}, "end": {"time": int, "status": str}}
+Listener = Callable[[Path], None]
+
+_listeners: list[Listener] = []
+
+
+def listen(listener: Listener) -> Callable[[], None]:
+    """Have a function called with a journal's path after every event that this process writes to any journal.
+
+    Parameters
+    ----------
+    listener : callable
+        Called by the thread that writes, so it must return at once and raise nothing.
+
+    Returns
+    -------
+    callable
+        Ends it.
+    """
+    _listeners.append(listener)
+    return lambda: _listeners.remove(listener)
 
 
 def milliseconds() -> int:
@@ -155,6 +175,7 @@ class Journal:
         except BaseException:
             os.close(self._file)
             raise
+        self._torn_at: int | None = None
         self._recorded = {event["round"] for event in events if event["type"] == "round"}
         self._started = any(event["type"] == "start" for event in events)
 
@@ -169,10 +190,30 @@ class Journal:
             return  # a file system without locks: the check is lost, the journal is not
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Write one event as one line. It survives the death of the process, not of the machine: see `sync`."""
+        """Write one event as one line, and tell who listens.
+
+        It survives the death of the process, not of the machine: see `sync`. A line that cannot be written whole, on a
+        full disk for example, is taken back, so that the next one does not become a part of it.
+
+        Raises
+        ------
+        OSError
+            If the line cannot be written.
+        """
         line = encode(event)
-        while line:
-            line = line[os.write(self._file, line) :]
+        if self._torn_at is not None:
+            os.ftruncate(self._file, self._torn_at)
+        self._torn_at = os.fstat(self._file).st_size
+        try:
+            while line:
+                line = line[os.write(self._file, line) :]
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._torn_at)
+            raise
+        self._torn_at = None
+        for listener in tuple(_listeners):
+            listener(self.path)
 
     def start(
         self,

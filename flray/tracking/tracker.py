@@ -11,17 +11,18 @@ from pathlib import Path
 from flray.errors import FlrayError
 from flray.tracking.address import redacted, resolve_uri
 from flray.tracking.connection import HTTP_TIMEOUT, http_limits
+from flray.tracking.journal import JOURNAL, listen
 from flray.tracking.secrets import without_secrets
 from flray.tracking.sender import MlflowSender
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-_REST, _LONGEST_REST = 50.0, 5.0
-"""After sending, so many times the processor time it took is left to the training: many rounds in one request cost
-little more than one, and on few cores every second spent here is missing there."""
+_REST, _LONGEST_REST = 50.0, 1.0
+"""After sending, so many times the processor time it took is left to the training, but no more than so many seconds:
+many rounds in one request cost little more than one, and a round should be seen within two seconds."""
 
 
 class Tracker:
-    """One background thread that sends the journals of one or many run directories.
+    """One background thread that sends the journals of one or many run directories, as soon as they grow.
 
     Whatever happens to the server, training goes on: events wait in the journals and are sent when the server
     is back. The user hears one line when it goes away and one when it is back.
@@ -48,7 +49,8 @@ class Tracker:
         self._away = False
         self._pause = _FIRST_PAUSE
         self._retry_at = self._rested_at = 0.0
-        self._news = False
+        self._grown: set[Path] = set()
+        self._deaf: Callable[[], None] | None = None
         self._deadline: float | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -67,17 +69,19 @@ class Tracker:
                 raise RuntimeError("this tracker is closed")
             if all(sender.run_dir != run_dir for sender in self._senders):
                 self._senders.append(MlflowSender(run_dir, self._address, parent_dir=parent_dir))
+            if self._deaf is None:
+                self._deaf = listen(self._hear)
             if self._thread is None:
                 if self.uri.startswith("http"):
                     self._limits.enter_context(http_limits())
                 self._thread = threading.Thread(target=self._work, name="flray-tracking", daemon=True)
                 self._thread.start()
-        self.notify()
+        self._hear(run_dir / JOURNAL)
 
-    def notify(self) -> None:
-        """Say that a journal has grown. Returns at once."""
+    def _hear(self, journal: Path) -> None:
+        """Note that a journal has grown."""
         with self._changed:
-            self._news = True
+            self._grown.add(journal.parent.absolute())
             self._changed.notify()
 
     def close(self, timeout: float = 30.0) -> int:
@@ -92,6 +96,9 @@ class Tracker:
         with self._changed:
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout
+            if self._deaf is not None:
+                self._deaf()
+                self._deaf = None
             self._changed.notify()
         if self._thread is not None:
             self._thread.join(timeout + HTTP_TIMEOUT + 1)
@@ -111,15 +118,16 @@ class Tracker:
                 while self._deadline is None and (pause := self._until_due()) != 0.0:
                     self._changed.wait(pause)
                 closing = self._deadline is not None
-                self._news = False
-                senders = [sender for sender in self._senders if sender.run_dir not in self._refused]
+                grown, self._grown = self._grown, set()
+                senders = [sender for sender in self._senders if sender.run_dir not in self._refused
+                           and (closing or sender.run_dir.absolute() in grown)]
             began = time.thread_time()
             self._pump_all(senders)
             self._rested_at = time.monotonic() + min(_REST * (time.thread_time() - began), _LONGEST_REST)
 
     def _until_due(self) -> float | None:
         """Seconds until there is something to do: 0 for now, None for not before somebody says so."""
-        if not self._news:
+        if not self._grown:
             return None
         return max(0.0, max(self._retry_at, self._rested_at) - time.monotonic())
 
@@ -142,6 +150,8 @@ class Tracker:
             sender.notices.clear()
             if sender.reason is not None:
                 self._went_away(sender.reason)
+                with self._changed:
+                    self._grown.update(one.run_dir.absolute() for one in senders)
                 return  # the others go to the same server
             if waiting and sender.run_dir not in self._refused:
                 self._came_back()
@@ -156,7 +166,6 @@ class Tracker:
         else:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._away, self._retry_at = True, time.monotonic() + self._pause
-        self.notify()
 
     def _came_back(self) -> None:
         if self._away:

@@ -91,8 +91,6 @@ class Recorder(Callback):  # type: ignore[misc]
         for round_, metrics in enumerate(played, start=done - len(played) + 1):
             journal.record_round(round_, metrics)
         journal.sync()
-        if self._tracker is not None:
-            self._tracker.notify()
         self._done[number] = done
         self._played += len(played)
         self._left -= len(played)
@@ -148,8 +146,6 @@ class Recorder(Callback):  # type: ignore[misc]
         folder = TrialFolder(self._sweep, number)
         folder.end(journal, status, rounds=done, metric=self._metrics.get(number), **values)
         journal.close()
-        if self._tracker is not None:
-            self._tracker.notify()
         self._left -= point.experiment.rounds - done
         scores = [score for round_, score in folder.scores() if round_ <= done]
         if values.get("failure"):

@@ -1,5 +1,6 @@
 """The journal survives kills and says every round once."""
 
+import errno
 import json
 import math
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flray.errors import DataError, FlrayError
-from flray.tracking.journal import Journal, history_of, read_events
+from flray.tracking.journal import Journal, history_of, listen, read_events
 
 
 def test_rounds_come_back_bit_for_bit_with_values_that_are_not_finite(tmp_path: Path) -> None:
@@ -135,3 +136,39 @@ def test_a_killed_writer_loses_no_round_it_reported(tmp_path: Path) -> None:
         assert rounds[: len(reported)] == reported
         assert rounds == list(range(len(rounds)))
         assert journal.record_round(len(rounds), {})
+
+
+def test_whoever_listens_hears_of_every_event(tmp_path: Path) -> None:
+    heard: list[Path] = []
+    with Journal(tmp_path / "a.jsonl") as first, Journal(tmp_path / "b.jsonl") as second:
+        end = listen(heard.append)
+        first.record_round(1, {"loss": 1.0})
+        first.record_round(1, {"loss": 1.0})  # there already: nothing is written
+        second.tags({"a": "b"})
+        end()
+        second.end("FINISHED")
+    assert heard == [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+
+
+def test_a_line_cut_off_by_a_full_disk_is_taken_back(tmp_path: Path) -> None:
+    """In a process of its own, whose files may not grow beyond a size, as on a disk that is full."""
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from flray.tracking.journal import Journal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "with Journal(Path(sys.argv[1])) as journal:\n"
+        "    journal.record_round(1, {'loss': 1.0})\n"
+        "    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 20, hard))\n"
+        "    try:\n"
+        "        journal.record_round(2, {'loss': 2.0})\n"
+        "    except OSError as error:\n"
+        "        print(error.errno)\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+        "    print(journal.record_round(2, {'loss': 3.0})); journal.end('FAILED')\n"
+    )
+    path = tmp_path / "journal.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == [str(errno.EFBIG), "True"]
+    assert [event.get("metrics") for event in read_events(path)] == [{"loss": 1.0}, {"loss": 3.0}, None]

@@ -41,7 +41,6 @@ def test_rounds_arrive_while_training_and_the_thread_ends(
     assert tracking_threads() == ["flray-tracking"]
     for round_ in range(20):
         journal.record_round(round_, {"loss": 1 / (round_ + 1)})
-        tracker.notify()
     deadline = time.monotonic() + 60
     while cursor.load(tmp_path / "trial", tracker.uri).offset < journal.path.stat().st_size:
         assert time.monotonic() < deadline
@@ -72,7 +71,6 @@ def test_many_rounds_go_in_few_requests(make_run: MakeRun, store: str, tmp_path:
     started(tracker, tmp_path / "run")
     for round_ in range(100):
         journal.record_round(round_, {"loss": 1.0})
-        tracker.notify()
         time.sleep(0.02)
         seen.add(cursor.load(tmp_path / "run", tracker.uri).offset)
     assert tracker.close(30) == 0
@@ -86,9 +84,8 @@ def test_a_server_that_is_away_is_said_once_and_costs_the_training_nothing(make_
     tracker.register(tmp_path / "run")
     longest = 0.0
     for round_ in range(200):
-        journal.record_round(round_, {"loss": 1.0})
         before = time.thread_time()
-        tracker.notify()
+        journal.record_round(round_, {"loss": 1.0})
         longest = max(longest, time.thread_time() - before)
         time.sleep(0.005)
     deadline = time.monotonic() + 30
@@ -113,7 +110,6 @@ def test_retries_slow_down_and_news_do_not_hurry_them(make_run: MakeRun, tmp_pat
     deadline = time.monotonic() + 30
     while len(pauses) < 3:
         journal.record_round(len(journal.rounds()), {"loss": 1.0})
-        tracker.notify()
         if tracker._retry_at and tracker._retry_at not in pauses:
             pauses.append(tracker._retry_at)
         assert time.monotonic() < deadline
@@ -135,7 +131,6 @@ def test_a_refusal_is_said_once_and_the_other_runs_go_on(
     for round_ in range(3):
         good.record_round(round_, {"loss": 1.0})
         bad.record_round(round_, {"loss": 1.0})
-        tracker.notify()
         time.sleep(0.05)
     assert tracker.close(60) == 3
     (line,) = said
