@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,7 +15,7 @@ import psutil
 
 OPTIONAL = {"moabb": "EEG data sets (pip install 'flray[eeg]')", "boto3": "ray up on AWS",
             "googleapiclient": "ray up on Google Cloud", "jsonschema": "ray up (pip install 'ray[default]')"}
-SERVICES = ("gcs_server", "raylet", "ray", "dashboard", "mlflow", "gunicorn", "uvicorn")
+SERVICES = ("gcs_server", "raylet", "ray", "dashboard", "flray", "mlflow", "gunicorn", "uvicorn")
 """Parts of the command lines of what a cluster consists of."""
 
 
@@ -64,26 +65,60 @@ def _security() -> Iterator[tuple[str, str]]:
     if token.is_file() and token.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         yield "WARNING", f"others can read {token}: chmod 600 {token}"
     doors = sorted(set(listening()))
-    yield "listening here", ", ".join(f"{name} {where}:{port}" for name, where, port in doors) or \
-        "nothing of Ray or MLflow"
-    strangers = [f"{name} {where}:{port}" for name, where, port in doors if not _loopback(where)]
+    yield "listening here", ", ".join(f"{door} ({door.guard})" for door in doors) or "nothing of Ray or MLflow"
+    strangers = [str(door) for door in doors if not _loopback(door.address)]
     if strangers:
         yield "WARNING", (f"open to other machines: {', '.join(strangers)}; right between a cluster's nodes, with "
                           "RAY_AUTH_MODE=token and a firewall, else see cluster/README.md")
 
 
-def listening() -> Iterator[tuple[str, str, int]]:
-    """Yield program, address and port of every Ray and MLflow process of this machine that others can call."""
+@dataclass(frozen=True, order=True)
+class Listener:
+    """A process of Ray or MLflow that can be called.
+
+    Attributes
+    ----------
+    program : str
+        What it is.
+    process : int
+        Its number.
+    address : str
+        Where it listens.
+    port : int
+        At which port.
+    guard : str
+        Whether it asks for a token, as far as can be told.
+    """
+
+    program: str
+    process: int
+    address: str
+    port: int
+    guard: str
+
+    def __str__(self) -> str:
+        return f"{self.program}[{self.process}] {self.address}:{self.port}"
+
+
+def listening() -> Iterator[Listener]:
+    """Yield what the Ray and MLflow processes of this machine listen on, as far as this user may look at them."""
     for process in psutil.process_iter(["name", "cmdline"]):
         words = [Path(word).name for word in (process.info["cmdline"] or ())[:4]]
-        name = next((s for s in SERVICES for word in [process.info["name"] or "", *words]
+        name = next((word for word in [process.info["name"] or "", *words] for s in SERVICES
                      if word == s or word.startswith((f"{s}.", f"{s}:"))), None)
         if name is None:
             continue
         with contextlib.suppress(psutil.Error):
+            guard = _guard(process, name)
             for connection in process.net_connections("tcp"):
                 if connection.status == psutil.CONN_LISTEN:
-                    yield name, connection.laddr.ip, connection.laddr.port
+                    yield Listener(name, process.pid, connection.laddr.ip, connection.laddr.port, guard)
+
+
+def _guard(process: psutil.Process, name: str) -> str:
+    if name.startswith(("mlflow", "gunicorn", "uvicorn")):
+        return "no token" if "basic-auth" not in process.cmdline() else "asks for a password"
+    return "asks for a token" if process.environ().get("RAY_AUTH_MODE", "").lower() == "token" else "no token"
 
 
 def _loopback(address: str) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flray import doctor
@@ -42,29 +46,76 @@ def test_a_token_others_can_read_is_pointed_out(tmp_path: Path, monkeypatch: pyt
     assert "WARNING" not in dict(doctor.report())
 
 
-OPEN = """
-import os, subprocess, sys
+SESSIONS = """
+import json, os, subprocess, sys
 import flray.tuning.session  # has imported ray long before a session begins
+import psutil
+from flray.doctor import listening
 from flray.federation.cluster import ray_session
+
+os.environ["RAY_AUTH_MODE"] = "disabled"
+before = dict(os.environ)
 with ray_session(None):
     import ray
+
+    actor = ray.remote(type("Actor", (), {"answer": lambda self: 1})).remote()
+    ray.get(actor.answer.remote(), timeout=60)
     call = f"import ray; ray.init({ray.get_runtime_context().gcs_address!r}); ray.cluster_resources()['CPU']"
     own = os.environ["RAY_AUTH_TOKEN"]
     tried = [subprocess.Popen([sys.executable, "-c", call], stderr=subprocess.PIPE, text=True, env={
-        **os.environ, "RAY_AUTH_TOKEN": token, "RAY_AUTH_MODE": "token" if token else "disabled"})
+        **os.environ, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray asks at the machine's other address
+        "RAY_AUTH_TOKEN": token, "RAY_AUTH_MODE": "token" if token else "disabled"})
         for token in ("0" * 64, "", own)]  # all at once: Ray tries for 20 s before it says that it was refused
     said = [process.communicate()[1] for process in tried]
-for process, text in zip(tried, said):
-    print("in" if process.returncode == 0 else "refused" if "AuthenticationError" in text else text)
+    me = psutil.Process()
+    family = {me.pid: me} | {child.pid: child for child in me.children(recursive=True)}
+    doors = [(process.name(), door.laddr.ip.removeprefix("::ffff:")) for process in family.values()
+             for door in process.net_connections("tcp") if door.status == psutil.CONN_LISTEN]
+    told = [(found.program, found.guard) for found in listening() if found.process in family]
+after_local = dict(os.environ)
+os.environ["RAY_AUTH_MODE"] = "token"
+before_joining = dict(os.environ)
+with ray_session(sys.argv[1]):
+    cpus = ray.cluster_resources()["CPU"]
+print(json.dumps({
+    "tried": ["in" if process.returncode == 0 else "refused" if "AuthenticationError" in text else text
+              for process, text in zip(tried, said)],
+    "doors": doors, "told": told, "local": after_local == before,
+    "joined": before_joining == dict(os.environ), "cpus": cpus}))
 """
 
 
 @pytest.mark.slow
-def test_a_ray_of_our_own_asks_for_its_token(tmp_path: Path) -> None:
-    """Ray listens to all the world (it cannot be bound to 127.0.0.1), so who has no token must be refused."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    done = subprocess.run([sys.executable, "-c", OPEN], env={**environment, "HOME": str(tmp_path)}, timeout=200,
-                          capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["refused", "refused", "in"]
+def test_a_ray_of_our_own_is_shut_to_others_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """It listens on this machine only, asks for a token whatever the environment says, and is forgotten afterwards:
+    in the same process a cluster can be joined that has a token of its own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["HOME"] = str(tmp_path)
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("f" * 64)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    cluster = subprocess.Popen(
+        [Path(sys.executable).with_name("ray"), "start", "--head", f"--port={port}", "--num-cpus=3", "--block",
+         "--include-dashboard=false"],
+        env={**environment, "RAY_AUTH_MODE": "token"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        done = subprocess.run([sys.executable, "-c", SESSIONS, f"127.0.0.1:{port}"], timeout=300, text=True,
+                              env=environment, capture_output=True, check=False)
+    finally:
+        members = psutil.Process(cluster.pid).children(recursive=True)
+        cluster.terminate()
+        cluster.wait(60)
+        for member in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["tried"] == ["refused", "refused", "in"]
+    assert {"gcs_server", "raylet", "ray::Actor"} <= {name for name, _ in found["doors"]}
+    assert {address for _, address in found["doors"]} == {"127.0.0.1"}
+    assert ["gcs_server", "asks for a token"] in found["told"] and ["raylet", "asks for a token"] in found["told"]
+    assert (found["local"], found["joined"], found["cpus"]) == (True, True, 3.0)
+    assert (tmp_path / ".ray" / "auth_token").read_text() == "f" * 64
     assert "oken" not in done.stderr  # nothing a user would have to read
-    assert not (tmp_path / ".ray").exists()

@@ -7,9 +7,15 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 from flray.errors import FlrayError
 from flray.stopping import handlers_kept
+
+LOOPBACK = "127.0.0.1"
+_CHANGED = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USAGE_STATS_ENABLED",
+            "RAY_max_direct_call_object_size", "RAY_worker_niceness", "PYTHONBREAKPOINT")
+"""What a session changes in the environment, Ray itself included."""
 
 
 def local_resources() -> dict[str, float]:
@@ -21,52 +27,111 @@ def local_resources() -> dict[str, float]:
 
 @contextlib.contextmanager
 def ray_session(address: str | None) -> Iterator[dict[str, float]]:
-    """Have Ray at hand, and yield its resources; what was started here is stopped again.
+    """Have Ray at hand, and yield its resources; what was started or set here is gone again afterwards.
+
+    A Ray started here listens on 127.0.0.1 only and asks for a token of its own, whatever the environment says: it runs
+    what it is sent.
 
     Parameters
     ----------
     address : str or None
-        A running cluster; None starts Ray on this machine only, bound to it, whatever else runs here.
+        A running cluster; None starts Ray on this machine, whatever else runs here.
 
     Raises
     ------
     FlrayError
         If the cluster cannot be reached.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if _connected():
+        import ray
+
+        yield ray.cluster_resources()
+        return
     if address is not None:
         _check_answers(address)
+    with _environment(address):
+        import ray
+
+        try:
+            with handlers_kept():
+                if address is None:
+                    _start_here(ray)
+                else:
+                    ray.init(address=address, logging_level="ERROR", log_to_driver=True)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            where = "on this machine" if address is None else f"at {address}"
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise FlrayError(f"no Ray {where}: {reason}; `flray doctor` shows what is there") from None
+        try:
+            yield ray.cluster_resources()
+        finally:
+            ray.shutdown()
+
+
+def _connected() -> bool:
+    import sys
+
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
+def _start_here(ray: Any) -> None:
+    here = local_resources()
+    with _loopback_node():
+        ray.init(address="local", include_dashboard=False, num_cpus=int(here["CPU"]), num_gpus=int(here["GPU"]),
+                 logging_level="ERROR", log_to_driver=True, _node_ip_address=LOOPBACK)
+
+
+@contextlib.contextmanager
+def _loopback_node() -> Iterator[None]:
+    """Let Ray's node have the address 127.0.0.1, to which it binds every socket then.
+
+    Ray replaces it by an address other machines can reach, unless it takes this machine for one that can be in no
+    cluster: its switch for macOS and Windows, which it reads once, at its first import.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def _environment(address: str | None) -> Iterator[None]:
+    """Set what Ray's processes take from the environment, and put it back afterwards."""
+    before = {name: os.environ.get(name) for name in _CHANGED}
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None:
-        # Ray listens on every address of the machine and runs what it is sent. It asks for a token unless told not to;
-        # one of this process's own keeps it from writing one into the home directory.
-        if not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # A token for this session only: neither the one of a cluster, nor one that Ray would write into the home.
+        os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
         # Replies up to this size come with the call's answer instead of by way of the object store, which costs a
         # small network's round several percent.
         os.environ.setdefault("RAY_max_direct_call_object_size", str(512 * 1024))
         # Ray's own default, 15, leaves its workers next to nothing beside any other process of the machine.
         os.environ.setdefault("RAY_worker_niceness", "0")
-    import ray
-
-    if ray.is_initialized():
-        yield ray.cluster_resources()
-        return
+    _read_authentication_anew()
     try:
-        with handlers_kept():
-            if address is None:
-                here = local_resources()
-                ray.init(address="local", include_dashboard=False, num_cpus=int(here["CPU"]),
-                         num_gpus=int(here["GPU"]), logging_level="ERROR", log_to_driver=True)
-            else:
-                ray.init(address=address, logging_level="ERROR", log_to_driver=True)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        where = "on this machine" if address is None else f"at {address}"
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FlrayError(f"no Ray {where}: {reason}; `flray doctor` shows what is there") from None
-    try:
-        yield ray.cluster_resources()
+        yield
     finally:
-        ray.shutdown()
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _read_authentication_anew()
+
+
+def _read_authentication_anew() -> None:
+    """Have Ray's native part forget what the environment said of tokens when it looked first."""
+    from ray import _raylet
+
+    # In this order: a thread of a session that has just ended may still ask for the token its mode wants.
+    _raylet.Config.initialize("")
+    _raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _check_answers(address: str) -> None:
