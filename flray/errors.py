@@ -89,8 +89,7 @@ class DataError(FlrayError):
 
 
 class MethodError(RunFailedError):
-    """A method's own code raised; the first line names method, hook, exception, file and line; the traceback follows.
-    """
+    """A method's own code raised: a line with method, hook, exception, file and line, then the traceback."""
 
     several_lines = True
 

@@ -157,8 +157,8 @@ def restore(federation: Federation, folder: Path, warn: Warn = lambda line: None
         except DamagedCheckpointError as error:
             damage.append(error)
             continue
-        for error in damage:
-            warn(f"{error}; going on from the checkpoint before it, {path.name}")
+        for passed in damage:
+            warn(f"{passed}; going on from the checkpoint before it, {path.name}")
         federation.restore(tree, states, versions)
         return federation.rounds_done
     if damage:

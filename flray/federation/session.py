@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import secrets
 import socket
@@ -127,11 +128,10 @@ def _environment(address: str | None) -> Iterator[None]:
 
 def _read_authentication_anew() -> None:
     """Have Ray's native part forget what the environment said of tokens when it looked first."""
-    from ray import _raylet
-
+    native: Any = importlib.import_module("ray._raylet")
     # In this order: a thread of a session that has just ended may still ask for the token its mode wants.
-    _raylet.Config.initialize("")
-    _raylet.AuthenticationTokenLoader.instance().reset_cache()
+    native.Config.initialize("")
+    native.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _check_answers(address: str) -> None:

@@ -15,7 +15,8 @@ from flray.tuning import progress
 
 def seen(uri: str, metric: str) -> set[int]:
     """Return the rounds of a metric that MLflow holds now, over all runs."""
-    from flray.tracking.connection import connect, database_path
+    from flray.tracking.address import database_path
+    from flray.tracking.connection import connect
 
     database = database_path(uri)
     assert database is not None
