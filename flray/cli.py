@@ -6,13 +6,16 @@ import json
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flray.errors import FlrayError, MethodError, RunFailedError, disk_is_full, one_line
 from flray.importing import importing, leave_garbage
 from flray.stopping import InterruptedRunError, careful
+
+if TYPE_CHECKING:
+    from flray.tuning.result import SweepResult
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -68,7 +71,16 @@ def tune_command(
 
     with display.SweepProgress() as progress:
         result = tuning.tune(file, overrides or (), address=address, progress=progress, smoke=smoke)
+    _show_sweep(result)
+
+
+def _show_sweep(result: SweepResult) -> None:
+    """Show a sweep's end; one that brought nothing ends as a failed run does."""
+    from flray import display
+
     display.show_sweep(result)
+    if result.all_failed:
+        raise typer.Exit(1)
 
 
 @app.command("resume", epilog="Example: flray resume demo")
@@ -93,7 +105,7 @@ def resume_command(
 
         with display.SweepProgress() as sweep_progress:
             swept = tuning.resume(folder, address=address, progress=sweep_progress, plugins=plugin or ())
-        display.show_sweep(swept)
+        _show_sweep(swept)
 
 
 @app.command("report", epilog="Example: flray report demo --to tables")

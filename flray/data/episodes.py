@@ -41,6 +41,7 @@ class FewShot:
 
     name = "few-shot"
     metric = "accuracy"
+    measures: tuple[str, ...] = ("accuracy", "loss")
     logits = False
 
     def __init__(self, way: int = 5, shot: int = 5, queries: int = 15, test: int = 600, seed: int = 0) -> None:

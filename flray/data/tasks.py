@@ -35,11 +35,14 @@ class Task(Protocol):
         The measure by which methods are compared.
     logits : bool
         Whether outputs are the logits [B, C] of fixed classes.
+    measures : tuple of str
+        Names of everything that `summarise` returns.
     """
 
     name: str
     metric: str
     logits: bool
+    measures: tuple[str, ...]
 
     def check(self, data: FederatedData) -> None:
         """Refuse data that are not of this kind.
@@ -76,6 +79,7 @@ class Classification:
     """Cross-entropy; accuracy in [0, 1] and mean loss."""
 
     name = "classification"
+    measures: tuple[str, ...] = ("accuracy", "loss")
     metric = "accuracy"
     logits = True
 
@@ -121,6 +125,7 @@ class Binary(Classification):
     """
 
     name = "binary"
+    measures: tuple[str, ...] = ("accuracy", "loss", "auc", "sensitivity", "specificity", "f1")
 
     def check(self, data: FederatedData) -> None:
         """Refuse masks and more or fewer than two classes."""
@@ -153,6 +158,9 @@ class Segmentation:
 
     def __init__(self, structures: Sequence[str]) -> None:
         self.structures = tuple(structures)
+        distances = ("dice", "hausdorff", "hausdorff95")
+        single = tuple(f"{measure}_{s}" for measure in distances for s in structures) if len(structures) > 1 else ()
+        self.measures: tuple[str, ...] = (*distances, *single, "loss")
 
     def check(self, data: FederatedData) -> None:
         """Refuse anything but masks of the images' size, one per structure."""

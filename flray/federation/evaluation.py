@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from flray import trees
 from flray.algorithms.base import Stage
 from flray.data.tasks import Task
+from flray.errors import ConfigError, nearest
 from flray.federation.executor import ClientError, Job, Turn
 from flray.federation.played import MAX_CLIENT_METRICS
 from flray.federation.player import BLOCK, blocks
@@ -25,6 +26,7 @@ from flray.metrics.direction import lower_is_better
 
 if TYPE_CHECKING:
     from flray.federation.federation import Federation
+    from flray.federation.world import World
 
 Evidence = Mapping[str, NDArray[Any]]
 
@@ -54,6 +56,48 @@ def evaluate(federation: Federation) -> dict[str, float]:
 def main_metric(views: tuple[str, ...], metric: str) -> str:
     """Return the name of a method's own measure, for progress, early stopping and tables."""
     return f"global/common/{metric}" if views[0] == "global" else f"personal/local/{metric}"
+
+
+def measured_metrics(world: World) -> list[str]:
+    """Return the names of what an evaluation of this federation measures, as means over clients.
+
+    Each also has ``/std``, ``/worst`` and ``/worst10``, and ``/client/NAME`` for up to 100 clients; a method's further
+    models, such as Fed-CO2's ``online/local``, come on top.
+    """
+    held = any(len(client.val) for client in world.data.clients)
+    scopes = {"global": ["common", "local"], "personal": ["local", *(["others"] if world.config.evaluation.others
+                                                                     else [])]}
+    return [f"{view}/{scope}/{measure}" for view in world.algorithm.views
+            for scope in (*scopes[view], *(["validation"] if held else [])) for measure in world.task.measures]
+
+
+def check_metric(world: World, name: str, where: str) -> None:
+    """Refuse a metric that a federation will never measure.
+
+    Parameters
+    ----------
+    world : World
+        The federation.
+    name : str
+        The metric. Names of training metrics and of a method's further models are not checked.
+    where : str
+        The setting that names it.
+
+    Raises
+    ------
+    ConfigError
+        Naming the nearest one, or all.
+    """
+    known = measured_metrics(world)
+    parts = name.split("/")
+    if parts[0] in ("train", "online", "offline") or "/".join(parts[:3]) in known:
+        return
+    near = nearest(name, known) or nearest(f"{world.algorithm.views[0]}/{name}", known)
+    held = "" if any("/validation/" in one for one in known) else \
+        "; validation values need samples kept for it (evaluation.validation)" if "validation" in name else ""
+    own = main_metric(world.algorithm.views, world.task.metric)
+    raise ConfigError(where, repr(name), f"{world.config.algorithm.name} measures no such thing{near}; there are "
+                      f"{', '.join(known)}, and auto takes {own}{held}")
 
 
 def _global(federation: Federation) -> dict[str, float]:

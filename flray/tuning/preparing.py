@@ -11,6 +11,7 @@ from flray import registry
 from flray.config import Experiment
 from flray.errors import ConfigError
 from flray.federation.cluster import uses_ray
+from flray.federation.evaluation import check_metric
 from flray.federation.placement import Plan, make_plan
 from flray.federation.probe import node_resources, survey, worthwhile
 from flray.federation.world import SharedData, World, dataset_of, make_world
@@ -31,9 +32,13 @@ class Preparation:
         Trials in all.
     concurrency : int or "auto"
         Trials at once.
+    metric : str
+        What the sweep is judged by; auto is each method's own.
     """
 
-    def __init__(self, available: Mapping[str, float], trials: int, concurrency: int | str) -> None:
+    def __init__(self, available: Mapping[str, float], trials: int, concurrency: int | str,
+                 metric: str = "auto") -> None:
+        self._metric = metric
         self._available = dict(available)
         self._slots = trials if concurrency == "auto" else min(int(concurrency), trials)
         self._data: dict[str, SharedData] = {}
@@ -71,6 +76,8 @@ class Preparation:
         key = _structure(experiment)
         if key not in self._bundles:
             world = make_world(experiment, self._load(experiment))
+            if self._metric != "auto":
+                check_metric(world, self._metric, "sweep.metric")
             self._bundles[key] = self._deal(experiment, world)
         return self._bundles[key]
 
@@ -157,5 +164,6 @@ def _structure(experiment: Experiment) -> str:
         "data", "public", "subset", "partition", "split", "shift", "model", "models", "participation", "resources",
         "algorithm"})
     content["algorithm"] = {k: v for k, v in content["algorithm"].items() if not isinstance(v, float)}
-    content["validation"], content["precision"] = experiment.evaluation.validation, experiment.local.precision
+    content |= experiment.evaluation.model_dump(mode="json", include={"validation", "others"})
+    content["precision"] = experiment.local.precision
     return json.dumps(content, sort_keys=True)

@@ -23,6 +23,7 @@ VIEWS = ("global/common", "global/local", "personal/local", "personal/others", "
 CLIENT = "client/"
 PROTOCOLS = {"last": "", "best": ", best round on validation", "mean-last": ", mean of the last evaluations"}
 _SHOWN_CLIENTS = 12
+_SHOWN_FAILED = 3
 
 
 class SweepResult:
@@ -129,12 +130,20 @@ class SweepResult:
         flat = {name: row[name] for name in self._varying() if not _missing(row[name])}
         return words(flat) or str(self._config["experiment"]["algorithm"]["name"])
 
+    @property
+    def all_failed(self) -> bool:
+        """Whether not one trial brought a result."""
+        return bool((self.results["status"] == "failed").all())
+
     def failures(self) -> list[str]:
-        """Return one line per failed trial: number, setting, seed, and what went wrong first."""
-        table = self.results
-        return [f"trial {row['trial']} ({self.label(row)} seed={row['seed']}) failed: "
-                f"{str(row['failure']).splitlines()[0]}"
-                for _, row in table[table["status"] == "failed"].iterrows()]
+        """Return one line per kind of failure: numbers, settings, seeds, and what went wrong first."""
+        alike: dict[str, list[str]] = {}
+        for _, row in self.results[self.results["status"] == "failed"].iterrows():
+            lines = str(row["failure"]).splitlines() or [""]
+            alike.setdefault(lines[0], []).append(f"{row['trial']} ({self.label(row)} seed={row['seed']})")
+        return [f"trial{'s' if len(trials) > 1 else ''} {', '.join(trials[:_SHOWN_FAILED])}"
+                f"{f' and {len(trials) - _SHOWN_FAILED} more' if len(trials) > _SHOWN_FAILED else ''} failed: {reason}"
+                for reason, trials in alike.items()]
 
     def table(self) -> Table:
         """Return the table of the settings, best first: mean ± standard deviation over seeds, in percent."""

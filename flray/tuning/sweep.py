@@ -140,7 +140,7 @@ class _Sweep:
         here = local_resources()
         joined = self._address is not None or ray.is_initialized() or here["GPU"] > 0
         available = self._connect() if joined else here
-        self._preparation = Preparation(available, self._total, sweep.concurrency)
+        self._preparation = Preparation(available, self._total, sweep.concurrency, sweep.metric)
         self._preparation.check(self._points.values() if known else self._probes())
 
     def _probes(self) -> Iterator[Point]:
@@ -181,7 +181,7 @@ class _Sweep:
                 raise
             finally:
                 self._progress.end()
-            journal.end("FINISHED")
+            journal.end("FAILED" if result.all_failed else "FINISHED")
             rundir.update(folder, status="finished")
         return result
 

@@ -15,7 +15,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from flray import running, tuning
+from flray import rundir, running, tuning
+from flray.cli import invoke
 from flray.errors import FlrayError
 from flray.loading import load
 from flray.tracking.journal import read_events
@@ -208,12 +209,43 @@ def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, 
     assert result.best["local.lr"] == 0.1
 
 
+def test_an_unknown_metric_is_refused_before_the_first_trial(content: dict[str, Any], tmp_path: Path) -> None:
+    content["sweep"] = {"metric": "global/common/acuracy", "seeds": [0, 1]}
+    with pytest.raises(FlrayError, match="did you mean 'global/common/accuracy'") as caught:
+        tuning.tune(content)
+    assert len(str(caught.value).splitlines()) == 1 and not (tmp_path / "runs").exists()
+
+
 @pytest.mark.usefixtures("ray_runs_already")
-def test_an_unknown_metric_fails_with_the_nearest_name(content: dict[str, Any]) -> None:
-    content["sweep"] = {"metric": "global/common/acuracy", "seeds": [0]}
-    content["space"] = {}
-    result = tuning.tune(content)
-    assert "did you mean 'global/common/accuracy'" in result.failures()[0]
+def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
+        content: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    own = tmp_path / "own.py"
+    own.write_text(f"MARK = {str(tmp_path / 'mark')!r}\n{OWN_METHODS}".replace("own-bad", "own-worse"))
+    content["experiment"] |= {"plugins": [str(own)], "algorithm": "own-worse",
+                              "tracking": {"uri": uri, "experiment": "sweeps"}}
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump(content))
+    assert invoke(["tune", str(file)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "trials 0001 (lr=0.02 seed=0), 0002 (lr=0.02 seed=1), 0003 (lr=0.1 seed=0) and 1 more failed: " in shown
+    folder = tmp_path / "runs" / "small" / "001"
+    assert _parent(uri).info.status == "FAILED" and _parent(uri).data.metrics["trials/failed"] == 4.0
+    own.write_text(own.read_text().replace("client.id == 2", "client.id == 99"))
+    assert invoke(["resume", str(folder)]) == 0
+    parent = _parent(uri)
+    assert parent.info.status == "FINISHED" and set(rundir.read(folder)) >= {"status", "settings"}
+    assert parent.data.metrics["trials/finished"] == 4.0 and parent.data.metrics["trials/failed"] == 0.0
+    assert parent.data.metrics["best/score"] == tuning.SweepResult(folder).best["score"]
+
+
+def _parent(uri: str) -> Any:
+    from flray.tracking.connection import connect
+
+    client = connect(uri)
+    runs = client.search_runs([client.get_experiment_by_name("sweeps").experiment_id])
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    return parent
 
 
 def test_a_mistake_creates_nothing(content: dict[str, Any], tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""What a federation will measure is known before it measures anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flray.errors import ConfigError
+from flray.federation.evaluation import check_metric, measured_metrics
+from flray.federation.federation import Federation
+from flray.federation.inline import InlineExecutor
+from flray.federation.world import World, make_world
+from flray.loading import load
+from tests.end_to_end.test_tasks import EEG, FUNDUS, GLYPHS
+
+
+def world_of(experiment: dict[str, Any], **changes: Any) -> World:
+    return make_world(load({"experiment": {**experiment, **changes}}).experiment)
+
+
+@pytest.mark.parametrize(("task", "changes"), [
+    ("digits", {}), ("digits", {"algorithm": "lgmix", "evaluation": {"validation": 0.2, "others": True}}),
+    ("digits", {"algorithm": "fednh", "models": {"mnist": "mlp"}}), ("fundus", {}), ("eeg", {}), ("glyphs", {}),
+])
+def test_the_names_are_those_of_an_evaluation(digits: dict[str, Any], task: str, changes: dict[str, Any]) -> None:
+    changes = {name: value for name, value in changes.items() if name != "models"}
+    world = world_of({"digits": digits, "fundus": FUNDUS, "eeg": EEG, "glyphs": GLYPHS}[task], **changes)
+    federation = Federation(world, InlineExecutor(world))
+    found = federation.evaluate()
+    assert {name for name in found if name.count("/") == 2} == set(measured_metrics(world))
+    for name in found:
+        check_metric(world, name, "sweep.metric")
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("global/common/acuracy", "did you mean 'global/common/accuracy'"),
+    ("validation/accuracy", "validation values need samples kept for it (evaluation.validation)"),
+    ("personal/local/accuracy", "fedavg measures no such thing"),
+    ("acc\nuracy", "there are global/common/accuracy, global/common/loss, global/local/accuracy"),
+])
+def test_a_metric_that_will_never_be_measured_is_refused(digits: dict[str, Any], name: str, said: str) -> None:
+    world = world_of(digits)
+    with pytest.raises(ConfigError) as caught:
+        check_metric(world, name, "sweep.metric")
+    assert str(caught.value).startswith(f"sweep.metric: found {name!r}; ") and said in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    check_metric(world, "train/loss", "sweep.metric")
