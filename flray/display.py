@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from flray.errors import one_line
 from flray.federation.federation import Round
 from flray.federation.world import World
 from flray.metrics.direction import lower_is_better
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
     from flray.tuning.result import SweepResult
 
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
+# Names and messages are data: no [tag] in them is markup, no :name: a picture.
+console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True,
+                  width=None if sys.stdout.isatty() else 140)
 
 
 class RunProgress:
@@ -52,7 +55,8 @@ class RunProgress:
             self.say(f"going on after round {done} of {self._total}")
         if console.is_terminal:
             self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                                 TextColumn("{task.fields[score]}"), TimeRemainingColumn(), console=console)
+                                 TextColumn("{task.fields[score]}", markup=False), TimeRemainingColumn(),
+                                 console=console)
             self._task = self._bar.add_task("round", total=self._total, completed=done, score="")
             self._bar.start()
 
@@ -73,7 +77,7 @@ class RunProgress:
 
     def say(self, line: str) -> None:
         """Show a line for the user."""
-        (self._bar.console if self._bar is not None else console).print(line, markup=False)
+        (self._bar.console if self._bar is not None else console).print(one_line(line))
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -96,23 +100,23 @@ def show_result(result: Result) -> None:
     shown = clients if len(clients) <= 12 else []
     table.add_column(measure, no_wrap=True)
     for heading in ("mean", "std", "worst", *shown):
-        table.add_column(heading, justify="right")
+        table.add_column(one_line(heading), justify="right")
     for view in views:
         key = f"{view}/{measure}"
         cells = [_percent(metrics.get(key)), _percent(metrics.get(f"{key}/std")), _percent(metrics.get(f"{key}/worst"))]
         table.add_row(view, *cells, *(_percent(metrics.get(f"{key}/client/{c}")) for c in shown))
     console.print(table)
     for line in _further(metrics, views, measure):
-        console.print(line, markup=False)
+        console.print(line)
     went = course(result.history, result.metric, result.experiment.evaluation.last)
     console.print(f"{result.metric}: last {_percent(went.last)}, mean of the last {went.rounds} "
-                  f"{_percent(went.mean_of_last)}, best {_percent(went.best)} in round {went.best_round}", markup=False)
-    console.print(_costs(result.history), markup=False)
-    console.print(f"model SHA-256: {result.sha256}", markup=False)
-    console.print(f"run: {result.folder}", markup=False)
+                  f"{_percent(went.mean_of_last)}, best {_percent(went.best)} in round {went.best_round}")
+    console.print(_costs(result.history))
+    console.print(f"model SHA-256: {result.sha256}")
+    console.print(f"run: {result.folder}")
     if result.experiment.tracking.uri is not None:
         for line in see_it(result.experiment.tracking.uri, result.folder):
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
 
 
 def _costs(history: pd.DataFrame) -> str:
@@ -163,7 +167,7 @@ class SweepProgress:
         self.say(f"{total} trials" + (f", {done} of them done before" if done else ""))
         if console.is_terminal:
             self._bar = Progress(TextColumn("trials"), BarColumn(), MofNCompleteColumn(),
-                                 TextColumn("{task.fields[news]}"), console=console)
+                                 TextColumn("{task.fields[news]}", markup=False), console=console)
             self._task = self._bar.add_task("trials", total=total, completed=done, news="")
             self._bar.start()
 
@@ -176,7 +180,7 @@ class SweepProgress:
         """Show a finished round of a trial, with the seconds the sweep will still take."""
         news = f"{label}: round {done}/{rounds}, score {score:.4f}, about {_minutes(left)} left"
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, news=news)
+            self._bar.update(self._task, news=one_line(news))
         elif time.monotonic() - self._printed >= 10.0:
             self._printed = time.monotonic()
             self.say(f"trial {number} {news}")
@@ -191,7 +195,7 @@ class SweepProgress:
 
     def say(self, line: str) -> None:
         """Show a line for the user."""
-        (self._bar.console if self._bar is not None else console).print(line, markup=False)
+        (self._bar.console if self._bar is not None else console).print(one_line(line))
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -208,9 +212,9 @@ def _minutes(seconds: float) -> str:
 def show_sweep(result: SweepResult) -> None:
     """Print a finished sweep's table, and where to see more."""
     console.print(result.table())
-    console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)", markup=False)
+    console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)")
     if result.uri is not None:
         for line in see_it(result.uri, result.folder):
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
         console.print(f"in the charts: + before {result.folder.parent.name} {result.folder.name} shows its runs, "
-                      "accuracy$ in the search of charts their curves", markup=False)
+                      "accuracy$ in the search of charts their curves")

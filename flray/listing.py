@@ -95,12 +95,11 @@ def show(names: str | None, timed: bool) -> None:
     console.print(table(found, timed))
     if timed:
         console.print(f"hours: {_processor()} hours of all runs one after another on this machine, from two small "
-                      "rounds of each method; good to a factor of two", markup=False)
+                      "rounds of each method; good to a factor of two")
     else:
-        console.print("hours: flray list papers NAME --time, for example flray list papers fedskc/local --time",
-                      markup=False)
+        console.print("hours: flray list papers NAME --time, for example flray list papers fedskc/local --time")
     for message in dict.fromkeys(text for suite in found for text in suite.messages):
-        console.print(f"- {message}", markup=False)
+        console.print(f"- {message}")
 
 
 def table(found: Iterable[Suite], timed: bool) -> Table:

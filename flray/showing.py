@@ -6,13 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from flray import registry
 from flray.display import console
-from flray.errors import FlrayError, nearest
+from flray.errors import FlrayError, nearest, one_line
 
 
 def show_list(what: str, name: str | None) -> None:
@@ -47,13 +45,13 @@ def show_list(what: str, name: str | None) -> None:
         console.print(table)
         return
     item = entries.get(name)
-    console.print(f"{name}: {_first_line(item)}", markup=False)
+    console.print(f"{name}: {_first_line(item)}")
     if what == "datasets":
         from flray.data.listing import inventory
 
         (found,) = [one for one in inventory() if one.name == name]
-        console.print(f"source: {found.source}", markup=False)
-        console.print("it is here" if found.present else f"to have it: {found.todo}", markup=False)
+        console.print(f"source: {found.source}")
+        console.print("it is here" if found.present else f"to have it: {found.todo}")
     table = Table("option", "default", "allowed", "meaning", "source")
     options = entries.params(name).model_json_schema()
     for option, field in options.get("properties", {}).items():
@@ -63,7 +61,7 @@ def show_list(what: str, name: str | None) -> None:
     console.print(table if options.get("properties") else "it has no options")
     for preset in getattr(entries.params(name), "presets", ()):
         values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
-        console.print(f"preset {preset.name}: {values} ({preset.source})", markup=False)
+        console.print(f"preset {preset.name}: {values} ({preset.source})")
 
 
 def _what_it_is(method: type) -> str:
@@ -100,8 +98,8 @@ def show_datasets() -> None:
     for heading in ("what it is", "source", "to have it", "here"):
         table.add_column(heading, overflow="fold")
     for entry in inventory():
-        table.add_row(*(escape(text) for text in (entry.name, entry.what.removeprefix("Return "), entry.source,
-                                                  entry.todo)), "yes" if entry.present else "no")
+        table.add_row(entry.name, entry.what.removeprefix("Return "), entry.source, entry.todo,
+                      "yes" if entry.present else "no")
     console.print(table)
 
 
@@ -122,11 +120,13 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
                         shift=chosen.shift)
     else:
         data = make_world(load(file, overrides).experiment).data
-    console.print(partition_table(data).to_string(index=False), markup=False)
-    console.print(f"partition fingerprint: {data.partition_fingerprint}", markup=False)
+    table = partition_table(data)
+    table = table.rename(columns=one_line).map(lambda value: one_line(value) if isinstance(value, str) else value)
+    console.print(table.to_string(index=False))
+    console.print(f"partition fingerprint: {data.partition_fingerprint}")
     if plot is not None:
         bubble_chart(data, plot)
-        console.print(f"chart: {plot}", markup=False)
+        console.print(f"chart: {plot}")
 
 
 def show_doctor() -> None:
@@ -135,5 +135,5 @@ def show_doctor() -> None:
 
     table = Table("what", "found", title="flray doctor", title_justify="left")
     for name, found in report():
-        table.add_row(name, Text(found))
+        table.add_row(name, found)
     console.print(table)

@@ -26,6 +26,7 @@ from flray.data.types import DataSet, FederatedData, Pooled, hollow
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.federation.lone import check_lone_samples
 from flray.keys import numpy_generator
+from flray.metrics.names import check_clients
 from flray.models import groups
 
 _datasets: dict[str, DataSet] = {}
@@ -193,6 +194,7 @@ def _made(config: Experiment, shared: SharedData | None) -> World:
         data = federate(shared.outline, config.partition.name, config.partition.options, config.seed,
                         val_fraction=config.evaluation.validation, pooled=shared.samples,
                         fingerprint=shared.fingerprint, split=config.split, shift=config.shift)
+    check_clients([client.name for client in data.clients])
     architectures, architecture_of = _architectures(config, data)
     algorithm = registry.algorithms.get(config.algorithm.name)
     world = World(

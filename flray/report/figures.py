@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 
 import numpy as np
 import pandas as pd
@@ -12,6 +11,7 @@ import pandas as pd
 from flray.report import inside, measures, svg
 from flray.report.costs import grouped
 from flray.report.source import Source, Trial
+from flray.report.text import escape
 
 Figure = tuple[str, str, str]  # heading, drawing (HTML), caption
 _MOST_GROUPS, _MOST_BARS = 12, 30

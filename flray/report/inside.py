@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pandas as pd
 from flray.federation.portrait import AFTER, BEFORE
 from flray.report import measures, svg
 from flray.report.source import Source, Trial
+from flray.report.text import escape
 
 Figure = tuple[str, str, str]
 Groups = Mapping[str, Mapping[str, Sequence[Trial]]]

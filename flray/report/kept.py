@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from flray.csvfiles import csv_text, read_csv
 from flray.errors import DataError, FlrayError
 from flray.files import write_atomically
 from flray.report import measures, plain
@@ -67,7 +68,7 @@ def keep(source: Source, path: Path) -> tuple[int, int]:
     domains = [name for name in rows.columns if name.startswith(DOMAIN)]
     fixed = {*FIRST, *MEASURED, *LAST, *domains}
     settings = source.in_order(name for name in rows.columns if name not in fixed)
-    text = rows[[*FIRST, *settings, *MEASURED, *domains, *LAST]].to_csv(index=False, lineterminator="\n")
+    text = csv_text(rows[[*FIRST, *settings, *MEASURED, *domains, *LAST]])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode())
     return len(finished), len(source.trials) - len(finished)
@@ -82,7 +83,7 @@ def read(path: Path) -> pd.DataFrame:
         If the file does not hold kept results.
     """
     try:
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+        frame = read_csv(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: no kept results ({error})") from None
     missing = [name for name in (*FIRST, *MEASURED, *LAST) if name not in frame.columns]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from html import escape
 
 from flray.report import words
 from flray.report.costs import Cost
 from flray.report.figures import figures
 from flray.report.source import Source
 from flray.report.table import Cell, Table
+from flray.report.text import escape
 
 _LIGHT = ("#0072b2", "#d55e00", "#00825f", "#b6569a", "#9a6a00", "#3a9bd9", "#5a5a5a", "#6f4bb8")
 _DARK = ("#56b4e9", "#ff9245", "#3fcf9e", "#e79ac6", "#e8c14a", "#9fd8ff", "#b9b9b9", "#b79cff")
@@ -87,7 +87,7 @@ def page(source: Source, table: Table, costs: Sequence[Cost]) -> str:
                      "</figure></section>")
     if not any(trial.portrait() for trial in source.trials):
         parts.append(f'<p class="soft">{escape(_UNTRACKED)}</p>')
-    settings = escape(json.dumps(source.config, indent=1, ensure_ascii=False))
+    settings = "\n".join(map(escape, json.dumps(source.config, indent=1, ensure_ascii=False).split("\n")))
     parts.append(f"<h2>How this was made</h2><p class=\"soft\">{escape(versions)}<br>{escape(source.where)}</p>"
                  f"<details><summary>Settings</summary><pre>{settings}</pre></details>")
     return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '

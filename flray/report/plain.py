@@ -3,58 +3,67 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from flray.errors import one_line
 from flray.report import words
 from flray.report.costs import Cost
 from flray.report.table import Cell, Table
 
+_GREEK = dict(zip(("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "kappa", "lambda", "mu", "nu",
+                   "xi", "pi", "rho", "sigma", "tau", "varphi", "chi", "psi", "omega"), "αβγδεζηθκλμνξπρστφχψω",
+                  strict=True))
 _SPECIAL = {"\\": r"\textbackslash{}", **{c: f"\\{c}" for c in "&%$#_{}"}, "~": r"\textasciitilde{}",
-            "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "≥": r"$\geq$", "<": r"$<$", ">": r"$>$",
-            **{letter: f"$\\{name}$" for letter, name in zip(
-                "αβγδεζηθκλμνξπρστφχψω", ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "kappa",
-                                          "lambda", "mu", "nu", "xi", "pi", "rho", "sigma", "tau", "varphi", "chi",
-                                          "psi", "omega"), strict=True)}}
+            "^": r"\textasciicircum{}", "±": r"$\pm$", "–": r"\textendash{}", "≥": r"$\geq$", "<": r"$<$", ">": r"$>$",
+            "|": r"\textbar{}", "`": r"\textasciigrave{}",
+            "[": "{[}", "]": "{]}", "*": "{*}",  # which belong to the end of the line before them otherwise
+            **{letter: f"$\\{name}$" for name, letter in _GREEK.items()}}
 
+# What Markdown reads as markup: everywhere, and where a line begins. An underscore between letters is none.
+_MARKUP = re.compile(r"[\\`*|\[\]~$!]|(?<![^\W_])_|_(?![^\W_])")
+_AT_THE_START = re.compile(r"^(\d*)([#+\-=.):])(?=\s|$|[#=\-])")
 _LINE = 75
 """Characters of a table that fit on an article's line."""
 
 
 def terminal(table: Table, costs: Sequence[Cost]) -> RenderableType:
     """Return the tables for a terminal."""
-    main = RichTable(title=table.title, title_justify="left", caption=words.legend(table), caption_justify="left")
-    main.add_column(table.heading)
+    main = RichTable(title=_title(table.title), title_justify="left", caption_justify="left",
+                     caption=Text(words.legend(table), "table.caption"))
+    main.add_column(Text(one_line(table.heading)))
     for head in table.heads:
-        main.add_column("\n".join(head), justify="right")
+        main.add_column(Text("\n".join(map(one_line, head))), justify="right")
     for label, row in table.rows.items():
-        main.add_row(label, *(_rich_cell(cell) for cell in row), end_section=table.has_printed)
+        main.add_row(Text(one_line(label)), *(_rich_cell(cell) for cell in row), end_section=table.has_printed)
     parts: list[RenderableType] = [main, *words.comparisons(table), *(f"- {note}" for note in table.notes)]
     for group, members in _groups(costs):
-        made = RichTable(*words.COST_HEADS, title=_cost_title(group, members[0]), title_justify="left")
+        made = RichTable(*words.COST_HEADS, title=_title(_cost_title(group, members[0])), title_justify="left")
         for cost in members:
-            made.add_row(*words.cost_row(cost))
+            made.add_row(*(Text(one_line(text)) for text in words.cost_row(cost)))
         parts.append(made)
-    return Group(*(Text(part) if isinstance(part, str) else part for part in parts))
+    return Group(*(Text(one_line(part)) if isinstance(part, str) else part for part in parts))
 
 
 def markdown(table: Table, costs: Sequence[Cost]) -> str:
     """Return the tables as Markdown."""
-    lines = [f"## {table.title}", "", _md_row([table.heading, *(" ".join(head) for head in table.heads)]),
+    lines = [f"## {_md(table.title)}", "",
+             _md_row([_md(table.heading), *(_md(" ".join(head)) for head in table.heads)]),
              _md_row(["---", *("---:" for _ in table.heads)])]
     for label, row in table.rows.items():
-        lines.append(_md_row([label, *(_md_cell(cell) for cell in row)]))
+        lines.append(_md_row([_md(label), *(_md_cell(cell) for cell in row)]))
     lines += ["", words.legend(table), ""]
-    lines += [f"{'' if i == 0 else '- '}{line}" + ("\n" if i == 0 else "")
+    lines += [f"{'' if i == 0 else '- '}{_md(line)}" + ("\n" if i == 0 else "")
               for i, line in enumerate(words.comparisons(table))]
-    lines += ["", *(f"- {note}" for note in table.notes), ""]
+    lines += ["", *(f"- {_md(note)}" for note in table.notes), ""]
     for group, members in _groups(costs):
-        lines += [f"### {_cost_title(group, members[0])}", "", _md_row(words.COST_HEADS),
+        lines += [f"### {_md(_cost_title(group, members[0]))}", "", _md_row(words.COST_HEADS),
                   _md_row(["---", *("---:" for _ in words.COST_HEADS[1:])])]
-        lines += [*(_md_row(words.cost_row(cost)) for cost in members), ""]
+        lines += [*(_md_row([_md(text) for text in words.cost_row(cost)]) for cost in members), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -84,7 +93,7 @@ def latex(table: Table) -> str:
             lines.append(" & ".join([r"\quad\emph{printed}", *(
                 f"\\emph{{{_tex(words.beside(cell))}}}" if cell.printed_text else "" for cell in row)]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}" + ("}" if wide else ""),
-              *(f"% {line}" for line in (*words.comparisons(table), *table.notes)), r"\end{table}"]
+              *(f"% {one_line(line)}" for line in (*words.comparisons(table), *table.notes)), r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 
@@ -102,6 +111,10 @@ def _cost_title(group: str, cost: Cost) -> str:
     return f"Costs{f' · {group}' if group else ''} (means over seeds; target {words.target_text(cost)})"
 
 
+def _title(text: str) -> Text:
+    return Text(one_line(text), "table.title")
+
+
 def _rich_cell(cell: Cell) -> Text:
     text = Text(words.measured(cell), style="bold" if cell.best else "")
     if cell.printed_text:
@@ -111,12 +124,21 @@ def _rich_cell(cell: Cell) -> Text:
 
 def _md_cell(cell: Cell) -> str:
     text = f"**{words.measured(cell)}**" if cell.best else words.measured(cell)
-    return text + (f"<br>{words.beside(cell)}" if cell.printed_text else "")
+    return text + (f"<br>{_md(words.beside(cell))}" if cell.printed_text else "")
 
 
 def _md_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(cells) + " |"
 
 
 def _tex(text: str) -> str:
-    return "".join(_SPECIAL.get(character, character) for character in text)
+    """Return a text of one line that LaTeX sets as it is."""
+    return "".join(_SPECIAL.get(character, character) for character in one_line(text)).replace("--", "-{}-")
+
+
+def _md(text: str) -> str:
+    """Return a text of one line that Markdown shows as it is, also within a table and where HTML is let through."""
+    text = _MARKUP.sub(r"\\\g<0>", one_line(text).strip())
+    for character, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(character, name)
+    return _AT_THE_START.sub(lambda found: f"{found[1]}\\{found[2]}", text)

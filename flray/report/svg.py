@@ -6,10 +6,11 @@ import base64
 import io
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
+
+from flray.report.text import escape
 
 SERIES = 8
 """Colours in the style sheet; further series repeat them with dashes."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flray.errors import DataError, FlrayError
 from flray.forms import misshapen
-from flray.tracking.names import clean_name
+from flray.metrics.names import clean_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -260,7 +260,7 @@ class Journal:
         round_ : int
             Number of the round.
         metrics : mapping of str to float
-            By name; names are cleaned by `flray.tracking.names.clean_name`, NaN and infinities are kept.
+            By name; names are cleaned by `flray.metrics.names.clean_name`, NaN and infinities are kept.
         replace : bool
             Record them all the same: later values of a round count instead of the earlier ones.
 

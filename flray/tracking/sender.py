@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flray.errors import one_line
+from flray.metrics.names import clean_name
 from flray.tracking.address import database_path, redacted, resolve_uri
 from flray.tracking.connection import (
     AwayError,
@@ -22,7 +23,6 @@ from flray.tracking.connection import (
 )  # fmt: skip
 from flray.tracking.cursor import Cursor, load, read, save, unsent_lines
 from flray.tracking.journal import JOURNAL, Event, decode
-from flray.tracking.names import clean_name
 from flray.tracking.secrets import without_secrets
 
 UID_TAG = "flray.uid"

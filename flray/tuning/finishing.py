@@ -10,6 +10,7 @@ from rich.console import Console
 
 from flray import rundir
 from flray.config import Config
+from flray.csvfiles import csv_text
 from flray.federation.portrait import AFTER, BEFORE, PARTITION
 from flray.tracking import plots
 from flray.tracking.journal import Journal, history_of, read_events
@@ -32,8 +33,8 @@ def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
         The parent run's.
     """
     result = SweepResult(folder)
-    result.results.to_csv(folder / RESULTS, index=False)
-    result.summary.to_csv(folder / SUMMARY, index=False)
+    (folder / RESULTS).write_text(csv_text(result.results), encoding="utf-8", newline="")
+    (folder / SUMMARY).write_text(csv_text(result.summary), encoding="utf-8", newline="")
     (folder / TABLE).write_text(text_table(result), encoding="utf-8")
     for trial in folders(folder):
         _trial_figures(trial, result)
@@ -76,7 +77,7 @@ def _report(folder: Path, journal: Journal) -> list[str]:
 def text_table(result: SweepResult) -> str:
     """Return the sweep's table as plain text."""
     buffer = io.StringIO()
-    Console(file=buffer, width=200, highlight=False, markup=False).print(result.table())
+    Console(file=buffer, width=200, highlight=False, markup=False, emoji=False).print(result.table())
     return buffer.getvalue()
 
 

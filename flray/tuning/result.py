@@ -10,9 +10,11 @@ from typing import Any
 
 import pandas as pd
 from rich.table import Table
+from rich.text import Text
 
 from flray import arms, rundir
 from flray.config import Evaluation
+from flray.errors import one_line
 from flray.metrics.direction import lower_is_better
 from flray.metrics.summary import report
 from flray.tracking.journal import history_of, read_events
@@ -140,7 +142,7 @@ class SweepResult:
         alike: dict[str, list[str]] = {}
         for _, row in self.results[self.results["status"] == "failed"].iterrows():
             lines = str(row["failure"]).splitlines() or [""]
-            alike.setdefault(lines[0], []).append(f"{row['trial']} ({self.label(row)} seed={row['seed']})")
+            alike.setdefault(one_line(lines[0]), []).append(f"{row['trial']} ({self.label(row)} seed={row['seed']})")
         return [f"trial{'s' if len(trials) > 1 else ''} {', '.join(trials[:_SHOWN_FAILED])}"
                 f"{f' and {len(trials) - _SHOWN_FAILED} more' if len(trials) > _SHOWN_FAILED else ''} failed: {reason}"
                 for reason, trials in alike.items()]
@@ -154,18 +156,18 @@ class SweepResult:
         clients = clients if len(clients) <= _SHOWN_CLIENTS else []
         heading = f"{self._config['experiment']['name']}: {' or '.join(metrics)}{', %' if percent else ''}, " \
                   f"mean ± std over seeds{PROTOCOLS[self._config['experiment']['evaluation'].get('protocol', 'last')]}"
-        table = Table(title=heading, title_justify="left")
+        table = Table(title=Text(one_line(heading), "table.title"), title_justify="left")
         for name in varying or ["algorithm"]:
-            table.add_column(name.removeprefix(arms.PREFIX))
+            table.add_column(Text(one_line(name.removeprefix(arms.PREFIX))))
         for name in ("score", *(c.removeprefix(CLIENT) for c in clients), "seeds", "rounds"):
-            table.add_column(name, justify="right")
+            table.add_column(Text(one_line(name)), justify="right")
         for _, row in summary.iterrows():
             cells = ["" if _missing(row[name]) else shown(row[name]) for name in varying] or [self.label(row)]
             cells += [_spread(row[n], row[f"{n}_std"], percent) for n in ("score", *clients)]
-            table.add_row(*cells, str(row["seeds"]), _rounds(row))
+            table.add_row(*map(Text, cells), str(row["seeds"]), _rounds(row))
         notes = self._notes(len(clients))
         if notes:
-            table.caption, table.caption_justify = "\n".join(notes), "left"
+            table.caption, table.caption_justify = Text("\n".join(notes), "table.caption"), "left"
         return table
 
     def _notes(self, shown_clients: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from flray import arms, keys, registry
 from flray.config import Config, Experiment
-from flray.errors import ConfigError
+from flray.errors import ConfigError, one_line
 from flray.loading import ConfigErrors, variant
 from flray.sweeping import Choice, Domain, Grid, LogUniform, Pbt, RandInt, Uniform
 
@@ -198,7 +198,7 @@ def label(setting: Mapping[str, Any]) -> str:
 
 def words(flat: Mapping[str, Any]) -> str:
     """Return columns in a few words; components by their name alone."""
-    return " ".join(str(value) if is_name(path) else f"{path.rsplit('.', 1)[-1]}={shown(value)}"
+    return " ".join(one_line(str(value)) if is_name(path) else f"{path.rsplit('.', 1)[-1]}={shown(value)}"
                     for path, value in flat.items())
 
 
@@ -214,7 +214,7 @@ def registry_paths() -> frozenset[str]:
 
 def shown(value: Any) -> str:
     """Return a value as a table shows it: four digits of a real number."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))
 
 
 def _population_errors(config: Config) -> Iterable[ConfigError]:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
+
+from flray.errors import DataError
 
 #: MLflow's longest name of a metric, parameter or tag, in characters.
 LONGEST_NAME = 250
@@ -54,3 +57,26 @@ def metric_name(*steps: str, client: str | None = None) -> str:
     """
     own = [step.replace("/", "_") for step in (("client", client) if client is not None else ())]
     return clean_name("/".join([*steps, *own]))
+
+
+def check_clients(names: Sequence[str]) -> None:
+    """Refuse clients that would share the names of their metrics.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The clients', which are made of their domains'.
+
+    Raises
+    ------
+    DataError
+        Naming the first two that MLflow takes for one.
+    """
+    first: dict[str, str] = {}
+    for name in names:
+        cleaned = clean_name(f"client/{name}")
+        if cleaned in first:
+            raise DataError(f"the clients {first[cleaned]!r} and {name!r} have one name in MLflow, "
+                            f"{cleaned.removeprefix('client/')!r}: a metric's name holds letters, digits, spaces "
+                            "and _ - . : alone; rename one of their domains")
+        first[cleaned] = name

@@ -1,0 +1,101 @@
+"""Names reach MLflow in a form that it takes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flray.cli import invoke
+from flray.errors import DataError
+from flray.metrics.names import check_clients, clean_name, metric_name
+
+
+@pytest.mark.parametrize(
+    ("name", "cleaned"),
+    [
+        ("global/common/accuracy", "global/common/accuracy"),
+        ("time: a.b-c d_e", "time: a.b-c d_e"),
+        ("/loss//x/./../y/", "loss/x/y"),
+        ("worst 10 %", "worst 10 _"),
+        ("accuracy@5\n", "accuracy_5_"),
+    ],
+)
+def test_clean_name(name: str, cleaned: str) -> None:
+    assert clean_name(name) == cleaned
+
+
+def test_metric_name_keeps_a_clients_slash_inside_its_level() -> None:
+    assert metric_name("personal", "local", "accuracy") == "personal/local/accuracy"
+    assert metric_name("personal", "local", "accuracy", client="art/1") == "personal/local/accuracy/client/art_1"
+
+
+def test_long_names_stay_different() -> None:
+    one, other = clean_name("x" * 300 + "a"), clean_name("x" * 300 + "b")
+    assert len(one) == len(other) == 250
+    assert one != other
+
+
+def test_a_name_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="name"):
+        clean_name("/./")
+
+
+@settings(deadline=None)  # the first call imports mlflow
+@given(st.text(min_size=1, max_size=300))
+def test_mlflows_own_check_takes_every_cleaned_name(name: str) -> None:
+    from mlflow.utils.validation import _validate_metric_name
+
+    try:
+        cleaned = clean_name(name)
+    except ValueError:
+        return
+    _validate_metric_name(cleaned)
+    assert len(cleaned) <= 250
+    assert clean_name(cleaned) == cleaned
+
+
+@pytest.mark.parametrize(("one", "other", "name"), [
+    ("hospital(1)", "hospital[1]", "hospital_1_"), ("a\nb", "a_b", "a_b"), ("x/./y", "x/y", "x/y"), ("é?", "é!", "é_")])
+def test_clients_that_mlflow_takes_for_one_are_named(one: str, other: str, name: str) -> None:
+    with pytest.raises(DataError) as error:
+        check_clients(["fine", one, "fine too", other])
+    assert f"have one name in MLflow, {name!r}" in str(error.value)
+    assert repr(one)[1:-1].split("\\")[0] in str(error.value) and repr(other) in str(error.value)
+    assert str(error.value).isprintable()
+    check_clients([one, "fine"])
+
+
+PLUGIN = """
+import numpy as np
+from flray.data import DataSet, Domain
+from flray.registry import register_dataset
+
+@register_dataset("hospitals")
+def hospitals(root, *, seed: int = 0, names: str):
+    x = np.random.default_rng(0).random((40, 6)).astype(np.float32)
+    y = np.arange(40) % 2
+    domains = tuple(Domain(name, "real", x, y, x[:10], y[:10]) for name in names.split(";"))
+    return DataSet("hospitals", domains, ("a", "b"), (), ())
+"""
+
+
+def test_such_a_run_is_refused_before_the_first_round_and_odd_names_are_shown_in_one_line(
+        here: Path, digits: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    (here / "plugin.py").write_text(PLUGIN)
+    content = {**digits, "rounds": 1, "model": "linear", "resources": {"executor": "inline"}}
+    for name, domains in (("two", "hospital(1);hospital[1]"), ("odd", "[/x] hospital;a\nb\x85;=1+1")):
+        content["data"] = {"name": "hospitals", "names": domains}
+        (here / f"{name}.yaml").write_text(yaml.safe_dump({"experiment": {**content, "plugins": ["plugin.py"]}}))
+    assert invoke(["run", "two.yaml"]) == 2
+    out, err = capfd.readouterr()
+    assert "the clients 'hospital(1)' and 'hospital[1]' have one name in MLflow, 'hospital_1_'" in err
+    assert (len(err.splitlines()), out) == (1, "")
+    assert not (here / "runs").exists()
+    assert invoke(["run", "odd.yaml"]) == 0
+    assert invoke(["data", "show", "odd.yaml"]) == 0
+    out, err = capfd.readouterr()
+    for shown in ("[/x] hospital", "a\\nb\\x85", "=1+1"):
+        assert sum(shown in line for line in out.splitlines()) == 1  # the rows of who holds what
