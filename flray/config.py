@@ -269,7 +269,8 @@ class Experiment(Section):
     checkpoint: Checkpointing = Checkpointing()
     tracking: Tracking = Tracking()
     output: str = Field("runs", min_length=1, description="folder for runs and sweeps")
-    plugins: tuple[str, ...] = Field((), description="your own Python files that register components")
+    plugins: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="your own Python files that register components")
 
 
 class Config(Section):

@@ -17,7 +17,7 @@ from flray.arms import merged
 from flray.errors import FlrayError, brief, nearest
 
 PARTS = ("experiment", "arms", "space", "sweep", "paper")
-BYTES, VALUES, DEPTH, FILES = 2**20, 100_000, 64, 64
+BYTES, VALUES, DEPTH, FILES = 2**20, 50_000, 64, 64
 """Most bytes of a YAML file, most keys and values in it (an alias counts as what it stands for), deepest nesting, most
 files that one is laid over."""
 

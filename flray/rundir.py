@@ -107,9 +107,12 @@ def find(text: str, base: str | Path = "runs") -> Path:
         _bring(text, str(base))
         base = _local(base)
     for candidate in (Path(text), Path(base) / text):
-        if kind(candidate) is not None:
-            return candidate
-        numbered = [p for p in candidate.iterdir() if p.name.isdigit() and kind(p)] if candidate.is_dir() else []
+        try:
+            if kind(candidate) is not None:
+                return candidate
+            numbered = [p for p in candidate.iterdir() if p.name.isdecimal() and kind(p)] if candidate.is_dir() else []
+        except (OSError, ValueError) as error:  # no name for a file, or a folder that may not be looked into
+            raise FlrayError(f"{candidate}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
         if numbered:
             return max(numbered, key=lambda p: int(p.name))
     known = sorted({str(p.parent.parent.relative_to(base)) for p in Path(base).glob("*/*/*.json")}) \

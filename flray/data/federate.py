@@ -108,6 +108,10 @@ def federate(
     context = {"labels": fit_y, "domains": fit_domain, "seed": seed}
     if dataset.coarse is not None:
         context["superclasses"] = np.array(dataset.coarse, dtype=np.int64)[fit_y]
+    asked = options.get("clients")
+    if isinstance(asked, int) and asked > len(fit_y):  # before arrays of that many are made
+        raise DataError(f"partition {partition_name}: found {asked} clients for {len(fit_y)} training samples of data "
+                        f"set {dataset.name}; each needs one, so at most {len(fit_y)}")
     trains = _partition(partition_name, options, context)
 
     domain_names = ["pooled"] * len(trains)

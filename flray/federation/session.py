@@ -137,10 +137,13 @@ def _read_authentication_anew() -> None:
 def _check_answers(address: str) -> None:
     """Refuse an address where nothing listens; Ray itself would try for many minutes and say nothing."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
+        if address.startswith("ray://"):
+            raise FlrayError(f"no Ray at {address}: write ray://HOST:PORT")
         return
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
-        raise FlrayError(f"no Ray at {address}: {error.strerror or error}; start it there (ray start --head), or leave "
+    except (OSError, OverflowError, ValueError) as error:  # ports above 65535, names that are no host's
+        why = getattr(error, "strerror", None) or error
+        raise FlrayError(f"no Ray at {address}: {why}; start it there (ray start --head), or leave "
                          "the address out to run on this machine") from None

@@ -1,0 +1,110 @@
+"""Whatever YAML can say: the loader returns a configuration, or one line per mistake."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flray.config import Config
+from flray.errors import ConfigErrors, FlrayError
+from flray.forms import plain
+from flray.loading import load, parse_override
+from flray.reading import parse
+from tests.hostile.values import places, with_value
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(
+    ["iid", "fedavg", "fedprox", "lenet", "digits-sklearn", "auto", "ray", "crop", "asha", "1e-3", "name"])
+KEYS = st.text(max_size=6) | st.sampled_from(
+    ["name", "preset", "lr", "rounds", "local", "experiment", "sweep", "grid", "choice", "uniform", "mu", "clients"])
+CONTENT = st.recursive(LEAVES, lambda part: st.lists(part, max_size=3) | st.dictionaries(KEYS, part, max_size=3),
+                       max_leaves=8)
+PLACES = [path for path, _ in places()]
+QUICK = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+def loaded(source: Any, *overrides: Any) -> None:
+    """Load, and check that a refusal has one line per mistake, each of them text."""
+    try:
+        assert isinstance(load(source, overrides), Config)
+    except ConfigErrors as error:
+        assert len(str(error).split("\n")) == len(error.errors)
+    except FlrayError as error:
+        assert "\n" not in str(error)
+
+
+@QUICK
+@given(st.dictionaries(KEYS, CONTENT, max_size=4))
+def test_any_content_is_a_configuration_or_a_line_per_mistake(content: dict[str, Any]) -> None:
+    loaded(content)
+
+
+@QUICK
+@given(st.sampled_from(PLACES), CONTENT)
+def test_any_value_at_any_place_is_taken_or_refused(path: tuple[str, ...], value: Any) -> None:
+    loaded(with_value(path, value))
+
+
+@QUICK
+@given(st.text(max_size=20) | st.sampled_from([".".join(path) for path in PLACES]), CONTENT)
+def test_any_override_is_taken_or_refused(path: str, value: Any) -> None:
+    loaded(with_value(("experiment", "rounds"), 1), (path, value))
+
+
+@QUICK
+@given(st.text(max_size=40))
+def test_any_text_is_an_override_or_refused_in_a_line(text: str) -> None:
+    try:
+        parse_override(text)
+    except FlrayError as error:
+        assert "\n" not in str(error)
+
+
+@QUICK
+@given(st.text(alphabet="ab:-[]{},&*!?|>'\"#% \n\t0.", max_size=40))
+def test_any_text_is_plain_yaml_or_refused_in_a_line(text: str) -> None:
+    try:
+        content = parse(text)
+    except ValueError as error:
+        assert "\n" not in str(error)
+    else:
+        assert yaml.safe_load(yaml.safe_dump(content)) is not None or content is None
+
+
+@QUICK
+@given(CONTENT)
+def test_what_yaml_wrote_is_read_as_it_was(content: Any) -> None:
+    try:
+        value = plain(content)
+    except FlrayError:
+        return
+    text = yaml.safe_dump(value, allow_unicode=True)
+    try:
+        again = parse(text)
+    except ValueError:
+        return  # a character that YAML cannot have
+    assert same(again, value)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return isinstance(other, dict) and list(one) == sorted(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
+    both_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
+    return both_nan or (type(one) is type(other) and bool(one == other))
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("2001-12-14", "2001-12-14"), ("1_000", 1000), ("0x1f", 31), ("yes", True), ("~", None), ("1e-3", "1e-3"),
+    ("1.0e-3", 0.001), (".inf", math.inf), ("[1, a: 2]", [1, {"a": 2}]), ("{<<: {a: 1}, b: 2}", {"a": 1, "b": 2})])
+def test_plain_values_are_read_as_yaml_means_them_and_dates_as_text(text: str, value: Any) -> None:
+    assert parse(text) == value
+
+
+def test_an_exponent_without_a_point_is_a_number_though_yaml_takes_it_for_text() -> None:
+    assert load(with_value(("experiment", "local"), {"lr": "1e-3"})).experiment.local.lr == 0.001
