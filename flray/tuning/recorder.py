@@ -127,6 +127,11 @@ class Recorder(Callback):  # type: ignore[misc]
         """Record that a trial crashed for the last time."""
         self._end(trial, "failed", failure=_reason(trial))
 
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """Keep Tune from unpickling what lies in its storage, which may be a bucket, as the trials' last errors."""
+        for trial in trials:
+            trial.run_metadata.pickled_error_filename = None
+
     def close(self) -> None:
         """End the journals of trials that were interrupted."""
         for journal in self._journals.values():

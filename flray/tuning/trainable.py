@@ -170,6 +170,26 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         write_atomically(Path(checkpoint_dir) / TRIAL, json.dumps(note).encode())
         self._saved_at = now
 
+    def restore(self, checkpoint_path: Any) -> None:
+        """Go to a checkpoint in Tune's storage.
+
+        Tune's own method looks for a file of pickled objects in it first, and what is unpickled can run anything: the
+        storage may be a bucket that others write.
+
+        Parameters
+        ----------
+        checkpoint_path : str, Checkpoint or what `save` returned
+            As Tune's method takes it.
+        """
+        found = tune.Checkpoint.from_directory(checkpoint_path) if isinstance(checkpoint_path, str) else checkpoint_path
+        metrics = getattr(found, "metrics", None) or {}
+        with getattr(found, "checkpoint", found).as_directory() as folder:
+            self.load_checkpoint(str(folder))
+        self._iteration = metrics.get("training_iteration", 0)
+        self._time_total = metrics.get("time_total_s", 0.0)
+        self._time_since_restore, self._iterations_since_restore = 0.0, 0
+        self._restored = True
+
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Go to a checkpoint, this trial's own or (in population based training) another's."""
         with self._failures():
