@@ -6,9 +6,7 @@ from pathlib import Path
 
 from flray import rundir
 from flray.federation.portrait import AFTER, BEFORE, PARTITION
-from flray.federation.world import World
 from flray.metrics.direction import measure_of
-from flray.rounds import measure
 from flray.tracking.journal import Journal
 
 VIEWS = ("global/common", "global/local", "personal/local", "personal/others")
@@ -16,14 +14,24 @@ _FURTHER = ("auc", "hausdorff95")
 """Measures besides the task's own that get a picture where a task has them."""
 
 
-def draw(folder: Path, journal: Journal, world: World) -> None:
-    """Draw the figures and list them for MLflow."""
-    from flray.data.show import bubble_chart
+def draw(folder: Path, journal: Journal, metric: str) -> None:
+    """Draw the figures of a run or of a sweep's trial, from what lies in its folder, and list them for MLflow.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    journal : Journal
+        Its journal.
+    metric : str
+        What the run is judged by; empty where nothing was measured.
+    """
+    from flray.data.show import Holdings, bubble_chart
     from flray.tracking.plots import client_bars, learning_curves
 
     figures = folder / rundir.FIGURES
     figures.mkdir(exist_ok=True)
-    history, metric = journal.history(), measure(world)
+    history = journal.history()
     made: list[str] = []
     own = measure_of(metric)
     for name in (own, *(other for other in _FURTHER if other != own)):
@@ -32,16 +40,18 @@ def draw(folder: Path, journal: Journal, world: World) -> None:
             picture = "curves.png" if name == own else f"curves-{name}.png"
             learning_curves(history, curves, figures / picture)
             made.append(picture)
-    view = next((v for v in ("personal/local", "global/local") if f"{v}/{metric.rsplit('/', 1)[1]}" in history), None)
+    view = next((v for v in ("personal/local", "global/local")
+                 if f"{v}/{own}" in history and history[f"{v}/{own}"].notna().any()), None)
     if view is not None:
-        prefix = f"{view}/{metric.rsplit('/', 1)[1]}/client/"
-        last = history.iloc[-1]
-        values = {str(n).removeprefix(prefix): float(last[n]) for n in history.columns if str(n).startswith(prefix)}
+        prefix = f"{view}/{own}/client/"
+        last = history[history[f"{view}/{own}"].notna()].iloc[-1:].dropna(axis="columns").to_dict("records")[-1]
+        values = {str(n).removeprefix(prefix): float(v) for n, v in last.items() if str(n).startswith(prefix)}
         if values:
             client_bars(values, prefix.removesuffix("/client/"), figures / "clients.png")
             made.append("clients.png")
-    bubble_chart(world.data, figures / "partition.png")
-    made.append("partition.png")
+    if (folder / PARTITION).exists():
+        bubble_chart(Holdings.read(folder / PARTITION), figures / "partition.png")
+        made.append("partition.png")
     for name in made:
         journal.artifact(f"{rundir.FIGURES}/{name}", rundir.FIGURES)
     for name in (rundir.CONFIG, *(n for n in (PARTITION, BEFORE, AFTER) if (folder / n).exists())):

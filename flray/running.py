@@ -199,7 +199,7 @@ def _drive(world: World, folder: Path, address: str | None, progress: Progress) 
         finally:
             progress.end()
         try:
-            draw(folder, journal, world)
+            draw(folder, journal, measure(world))
         except (OSError, ValueError) as error:
             progress.say(f"the figures could not be drawn: {error}")
         journal.tags({"model.sha256": digest})

@@ -106,7 +106,7 @@ def show_datasets() -> None:
 def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
     """Print the table of a partition, of a file or of a data set by its name, and draw its bubble chart."""
     from flray.data.federate import federate, load_dataset
-    from flray.data.show import bubble_chart, check_picture, partition_table
+    from flray.data.show import Holdings, bubble_chart, check_picture, partition_table
     from flray.federation.world import make_world
     from flray.loading import load
 
@@ -125,7 +125,7 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
     console.print(table.to_string(index=False))
     console.print(f"partition fingerprint: {data.partition_fingerprint}")
     if plot is not None:
-        bubble_chart(data, plot)
+        bubble_chart(Holdings.of(data), plot)
         console.print(f"chart: {plot}")
 
 

@@ -138,7 +138,8 @@ def chosen(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 def partition(world: World) -> dict[str, Any]:
     """Return who holds how many training samples of which class, as plain values, and which data these are."""
     classes, counts = world.data.class_table()
-    return {"dataset": world.data.dataset, "classes": list(classes), "origins": dict(world.data.origins),
+    return {"dataset": world.data.dataset, "classes": list(classes), "has_classes": world.data.has_classes,
+            "origins": dict(world.data.origins),
             "fingerprints": {"data": world.data.fingerprint, "partition": world.data.partition_fingerprint},
             "clients": [{"name": client.name, "domain": client.domain, "test": len(client.test),
                          "train": counts[k].tolist()} for k, client in enumerate(world.data.clients)]}

@@ -11,10 +11,10 @@ from rich.console import Console
 from flray import rundir
 from flray.config import Config
 from flray.csvfiles import csv_text
-from flray.federation.portrait import AFTER, BEFORE, PARTITION
+from flray.figures import draw
 from flray.tracking import plots
 from flray.tracking.journal import Journal, history_of, read_events
-from flray.tuning.result import CLIENT, SweepResult, scores_by_label
+from flray.tuning.result import SweepResult, scores_by_label
 from flray.tuning.trials import RESULTS, SUMMARY, TABLE, TrialFolder, folders
 
 OVERVIEW_LIMIT, REPORT = 40, "report"
@@ -37,7 +37,7 @@ def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
     (folder / SUMMARY).write_text(csv_text(result.summary), encoding="utf-8", newline="")
     (folder / TABLE).write_text(text_table(result), encoding="utf-8")
     for trial in folders(folder):
-        _trial_figures(trial, result)
+        _trial_figures(trial)
     made = [rundir.CONFIG, RESULTS, SUMMARY, TABLE]
     scores = dict(list(scores_by_label(result))[:OVERVIEW_LIMIT])
     if scores:
@@ -81,29 +81,10 @@ def text_table(result: SweepResult) -> str:
     return buffer.getvalue()
 
 
-def _trial_figures(trial: TrialFolder, result: SweepResult) -> None:
-    """Draw a trial's curves and its clients, and list them for MLflow, once."""
+def _trial_figures(trial: TrialFolder) -> None:
+    """Draw a trial's figures, those of a single run, and list them for MLflow, once."""
     listed = {event["path"] for event in read_events(trial.path / rundir.JOURNAL) if event["type"] == "artifact"}
     if rundir.CONFIG in listed:
         return
-    history = result.history(trial.number)
-    row = next(row for row in result.results.to_dict("records") if row["trial"] == trial.number)
-    made: list[str] = []
-    figures = trial.path / rundir.FIGURES
-    figures.mkdir(exist_ok=True)
-    measure = str(row["metric"]).split("/")[2] if str(row["metric"]).count("/") >= 2 else "accuracy"
-    curves = [name for view in ("global/common", "global/local", "personal/local", "personal/others")
-              if (name := f"{view}/{measure}") in history.columns]
-    if curves:
-        plots.learning_curves(history, curves, figures / "curves.png")
-        made.append("curves.png")
-    clients = {str(name).removeprefix(CLIENT): float(value) for name, value in row.items()
-               if str(name).startswith(CLIENT) and not math.isnan(value)}
-    if clients:
-        plots.client_bars(clients, measure, figures / "clients.png")
-        made.append("clients.png")
     with Journal(trial.path / rundir.JOURNAL) as journal:
-        for name in made:
-            journal.artifact(f"{rundir.FIGURES}/{name}", rundir.FIGURES)
-        for name in (rundir.CONFIG, *(n for n in (PARTITION, BEFORE, AFTER) if (trial.path / n).exists())):
-            journal.artifact(name)
+        draw(trial.path, journal, str(trial.identity.get("metric") or ""))

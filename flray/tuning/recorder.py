@@ -103,6 +103,10 @@ class Recorder(Callback):  # type: ignore[misc]
         folder = TrialFolder(self._sweep, number).path
         if report.get(PARTITION):
             save_partition(report[PARTITION], folder)
+            held = report[PARTITION]
+            self._journals[number].tags({
+                **{f"{part}.fingerprint": digest for part, digest in held["fingerprints"].items()},
+                **{f"origin.{name}": origin for name, origin in held["origins"].items()}})
         for name in (BEFORE, AFTER):
             if report.get(name):
                 save_text(report[name], folder / name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -64,8 +65,11 @@ def test_killed_twice_it_ends_with_one_parent_and_eight_children(content: dict[s
     assert {f.number: f.identity["uid"] for f in folders(folder)} == before
     assert rounds_before < 8 * 4 == _rounds(folder)
     assert result.results["sha256"].nunique() == 8
-    for trial in folders(folder)[:3]:
-        assert trial.identity["sha256"] == _digest_alone(trial.path, tmp_path)
+    for trial in folders(folder)[:2]:
+        alone = _alone(trial.path, tmp_path)
+        assert trial.identity["sha256"] == alone.sha256
+        figures = [sorted(path.name for path in (run / "figures").iterdir()) for run in (trial.path, alone.folder)]
+        assert figures[0] == figures[1] == ["clients.png", "curves.png", "partition.png"]
     _check_tracked(uri, folder)
 
     again = tuning.resume(folder)  # of a finished sweep: the same result, and nothing is run or tracked again
@@ -92,10 +96,10 @@ def _rounds(folder: Path) -> int:
     return sum(event["type"] == "round" for trial in folders(folder) for event in read_events(trial.path))
 
 
-def _digest_alone(trial: Path, tmp_path: Path) -> str:
-    """Return the digest of the trial's own configuration, run inline and uninterrupted by `flray run`."""
+def _alone(trial: Path, tmp_path: Path) -> running.Result:
+    """Run the trial's own configuration, inline and uninterrupted, as `flray run` does."""
     overrides = ["resources.executor=inline", f"output={tmp_path / 'alone'}", "tracking.uri=null"]
-    return running.run(trial / "config.yaml", overrides).sha256
+    return running.run(trial / "config.yaml", overrides)
 
 
 def _check_tracked(uri: str, folder: Path) -> None:
@@ -112,6 +116,8 @@ def _check_tracked(uri: str, folder: Path) -> None:
     digests = {f.number: f.identity["sha256"] for f in folders(folder)}
     assert {run.data.tags["trial"]: run.data.tags["model.sha256"] for run in children} == digests
     for run in children:
+        held = json.loads((folder / "trials" / run.data.tags["trial"] / "partition.json").read_text())
+        assert {part: run.data.tags[f"{part}.fingerprint"] for part in ("data", "partition")} == held["fingerprints"]
         for name in ("score", "global/common/accuracy", "train/loss"):
             assert [m.step for m in client.get_metric_history(run.info.run_id, name)] == [1, 2, 3, 4]
     assert {f.path for f in client.list_artifacts(parents[0].info.run_id)} >= {
