@@ -78,6 +78,7 @@ class Place:
         self.token = hashlib.sha256(os.urandom(16)).hexdigest()
         os.environ["RAY_AUTH_TOKEN"] = self.token
         self._cold, self._warm, self._used = cold, None, 0
+        self._second: Any = None
         self._bucket: processes.Service | None = None
         self._nodes: processes.Nodes | None = None
         self._version = _version()
@@ -93,6 +94,12 @@ class Place:
             self._warm, self._used = processes.Warm(self.folder / "warm.log"), 0
         self._used += 1
         return self._warm
+
+    def second(self) -> Any:
+        """Return what starts commands beside those of `drivers`."""
+        if self._second is None:
+            self._second = processes.Warm(self.folder / "second.log")
+        return self._second
 
     def bucket(self) -> processes.Service:
         """Return the S3-compatible server."""
@@ -142,8 +149,9 @@ class Place:
 
     def close(self) -> None:
         """End all that was started."""
-        if self._warm is not None:
-            self._warm.close()
+        for warm in (self._warm, self._second):
+            if warm is not None:
+                warm.close()
         if self._bucket is not None:
             self._bucket.kill()
         self.leave_nodes()
@@ -179,6 +187,7 @@ class Case:
         few = 3 if federation.ray else 5
         self._wanted = kills or self._random.randint(2, few)
         self.folder = place.folder / "cases" / f"{seed}-{index}"
+        self._said = place.folder / "cases" / f"{seed}-{index}.txt"
         self._mark = f"case-{seed}-{index}-{os.getpid()}"
         self._outcome = Outcome(federation.name, federation.group, seed, index)
         self._tracking: processes.Service | None = None
@@ -191,21 +200,37 @@ class Case:
         """Play it; the folder stays where something differs."""
         began = time.monotonic()
         wanted = self._place.reference(self._federation.reference or self._federation.content)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._clear()
         try:
             self._prepare(wanted)
             self._sessions()
             if not self._outcome.differences or self._run() is not None:
                 self._outcome.differences += self._compare(wanted)
         finally:
-            self._outcome.differences += [f"left running: {name}" for name in processes.gone(self._mark, 30)]
+            self._outcome.differences += [f"left running: {name}" for name in processes.gone(self._mark, 30, last=True)]
             if self._tracking is not None:
                 self._tracking.kill()
         self._outcome.seconds = time.monotonic() - began
         if not self._outcome.differences:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._clear()
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+            for path in self._said.parent.glob(f"{self._said.stem}.*txt"):
+                path.unlink(missing_ok=True)
         return self._outcome
+
+    def _clear(self) -> None:
+        """Empty the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+
+    def _extra(self) -> dict[str, Any]:
+        """Return what a warm process does beside obeying."""
+        return {}
+
+    def _meanwhile(self, driver: processes.Driver) -> None:
+        """Do something beside a driver that has begun."""
 
     def _prepare(self, wanted: dict[str, Any]) -> None:
         content = self._federation.content
@@ -291,20 +316,20 @@ class Case:
             driver_kills = sum(bool(k.hit) for k in self._outcome.kills)
             kill = self._draw(len(self._outcome.kills)) if driver_kills < self._wanted and \
                 len(self._outcome.kills) < 3 * self._wanted else None
-            before = self._outcome.kills[-1:] if self._outcome.kills else []
+            before = len(self._outcome.kills)
             code, text = self._session(kill)
             self._outcome.sessions += 1
             if "Traceback (most recent call last)" in text:
-                self._different(f"a traceback: {_last(text)}", keep=True)
+                self._different(f"a traceback: {last_lines(text)}", keep=True)
             if code == 0:
                 return
-            last = self._outcome.kills[-1] if self._outcome.kills[-1:] != before else None
-            if last is not None and last.hit and last.victim in SIGNALS:
-                self._asked(last, code, text)
-            elif last is None or not last.hit or last.victim not in ("driver", "head"):
+            fatal = [k for k in self._outcome.kills[before:] if k.hit and k.victim in ("driver", "head", *SIGNALS)]
+            if fatal and fatal[-1].victim in SIGNALS:
+                self._asked(fatal[-1], code, text)
+            elif not fatal:
                 failed += 1
                 latest = "; ".join(map(str, self._outcome.kills[-2:]))
-                self._different(f"exit code {code} after [{latest}]: {_last(text)}", keep=True)
+                self._different(f"exit code {code} after [{latest}]: {last_lines(text)}", keep=True)
         self._different("given up after four failures")
 
     def _asked(self, kill: Kill, code: int | None, text: str) -> None:
@@ -312,23 +337,25 @@ class Case:
         number = SIGNALS[kill.victim]
         began = self._run() is not None
         if code != 128 + number and not (code == -number and not began):
-            self._different(f"exit code {code} after {kill}: {_last(text)}", keep=True)
+            self._different(f"exit code {code} after {kill}: {last_lines(text)}", keep=True)
         elif began and "stopped; go on with: flray resume" not in text:
-            self._different(f"it does not say how to go on after {kill}: {_last(text)}", keep=True)
+            self._different(f"it does not say how to go on after {kill}: {last_lines(text)}", keep=True)
 
     def _different(self, line: str, keep: bool = False) -> None:
         self._outcome.differences.append(line)
         if keep:
             with contextlib.suppress(OSError):
-                shutil.copy(self.folder / "output.txt", self.folder / f"output-{len(self._outcome.differences)}.txt")
+                shutil.copy(self._said, self._said.with_suffix(f".{len(self._outcome.differences)}.txt"))
 
     def _session(self, kill: Kill | None) -> tuple[int | None, str]:
         """Run one driver; kill what is to be killed meanwhile, one after another."""
         arguments = self._arguments()
-        output = self.folder / "output.txt"
-        output.unlink(missing_ok=True)
-        driver = self._place.drivers().start(arguments, self.folder, self._environment, output,
-                                             kill.operation if kill else None)
+        self._said.unlink(missing_ok=True)
+        driver = self._place.drivers().start(arguments, self.folder, self._environment, self._said,
+                                             operation=kill.operation if kill else None, **self._extra())
+        beside = threading.Thread(target=self._meanwhile, args=(driver,))
+        beside.start()
+        self._threads.append(beside)
         moved = time.monotonic()
         first = done = self._done()
         reached: float | None = None
@@ -450,11 +477,12 @@ class Case:
         if not waiting:
             return []
         driver = self._place.drivers().start(["sync", "case", "--output", self._output], self.folder, self._environment,
-                                             self.folder / "sync.txt")
+                                             self._said.with_suffix(".sync.txt"))
         code = driver.wait(120)
-        return [] if code == 0 else [f"flray sync ended with {code}: {_last(driver.text)}"]
+        return [] if code == 0 else [f"flray sync ended with {code}: {last_lines(driver.text)}"]
 
 
-def _last(text: str) -> str:
+def last_lines(text: str) -> str:
+    """Return the end of what a command said."""
     lines = [line for line in text.splitlines() if line.strip()]
     return " | ".join(lines[-3:])[-500:]

@@ -18,6 +18,7 @@ from typing import Any
 
 from catalogue import Federation, catalogue
 from killing import SIGNALS, Case, Outcome, Place
+from modes import MODES
 
 
 def arguments() -> argparse.Namespace:
@@ -30,8 +31,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hours", type=float, help="or after so long")
     parser.add_argument("--only", nargs="+", default=[], metavar="KIND",
                         help=f"groups ({', '.join(groups)}) or parts of names of federations")
-    parser.add_argument("--mode", choices=("kills", "signals"), default="kills",
-                        help="signals: processes are not killed but asked to end by SIGINT, SIGTERM or SIGHUP")
+    parser.add_argument("--mode", choices=("kills", "signals", "disk", "clock", "two"), default="kills",
+                        help="signals: processes are not killed but asked to end by SIGINT, SIGTERM or SIGHUP; disk: "
+                             "everything lies on a small file system, which is full now and then (needs root); clock: "
+                             "every session has another time; two: other commands look at the run, or want to go on "
+                             "with it too, while it runs")
     parser.add_argument("--victims", nargs="+", default=[], help="only these die, where a federation has them")
     parser.add_argument("--case", type=int, help="only this case, again; its folder is kept")
     parser.add_argument("--cold", action="store_true", help="a new interpreter for every command, as a person does")
@@ -75,7 +79,7 @@ def play(options: argparse.Namespace) -> bool:
             if before is not None and before.place == "nodes" and federation.place != "nodes":
                 place.leave_nodes()
             before = federation
-            outcome = Case(place, federation, options.seed, index).play()
+            outcome = MODES.get(options.mode, Case)(place, federation, options.seed, index).play()
             hits = sum(bool(k.hit) for k in outcome.kills)
             kills += hits
             good &= not outcome.differences

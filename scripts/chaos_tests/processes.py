@@ -48,17 +48,29 @@ def titled(mark: str, *titles: str) -> list[psutil.Process]:
     return sorted(found, key=lambda p: p.pid)
 
 
-def gone(mark: str, seconds: float) -> list[str]:
-    """Wait until no process carries the mark; end and name those that are left."""
+SLOW = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Ray's agents, which notice that their node is gone after 60 seconds only."""
+
+
+def gone(mark: str, seconds: float, last: bool = False) -> list[str]:
+    """Wait until no process carries the mark; end and name those that are left, save for Ray's agents.
+
+    The agents end by themselves; the `last` time they are ended.
+    """
     end = time.monotonic() + seconds
-    while (left := marked(mark)) and time.monotonic() < end:
+    while (left := [p for p in marked(mark) if not _title(p).startswith(SLOW)]) and time.monotonic() < end:
         time.sleep(0.1)
-    names = []
-    for process in left:
+    names = [_title(process) for process in left]
+    for process in marked(mark) if last else left:
         with contextlib.suppress(psutil.Error):
-            names.append(" ".join(process.cmdline())[:80])
             process.kill()
     return names
+
+
+def _title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())[:80].strip()
+    return "a process that ended"
 
 
 class Warm:
@@ -79,11 +91,11 @@ class Warm:
         return json.loads(self._process.stdout.readline() or "null") if ready else None
 
     def start(self, arguments: list[str], folder: Path, environment: dict[str, str], output: Path,
-              operation: int | None = None) -> Driver:
-        """Begin a command."""
+              **extra: Any) -> Driver:
+        """Begin a command; what else the process does: see `warm.obey`."""
         assert self._process.stdin is not None
         order = {"arguments": arguments, "folder": str(folder), "environment": environment, "output": str(output),
-                 "operation": operation}
+                 **extra}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         answer = self._say(60)
@@ -105,8 +117,8 @@ class Cold:
     """Starts commands as a person does: a new interpreter each."""
 
     def start(self, arguments: list[str], folder: Path, environment: dict[str, str], output: Path,
-              operation: int | None = None) -> Driver:
-        """Begin a command."""
+              **extra: Any) -> Driver:
+        """Begin a command; nothing else can be done in it."""
         with output.open("ab") as file:
             process = subprocess.Popen(
                 [sys.executable, "-c", COLD, *arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
@@ -249,5 +261,5 @@ class Nodes:
         """End all of it."""
         self._process.kill()
         self._process.wait()
-        gone(self.mark, 0)
+        gone(self.mark, 0, last=True)
         self._log.close()

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 
@@ -27,8 +28,10 @@ def obey(order: dict[str, Any]) -> None:
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
     sys.argv = ["flray", *order["arguments"]]
-    if order["operation"]:
+    if order.get("operation"):
         die_at(order["operation"], order["folder"])
+    if order.get("clock"):
+        set_clock(*order["clock"])
 
 
 def die_at(last: int, folder: str) -> None:
@@ -48,6 +51,17 @@ def die_at(last: int, folder: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)
+
+
+def set_clock(first: float, seconds: float, then: float) -> None:
+    """Have this process's clock wrong by `first` seconds, and after so many seconds by `then`."""
+    began, real, real_ns = time.monotonic(), time.time, time.time_ns
+
+    def wrong() -> float:
+        return first if time.monotonic() - began < seconds else then
+
+    time.time = lambda: real() + wrong()
+    time.time_ns = lambda: real_ns() + int(wrong() * 1e9)
 
 
 def serve() -> bool:

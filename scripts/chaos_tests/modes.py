@@ -1,0 +1,104 @@
+"""What else may happen to a run: a full disk, a clock that is set, another command on the same run."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import time
+from typing import Any
+
+import processes
+from killing import Case, Kill, Outcome, last_lines
+
+ROOM = 64 * 2**20
+"""Bytes of a disk with room for everything."""
+
+
+class Disk(Case):
+    """Everything lies on a small file system of its own, which is made larger after each failure."""
+
+    def play(self) -> Outcome:
+        """Mount, play, unmount."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "flray-chaos", str(self.folder)], check=True)
+        try:
+            outcome = super().play()
+            if outcome.differences:
+                kept = self.folder.with_name(f"{self.folder.name}-kept")
+                shutil.rmtree(kept, ignore_errors=True)
+                shutil.copytree(self.folder, kept)
+            return outcome
+        finally:
+            subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+
+    def _clear(self) -> None:
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def _sessions(self) -> None:
+        draw = random.Random(f"{self._seed}/{self._index}/disk")
+        for _ in range(self._wanted):
+            size = self._used() + int(10 ** draw.uniform(3.6, 6.2))
+            self._resize(size)
+            code, text = self._session(None)
+            self._outcome.sessions += 1
+            self._outcome.kills.append(Kill("disk", 0, 0.0, size, f"{self._done()} rounds, exit code {code}"))
+            if "Traceback (most recent call last)" in text or code not in (0, 1) or \
+                    (code == 1 and "no space left on the disk" not in text):
+                self._different(f"exit code {code} on a disk of {size}: {last_lines(text)}", keep=True)
+            if code == 0:
+                break
+        self._resize(ROOM)
+        code, text = self._session(None)
+        self._outcome.sessions += 1
+        if code != 0:
+            self._different(f"exit code {code} with room again: {last_lines(text)}", keep=True)
+
+    def _used(self) -> int:
+        return shutil.disk_usage(self.folder).used
+
+    def _resize(self, size: int) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={(size + 4095) // 4096 * 4096}", str(self.folder)], check=True)
+
+
+class Clock(Case):
+    """The driver's clock is set before each session, and once more in the middle of it."""
+
+    def _extra(self) -> dict[str, Any]:
+        draw = random.Random(f"{self._seed}/{self._index}/{self._outcome.sessions}/clock")
+        return {"clock": [draw.choice([-1, 1]) * 10 ** draw.uniform(0, 6), draw.uniform(0.2, 4),
+                          draw.choice([-1, 1]) * 10 ** draw.uniform(0, 6)]}
+
+
+class Two(Case):
+    """While the run goes on other commands are given on it; after each kill two want to resume it at once."""
+
+    def _meanwhile(self, driver: processes.Driver) -> None:
+        draw = random.Random(f"{self._seed}/{self._index}/{self._outcome.sessions}/two")
+        if self._run() is None or self._outcome.sessions >= 4:
+            return
+        time.sleep(draw.uniform(0, 1))
+        command = draw.choice(["resume", "resume", "sync", "report"])
+        arguments = [command, "case", "--output", self._output]
+        said = self._said.with_suffix(f".{self._outcome.sessions}.{command}.txt")
+        said.unlink(missing_ok=True)
+        other = self._place.second().start(arguments, self.folder, self._environment, said)
+        code = other.wait(200)
+        text = other.text
+        lines = [line for line in text.splitlines() if line.strip()]
+        if "Traceback (most recent call last)" in text or code not in (0, 2):
+            self._different(f"{command} meanwhile: exit code {code}: {last_lines(text)}")
+        elif code == 2 and len(lines) != 1:
+            self._different(f"{command} meanwhile: {len(lines)} lines: {last_lines(text)}")
+        elif command == "resume" and code == 2 and "is being written by a process that still runs" not in text:
+            self._different(f"{command} meanwhile: {last_lines(text)}")
+        else:
+            said.unlink(missing_ok=True)
+        self._outcome.kills.append(Kill(command, 0, 0.0, None, f"exit code {code}"))
+
+
+MODES: dict[str, type[Case]] = {"disk": Disk, "clock": Clock, "two": Two}
