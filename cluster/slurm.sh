@@ -38,7 +38,16 @@ if [ "${#nodes[@]}" -gt 1 ]; then
   srun --nodes=$((${#nodes[@]} - 1)) --ntasks=$((${#nodes[@]} - 1)) --exclude="$head" \
     ray start --block --address="$head_ip:$port" \
     --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" &
-  sleep 20
+  python - "$head_ip:$port" "${#nodes[@]}" <<'PYTHON'
+import sys, time, ray
+address, wanted = sys.argv[1], int(sys.argv[2])
+ray.init(address=address, logging_level="ERROR")
+end = time.monotonic() + 120
+while (there := sum(node["Alive"] for node in ray.nodes())) < wanted:
+    if time.monotonic() > end:
+        sys.exit(f"flray: {there} of {wanted} nodes have joined Ray within two minutes")
+    time.sleep(1)
+PYTHON
 fi
 
 if [ "$1" = --resume ]; then
