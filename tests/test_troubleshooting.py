@@ -117,6 +117,18 @@ def damage(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def at_the_server() -> int:
+    Path("mine.py").write_text("import flray\nfrom flray.algorithms import Algorithm\n\n"
+                               "@flray.register_algorithm('mine')\nclass Mine(Algorithm):\n"
+                               "    def aggregate(self, server, stage, replies):\n        {}['weight']\n")
+    return run("algorithm=mine", "plugins=[mine.py]")()
+
+
+def key_twice() -> int:
+    Path("twice.yaml").write_text("experiment:\n  rounds: 1\n  rounds: 2\n")
+    return invoke(["run", "twice.yaml"])
+
+
 def full_disk() -> int:
     """Write to a file that says it has no space left, as Linux keeps one for tests."""
     from flray.federation import checkpoint
@@ -143,6 +155,10 @@ TROUBLES: dict[str, Trouble] = {
     "resources.gpus_per_actor": run("resources={executor: ray, gpus_per_actor: 99}"),
     "is no finite number": run("local.lr=1e30", "rounds=1"),
     "ValueError": broken("raise ValueError('a mistake')"),
+    "at the server": at_the_server,
+    "which make a sweep": run("sweep.seeds=[0, 1]"),
+    "a second time": key_twice,
+    "found '1'": run("rounds='1'"),
     "is away": run("rounds=1", "tracking.uri=http://127.0.0.1:9"),
     "experiment.plugins": broken("pass", "import nosuchmodule"),
     "samples are [32, 32, 3]": own_data("last-axis"),
@@ -195,7 +211,7 @@ def test_a_trouble_is_printed_as_the_table_has_it(demo: Path, capfd: pytest.Capt
     captured = capfd.readouterr()
     matched(part, captured.out + captured.err)
     assert code == 0 if part in PASSING else code in (1, 2)
-    assert "Traceback" not in captured.err or part == "ValueError"
+    assert "Traceback" not in captured.err or part in ("ValueError", "at the server")
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Split = SplitName | tuple[float, float, float]
 
 Rows = NDArray[np.int64]
+_MANY = 100_000  # clients: up to so many the partition itself says why they are too many
 _WITHOUT_CLASSES = frozenset({"iid", "domains"})  # take labels to count samples or to stratify, no more
 
 
@@ -109,7 +110,7 @@ def federate(
     if dataset.coarse is not None:
         context["superclasses"] = np.array(dataset.coarse, dtype=np.int64)[fit_y]
     asked = options.get("clients")
-    if isinstance(asked, int) and asked > len(fit_y):  # before arrays of that many are made
+    if isinstance(asked, int) and asked > max(len(fit_y), _MANY):  # before arrays of that many are made
         raise DataError(f"partition {partition_name}: found {asked} clients for {len(fit_y)} training samples of data "
                         f"set {dataset.name}; each needs one, so at most {len(fit_y)}")
     trains = _partition(partition_name, options, context)

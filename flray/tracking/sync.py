@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flray.errors import FlrayError
+from flray.errors import DataError, FlrayError
 from flray.tracking import cursor
 from flray.tracking.connection import http_limits
-from flray.tracking.journal import JOURNAL
+from flray.tracking.journal import JOURNAL, read_events
 from flray.tracking.sender import MlflowSender
 
 
@@ -77,8 +77,12 @@ def sync(path: Path, uri: str | None = None) -> SyncReport:
         for run_dir, parent_dir in directories:
             sender = MlflowSender(run_dir, uri or _known_uri(run_dir, parent_dir), parent_dir=parent_dir)
             uris.add(sender.uri)
+            read_events(run_dir)  # names the line that is no event
             before = sender.unsent()
-            left = sender.pump()
+            try:
+                left = sender.pump()
+            except ValueError as error:  # a damaged end, which a run that goes on cuts off
+                raise DataError(f"{run_dir / JOURNAL}: {error}; flray resume mends its end") from None
             sent += before - left
             notices += sender.notices
             if left:
