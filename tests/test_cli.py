@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,11 @@ def test_every_help_text_ends_with_an_example_of_the_command(
     assert invoke([*path, "--help"]) == 0
     example = " ".join(capsys.readouterr().out.split()).rsplit("Example: ", 1)[1]
     assert example.startswith(" ".join(["flray", *path]))
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["--version"]) == 0
+    assert capsys.readouterr().out == f"flray {metadata.version('flray')}\n"
 
 
 def test_help_texts_name_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ def full_disk() -> int:
     """Write to a file that says it has no space left, as Linux keeps one for tests."""
     from flray.federation import checkpoint
 
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, data: bytes, **_: object) -> None:
         with Path("/dev/full").open("wb") as file:
             file.write(data)
 
