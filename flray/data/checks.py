@@ -63,6 +63,9 @@ def _problems(dataset: DataSet) -> Iterator[str]:
     if first.dtype == np.uint8 and (first.ndim != 4 or (len(dataset.mean),) != channels):
         yield (f": samples are {list(first.shape[1:])} and mean has {len(dataset.mean)} values; images are [channels, "
                "height, width] (x.transpose(0, 3, 1, 2) brings the last axis to the front), with one mean per channel")
+    elif first.ndim == 4 and len(dataset.mean) not in (1, *channels):
+        yield (f": samples are {first.dtype} {list(first.shape[1:])} and mean has {len(dataset.mean)} values; give one "
+               "for all or one per channel (flray.data.channel_statistics returns mean and std)")
     if len(dataset.mean) != len(dataset.std) or not all(value > 0 for value in dataset.std):
         yield (f": mean has {len(dataset.mean)} values and std is {dataset.std}; give as many, those of std above 0 "
                "(flray.data.channel_statistics returns both)")

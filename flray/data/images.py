@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from flray.errors import DataError
+
 Images = NDArray[np.uint8]
 
 # Standard deviation within a crop below which it counts as one colour: half of the bundled photos is smooth background.
@@ -107,14 +109,45 @@ def over_photos(digits: Images, crops: Images) -> Images:
 
 
 def channel_statistics(images: list[NDArray[Any]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel of uint8 images scaled to [0, 1], over all arrays together.
+    """Return mean and standard deviation per channel, over all arrays together.
 
     Parameters
     ----------
-    images : list of ndarray of uint8 [n, C, H, W]
-        Training images.
+    images : list of ndarray [n, C, ...]
+        Training samples. Those of uint8 are images, and their numbers are of pixels scaled to [0, 1]; of any other
+        numbers (a table [n, columns], signals [n, channels, times]) they are of the numbers themselves, which training
+        takes as they are: to standardise a table, subtract the mean and divide by the deviation in your own function.
+
+    Returns
+    -------
+    (tuple of float, tuple of float)
+        As `DataSet` wants them: the deviation of a channel that never changes is 1 in a table.
+
+    Raises
+    ------
+    DataError
+        If these are no numbers, or samples without channels.
     """
+    for part in images:
+        if part.ndim < 2 or part.dtype.kind not in "uif" or (part.dtype == np.uint8 and part.ndim != 4):
+            raise DataError(f"channel_statistics: found {part.dtype} {list(part.shape)}; give uint8 images [n, "
+                            "channels, height, width] or numbers [n, columns, ...]")
+        if part.shape[1] != images[0].shape[1]:
+            raise DataError(f"channel_statistics: found {images[0].shape[1]} and {part.shape[1]} channels; give arrays "
+                            "of one kind of samples")
+    if not sum(map(len, images)):
+        raise DataError("channel_statistics: found no samples; give the training parts")
+    if any(part.dtype != np.uint8 for part in images):
+        return _statistics_of_numbers(images)
     return statistics_of(sum((channel_counts(part) for part in images[1:]), channel_counts(images[0])))
+
+
+def _statistics_of_numbers(tables: list[NDArray[Any]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    values = np.concatenate([np.moveaxis(table, 1, -1).reshape(-1, table.shape[1]) for table in tables])
+    mean, deviation = values.mean(0, dtype=np.float64), values.std(0, dtype=np.float64)
+    deviation = np.where(deviation > 0, deviation, 1.0)
+    # Six digits: the last bits of sums differ between processors.
+    return tuple(float(f"{m:.6g}") for m in mean), tuple(float(f"{s:.6g}") for s in deviation)
 
 
 def channel_counts(images: NDArray[Any]) -> NDArray[np.int64]:

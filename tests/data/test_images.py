@@ -1,8 +1,13 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from flray.data import DataSet, Domain
+from flray.data.checks import checked
 from flray.data.images import bundled_photos, channel_statistics, over_photos, photo_crops, resize
+from flray.errors import DataError
 
 
 def test_resize_agrees_with_pillow() -> None:
@@ -49,3 +54,35 @@ def test_statistics_agree_with_numpy() -> None:
     pooled = np.concatenate(parts) / 255
     assert mean == pytest.approx(pooled.mean((0, 2, 3)), abs=1e-6)
     assert std == pytest.approx(pooled.std((0, 2, 3)), abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.int8])
+def test_statistics_of_a_table_are_of_its_columns(dtype: type) -> None:
+    parts = [np.array([[0, 10, 5], [4, 30, 5]], dtype=dtype), np.array([[2, 20, 5]], dtype=dtype)]
+    mean, std = channel_statistics(parts)
+    assert mean == (2.0, 20.0, 5.0)
+    assert std == (1.63299, 8.16497, 1.0)  # the square roots of 8/3 and 200/3; a column that never changes
+    signals = np.stack([parts[0]] * 4, 2)
+    assert channel_statistics([signals]) == ((2.0, 20.0, 5.0), (2.0, 10.0, 1.0))
+
+
+@pytest.mark.parametrize("part", [
+    np.zeros(3), np.zeros((0, 3)), np.array([["a"]]), np.zeros((2, 3), dtype=np.uint8), np.zeros((2, 3), complex)])
+def test_what_has_no_statistics_is_one_line(part: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(DataError, match=r"^channel_statistics: found .*; give "):
+        channel_statistics([part])
+    with pytest.raises(DataError, match=r"found 3 and 4 channels"):
+        channel_statistics([np.zeros((2, 3)), np.zeros((2, 4))])
+
+
+@pytest.mark.parametrize(("mean", "std", "words"), [
+    (0.5, (1.0,), "mean is 0.5"), ((0.5,), 1.0, "std is 1.0"), (("a",), (1.0,), "mean is"),
+    ((), (), "mean has 0 values"),
+    ((0.0, 0.0), (1.0, 1.0), "mean has 2 values"), ((float("nan"),), (1.0,), "mean is"),
+    ((0.5,) * 3, (0.0,) * 3, "std is"), (None, None, "mean is None")])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_a_wrong_mean_is_one_line(mean: Any, std: Any, words: str, dtype: type) -> None:
+    x, y = np.zeros((2, 3, 4, 4), dtype=dtype), np.zeros(2, dtype=np.int64)
+    with pytest.raises(DataError, match=f"^data set own: .*{words}") as error:
+        checked("own", DataSet("own", (Domain("d", "real", x, y, x, y),), ("a", "b"), mean, std))
+    assert str(error.value).isprintable()
