@@ -117,7 +117,7 @@ def report_command(
                                                 "best setting's")] = None,
     uri: Annotated[str | None, typer.Option(help="read from this MLflow address instead of from a folder")] = None,
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
-    keep: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="also write a row per finished run here, with "
+    keep: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="also add a row per finished run here, with "
                                               "versions and SHA-256, to be kept in a repository")] = None,
 ) -> None:
     """Table beside the printed numbers, costs, figures: here, as Markdown, LaTeX and one HTML page."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pandas as pd
 
@@ -40,13 +40,13 @@ def csv_text(frame: pd.DataFrame) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def read_csv(path: Path) -> pd.DataFrame:
+def read_csv(path: Path | IO[str]) -> pd.DataFrame:
     """Return what `csv_text` wrote, all of it as text.
 
     Parameters
     ----------
-    path : Path
-        The file.
+    path : Path or file
+        Where it stands.
 
     Raises
     ------

@@ -13,6 +13,8 @@ from flray.errors import FlrayError
 
 ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 30, 16
 PUBLIC = 64
+SMOKE = "-smoke"
+"""How the name of a smoke run ends."""
 _ALGORITHM = {"public_size": PUBLIC, "public_batch_size": 32, "pretrain_epochs": 1}
 _FIXED = ("rounds", "subset", "split", "shift.sizes", "shift.ratio", "local.epochs", "local.batch_size",
           "evaluation.every")
@@ -145,7 +147,7 @@ def _small(experiment: Experiment, most: int) -> Experiment:
         key: value for key, value in _ALGORITHM.items() if experiment.algorithm.options.get(key)}}
     algorithm = experiment.algorithm.model_copy(update={"options": options})
     return experiment.model_copy(update={
-        "name": f"{experiment.name}-smoke"[-100:], "rounds": ROUNDS, "subset": most, "local": local,
+        "name": f"{experiment.name}{SMOKE}"[-100:], "rounds": ROUNDS, "subset": most, "local": local,
         "evaluation": evaluation, "algorithm": algorithm, "shift": shift, "public": public, "partition": partition,
         "split": "official" if apart else experiment.split,
         "episodes": experiment.episodes.model_copy(update={"shot": 1, "queries": 1, "test": 20})})

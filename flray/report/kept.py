@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from flray.csvfiles import csv_text, read_csv
+from flray.data.bounds import open_file
 from flray.errors import DataError, FlrayError
 from flray.files import write_atomically
 from flray.report import measures, plain
 from flray.report.source import Source, Trial
-from flray.report.table import ONCE, Cell, Column, Table, client_measure, clients, judge
-from flray.tuning.space import words
+from flray.report.table import ONCE, SMOKE_NOTE, Cell, Column, Table, client_measure, clients, judge
+from flray.suites import SMOKE
+from flray.tuning.space import is_name, words
 
 FIRST = ("suite", "algorithm")
 MEASURED = ("seed", "rounds", "protocol", "metric", "value", "own", "others", "worst")
@@ -27,20 +30,31 @@ LAST = ("bytes_up", "bytes_down", "seconds", "sha256", "data", "origins", "data_
 DOMAIN = "domain/"
 _NUMBERS = ("seed", "rounds", "value", "own", "others", "worst", "bytes_up", "bytes_down", "seconds")
 _PACKAGES = ("python", "flray", "torch", "numpy")
+_APART = (("algorithm", "{}"), ("data", "{}"), ("rounds", "{} rounds"), ("protocol", "{}"), ("metric", "{}"))
+"""What keeps rows apart besides their settings, and how it is said."""
 _HEADS = {"value": "score", "own": f"own {ONCE}"}
 _SHA = re.compile(r"[0-9a-f]{64}")
 _DIGITS = 4
 
 
-def keep(source: Source, path: Path) -> tuple[int, int]:
-    """Write a row for every finished run of a sweep.
+class Kept(NamedTuple):
+    """How many runs were added, were kept before, and were left out because they have not finished."""
+
+    added: int
+    before: int
+    unfinished: int
+
+
+def keep(source: Source, path: Path) -> Kept:
+    """Add a row for every finished run of a sweep; what is kept already stays as it is.
 
     Parameters
     ----------
     source : Source
         The sweep or run.
     path : Path
-        The CSV file. One that is there is replaced if it holds kept results. Columns: ``suite`` (the experiment's
+        The CSV file. To one that is there the runs are added that it lacks: a run is the same if suite, algorithm,
+        settings, seed, rounds and SHA-256 are. Columns: ``suite`` (the experiment's
         name), ``algorithm``, one per setting that the sweep varies (arms as ``arms.AXIS``), ``seed``, ``rounds``
         played, ``protocol`` (which of them count), ``metric`` and ``value`` (the method's own measure, shares in
         percent), ``own`` and ``others`` (the mean over clients, on their own and on the other clients' test parts),
@@ -51,8 +65,8 @@ def keep(source: Source, path: Path) -> tuple[int, int]:
 
     Returns
     -------
-    (int, int)
-        Runs that were kept, and runs that were not because they have not finished.
+    Kept
+        How many runs were added, were there, and have not finished.
 
     Raises
     ------
@@ -62,16 +76,29 @@ def keep(source: Source, path: Path) -> tuple[int, int]:
     finished = [trial for trial in source.trials if trial.status == "finished" and trial.sha256]
     if not finished:
         raise FlrayError(f"{source.where}: no run has finished, so there is nothing to keep")
-    if path.exists():
-        read(path)
-    rows = pd.DataFrame([_row(source, trial) for trial in finished])
-    domains = [name for name in rows.columns if name.startswith(DOMAIN)]
+    known = _texts(path) if path.exists() else pd.DataFrame()
+    rows = _as_text(pd.DataFrame([_row(source, trial) for trial in finished]))
+    names = list(dict.fromkeys([*known.columns, *rows.columns]))
+    domains = [name for name in names if name.startswith(DOMAIN)]
     fixed = {*FIRST, *MEASURED, *LAST, *domains}
-    settings = source.in_order(name for name in rows.columns if name not in fixed)
-    text = csv_text(rows[[*FIRST, *settings, *MEASURED, *domains, *LAST]])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())
-    return len(finished), len(source.trials) - len(finished)
+    settings = source.in_order(name for name in names if name not in fixed)
+    columns = [*FIRST, *settings, *MEASURED, *domains, *LAST]
+    known, rows = (frame.reindex(columns=columns, fill_value="") for frame in (known, rows))
+    there = set(_identities(known, settings))
+    new = rows[[one not in there for one in _identities(rows, settings)]]
+    if len(new):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, csv_text(pd.concat([known, new], ignore_index=True)).encode())
+    return Kept(len(new), len(rows) - len(new), len(source.trials) - len(finished))
+
+
+def _as_text(frame: pd.DataFrame) -> pd.DataFrame:
+    return read_csv(io.StringIO(csv_text(frame)))
+
+
+def _identities(frame: pd.DataFrame, settings: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return what a row is known by."""
+    return list(frame[[*FIRST, *settings, "seed", "rounds", "sha256"]].itertuples(index=False, name=None))
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -82,8 +109,23 @@ def read(path: Path) -> pd.DataFrame:
     DataError
         If the file does not hold kept results.
     """
+    frame = _texts(path)
+    for name in frame.columns:
+        if name.startswith(DOMAIN) or name in _NUMBERS:
+            try:
+                frame[name] = pd.to_numeric(frame[name])
+            except ValueError as error:
+                raise DataError(f"{path}: no number in the column {name} ({error}); restore the file") from None
+    for name in ("seed", "rounds"):
+        if frame[name].isna().any():
+            raise DataError(f"{path}: an empty cell in the column {name}; restore the file")
+    return frame
+
+
+def _texts(path: Path) -> pd.DataFrame:
     try:
-        frame = read_csv(path)
+        with open_file(path) as file:
+            frame = read_csv(io.TextIOWrapper(file, encoding="utf-8", newline=""))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: no kept results ({error})") from None
     missing = [name for name in (*FIRST, *MEASURED, *LAST) if name not in frame.columns]
@@ -93,14 +135,13 @@ def read(path: Path) -> pd.DataFrame:
     wrong = [sha for sha in frame["sha256"] if not _SHA.fullmatch(sha)]
     if wrong:
         raise DataError(f"{path}: {wrong[0]!r} in the column sha256 is no SHA-256 of 64 hexadecimal digits")
-    for name in frame.columns:
-        if name.startswith(DOMAIN) or name in _NUMBERS:
-            frame[name] = pd.to_numeric(frame[name])
     return frame
 
 
 def table(frame: pd.DataFrame) -> Table:
     """Return the table of kept results: a row per setting, best first, a column per domain.
+
+    Runs of other numbers of rounds, of other data or under another protocol are other rows, and say so.
 
     Parameters
     ----------
@@ -109,13 +150,14 @@ def table(frame: pd.DataFrame) -> Table:
     """
     domains = [str(name) for name in frame.columns if str(name).startswith(DOMAIN)]
     settings = list(frame.columns[len(FIRST):list(frame.columns).index(MEASURED[0])])
-    varying = [name for name in settings if frame[name].nunique() > 1]
     metrics = " or ".join(sorted(set(frame["metric"])))
     shown = ["value", *domains, *(["own"] if "/others/" in metrics else [])]
     rows: dict[str, list[Cell]] = {}
-    for record in frame.to_dict("records"):
-        label = words({str(name): record[name] for name in varying if record[name]}) or str(record["algorithm"])
+    twice: dict[str, None] = {}
+    for label, record in zip(_labels(frame, settings), frame.to_dict("records"), strict=True):
         row = rows.setdefault(label, [Cell() for _ in shown])
+        if int(record["seed"]) in row[0].values:
+            twice[f"{label} seed {record['seed']}"] = None
         for cell, name in zip(row, shown, strict=True):
             cell.values[int(record["seed"])] = float(record[name])
     better = 1.0 if measures.lower_is_better(metrics) else -1.0
@@ -129,8 +171,26 @@ def table(frame: pd.DataFrame) -> Table:
                              for one in frame[list(_PACKAGES)].to_numpy())
     made.notes = [f"{title}: {'; '.join(map(str, found))}" for title, found in (
         ("value of a run", frame["protocol"].unique()), ("rounds", frame["rounds"].unique()), ("data", held),
-        ("versions", versions))]
+        ("versions", versions), ("kept more than once, of which the last counts", list(twice))) if len(found)]
+    made.notes += [SMOKE_NOTE] if any(str(name).endswith(SMOKE) for name in frame["suite"]) else []
     return made
+
+
+def _labels(frame: pd.DataFrame, settings: Sequence[str]) -> list[str]:
+    """Return each row's setting in a few words, as many as keep apart what differs."""
+    varying = [name for name in settings if frame[name].nunique() > 1]
+    methods = frame["algorithm"].nunique() > 1
+    labels = []
+    for record in frame.to_dict("records"):
+        own = {str(name): record[name] for name in varying if record[name]}
+        if methods and not any(map(is_name, own)):
+            own = {"algorithm": record["algorithm"], **own}
+        labels.append(words(own) or str(record["algorithm"]))
+    for name, word in _APART:
+        several = {label for label, held in frame[name].astype(str).groupby(labels).nunique().items() if held > 1}
+        labels = [f"{label} · {word.format(value)}" if label in several else label
+                  for label, value in zip(labels, frame[name], strict=True)]
+    return labels
 
 
 def report(path: Path, to: Path | None = None) -> tuple[Table, tuple[Path, ...]]:

@@ -74,10 +74,11 @@ def report(what: str, *, to: Path | None = None, target: float | None = None, ur
 def _kept(made: Report, path: Path | None) -> Report:
     if path is None:
         return made
-    count, left = keep_results(made.source, path)
-    line = f"kept: {count} finished runs in {path}"
-    return replace(made, files=(*made.files, path),
-                   said=line + (f"; {left} that have not finished are left out" if left else ""))
+    done = keep_results(made.source, path)
+    line = f"kept: {done.added} finished runs in {path}"
+    line += f"; {done.before} were there before" if done.before else ""
+    line += f"; {done.unfinished} that have not finished are left out" if done.unfinished else ""
+    return replace(made, files=(*made.files, path), said=line)
 
 
 def make(source: Source | Path, output: Path, target: float | None = None) -> Report:

@@ -17,8 +17,10 @@ from flray.papers.section import PaperTable
 from flray.report import measures
 from flray.report.significance import Comparison, compare
 from flray.report.source import Source, Trial
+from flray.suites import SMOKE
 
 _MOST_CLIENTS = 12
+SMOKE_NOTE = "a smoke run: two short rounds on a few samples show that every method runs; its numbers mean nothing"
 ONCE = "avg"
 """The client of a column that is a mean over clients, or the value of one model."""
 
@@ -138,6 +140,9 @@ def main_table(source: Source) -> Table:
         elif len(set(counts)) > 1:
             table.notes += [f"{label} · {' '.join(head)}: {count} of {most} seeds"
                             for head, count in zip(table.heads, counts, strict=True) if 0 < count < most]
+    if source.name.endswith(SMOKE):
+        table.title += " (smoke run)"
+        table.notes.insert(0, SMOKE_NOTE)
     if source.protocol == "mean-last":
         table.notes.append(f"value of a run: mean of the last {source.last} evaluated rounds")
     if source.protocol == "best":
@@ -159,8 +164,10 @@ def main_table(source: Source) -> Table:
 def seeds_text(table: Table) -> str:
     """Return over how many seeds the means are."""
     counts = sorted({len(cell.finite) for row in table.rows.values() for cell in row if cell.finite})
+    if counts == [1]:
+        return "values of one seed, without a deviation"
     text = " or ".join(map(str, counts)) or "0"
-    return f"mean ± standard deviation over {text} seed{'s' if text != '1' else ''}"
+    return f"mean ± standard deviation over {text} seeds" + (", none for one seed" if 1 in counts else "")
 
 
 def _plain_table(source: Source) -> Table:
@@ -184,7 +191,13 @@ def _plain_table(source: Source) -> Table:
             cell.values[trial.seed] = measures.value(trial, measure, client, source.protocol, source.last)
     sign = 1.0 if measures.lower_is_better(metric) else -1.0
     ordered = dict(sorted(rows.items(), key=lambda item: np.nan_to_num(sign * item[1][0].mean, nan=1e9)))
-    return Table(f"{source.name}: {metric}", "setting", columns, [[head] for head, _, _ in (*shown, *also)], ordered)
+    table = Table(f"{source.name}: {metric}", "setting", columns, [[head] for head, _, _ in (*shown, *also)], ordered)
+    held: dict[str, set[str]] = {}
+    for trial in measured:
+        held.setdefault(source.label(trial), set()).add(trial.fingerprints.get("partition", ""))
+    if len(names) > 1 and any(len(partitions) > 1 for partitions in held.values()):
+        table.notes.append("the seeds have other partitions: a client's mean is over clients with other data")
+    return table
 
 
 def client_measure(trial: Trial, own: bool = False) -> str:
@@ -225,8 +238,12 @@ def _paper_table(source: Source, paper: PaperTable) -> Table:
     table.notes.append(f"run on {', '.join(held) or source.config['experiment']['data']['name']} for "
                        f"{' to '.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds")
     table.notes += [f"differs from the paper: {text}" for text in paper.departures]
-    odd = sorted({cell.note for row in table.rows.values() for cell in row if cell.note})
-    table.notes += [f"printed number: {note}" for note in odd]
+    odd: dict[str, list[str]] = {}
+    for label, row in table.rows.items():
+        for head, cell in zip(table.heads, row, strict=True):
+            if cell.note:
+                odd.setdefault(cell.note, []).append(f"{label} ({' '.join(head)})")
+    table.notes += [f"printed number of {', '.join(cells)}: {note}" for note, cells in sorted(odd.items())]
     return table
 
 

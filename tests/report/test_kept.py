@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from flray import cli, rundir
@@ -15,7 +16,7 @@ from flray.report.source import from_folder
 def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path: Path) -> None:
     rundir.update(sweep / "trials" / "0008", status="running", sha256=None)
     path = tmp_path / "new" / "results.csv"
-    assert kept.keep(from_folder(sweep), path) == (7, 1)
+    assert kept.keep(from_folder(sweep), path) == (7, 0, 1)
     frame = kept.read(path)
     assert list(frame.columns) == [
         "suite", "algorithm", "arms.modules", "arms.data", *kept.MEASURED, *kept.LAST]
@@ -65,7 +66,9 @@ def test_what_is_no_kept_file_is_neither_read_nor_replaced(sweep: Path, tmp_path
     assert other.read_text() == "a,b\n1,2\n"
     good = tmp_path / "good.csv"
     kept.keep(from_folder(sweep), good)
-    kept.keep(from_folder(sweep), good)  # its own file it replaces
+    before = good.read_bytes()
+    assert kept.keep(from_folder(sweep), good) == (0, 8, 0)
+    assert good.read_bytes() == before
     good.write_text(good.read_text().replace("ab" * 32, "ab" * 31, 1))
     with pytest.raises(DataError, match="64 hexadecimal digits"):
         kept.read(good)
@@ -87,3 +90,57 @@ def test_the_command(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert cli.invoke(["report", str(path), "--to", str(tmp_path / "out")]) == 0
     assert "82.00 ± 2.83" in capsys.readouterr().out
     assert "| full CIFAR-10 | **82.00 ± 2.83** |" in (tmp_path / "out" / "r.md").read_text(encoding="utf-8")
+
+
+def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    first, second = from_folder(sweep), from_folder(sweep)
+    first.trials, second.trials = first.trials[:3], second.trials[1:]
+    assert kept.keep(first, path) == (3, 0, 0)
+    before = path.read_text().splitlines()
+    assert kept.keep(second, path) == (5, 2, 0)
+    after = path.read_text().splitlines()
+    assert (after[:4], len(after)) == (before, 9)
+    for trial in second.trials:  # another sweep, which varies something else
+        trial.setting = {"local.lr": 0.1, "=odd": "+name"}
+    second.name = "other"
+    assert kept.keep(second, path) == (7, 0, 0)
+    frame = kept.read(path)
+    assert len(frame) == 15
+    assert frame["local.lr"].tolist() == [""] * 8 + ["0.1"] * 7
+    assert frame["=odd"].tolist() == [""] * 8 + ["+name"] * 7
+    assert frame["arms.data"].tolist()[8:] == [""] * 7
+    assert kept.keep(first, path) == (0, 3, 0)
+
+
+def rows(path: Path, *changes: dict[str, object]) -> pd.DataFrame:
+    """Keep a row for each change of a first one and return what is read."""
+    first = {"suite": "s", "algorithm": "fedavg", "algorithm.mu": "", "seed": 0, "rounds": 5, "protocol": "last round",
+             "metric": "global/common/accuracy", "value": 50.0, "own": 50.0, "others": 50.0, "worst": 40.0,
+             **dict.fromkeys(kept.LAST, ""), "sha256": "ab" * 32, "data": "mnist", "origins": "m real"}
+    pd.DataFrame([first | change for change in changes]).to_csv(path, index=False)
+    return kept.read(path)
+
+
+def test_a_row_is_named_whole(tmp_path: Path) -> None:
+    prox = {"algorithm": "fedprox", "algorithm.mu": 0.1}
+    made = kept.table(rows(tmp_path / "r.csv", {}, {"seed": 1}, prox, prox | {"seed": 1, "value": 60.0}))
+    assert {label: sorted(row[0].values.items()) for label, row in made.rows.items()} == {
+        "fedprox mu=0.1": [(0, 50.0), (1, 60.0)], "fedavg": [(0, 50.0), (1, 50.0)]}
+
+
+def test_what_differs_is_not_pooled(tmp_path: Path) -> None:
+    made = kept.table(rows(tmp_path / "r.csv", {}, {"seed": 1, "rounds": 2}, {"algorithm": "fedprox"},
+                           {"algorithm": "fedprox", "data": "svhn"}))
+    assert set(made.rows) == {"fedavg · 5 rounds", "fedavg · 2 rounds", "fedprox · mnist", "fedprox · svhn"}
+    assert "rounds: 5; 2" in made.notes
+    again = kept.table(rows(tmp_path / "r.csv", {}, {"value": 52.0, "sha256": "cd" * 32}))
+    assert again.rows["fedavg"][0].values == {0: 52.0}
+    assert "kept more than once, of which the last counts: fedavg seed 0" in again.notes
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"value": "much"}, "no number in the column value"), ({"seed": ""}, "an empty cell in the column seed")])
+def test_a_damaged_cell_is_named(change: dict[str, object], words: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"r.csv: {words}"):
+        rows(tmp_path / "r.csv", change)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ from flray.report.costs import costs
 from flray.report.measures import lower_is_better, value
 from flray.report.plain import latex, markdown
 from flray.report.significance import compare
-from flray.report.source import from_folder
-from flray.report.table import main_table
+from flray.report.source import Source, from_folder
+from flray.report.table import SMOKE_NOTE, main_table
 
 
 def test_the_papers_table_with_printed_numbers_differences_and_the_best(sweep: Path) -> None:
@@ -140,3 +142,52 @@ def test_a_row_of_the_paper_that_is_not_run_shows_its_printed_numbers(sweep: Pat
     assert list(table.rows) == ["none", "full", "LCL"]
     assert [cell.printed for cell in table.rows["LCL"]] == [80.45, 56.83]
     assert all(math.isnan(cell.mean) and not cell.best for cell in table.rows["LCL"])
+
+
+def edited(sweep: Path, change: Callable[[dict[str, Any]], None]) -> Source:
+    """Return the sweep with another configuration."""
+    path = sweep / rundir.CONFIG
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    change(config)
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return from_folder(sweep)
+
+
+def test_an_odd_printed_number_is_named_by_row_and_column(sweep: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["paper"] |= {"name": "fedco2", "table": "table7", "printed": {
+            "modules": {"none": {"method": "local"}, "full": {"method": "fedco2"}},
+            "data": {"CIFAR-10": {"dataset": "digits5"}, "CIFAR-100": {"dataset": "nothing"}}}}
+
+    assert "printed number of none (CIFAR-10): avg mismatch as printed" in main_table(edited(sweep, change)).notes
+
+
+def test_a_smoke_run_says_so_first(sweep: Path) -> None:
+    assert "smoke" not in markdown(main_table(from_folder(sweep)), ())
+    table = main_table(edited(sweep, lambda config: config["experiment"].update(name="made-smoke")))
+    assert table.title.endswith(" (smoke run)") and table.notes[0] == SMOKE_NOTE
+    assert all("(smoke run)" in form and "its numbers mean nothing" in form
+               for form in (markdown(table, ()), latex(table)))
+
+
+def test_one_seed_has_no_deviation(sweep: Path) -> None:
+    assert "Mean ± standard deviation over 2 seeds; shares" in markdown(main_table(from_folder(sweep)), ())
+    for trial in sorted(sweep.glob("trials/*")):
+        if rundir.read(trial)["seed"] == 1:
+            shutil.rmtree(trial)
+    shown = markdown(main_table(from_folder(sweep)), ())
+    assert "Values of one seed, without a deviation; shares" in shown and "±" not in shown.replace("± 0.", "")
+
+
+def test_clients_whose_data_change_with_the_seed_are_said(sweep: Path) -> None:
+    def plain(config: dict[str, Any]) -> None:
+        del config["paper"]
+
+    note = "the seeds have other partitions: a client's mean is over clients with other data"
+    source = edited(sweep, plain)
+    for trial in source.trials:
+        trial.fingerprints = {"partition": "p"}
+    assert note not in main_table(source).notes
+    for trial in source.trials:
+        trial.fingerprints = {"partition": f"p{trial.seed}"}
+    assert note in main_table(source).notes
