@@ -27,6 +27,9 @@ from flray.trees import Packed
 INLINE = int(0.9 * int(os.environ.get("RAY_max_direct_call_object_size", 100 * 1024)))  # noqa: SIM112
 """Bytes up to which Ray sends an argument within the call; see `flray.federation.cluster.ray_session`."""
 
+START = 60.0
+"""Seconds in which a process on a node that is there has started, also on a busy one."""
+
 
 class ClientActor:
     """A process that plays clients' turns one at a time, on its share of the CPUs or of a GPU."""
@@ -119,7 +122,6 @@ class RayExecutor:
         self._world, self.config, self._gpus, self._group = world, config, gpus, group
         self._samples = samples
         self._closed = False
-        self._started = False
         self.workers: list[Worker] = [
             Worker(*self._start(first_bundle + i), number=i, bundle=first_bundle + i) for i in range(actors)]
 
@@ -135,9 +137,9 @@ class RayExecutor:
             raise LostObjectError(OBJECT_LOST_TEXT) from error
         return packed
 
-    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
+    def play(self, jobs: Sequence[Job], timeout: float | None = None, idle: float | None = None) -> Iterator[Result]:
         """Play all jobs, longest first; two wait at each actor, so that none idles while its result travels."""
-        return Play(self, jobs, timeout).results()
+        return Play(self, jobs, timeout, idle).results()
 
     def play_blocks(self, blocks: Sequence[Block], timeout: float | None = None) -> Iterator[BlockResult]:
         """Play all blocks, each on one actor, scheduled as `play` does."""
@@ -148,12 +150,19 @@ class RayExecutor:
         return {f"client actor {d['pid']}": d["resident"] for d in self._ask("describe")}
 
     def wait_until_ready(self, seconds: float = 300.0) -> None:
-        """Wait once until every actor has started; one that dies meanwhile is dealt with when it is given work."""
-        if self._started:
+        """Wait once for each actor that has only just been begun, the first time and after it was replaced.
+
+        One that dies meanwhile is dealt with when it is given work. While others are ready, one whose node never comes
+        is waited for no longer than a start takes.
+        """
+        fresh = [worker for worker in self.workers if worker.starting is not None and not worker.awaited]
+        if not fresh:
             return
-        self._started = True
-        ray.wait([worker.actor.describe.remote() for worker in self.workers], num_returns=len(self.workers),
-                 timeout=seconds)
+        for worker in fresh:
+            worker.awaited = True
+        some_ready = any(worker.starting is None for worker in self.workers)
+        ray.wait([worker.starting for worker in fresh], num_returns=len(fresh),
+                 timeout=min(seconds, START) if some_ready else seconds)
 
     def pids(self) -> list[int]:
         """Return the process ids of the client actors."""
@@ -222,3 +231,4 @@ class RayExecutor:
         with contextlib.suppress(Exception):
             ray.kill(worker.actor)
         worker.actor, worker.starting = self._start(worker.bundle)
+        worker.awaited = False

@@ -19,7 +19,7 @@ from flray import trees
 from flray.algorithms.base import Stage
 from flray.data.tasks import Task
 from flray.errors import ConfigError, nearest
-from flray.federation.executor import ClientError, Job, Turn
+from flray.federation.executor import ClientError, Job, NobodyAnsweredError, Turn
 from flray.federation.played import MAX_CLIENT_METRICS
 from flray.federation.player import BLOCK, blocks
 from flray.metrics.direction import lower_is_better
@@ -42,7 +42,9 @@ def evaluate(federation: Federation) -> dict[str, float]:
     Raises
     ------
     ClientError
-        If a model or a predictor raises.
+        If a model or a predictor raises, unless clients that do are left out.
+    NobodyAnsweredError
+        If all are left out.
     """
     metrics: dict[str, float] = {}
     views = federation.world.algorithm.views
@@ -110,7 +112,7 @@ def _global(federation: Federation) -> dict[str, float]:
         handle = federation.executor.put(trees.pack({"weights": server.models[key]}))
         jobs += [Job(Turn("global", -1, server.round, key, Stage(f"evaluate {key}"), block=block, token=token + key),
                      handle) for block in range(count)]
-    parts = [evidence["common"] for evidence in _evidence(federation, jobs)]
+    parts = [evidence["common"] for evidence in _evidence(federation, jobs) if evidence is not None]
     measure = world.task
     for position, key in enumerate(sorted(server.models)):
         mine = parts[position * count:(position + 1) * count]
@@ -140,24 +142,27 @@ def _personal(federation: Federation) -> dict[str, float]:
         jobs.append(Job(turn, commons[info.architecture], trees.pack(private) if private else None,
                         federation.states[i]))
     others = world.config.evaluation.others
-    evidence = _evidence(federation, jobs)
-    parts = [one["test"] for one in evidence]
+    evidence = {i: one for i, one in enumerate(_evidence(federation, jobs)) if one is not None}
+    if not evidence:
+        raise NobodyAnsweredError(f"evaluation after round {server.round}: no client answered; see what was said of "
+                                  "each")
     measure = world.task
-    held = {i: measure.summarise(one["validation"]) for i, one in enumerate(evidence) if "validation" in one}
+    parts = {i: one["test"] for i, one in evidence.items()}
+    held = {i: measure.summarise(one["validation"]) for i, one in evidence.items() if "validation" in one}
     besides = _over_clients(federation, "personal/validation", held)
-    for view in sorted(evidence[0].keys() - {"test", "validation"}):
+    for view in sorted(next(iter(evidence.values())).keys() - {"test", "validation"}):
         besides.update(_over_clients(
-            federation, view, {i: measure.summarise(one[view]) for i, one in enumerate(evidence)}))
+            federation, view, {i: measure.summarise(one[view]) for i, one in evidence.items()}))
     if not others:
-        intra = dict(enumerate(map(measure.summarise, parts)))
+        intra = {i: measure.summarise(part) for i, part in parts.items()}
         return {**_over_clients(federation, "personal/local", intra), **besides}
     offsets = np.cumsum([0] + [len(c.test) for c in world.data.clients])
-    inside = [slice(offsets[i], offsets[i + 1]) for i in range(len(parts))]
-    intra = {i: measure.summarise({n: a[inside[i]] for n, a in part.items()}) for i, part in enumerate(parts)}
+    inside = [slice(offsets[i], offsets[i + 1]) for i in range(len(world.data.clients))]
+    intra = {i: measure.summarise({n: a[inside[i]] for n, a in part.items()}) for i, part in parts.items()}
     inter: dict[int, dict[str, float]] = {}
-    for i, part in enumerate(parts):
-        apart = [measure.summarise({n: a[inside[j]] for n, a in part.items()})
-                 for j in range(len(parts)) if j != i and inside[j].start < inside[j].stop]
+    for i, part in parts.items():
+        apart = [measure.summarise({n: a[place] for n, a in part.items()})
+                 for j, place in enumerate(inside) if j != i and place.start < place.stop]
         if apart:
             inter[i] = {n: _mean([one[n] for one in apart]) for n in apart[0]}
     return {**_over_clients(federation, "personal/local", intra),
@@ -170,16 +175,23 @@ def _by_client(measure: Task, whole: Evidence, sizes: list[int]) -> list[dict[st
     return [measure.summarise({n: a[ends[i]:ends[i + 1]] for n, a in whole.items()}) for i in range(len(sizes))]
 
 
-def _evidence(federation: Federation, jobs: list[Job]) -> list[Mapping[str, Evidence]]:
-    evidence: list[Mapping[str, Evidence]] = []
-    for result in federation.executor.play(jobs):
+def _evidence(federation: Federation, jobs: list[Job]) -> list[Mapping[str, Evidence] | None]:
+    """Return what each job measured; None for a client that is left out as it would be of a round."""
+    evidence: list[Mapping[str, Evidence] | None] = []
+    faults = federation.world.config.faults
+    for result in federation.executor.play(jobs, idle=faults.round_timeout):
         failure = result.outcome.failure
-        if failure is not None:
-            who = "the global model" if result.turn.client < 0 else \
-                f"client {result.turn.client} ({federation.server.clients[result.turn.client].name})"
-            raise ClientError(f"{who}, evaluation after round {result.turn.round}: {failure.what}"
-                              f"{' at ' + failure.where if failure.where else ''}\n{failure.trace}".rstrip())
-        evidence.append(result.outcome.evidence)
+        if failure is None:
+            evidence.append(result.outcome.evidence)
+            continue
+        client = result.turn.client
+        who = "the global model" if client < 0 else f"client {client} ({federation.server.clients[client].name})"
+        line = (f"{who}, evaluation after round {result.turn.round}: {failure.what}"
+                f"{' at ' + failure.where if failure.where else ''}")
+        if client < 0 or not (faults.on_client_error == "skip" or failure.what.startswith("no answer")):
+            raise ClientError(f"{line}\n{failure.trace}".rstrip())
+        federation.warn(f"left out: {line}")
+        evidence.append(None)
     return evidence
 
 

@@ -187,8 +187,12 @@ class Executor(Protocol):
     def fetch(self, handle: Handle) -> Packed:
         """Return a packed tree."""
 
-    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
-        """Play all jobs; what has not ended after `timeout` seconds ends as a failure."""
+    def play(self, jobs: Sequence[Job], timeout: float | None = None, idle: float | None = None) -> Iterator[Result]:
+        """Play all jobs.
+
+        What has not ended after `timeout` seconds ends as a failure, and so does what is under way when there has been
+        no answer for `idle` seconds; what waits behind it is played.
+        """
 
     def play_blocks(self, blocks: Sequence[Block], timeout: float | None = None) -> Iterator[BlockResult]:
         """Play all blocks; one that has not ended after `timeout` seconds ends as a failure of all its clients."""
@@ -202,6 +206,10 @@ class Executor(Protocol):
 
 class ClientError(MethodError):
     """A client's own code raised; the first line names client, round, exception, file and line."""
+
+
+class NobodyAnsweredError(RunFailedError):
+    """All clients of a round failed or were too late, one by one left out."""
 
 
 class LostObjectError(RunFailedError):

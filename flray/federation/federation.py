@@ -16,7 +16,7 @@ from flray.algorithms.base import Stage
 from flray.algorithms.bench import Bench
 from flray.algorithms.server import ClientInfo, Server
 from flray.federation.evaluation import evaluate
-from flray.federation.executor import Executor, Handle, Job, Turn
+from flray.federation.executor import Executor, Handle, Job, NobodyAnsweredError, Turn
 from flray.federation.hooks import hook, hooked
 from flray.federation.memory import keep_freed_memory, peak_bytes, resident_bytes
 from flray.federation.played import Played
@@ -79,8 +79,9 @@ class Federation:
             num_classes=world.data.num_classes,
             num_public=len(world.data.public) if world.data.public is not None else 0,
             weighting=world.weighting)
+        # The server's sums too: their last bits must not depend on OMP_NUM_THREADS of somebody's environment.
+        torch.set_num_threads(threads_of(config))
         if algorithm.trains_at_server:
-            torch.set_num_threads(threads_of(config))
             workshop = Workshop(world, default_device(world))
             self.server.bench, self.server.public = workshop.bench, workshop.public
         with self._hook("server_setup"):
@@ -208,6 +209,10 @@ class Federation:
             for architecture, mean in replies.means().items():
                 with self._hook("apply"):
                     algorithm.apply(server, architecture, mean)
+        if jobs and not replies.states:
+            raise NobodyAnsweredError(
+                f"round {server.round + 1}, {stage.name}: none of the {len(jobs)} clients answered, so nothing can be "
+                "learnt from it; see what was said of each, or give them longer (faults.round_timeout)")
         elapsed = time.perf_counter() - begun
         self._seconds["train"] += replies.waited
         self._seconds["receive"] += replies.fetched

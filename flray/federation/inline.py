@@ -37,8 +37,11 @@ class InlineExecutor:
         packed: Packed = handle
         return packed
 
-    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
-        """Play the jobs one after another; those not begun within `timeout` seconds are left out."""
+    def play(self, jobs: Sequence[Job], timeout: float | None = None, idle: float | None = None) -> Iterator[Result]:
+        """Play the jobs one after another; those not begun within `timeout` seconds are left out.
+
+        One that hangs cannot be stopped in this process: `idle` has no effect.
+        """
         started = time.monotonic()
         for job in jobs:
             if timeout is not None and time.monotonic() - started > timeout:

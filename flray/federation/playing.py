@@ -35,6 +35,7 @@ class Worker:
     starting: Any
     number: int
     bundle: int
+    awaited: bool = False
     waiting: deque[Call] = field(default_factory=deque)
 
 
@@ -67,17 +68,21 @@ class Queue(ABC, Generic[Work, Answer]):
     jobs : sequence
         Answers come in their order.
     timeout : float or None
-        Seconds; what has not ended by then ends as a failure.
+        Seconds, not counting those in which no actor has started yet; what has not ended by then ends as a failure.
+    idle : float, optional
+        Seconds without any answer, after which what is under way ends as a failure, and what waits is played.
     """
 
     unit: ClassVar[str]
 
-    def __init__(self, executor: RayExecutor, jobs: Sequence[Work], timeout: float | None) -> None:
-        self._executor, self._timeout = executor, timeout
+    def __init__(self, executor: RayExecutor, jobs: Sequence[Work], timeout: float | None,
+                 idle: float | None = None) -> None:
+        self._executor, self._timeout, self._idle = executor, timeout, idle
         self._jobs: Sequence[Work] = jobs
-        if timeout is not None:
+        if timeout is not None or idle is not None:
             executor.wait_until_ready()  # a process that only just starts is no slow client
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        limits = [limit for limit in (timeout, idle) if limit is not None]
+        self._deadline = time.monotonic() + min(limits) if limits else None
         # Longest first, but within blocks of neighbours and not far ahead of the reply that is to be handed on next:
         # what comes too early has to be kept.
         self._open = deque(sorted(range(len(jobs)), key=lambda i: (i // BLOCK, -jobs[i].cost, i)))
@@ -136,8 +141,13 @@ class Queue(ABC, Generic[Work, Answer]):
         """Wait for something to end, and take it in."""
         waiting = {call.outcome: (worker, call) for worker in self._executor.workers for call in worker.waiting}
         starting = {worker.starting: worker for worker in self._executor.workers if worker.starting is not None}
-        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        begun = time.monotonic()
+        left = None if self._deadline is None or not waiting else max(0.0, self._deadline - begun)
         ready, _ = ray.wait([*waiting, *starting], num_returns=1, timeout=left)
+        if self._deadline is not None and not waiting:
+            self._deadline += time.monotonic() - begun  # nobody could have answered
+        elif self._idle is not None and ready:
+            self._deadline = time.monotonic() + self._idle
         if not ready:
             self._time_out()
             return
@@ -199,7 +209,19 @@ class Queue(ABC, Generic[Work, Answer]):
         self._refill()
 
     def _time_out(self) -> None:
-        """Give up on everything that has not ended; actors in the middle of a turn are replaced."""
+        """Give up on what has not ended, or in the middle of being played; those actors are replaced."""
+        if self._timeout is None:
+            assert self._idle is not None
+            for worker in self._executor.workers:
+                if worker.waiting:
+                    first, *others = worker.waiting
+                    self._fail(first.position, Failure(f"no answer within {self._idle:g} s"))
+                    self._open.extendleft(call.position for call in reversed(others))
+                    worker.waiting.clear()
+                    self._executor.replace(worker)
+            self._deadline = time.monotonic() + self._idle
+            self._refill()
+            return
         failure = Failure(f"no answer within {self._timeout:g} s")
         for position in range(len(self._jobs)):
             if position not in self._done and (position in self._open or self._under_way(position)):

@@ -67,7 +67,7 @@ def portrait(federation: Federation, final: bool = True) -> Portrait:
         jobs.append(Job(turn, commons[info.architecture], trees.pack(private) if private else None,
                         federation.states[i]))
     parts = []
-    for result in federation.executor.play(jobs):
+    for result in federation.executor.play(jobs, idle=world.config.faults.round_timeout):
         if result.outcome.failure is not None:
             federation.warn(f"no portrait of the models: {result.outcome.failure.what}")
             return {}

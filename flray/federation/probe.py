@@ -90,8 +90,8 @@ class _OneTurnEach(InlineExecutor):
         super().__init__(world)
         self._together = world.config.local.clients_per_step
 
-    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
-        yield from super().play(_one_step(jobs), timeout)
+    def play(self, jobs: Sequence[Job], timeout: float | None = None, idle: float | None = None) -> Iterator[Result]:
+        yield from super().play(_one_step(jobs), timeout, idle)
 
     def play_blocks(self, blocks: Sequence[Block], timeout: float | None = None) -> Iterator[BlockResult]:
         """Play the job for as many clients as share a step, and twice at least: there are weights to be added up."""

@@ -54,10 +54,10 @@ class Permuted(InlineExecutor):
         super().__init__(world)
         self._calls = 0
 
-    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
+    def play(self, jobs: Sequence[Job], timeout: float | None = None, idle: float | None = None) -> Iterator[Result]:
         self._calls += 1
         order = np.random.default_rng(self._calls).permutation(len(jobs))
-        results = dict(zip(order, super().play([jobs[i] for i in order], timeout), strict=True))
+        results = dict(zip(order, super().play([jobs[i] for i in order], timeout, idle), strict=True))
         return iter([results[i] for i in range(len(jobs))])
 
 
@@ -94,12 +94,12 @@ class Watched(InlineExecutor):
 
     turns = 0
 
-    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
+    def play(self, jobs: Sequence[Job], timeout: float | None = None, idle: float | None = None) -> Iterator[Result]:
         def given(job: Job) -> str:
             return trees.sha256(*(trees.unpack(part) for part in (job.common, job.private, job.state) if part))
 
         before = [given(job) for job in jobs]
-        for job, digest, result in zip(jobs, before, super().play(jobs, timeout), strict=True):
+        for job, digest, result in zip(jobs, before, super().play(jobs, timeout, idle), strict=True):
             assert result.outcome.failure is None, result.outcome.failure
             assert given(job) == digest, f"{job.turn.stage.name} changed its message or state"
             self.turns += 1

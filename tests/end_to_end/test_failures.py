@@ -25,6 +25,7 @@ import time
 
 from flray import register_algorithm
 from flray.algorithms import Algorithm
+from flray.algorithms.local import Local
 
 
 @register_algorithm("breaks")
@@ -38,12 +39,27 @@ class Breaks(Algorithm):
 
 
 @register_algorithm("hangs")
-class Hangs(Algorithm):
-    """Does not answer at client 1 in round 2."""
+class Hangs(Local):
+    """Does not answer at client 1 in round 2, nor at client 2 when it is measured after round 3."""
 
     def loss(self, client, batch):
         if client.id == 1 and client.round == 1:
             time.sleep(600)
+        return super().loss(client, batch)
+
+    def predictor(self, client, view):
+        if client.id == 2 and client.round == 3:
+            time.sleep(600)
+        return super().predictor(client, view)
+
+
+@register_algorithm("mute")
+class Mute(Algorithm):
+    """Raises at every client from round 2 on."""
+
+    def loss(self, client, batch):
+        if client.round > 0:
+            raise ValueError("not a word")
         return super().loss(client, batch)
 
 
@@ -102,6 +118,20 @@ def test_a_client_that_hangs_is_left_out_after_the_timeout(here: Path, digits: d
     assert rounds[1]["cohort/left_out"] >= 1
     assert rounds[2]["cohort/left_out"] == 0
     assert any("client 1 (inverted), round 2, train: no answer within 8 s" in line for line in lines)
+    assert "left out: client 2 (rotated), evaluation after round 3: no answer within 8 s" in lines
+    measured = [{name for name in metrics if name.startswith("personal/local/accuracy/client/")} for metrics in rounds]
+    assert [len(clients) for clients in measured] == [4, 4, 3]
+    assert measured[1] - measured[2] == {"personal/local/accuracy/client/rotated"}
+
+
+def test_a_round_in_which_nobody_answers_ends_the_run(here: Path, digits: dict[str, Any],
+                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    file = broken(here, digits, algorithm="mute", resources={"executor": "inline"},
+                  faults={"on_client_error": "skip"})
+    assert invoke(["run", file]) == 1
+    message = capsys.readouterr().err.strip()
+    assert "round 2, train: none of the 4 clients answered" in message
+    assert len(message.splitlines()) == 1
 
 
 @pytest.mark.slow

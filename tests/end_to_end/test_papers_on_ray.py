@@ -153,7 +153,7 @@ class Killing:
     def fetch(self, handle: Handle) -> Packed:
         return self.pool.fetch(handle)
 
-    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
+    def play(self, jobs: Sequence[Job], timeout: float | None = None, idle: float | None = None) -> Iterator[Result]:
         turn = jobs[0].turn
         killing = turn.kind == "stage" and (turn.round, turn.stage.name, turn.stage.index) == self.at
         if killing:
@@ -163,7 +163,7 @@ class Killing:
             if not self.cpu_seconds:
                 killer.join()
         self.stages.append(f"{turn.stage.name} {turn.stage.index}")
-        yield from self.pool.play(jobs, timeout)
+        yield from self.pool.play(jobs, timeout, idle)
         if killing:
             assert not killer.is_alive(), "the stage was over before the actor was killed"
 

@@ -38,8 +38,8 @@ def inline_digest(world: World) -> str:
 class Backwards(InlineExecutor):
     """Plays the last client first."""
 
-    def play(self, jobs: Sequence[Job], timeout: float | None = None) -> Iterator[Result]:
-        yield from reversed(list(super().play(list(reversed(jobs)), timeout)))
+    def play(self, jobs: Sequence[Job], timeout: float | None = None, idle: float | None = None) -> Iterator[Result]:
+        yield from reversed(list(super().play(list(reversed(jobs)), timeout, idle)))
 
 
 @everywhere

@@ -13,7 +13,8 @@ from flray.errors import RunFailedError
 from flray.federation import process_loss
 from flray.federation.cluster import InlineFederation, LostServerError
 from flray.federation.executor import LostObjectError
-from flray.federation.federation import Round
+from flray.federation.federation import Federation, Round
+from flray.federation.inline import InlineExecutor
 from flray.federation.player import first_line
 from flray.federation.world import make_world
 from flray.loading import load
@@ -98,13 +99,24 @@ def test_a_lack_of_memory_is_told_as_what_it_is(allocate: Any) -> None:
     assert first_line(ValueError("a\nb")) == "ValueError: a"
 
 
+def test_the_servers_sums_do_not_depend_on_the_environments_threads(digits: dict[str, Any]) -> None:
+    world = make_world(load({"experiment": digits}).experiment)
+    executor = InlineExecutor(world)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)  # as OMP_NUM_THREADS=3 does for a process on Ray
+        Federation(world, executor)
+        assert torch.get_num_threads() == 1  # resources.cpus_per_actor
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.slow
 def test_an_actor_ended_by_the_memory_monitor_is_replaced(digits: dict[str, Any], ray_here: dict[str, float]) -> None:
     """The monitor watches the whole machine, so a test cannot have it strike; its error comes by a real reference."""
     import ray
 
     from flray.federation.clients import RayExecutor
-    from flray.federation.federation import Federation
     from flray.federation.playing import Play
 
     world = make_world(load({"experiment": {**digits, "rounds": 1, "resources": {"actors": 1}}}).experiment)
@@ -125,7 +137,7 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(digits: dict[str, Any]
                 return list(end.remote())
             return super()._call(actor, job)
 
-    executor.play = lambda jobs, *limits: Ended(executor, jobs, *(limits or (None,))).results()  # type: ignore[method-assign]
+    executor.play = lambda jobs, timeout=None, idle=None: Ended(executor, jobs, timeout, idle).results()  # type: ignore[method-assign]
     first = executor.pids()
     try:
         federation = Federation(world, executor)
