@@ -323,8 +323,8 @@ def settings_text(config: Config, which: Kind) -> dict[str, str]:
     content = config.model_dump(mode="json")
     found = dict(flat(content["experiment"]))
     if which == "sweep":
-        found |= {f"space.{path}": json.dumps(domain) for path, domain in content["space"].items()}
-        found |= {f"arms.{axis}.{name}": json.dumps(arm) for axis, arms in content["arms"].items()
+        found |= {f"space.{path}": redacted(json.dumps(domain)) for path, domain in content["space"].items()}
+        found |= {f"arms.{axis}.{name}": redacted(json.dumps(arm)) for axis, arms in content["arms"].items()
                   for name, arm in arms.items()}
         found |= dict(flat(content["sweep"], "sweep."))
     return found

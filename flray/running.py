@@ -127,8 +127,8 @@ def _check_single(config: Config, source: object) -> None:
                *([f"{len(config.sweep.seeds)} seeds in sweep.seeds"] if len(config.sweep.seeds) > 1 else [])]
     if several:
         file = source if isinstance(source, str | Path) else "FILE.yaml"
-        raise FlrayError(f"{file}: found {' and '.join(several)}, which make a sweep: flray tune {file}; or take them "
-                         "out to run one federation")
+        raise FlrayError(f"{file}: found {' and '.join(several)}; that is a sweep: run it with flray tune {file}, or "
+                         "take it out to run one federation")
 
 
 def resume(folder: Path, *, address: str | None = None, progress: Progress | None = None,
@@ -157,6 +157,8 @@ def resume(folder: Path, *, address: str | None = None, progress: Progress | Non
     rundir.check_unchanged(folder, config)
     if rundir.read(folder)["status"] == "finished":
         return _result(folder, make_world(experiment))
+    if experiment.tracking.uri is not None:
+        check(experiment.tracking.uri)
     return _drive(make_world(experiment), folder, address, progress or Silence())
 
 

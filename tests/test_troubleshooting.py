@@ -156,7 +156,7 @@ TROUBLES: dict[str, Trouble] = {
     "is no finite number": run("local.lr=1e30", "rounds=1"),
     "ValueError": broken("raise ValueError('a mistake')"),
     "at the server": at_the_server,
-    "which make a sweep": run("sweep.seeds=[0, 1]"),
+    "that is a sweep": run("sweep.seeds=[0, 1]"),
     "a second time": key_twice,
     "found '1'": run("rounds='1'"),
     "is away": run("rounds=1", "tracking.uri=http://127.0.0.1:9"),
