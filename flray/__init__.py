@@ -15,15 +15,17 @@ from flray.registry import (
 from flray.torchvision_beside_cpu import install_hook
 
 if TYPE_CHECKING:
+    from flray.bits import portable
     from flray.loading import load as load_config
     from flray.running import run
 
 install_hook()
 
-__all__ = ["load_config", "register_algorithm", "register_augmentation", "register_dataset", "register_model",
-           "register_partition", "run"]
+__all__ = ["load_config", "portable", "register_algorithm", "register_augmentation", "register_dataset",
+           "register_model", "register_partition", "run"]
 
-_LATER = {"run": ("flray.running", "run"), "load_config": ("flray.loading", "load")}
+_LATER = {"run": ("flray.running", "run"), "load_config": ("flray.loading", "load"),
+          "portable": ("flray.bits", "portable")}
 
 
 def __getattr__(name: str) -> Any:

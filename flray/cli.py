@@ -90,6 +90,8 @@ def resume_command(
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
     plugin: Annotated[list[str] | None, typer.Option(metavar="FILE.py", help="your own file in place of those that the "
                                                      "run's settings name (may be given several times)")] = None,
+    other_cpu: Annotated[bool, typer.Option("--other-cpu", help="go on even if this CPU computes other last bits than "
+                                            "the one it began on")] = False,
 ) -> None:
     """Go on with an interrupted run or sweep, to the same bits."""
     with importing("flray.display", "flray.running"):
@@ -98,13 +100,15 @@ def resume_command(
     folder = rundir.find(target, output)
     if rundir.kind(folder) == "run":
         with display.RunProgress() as progress:
-            result = running.resume(folder, address=address, progress=progress, plugins=plugin or ())
+            result = running.resume(folder, address=address, progress=progress, plugins=plugin or (),
+                                    other_cpu=other_cpu)
         display.show_result(result)
     else:
         from flray import tuning
 
         with display.SweepProgress() as sweep_progress:
-            swept = tuning.resume(folder, address=address, progress=sweep_progress, plugins=plugin or ())
+            swept = tuning.resume(folder, address=address, progress=sweep_progress, plugins=plugin or (),
+                                  other_cpu=other_cpu)
         _show_sweep(swept)
 
 
@@ -225,12 +229,12 @@ def main(command: str | None = None) -> None:
     """
     module = getattr(sys.modules.get("__main__"), "__spec__", None)
     typed = f"python -m {module.name.removesuffix('.__main__')}" if module is not None else Path(sys.argv[0]).name
-    code = invoke(sys.argv[1:], command, typed)
+    code = invoke(sys.argv[1:], command, typed, alone=True)
     leave_garbage()
     sys.exit(code)
 
 
-def invoke(arguments: list[str], command: str | None = None, typed: str = "flray") -> int:
+def invoke(arguments: list[str], command: str | None = None, typed: str = "flray", alone: bool = False) -> int:
     """Run a command line.
 
     Parameters
@@ -241,6 +245,8 @@ def invoke(arguments: list[str], command: str | None = None, typed: str = "flray
         The command that the arguments are for, where they do not name it themselves.
     typed : str
         The command's name as it was typed, for usage lines.
+    alone : bool
+        Whether the process is there for this only, and may be started again where `flray.bits` needs it.
 
     Returns
     -------
@@ -248,10 +254,12 @@ def invoke(arguments: list[str], command: str | None = None, typed: str = "flray
         0, 1 for a failed run, 2 for a mistake, 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
     with careful() as stop:
-        return stop.code(_invoke(arguments, command, typed))
+        return stop.code(_invoke(arguments, command, typed, alone))
 
 
-def _invoke(arguments: list[str], command: str | None, typed: str) -> int:
+def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) -> int:
+    from flray.bits import StartAgainError, start_again
+
     try:
         parser = typer.main.get_command(app)
         if command is not None:
@@ -274,6 +282,8 @@ def _invoke(arguments: list[str], command: str | None, typed: str) -> int:
         typer.echo(str(error), err=True)
         return 1
     except FlrayError as error:
+        if alone and isinstance(error, StartAgainError):
+            start_again()
         typer.echo(f"flray: {error}", err=True)
         return 1 if isinstance(error, RunFailedError) else 2
     except OSError as error:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import yaml
 
-from flray import storage
+from flray import bits, storage
 from flray.config import Config
 from flray.errors import FlrayError, nearest
 from flray.files import write_atomically
@@ -39,7 +39,8 @@ _FETCHED = ".fetched"
 
 FREE = ("checkpoint", "faults", "name", "output", "plugins", "resources", "tracking")
 """Parts of an experiment that may change between a run's beginning and its resume."""
-_FROZEN = ("resources.cpus_per_actor",)  # torch's threads, whose number decides the last bits
+_FROZEN = ("resources.bits", "resources.cpus_per_actor")
+"""Instructions and the number of torch's threads, which decide the last bits."""
 _FREE_OF_SWEEPS = ("sweep.concurrency", "sweep.max_failures")
 
 
@@ -268,10 +269,49 @@ def update(folder: Path, **values: Any) -> None:
     write(folder, which, {**read(folder), **values})
 
 
-def new_identity() -> dict[str, Any]:
-    """Return a fresh uid, the time and the versions."""
+def new_identity(setting: str = "native") -> dict[str, Any]:
+    """Return a fresh uid, the time, the versions and the CPU's kind.
+
+    Parameters
+    ----------
+    setting : str
+        ``resources.bits``.
+    """
     return {"uid": uuid.uuid4().hex, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "status": "running",
-            "versions": versions()}
+            "versions": versions(), "cpu": bits.identity(setting)}
+
+
+def check_cpu(folder: Path, allowed: bool) -> dict[str, str]:
+    """Refuse to go on with a run or a sweep on a CPU whose bits are other than those it began with.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's or sweep's.
+    allowed : bool
+        Whether the user wants to nevertheless; this is noted in ``run.json``.
+
+    Returns
+    -------
+    dict
+        Labels that say so; none where the bits are the same.
+
+    Raises
+    ------
+    FlrayError
+        Saying which of the libraries differ.
+    """
+    noted = read(folder)
+    differs = bits.check_same(folder, noted)
+    if not differs:
+        return {}
+    if not allowed:
+        raise FlrayError(f"{differs}: its digest would be no other run's; go on there, or here with flray resume "
+                         f"{folder} --other-cpu (resources.bits=portable keeps the next run free of this)")
+    here = bits.identity(noted["cpu"].get("bits", "native"))
+    before = noted.get("other_cpus")
+    update(folder, other_cpus=[*(before if isinstance(before, list) else []), here])
+    return {"cpu.other": f"{here['model']} ({here['capability']})"}
 
 
 def versions() -> dict[str, str]:
@@ -367,7 +407,7 @@ def check_unchanged(folder: Path, config: Config) -> None:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         besides = f", {', '.join(_FREE_OF_SWEEPS)}" if which == "sweep" else ""
         raise FlrayError(f"{folder / CONFIG}: {shown}{more}; put it back, or start a new {which} with these settings "
-                         f"(free to change are: {', '.join(FREE)}{besides}; of resources not cpus_per_actor)")
+                         f"(free to change are: {', '.join(FREE)}{besides}; of resources not bits and cpus_per_actor)")
 
 
 def _may_change(key: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from flray import rundir
+from flray import bits, rundir
 from flray.config import Config, Experiment
 from flray.errors import FlrayError
 from flray.federation.cluster import (
@@ -105,6 +105,7 @@ def start(config: Config, *, address: str | None = None, progress: Progress | No
     """Run a federation from a checked configuration; see `run`."""
     experiment = config.experiment
     check_address(experiment, address)
+    bits.require(experiment)
     world = make_world(experiment)
     if uses_ray(experiment) and address is None:
         plan_for(world, local_resources())
@@ -112,12 +113,13 @@ def start(config: Config, *, address: str | None = None, progress: Progress | No
         check(experiment.tracking.uri)
     with contextlib.ExitStack() as stack:
         if address is not None:  # joined before anything is made: it may not be there, or too small
-            plan_for(world, stack.enter_context(ray_session(address)))
+            plan_for(world, stack.enter_context(ray_session(address, bits.variables(experiment))))
         with rundir.made(experiment.output, experiment.name) as folder:
             rundir.save_config(folder, config)
             save_partition(partition(world), folder)
             rundir.write(folder, "run", {
-                **rundir.new_identity(), **described(world), "settings": rundir.settings_text(config, "run")})
+                **rundir.new_identity(experiment.resources.bits), **described(world),
+                "settings": rundir.settings_text(config, "run")})
         return _drive(world, folder, address, progress or Silence())
 
 
@@ -132,7 +134,7 @@ def _check_single(config: Config, source: object) -> None:
 
 
 def resume(folder: Path, *, address: str | None = None, progress: Progress | None = None,
-           plugins: Sequence[str] = ()) -> Result:
+           plugins: Sequence[str] = (), other_cpu: bool = False) -> Result:
     """Continue an interrupted run to the same bits, or return the result of a finished one.
 
     Parameters
@@ -145,11 +147,13 @@ def resume(folder: Path, *, address: str | None = None, progress: Progress | Non
         As in `run`.
     plugins : sequence of str
         Your own files in place of those that the settings name; see `flray.rundir.load_config`.
+    other_cpu : bool
+        Go on even where this CPU's bits are other than those the run began with.
 
     Raises
     ------
     FlrayError
-        If the run's files are damaged, its data or settings have changed, or another process runs it.
+        If the run's files are damaged, its CPU, data or settings have changed, or another process runs it.
     """
     config = rundir.load_config(folder, plugins)
     experiment = config.experiment
@@ -159,7 +163,9 @@ def resume(folder: Path, *, address: str | None = None, progress: Progress | Non
         return _result(folder, make_world(experiment))
     if experiment.tracking.uri is not None:
         check(experiment.tracking.uri)
-    return _drive(make_world(experiment), folder, address, progress or Silence())
+    bits.require(experiment)
+    labels = rundir.check_cpu(folder, other_cpu)
+    return _drive(make_world(experiment), folder, address, progress or Silence(), labels)
 
 
 def described(world: World) -> dict[str, Any]:
@@ -173,11 +179,14 @@ def run_tags(folder: Path) -> dict[str, str]:
     identity = rundir.read(folder)
     tags = {f"version.{name}": version for name, version in identity.get("versions", {}).items()}
     tags |= {f"{part}.fingerprint": identity[part] for part in ("data", "partition") if part in identity}
+    cpu = identity.get("cpu", {})
+    tags |= {f"cpu.{part}": cpu[part] for part in ("bits", "model", "capability") if part in cpu}
     tags |= {f"origin.{name}": origin for name, origin in identity.get("origins", {}).items()}
     return {**tags, "flray.folder": str(folder)}
 
 
-def _drive(world: World, folder: Path, address: str | None, progress: Progress) -> Result:
+def _drive(world: World, folder: Path, address: str | None, progress: Progress,
+           labels: Mapping[str, str] | None = None) -> Result:
     experiment = world.config
     with resumable(folder), contextlib.ExitStack() as stack:
         stack.enter_context(mirrored(folder, rundir.mirror_of(folder, experiment.output), progress.say))
@@ -189,6 +198,8 @@ def _drive(world: World, folder: Path, address: str | None, progress: Progress) 
             params=dict(rundir.flat(experiment.model_dump(mode="json"))))
         if began_before:
             journal.resume()
+        if labels:
+            journal.tags(labels)
         stack.enter_context(_tracking(folder, experiment, progress.say))
         try:
             digest = _federate(world, folder, journal, address, progress)
@@ -240,7 +251,7 @@ def _federate(world: World, folder: Path, journal: Journal, address: str | None,
     with contextlib.ExitStack() as stack:
         federation: Running
         if uses_ray(world.config):
-            available = stack.enter_context(ray_session(address))
+            available = stack.enter_context(ray_session(address, bits.variables(world.config)))
             plan = plan_for(world, available)
             progress.say(str(plan))
             federation = RayFederation(world, plan, progress.say)

@@ -84,6 +84,10 @@ class Resources(Section):
     data: Literal["head", "node"] = Field(
         "head", description="head: the driver reads the data and each node gets one copy in shared memory; node: each "
         "node reads them itself, once, from its FLRAY_DATA (a folder, or s3://... or gs://...)")
+    bits: Literal["native", "portable"] = Field(
+        "native", description="native: each process computes with the best instructions of its CPU, so the last bits "
+        "depend on the kind of CPU; portable: with AVX2 (in MKL SSE2) on every x86-64 CPU, so they do not, at a price. "
+        "On a GPU they depend on the GPU either way")
     queued: int = Field(2, ge=1, le=16, description="turns waiting at each actor; two hide the call's latency")
 
     @field_validator("gpus_per_actor")

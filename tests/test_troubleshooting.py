@@ -129,6 +129,12 @@ def key_twice() -> int:
     return invoke(["run", "twice.yaml"])
 
 
+def other_cpu(folder: Path) -> None:
+    run = json.loads((folder / "run.json").read_text())
+    run["cpu"]["kinds"]["mkl"] = "0"
+    (folder / "run.json").write_text(json.dumps(run))
+
+
 def full_disk() -> int:
     """Write to a file that says it has no space left, as Linux keeps one for tests."""
     from flray.federation import checkpoint
@@ -166,6 +172,8 @@ TROUBLES: dict[str, Trouble] = {
     "the data differ": resumed(other_samples, "data=from-file", "partition={name: iid, clients: 2}",
                                "plugins=[own.py]"),
     "experiment.rounds is 3": resumed(more_rounds),
+    "mkl compute other last bits": resumed(other_cpu),
+    "experiment.resources.bits": run("resources={executor: inline, bits: portable}"),
     "one logit for each": own_network,
     "--address auto": run("--address", "auto"),
     "is damaged": resumed(damage),

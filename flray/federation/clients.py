@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import ray
 import torch
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from flray import bits
 from flray.config import Experiment
 from flray.data.types import Pooled
 from flray.errors import DataError
@@ -40,7 +41,7 @@ class ClientActor:
     def reset(self, world: World, threads: int, samples: Pooled | None = None) -> None:
         """Play for another federation from now on; the process and its imports stay."""
         cuda = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU")) and torch.cuda.is_available()
-        self._lacking = ""
+        self._lacking = bits.problem(world.config)
         if world.config.resources.data == "node":
             try:
                 samples = node_samples(world.config, world.data.fingerprint)
@@ -77,19 +78,19 @@ class ClientActor:
             for job in jobs])
         return [(outcomes, sums.nbytes if sums is not None else None), sums, *states]
 
-    def describe(self) -> dict[str, int]:
-        """Return the process id and the resident bytes.
+    def describe(self) -> dict[str, Any]:
+        """Return the process id, the kind of CPU and the resident bytes.
 
         Raises
         ------
         DataError
-            If this node lacks the data.
+            If this node lacks the data, or cannot compute the bits that are asked for.
         """
         import psutil
 
         if self._lacking:
             raise DataError(self._lacking)
-        return {"pid": os.getpid(), "resident": psutil.Process().memory_info().rss}
+        return {"pid": os.getpid(), "kind": bits.kind(), "resident": psutil.Process().memory_info().rss}
 
     def networks(self) -> dict[str, int]:
         """Return how many instances of each architecture this process holds."""
@@ -122,6 +123,7 @@ class RayExecutor:
         self._world, self.config, self._gpus, self._group = world, config, gpus, group
         self._samples = samples
         self._closed = False
+        self.kinds = {bits.kind()}
         self.workers: list[Worker] = [
             Worker(*self._start(first_bundle + i), number=i, bundle=first_bundle + i) for i in range(actors)]
 
@@ -225,6 +227,10 @@ class RayExecutor:
                 ray.get(call)
             except PROCESS_LOST:
                 self.replace(worker)
+
+    def note(self, described: Mapping[str, Any]) -> None:
+        """Take in what an actor that has started says of itself."""
+        self.kinds.add(described["kind"])
 
     def replace(self, worker: Worker) -> None:
         """Put a new actor in a dead one's place."""

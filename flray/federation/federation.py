@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flray import keys, trees
+from flray import bits, keys, trees
 from flray.algorithms.base import Stage
 from flray.algorithms.bench import Bench
 from flray.algorithms.server import ClientInfo, Server
@@ -88,7 +88,7 @@ class Federation:
             algorithm.server_setup(self.server)
         self.states: list[Handle] = [None] * len(world.data.clients)
         self.versions: list[int] = [0] * len(world.data.clients)
-        self._diverged = False
+        self._diverged = self._mixed = False
         self._seconds: dict[str, float] = {}
         self._bytes = {"up": 0, "down": 0}
 
@@ -117,6 +117,9 @@ class Federation:
         for stage in hooked(stages, config.algorithm.name, "exchanges", server.round + 1):
             self._stage(stage, works, played)
         self._warn_of_divergence(played.diverged)
+        if not self._mixed and len(getattr(self.executor, "kinds", ())) > 1:
+            self._mixed = True
+            self.warn(bits.MIXED)
         with self._hook("refine"):
             self._timed("aggregate", lambda: self.world.algorithm.refine(server))
         with self._hook("server.metrics"):

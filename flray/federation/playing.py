@@ -176,7 +176,7 @@ class Queue(ABC, Generic[Work, Answer]):
     def _began(self, worker: Worker) -> None:
         """Give an actor that has started its first work; one that died on the way is started once more."""
         try:
-            ray.get(worker.starting)
+            self._executor.note(ray.get(worker.starting))
             worker.starting = None
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, DataError):

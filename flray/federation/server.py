@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from flray import bits
 from flray.errors import FlrayError
 from flray.federation import checkpoint
 from flray.federation.clients import RayExecutor
@@ -36,6 +37,8 @@ class ServerActor:
         self._lines: list[str] = []
         self._error: FlrayError | None = None
         try:
+            if lacking := bits.problem(world.config):
+                raise FlrayError(lacking)
             self._federation = Federation(world, self._executor, self._lines.append)
         except FlrayError as error:
             # Raised by the first call: of an actor that cannot be made Ray says no more than that it is dead.

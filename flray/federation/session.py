@@ -7,7 +7,7 @@ import importlib
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flray.errors import FlrayError
@@ -27,7 +27,7 @@ def local_resources() -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def ray_session(address: str | None) -> Iterator[dict[str, float]]:
+def ray_session(address: str | None, variables: Mapping[str, str] | None = None) -> Iterator[dict[str, float]]:
     """Have Ray at hand, and yield its resources; what was started or set here is gone again afterwards.
 
     A Ray started here listens on 127.0.0.1 only and asks for a token of its own, whatever the environment says: it runs
@@ -37,6 +37,8 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
     ----------
     address : str or None
         A running cluster; None starts Ray on this machine, whatever else runs here.
+    variables : mapping, optional
+        What the environment of all its processes has to hold; that of this process holds it already.
 
     Raises
     ------
@@ -58,7 +60,9 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
                 if address is None:
                     _start_here(ray)
                 else:
-                    ray.init(address=address, logging_level="ERROR", log_to_driver=True)
+                    # Processes of this machine's own Ray have this one's environment, those of a cluster have not.
+                    ray.init(address=address, logging_level="ERROR", log_to_driver=True,
+                             runtime_env={"env_vars": dict(variables)} if variables else None)
         except (ConnectionError, ValueError, RuntimeError) as error:
             where = "on this machine" if address is None else f"at {address}"
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -70,6 +70,8 @@ def resolved(config: Config) -> Config:
         relative = path.removeprefix("experiment.")
         if relative.split(".")[0] in _OF_THE_SWEEP:
             errors.append(ConfigError(f"space.{path}", "a setting of the whole sweep", "it cannot vary within it"))
+        elif relative == "resources.bits":
+            errors.append(ConfigError(f"space.{path}", "a setting of the whole sweep", "all trials compute alike"))
         elif relative == "seed":
             errors.append(ConfigError(f"space.{path}", "seeds as part of the space",
                                       "list them in sweep.seeds, so that they are averaged over"))
@@ -79,7 +81,8 @@ def resolved(config: Config) -> Config:
         spelled.setdefault(relative, path)
     errors += [ConfigError(f"arms.{axis}.{name}", path, "a setting of the whole sweep; it cannot vary within it")
                for axis, one in config.arms.items() for name, changes in one.items() for path in changes
-               if path.removeprefix("experiment.").split(".")[0] in (*_OF_THE_SWEEP, "seed", "arms", "space", "sweep")]
+               if path.removeprefix("experiment.") == "resources.bits"
+               or path.removeprefix("experiment.").split(".")[0] in (*_OF_THE_SWEEP, "seed", "arms", "space", "sweep")]
     if config.arms and config.sweep.search == "optuna":
         errors.append(ConfigError("sweep.search", "'optuna' with arms", "all arms are run, none is searched for; "
                                   "set random, or write the space without arms"))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray import rundir, suites
+from flray import bits, rundir, suites
 from flray.config import Config
 from flray.federation.cluster import local_resources, ray_session
 from flray.importing import importing
@@ -61,13 +61,14 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
             check(config.experiment.tracking.uri)
         with rundir.made(config.experiment.output, config.experiment.name) as folder:
             rundir.save_config(folder, config)
-            rundir.write(folder, "sweep", {**rundir.new_identity(), "settings": rundir.settings_text(config, "sweep")})
+            rundir.write(folder, "sweep", {**rundir.new_identity(config.experiment.resources.bits),
+                                           "settings": rundir.settings_text(config, "sweep")})
         with resumable(folder):
             return sweep.drive(folder)
 
 
 def resume(folder: Path, *, address: str | None = None, progress: SweepProgress | None = None,
-           plugins: Sequence[str] = ()) -> SweepResult:
+           plugins: Sequence[str] = (), other_cpu: bool = False) -> SweepResult:
     """Continue an interrupted sweep, or return the result of a finished one. Failed trials are tried again.
 
     Parameters
@@ -80,11 +81,13 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
         As in `tune`.
     plugins : sequence of str
         Your own files in place of those that the settings name; see `flray.rundir.load_config`.
+    other_cpu : bool
+        As in `flray.running.resume`.
 
     Raises
     ------
     FlrayError
-        If the sweep's files are damaged, its settings have changed, or another process runs it.
+        If the sweep's files are damaged, its CPU or settings have changed, or another process runs it.
     InterruptedRunError
         If the user stopped it again.
     """
@@ -95,8 +98,9 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
         if rundir.read(folder)["status"] == "finished" and all(f.status in OVER for f in folders(folder)):
             return SweepResult(folder)
         sweep.check(folder)
+        labels = rundir.check_cpu(folder, other_cpu)
         with resumable(folder):
-            return sweep.drive(folder)
+            return sweep.drive(folder, labels)
 
 
 class _Sweep:
@@ -127,6 +131,7 @@ class _Sweep:
 
     def check(self, folder: Path | None = None) -> None:
         """Make the trials and refuse what cannot run, before anything is created."""
+        bits.require(self._config.experiment)
         sweep = self._config.sweep
         if sweep.search == "optuna":
             known = suggested(folder, len(sweep.seeds)) if folder is not None else []
@@ -148,7 +153,7 @@ class _Sweep:
         setting = {path: next(iter(domain.model_dump().values()))[0] for path, domain in self._config.space.items()}
         yield from points(self._config, [setting])
 
-    def drive(self, folder: Path) -> SweepResult:
+    def drive(self, folder: Path, labels: Mapping[str, str] | None = None) -> SweepResult:
         """Run what is left, finish the parent run, and return the result."""
         identity, experiment = rundir.read(folder), self._config.experiment
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are on.
@@ -164,6 +169,8 @@ class _Sweep:
                              tags={**tags, **naming.tags(self._config), "flray.folder": str(folder),
                                    "flray.kind": "sweep"}):
             journal.resume()
+        if labels:
+            journal.tags(labels)
         rundir.update(folder, status="running")
         for point in self._points.values():
             TrialFolder(folder, point.number).create(point, self._config)
@@ -210,7 +217,7 @@ class _Sweep:
 
     def _connect(self) -> dict[str, float]:
         self._connected = True
-        return self._stack.enter_context(ray_session(self._address))
+        return self._stack.enter_context(ray_session(self._address, bits.variables(self._config.experiment)))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import ray
 import torch
 from ray import tune
 
-from flray import registry
+from flray import bits, registry
 from flray.config import Checkpointing, Config, Experiment
 from flray.errors import FlrayError, nearest
 from flray.federation import checkpoint
@@ -215,6 +215,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._step_seconds = STEP_SECONDS if scheduler is None else 0.0
         with self._failures():
             experiment = variant(self._shared.config, self._values)
+            if lacking := bits.problem(experiment):
+                raise FlrayError(lacking)
             self._rounds, self._checkpointing = experiment.rounds, experiment.checkpoint
             data = self._shared.data.get(data_key(experiment))
             outline, samples, fingerprint = data if data is not None else (None, None, "")

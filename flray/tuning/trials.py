@@ -48,8 +48,8 @@ class TrialFolder:
         sweep = config.sweep.model_copy(update={"seeds": (point.seed,)})
         rundir.save_config(self.path, Config(experiment=point.experiment, sweep=sweep))
         rundir.write(self.path, "run", {
-            **rundir.new_identity(), "status": "waiting", "number": point.number, "setting": point.setting,
-            "seed": point.seed, "rounds_planned": point.experiment.rounds})
+            **rundir.new_identity(point.experiment.resources.bits), "status": "waiting", "number": point.number,
+            "setting": point.setting, "seed": point.seed, "rounds_planned": point.experiment.rounds})
 
     @property
     def identity(self) -> dict[str, Any]:

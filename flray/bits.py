@@ -1,0 +1,267 @@
+"""What decides the last bits of a result beside the settings: the instructions that the libraries choose by the CPU.
+
+torch, oneDNN, MKL, numpy and OpenBLAS each look at the CPU when they are loaded or first used, and sum in another order
+with wider instructions. ``resources.bits: portable`` has them all keep to AVX2, or in MKL to what every x86-64 CPU has;
+the environment has to say so before a process loads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flray.config import Experiment
+from flray.errors import ConfigError, FlrayError
+
+VARIABLES = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    # The only branch of MKL that is the same on Intel's and on others' CPUs; elsewhere AVX2 means the CPU's own.
+    "MKL_CBWR": "COMPATIBLE",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "OPENBLAS_NUM_THREADS": "1",  # their number decides how a product is cut up, and the CPU decides their number
+    # All that is above AVX2, by the names of numpy 2.4 and by those of numpy before it; it knows no others' names.
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL",
+    "NPY_ENABLE_CPU_FEATURES": "",  # numpy does not start with both
+}
+"""What a process's environment holds from its start where its bits are to be portable."""
+
+RECORDED = {
+    ("2.13.0", "2.4.6"): {
+        "torch": "8982b201fd30", "mkl": "688098c2ff4d", "onednn": "5ba020dbffac", "numpy": "ed928420d242",
+        "openblas": "ce1c9690c05d", "libm": "508203afac69"},
+}
+"""Digests of `kinds` with `VARIABLES`, by the versions of torch and numpy."""
+
+SETTING = "experiment.resources.bits"
+
+
+class StartAgainError(FlrayError):
+    """The process began without `VARIABLES`; the command line starts itself again with them."""
+
+
+def require(experiment: Experiment) -> None:
+    """Refuse to compute in this process unless its bits are what the experiment asks for.
+
+    Raises
+    ------
+    StartAgainError
+        If the environment lacks `VARIABLES`.
+    ConfigError
+        If this CPU, or another setting, cannot have portable bits.
+    """
+    if experiment.resources.bits == "native":
+        return
+    if experiment.local.compile:
+        raise ConfigError("experiment.local.compile", str(experiment.local.compile).lower(),
+                          "resources.bits: portable needs false, for a compiler uses all that the CPU has")
+    if platform.machine() != "x86_64" or not {"avx2", "fma"} <= _flags():
+        raise ConfigError(SETTING, "portable", f"this CPU ({platform.machine()}) is not an x86-64 one with AVX2 and "
+                          "FMA; use native")
+    if _lacking():
+        raise StartAgainError(f"{SETTING}: found portable, and this process began without what that needs; call "
+                              "flray.portable() in a new Python before anything imports numpy or torch")
+    other = _other(RECORDED.get(versions(), kinds()))
+    if other:
+        raise ConfigError(SETTING, "portable", f"in this process {', '.join(other)} compute other bits than portable "
+                          "ones: loaded before the environment was set, or unknown here; start anew, or use native")
+
+
+def portable() -> dict[str, str]:
+    """Have this process compute portable bits; to be called before anything imports numpy or torch.
+
+    Returns
+    -------
+    dict of str to str
+        The variables that were set, for a Ray that is started by hand: ``ray.init(runtime_env={"env_vars": ...})``.
+
+    Raises
+    ------
+    FlrayError
+        If one of them was imported before, without these variables.
+    """
+    loaded = [name for name in ("numpy", "torch") if name in sys.modules]
+    if loaded and _lacking():
+        raise FlrayError(f"flray.portable(): found {' and '.join(loaded)} imported, with instructions chosen; call it "
+                         "first of all, in a new Python")
+    os.environ.update(VARIABLES)
+    return dict(VARIABLES)
+
+
+def start_again() -> NoReturn:
+    """Replace this process by one with the same command line and `VARIABLES`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **VARIABLES})
+
+
+def problem(experiment: Experiment) -> str:
+    """Return why this process cannot compute for an experiment, in one line; nothing where it can."""
+    try:
+        require(experiment)
+    except StartAgainError:
+        return (f"{SETTING}: found portable, and Ray's processes began without what it needs; let flray start or join "
+                "Ray, or give ray.init(runtime_env={'env_vars': flray.portable()})")
+    except FlrayError as error:
+        return str(error)
+    return ""
+
+
+def variables(experiment: Experiment) -> dict[str, str]:
+    """Return what the environment of every process has to hold for an experiment."""
+    return dict(VARIABLES) if experiment.resources.bits == "portable" else {}
+
+
+def identity(setting: str = "native") -> dict[str, Any]:
+    """Return what a run notes of the CPU that it computes on: for people its name, for a resume the libraries' bits.
+
+    Parameters
+    ----------
+    setting : str
+        The run's ``resources.bits``.
+    """
+    import torch
+
+    return {"bits": setting, "machine": platform.machine(), "model": _model(), "kinds": kinds(),
+            "capability": torch.backends.cpu.get_cpu_capability()}
+
+
+def check_same(where: object, noted: Mapping[str, Any]) -> str:
+    """Return in words how this process's bits differ from those that a run began with; nothing where they do not.
+
+    Parameters
+    ----------
+    where : object
+        The run's folder.
+    noted : mapping
+        Its ``run.json``. One of before CPUs were noted differs from nothing; neither does one of other versions of the
+        libraries, whose bits tell nothing about the CPU.
+    """
+    began = noted.get("cpu")
+    versions = noted.get("versions", {})
+    if not isinstance(began, Mapping) or not isinstance(began.get("kinds"), Mapping) or \
+            not isinstance(versions, Mapping) or \
+            any(str(versions.get(name)).partition("+")[0] != _version(name) for name in ("torch", "numpy")):
+        return ""
+    other = _other(began["kinds"])
+    if not other:
+        return ""
+    here = identity()
+    return (f"{where} began on {began.get('model')} ({began.get('capability')}), and here, on {here['model']} "
+            f"({here['capability']}), {', '.join(other)} compute other last bits")
+
+
+@cache
+def kinds() -> dict[str, str]:
+    """Return by library a digest of small sums and functions whose last bits tell which instructions compute them."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return {name: hashlib.sha256(b"".join(parts)).hexdigest()[:12] for name, parts in _computed()}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def kind() -> str:
+    """Return one digest of `kinds`."""
+    return hashlib.sha256(repr(sorted(kinds().items())).encode()).hexdigest()[:12]
+
+
+def _computed() -> Iterator[tuple[str, list[bytes]]]:
+    """Yield libraries with what they make of the same numbers, in several sizes and types."""
+    import numpy as np
+    import torch
+    from torch.nn import functional
+
+    def numbers(*shape: int) -> Any:
+        """Return numbers of 53 digits between -1 and 1, made of whole ones: the same everywhere."""
+        count = np.arange(math.prod(shape), dtype=np.int64)
+        mixed = (count * 2862933555777941757 + 3037000493) & (2**53 - 1)
+        return (mixed.astype(np.float64) / 2.0**52 - 1.0).reshape(shape)
+
+    def of(*values: Any) -> list[bytes]:
+        return [value.detach().contiguous().float().numpy().tobytes() if value.dtype == torch.bfloat16
+                else value.detach().contiguous().numpy().tobytes() for value in values]
+
+    types = (torch.float32, torch.float64)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        vector = torch.from_numpy(numbers(5003))
+        yield "torch", of(torch.randn(64), *(made for kind in types for x in [vector.to(kind)] for made in (
+            x.exp(), x.tanh(), x.sigmoid(), (x.abs() + 1).log(), x.sum(), x.norm(), x.view(-1, 1, 5003).var(2),
+            functional.log_softmax(x[:5000].view(100, 50), 1), functional.batch_norm(
+                x[:4800].view(5, 15, 8, 8), None, None, training=True))))
+        products: list[bytes] = []
+        for kind in types:
+            for rows, inner, columns in ((37, 301, 83), (5, 64, 10), (32, 400, 120), (1, 784, 200)):
+                a, b = (torch.from_numpy(numbers(*shape)).to(kind) for shape in ((rows, inner), (inner, columns)))
+                products += of(a @ b, a.T @ (a @ b))
+        singular = torch.linalg.svdvals(torch.from_numpy(numbers(20, 10)))
+        yield "mkl", [*products, *of(singular)]
+        convolved: list[bytes] = []
+        for kind, channels, out, size in ((torch.float32, 3, 6, 5), (torch.float32, 16, 32, 3),
+                                          (torch.float32, 64, 64, 3), (torch.bfloat16, 16, 32, 3)):
+            x = torch.from_numpy(numbers(4, channels, 12, 12)).to(kind).contiguous(memory_format=torch.channels_last)
+            w = torch.from_numpy(numbers(out, channels, size, size)).to(kind)
+            x.requires_grad_()
+            w.requires_grad_()
+            y = functional.conv2d(x, w, padding=1)
+            y.square().sum().backward()
+            convolved += of(y, x.grad, w.grad)
+        yield "onednn", convolved
+    values = numbers(1000)
+    yield "numpy", [made.tobytes() for kind in (np.float32, np.float64) for x in [values.astype(kind)] for made in (
+        np.exp(x), np.log(abs(x) + 1), np.abs(x) ** 1.7, np.sin(x), x.sum(), x.reshape(10, 100).std(1))]
+    square = numbers(12, 50) @ numbers(12, 50).T
+    yield "openblas", [made.tobytes() for made in (numbers(37, 301) @ numbers(301, 83), *np.linalg.eigh(square))]
+    plain = [function(x) for x in np.abs(values).tolist() for function in (math.exp, math.log, math.sin, math.tanh)]
+    yield "libm", [np.array(plain).tobytes(), np.random.default_rng(0).dirichlet([0.3] * 10, 20).tobytes()]
+
+
+MIXED = ("server and client actors compute with several kinds of CPU, so that the last bits depend on who plays what; "
+         "resources.bits=portable has them compute alike")
+
+
+def _lacking() -> bool:
+    return any(os.environ.get(name, "") != value for name, value in VARIABLES.items())
+
+
+def _other(expected: Mapping[str, str]) -> list[str]:
+    return [name for name, digest in kinds().items() if expected.get(name, digest) != digest]
+
+
+def versions() -> tuple[str, str]:
+    """Return the versions of torch and numpy, without the build's name."""
+    return _version("torch"), _version("numpy")
+
+
+def _version(name: str) -> str:
+    return metadata.version(name).partition("+")[0]
+
+
+@cache
+def _info() -> dict[str, str]:
+    """Return what the system tells of the first CPU."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def _flags() -> set[str]:
+    return set(_info().get("flags", "").split())
+
+
+def _model() -> str:
+    return _info().get("model name") or platform.processor() or platform.machine()
