@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from flray.errors import ConfigError, FlrayError, brief
 from flray.reading import DEPTH, VALUES, shortened
@@ -41,6 +41,44 @@ def read_json(path: Path, needed: Mapping[str, Kind], known: Mapping[str, Kind] 
     if problem := misshapen(content, needed, known):
         raise FlrayError(f"{path}: {problem}, which is not what was written; restore it, or start anew")
     return dict(content)
+
+
+class Holder(BaseModel, strict=True):
+    """A client in ``partition.json``: how many training samples of each class it holds, and how many test samples."""
+
+    name: str
+    domain: str
+    train: list[int]
+    test: int
+
+
+class Held(BaseModel, strict=True):
+    """Who holds what: the form of ``partition.json``."""
+
+    dataset: str
+    classes: list[str]
+    origins: dict[str, str]
+    clients: list[Holder]
+
+
+def read_held(path: Path) -> dict[str, Any]:
+    """Return who holds what, as `flray.federation.portrait.save_partition` wrote it.
+
+    Raises
+    ------
+    FlrayError
+        If it is missing, damaged or of another form.
+    """
+    found = read_json(path, {}, {"fingerprints": dict})
+    try:
+        held = Held.model_validate(found)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise FlrayError(f"{path}: found {where} in another form than it was written; restore it, or take the file "
+                         "away") from None
+    if len({len(client.train) for client in held.clients}) > 1:
+        raise FlrayError(f"{path}: found clients with unlike numbers of classes; restore it, or take the file away")
+    return found
 
 
 def misshapen(content: Any, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None) -> str:

@@ -264,6 +264,9 @@ def _federate(world: World, folder: Path, journal: Journal, address: str | None,
 def _result(folder: Path, world: World) -> Result:
     from flray.tracking.journal import history_of, read_events
 
-    events = [event for event in read_events(folder / rundir.JOURNAL) if event["type"] == "round"]
-    return Result(folder=folder, history=history_of(events), sha256=str(rundir.read(folder)["sha256"]),
-                  metric=measure(world), experiment=world.config)
+    history = history_of(event for event in read_events(folder / rundir.JOURNAL) if event["type"] == "round")
+    digest, metric = rundir.read(folder).get("sha256"), measure(world)
+    if metric not in history or digest is None:
+        raise FlrayError(f"{folder}: found {'no ' + metric if digest else 'no sha256'} in the files of a finished run; "
+                         f"restore {rundir.JOURNAL} and run.json, or start a new run")
+    return Result(folder=folder, history=history, sha256=str(digest), metric=metric, experiment=world.config)

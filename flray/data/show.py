@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from flray.data.types import FederatedData
 from flray.errors import DataError
+from flray.forms import read_held
 
 PICTURES = (".png", ".svg", ".pdf")
 _MOST = 200
@@ -94,7 +94,7 @@ class Holdings:
     @classmethod
     def read(cls, path: Path) -> Holdings:
         """Return those kept in a run's ``partition.json``; see `flray.federation.portrait.partition`."""
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = read_held(path)
         clients = kept["clients"]
         return cls(kept["dataset"], tuple(kept["classes"]), tuple(client["name"] for client in clients),
                    tuple(client["domain"] for client in clients),

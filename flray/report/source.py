@@ -11,35 +11,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
 
 from flray import rundir
 from flray.arms import PREFIX
 from flray.errors import FlrayError
 from flray.federation.portrait import AFTER, PARTITION
-from flray.forms import read_json
+from flray.forms import read_held, read_json
 from flray.papers.section import PaperTable
 from flray.tracking.journal import history_of, read_events
 from flray.tuning.space import columns, words
 from flray.tuning.trials import TUNE, checkpoints, folders
-
-
-class Holder(BaseModel, strict=True):
-    """A client in ``partition.json``."""
-
-    name: str
-    domain: str
-    train: list[int]
-    test: int
-
-
-class Held(BaseModel, strict=True):
-    """Who holds what: the form of ``partition.json``."""
-
-    dataset: str
-    classes: list[str]
-    origins: dict[str, str]
-    clients: list[Holder]
 
 
 @dataclass
@@ -98,14 +79,7 @@ class Trial:
         path = self.folder / PARTITION
         if not path.is_file():
             return None
-        found = read_json(path, {})
-        try:
-            Held.model_validate(found)
-        except ValidationError as error:
-            where = ".".join(map(str, error.errors()[0]["loc"]))
-            raise FlrayError(f"{path}: found {where} in another form than it was written; restore it, or take the file "
-                             "away") from None
-        return found
+        return read_held(path)
 
     @property
     def domains(self) -> dict[str, str]:

@@ -17,4 +17,4 @@ def test_one_line_exit_code_two_and_nothing_left(kind: str, here: Path) -> None:
         write()
         if said := asked(typed):
             answers[name] = said
-    assert answers == {}
+    assert not answers, "\n".join(f"{name}: {said}" for name, said in answers.items())

@@ -51,4 +51,4 @@ def test_bad_values_in_a_file_are_one_line_exit_code_two_and_nothing_left(here: 
         Path("x.yaml").write_text(yaml.safe_dump(values.with_value(path, value), allow_unicode=True))
         if said := asked(["run", "x.yaml"]):
             answers[f"{'.'.join(path)}={value!r:.60}"] = said
-    assert answers == {}
+    assert not answers, "\n".join(f"{name}: {said}" for name, said in answers.items())
