@@ -71,7 +71,8 @@ def connect(uri: str) -> Any:
     with quiet():
         if database is not None:
             _prepare_database(uri, database)
-        return call(uri, mlflow.MlflowClient, tracking_uri=uri)
+        with contextlib.nullcontext(uri) if database is None else _store_address(database) as address:
+            return call(uri, mlflow.MlflowClient, tracking_uri=address)
 
 
 def _import_mlflow() -> Any:
@@ -102,11 +103,33 @@ def _prepare_database(uri: str, database: Path) -> None:
             made = database.with_name(f".{database.name}.new")
             for rest in (made, made.with_name(f"{made.name}-journal")):  # of a process killed on the way
                 rest.unlink(missing_ok=True)
-            store = call(uri, SqlAlchemyStore, f"sqlite:///{made}", str(database.parent / "mlruns"))
+            with _store_address(made) as address:
+                store = call(uri, SqlAlchemyStore, address, str(database.parent / "mlruns"))
             store.engine.dispose()
             made.replace(database)
     except OSError as error:
         raise RefusedError(f"tracking database {database}: {error.strerror or error}; name another one") from error
+
+
+@contextlib.contextmanager
+def _store_address(database: Path) -> Iterator[str]:
+    """Yield a file's address as SQLAlchemy reads it: a ? or % as it is would open another file, or none."""
+    if not set("?%") & set(str(database)):
+        yield f"sqlite:///{database}"
+        return
+    from sqlalchemy.engine import URL, make_url
+
+    address = str(URL.create("sqlite", database=str(database)).render_as_string())
+    if make_url(address).database != str(database):  # before 2.1 it had no way to write them
+        raise RefusedError(f"tracking database {database}: SQLAlchemy cannot be told a name with ? or %; name another")
+    try:
+        yield address
+    finally:
+        # MLflow takes the address for a path and makes the folders of it.
+        for stray in Path(address.removeprefix("sqlite:///")).parents:
+            with contextlib.suppress(OSError):
+                if stray not in database.parents:
+                    stray.rmdir()
 
 
 @contextlib.contextmanager
