@@ -73,6 +73,9 @@ class ConfigError(FlrayError):
         self.path, self.found, self.allowed = path, found, allowed
         super().__init__(f"{path}: found {found}; {allowed}")
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str, str]]:
+        return type(self), (self.path, self.found, self.allowed)
+
 
 class ConfigErrors(FlrayError):
     """Several mistakes in one file: one line each."""
@@ -82,6 +85,9 @@ class ConfigErrors(FlrayError):
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         self.errors = list(errors)
         super().__init__("\n".join(str(error) for error in errors))
+
+    def __reduce__(self) -> tuple[type[ConfigErrors], tuple[list[ConfigError]]]:
+        return type(self), (self.errors,)
 
 
 class DataError(FlrayError):

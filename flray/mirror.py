@@ -65,7 +65,7 @@ class Mirror:
         folder = Path(name).parent
         try:
             named = json.loads((self._folder / name).read_text())["files"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return False
         return all(str(folder / part) in self._known for part in named)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import random
@@ -21,7 +20,7 @@ from flray.tuning.preparing import Preparation, added_components
 from flray.tuning.recorder import Recorder
 from flray.tuning.searching import OptunaSearch, scheduler
 from flray.tuning.space import Point, Values, points
-from flray.tuning.trainable import TRIAL, FederationTrial, Shared
+from flray.tuning.trainable import FederationTrial, Shared, read_note
 from flray.tuning.trials import OVER, TUNE, TrialFolder, checkpoints, folders, next_session
 
 ENVIRONMENT = {
@@ -137,9 +136,10 @@ def _resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
 def _last_setting(folder: str, point: Point) -> Values:
     """Return the values a trial's newest checkpoint was trained with, where they changed on the way."""
     for found in checkpoints(folder, point.number):
-        with contextlib.suppress(OSError, ValueError, KeyError), found.local() as path:
-            values: Values = json.loads((path / TRIAL).read_text())["values"]
-            return values
+        with found.local() as path:
+            values = read_note(path).get("values")
+            if isinstance(values, dict):
+                return values
     return {}
 
 

@@ -194,7 +194,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         """Go to a checkpoint, this trial's own or (in population based training) another's."""
         with self._failures():
             if self._failure is None:
-                self._restore(Path(checkpoint_dir), _note(Path(checkpoint_dir)))
+                self._restore(Path(checkpoint_dir), read_note(Path(checkpoint_dir)))
 
     def cleanup(self) -> None:
         """Stop the client actors."""
@@ -254,7 +254,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         """
         for stored in checkpoints(self._shared.folder, self.trial_name):
             with contextlib.suppress(checkpoint.DamagedCheckpointError), stored.local() as folder:
-                note = _note(folder)
+                note = read_note(folder)
                 carried = note.get("rounds", [])
                 if stored.round > self._recorded and not (carried and carried[0][0] <= self._recorded + 1):
                     continue
@@ -301,7 +301,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             self._failure = f"{failure.what} at {failure.where}\n{failure.trace}"
 
 
-def _note(folder: Path) -> dict[str, Any]:
+def read_note(folder: Path) -> dict[str, Any]:
     """Return what a checkpoint says of its trial; nothing where it says nothing."""
     try:
         note = json.loads((folder / TRIAL).read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,8 +42,14 @@ def started(folder: Path, environment: dict[str, str], **resources: Any) -> subp
                             env={**kept, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+UNKNOWN_HERE = "in this process .* compute other bits than portable ones"
+
+
 def noted(process: subprocess.Popen[str], folder: Path) -> dict[str, Any]:
+    """Return what a run noted; where this CPU is not one that the recorded bits hold on, what it was refused with."""
     _, errors = process.communicate(timeout=300)
+    if process.returncode == 2 and re.search(UNKNOWN_HERE, errors):
+        return {"refused": errors}
     assert process.returncode == 0, errors
     return rundir.read(folder / "runs/experiment/001")
 
@@ -54,9 +61,13 @@ def test_portable_bits_are_the_same_whatever_the_environment_says(tmp_path: Path
             for setting in ("portable", "native") for name, environment in environments.items()
             if (setting, name) != ("native", "others")}
     found = {key: noted(process, tmp_path / "-".join(key)) for key, process in runs.items()}
+    refused = {name: found["portable", name].get("refused") for name in environments}
+    assert len(set(refused.values())) == 1
+    assert found["native", "lowest"]["sha256"] != found["native", "none"]["sha256"]
+    if refused["none"]:  # that it is refused, everywhere alike, is then all that can be asked of this CPU
+        return
     digests = {key: run["sha256"] for key, run in found.items()}
     assert len({digests["portable", name] for name in environments}) == 1
-    assert digests["native", "lowest"] != digests["native", "none"]
     expected = bits.RECORDED[bits.versions()]
     assert all(found["portable", name]["cpu"]["kinds"] == expected for name in environments)
     assert found["native", "lowest"]["cpu"]["kinds"]["torch"] != expected["torch"]
@@ -68,7 +79,8 @@ def test_portable_bits_are_the_same_whatever_the_environment_says(tmp_path: Path
 def test_portable_bits_reach_the_processes_of_a_local_ray(tmp_path: Path) -> None:
     actors = started(tmp_path / "ray", OTHERS, bits="portable", executor="ray", actors=2)
     inline = started(tmp_path / "inline", {}, bits="portable")
-    assert noted(actors, tmp_path / "ray")["sha256"] == noted(inline, tmp_path / "inline")["sha256"]
+    first, second = noted(actors, tmp_path / "ray"), noted(inline, tmp_path / "inline")
+    assert first.get("refused") == second.get("refused") and first.get("sha256") == second.get("sha256")
 
 
 def test_this_process_is_refused_in_one_line(
