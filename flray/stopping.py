@@ -81,6 +81,11 @@ def handlers_kept() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
+    except SystemExit:  # raised by Ray's handler
+        ours = before[signal.SIGTERM]
+        if callable(ours):
+            ours(signal.SIGTERM, None)
+        raise
     finally:
         for number, handler in before.items():
             if callable(handler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 
 from flray import running
 from flray.cli import invoke
-from flray.stopping import SIGNALS
+from flray.stopping import SIGNALS, careful, handlers_kept
 
 ASKED = '''
 import signal
@@ -73,6 +74,14 @@ def test_a_hangup_that_the_caller_ignores_stays_ignored(here: Path, digits: dict
     assert invoke(["run", "x.yaml"]) == 0
     assert (here / "asked").exists()
     assert signal.signal(signal.SIGHUP, signal.SIG_DFL) is signal.SIG_IGN
+
+
+def test_a_signal_while_ray_starts_is_no_other() -> None:
+    """Ray's handler, which is in place before `ray.init` returns, ends the process with exit code 15."""
+    with careful() as stop, pytest.raises(KeyboardInterrupt), handlers_kept():
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+    assert stop.code(130) == 143
 
 
 ASKED_EARLY = """
