@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
 from ray.tune.search import Searcher
@@ -103,7 +105,49 @@ def alike(experiment: Experiment) -> str:
     return json.dumps({**content, "algorithm": experiment.algorithm.name}, sort_keys=True)
 
 
-def scheduler(config: Config, points: Mapping[str, Point], past: Mapping[str, Scores], ended: Sequence[str]) -> Any:
+class Population(PopulationBasedTraining):  # type: ignore[misc]
+    """Tune's population based training in step, whose exchanges are the same in a resumed sweep.
+
+    Tune draws from one global stream, and of a population that goes on in the middle it thinks that no exchange was
+    made yet: members would then copy each other at unlike rounds, and lose those in between.
+
+    Parameters
+    ----------
+    seed : int
+        The sweep's. A draw is keyed by it, the member and the round.
+    start : int
+        The round at which all members go on, an exchange: they report it again, and it is made again.
+    **options
+        Tune's own.
+    """
+
+    def __init__(self, seed: int, start: int, **options: Any) -> None:
+        super().__init__(**options, synch=True, log_config=False)
+        self._seed, self._start = seed, start
+        if start:
+            self._next_perturbation_sync = start
+
+    def on_trial_add(self, tune_controller: Any, trial: Any, **options: Any) -> None:
+        """Enter a member, as one whose last exchange was the one before `start`."""
+        super().on_trial_add(tune_controller, trial, **options)
+        if self._start:
+            self._trial_state[trial].last_perturbation_time = self._start - self._perturbation_interval
+
+    def _checkpoint_or_exploit(self, trial: Any, *arguments: Any) -> None:
+        key = keys.key(self._seed, "sampling", round=self._trial_state[trial].last_train_time,
+                       extra=f"population/{trial}")
+        before, numbers = random.getstate(), np.random.get_state()
+        random.seed(key)
+        np.random.seed(key % 2**32)  # from which Tune resamples intervals
+        try:
+            super()._checkpoint_or_exploit(trial, *arguments)
+        finally:
+            random.setstate(before)
+            np.random.set_state(numbers)
+
+
+def scheduler(config: Config, points: Mapping[str, Point], past: Mapping[str, Scores], ended: Sequence[str],
+              start: int = 0) -> Any:
     """Return Tune's scheduler of a sweep, or None.
 
     Parameters
@@ -116,14 +160,16 @@ def scheduler(config: Config, points: Mapping[str, Point], past: Mapping[str, Sc
         See `EarlyStopping`.
     ended : sequence of str
         See `EarlyStopping`.
+    start : int
+        See `Population`.
     """
     chosen, rounds = config.sweep.scheduler, config.experiment.rounds
     common = {"time_attr": TIME, "metric": "score", "mode": config.sweep.mode}
     if isinstance(chosen, Pbt):
         # In step: members copy each other at the same round, so no member's history has a gap.
-        return PopulationBasedTraining(
-            **common, perturbation_interval=chosen.perturbation_interval, quantile_fraction=chosen.quantile,
-            synch=True, log_config=False, custom_explore_fn=_Bounds(config.space),
+        return Population(
+            config.sweep.seed, start, **common, perturbation_interval=chosen.perturbation_interval,
+            quantile_fraction=chosen.quantile, custom_explore_fn=_Bounds(config.space),
             hyperparam_mutations={"point": {"values": {p: mutation(d) for p, d in config.space.items()}}})
 
     def rule() -> Any:

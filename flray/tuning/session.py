@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from ray import tune
 
-from flray import keys, rundir
+from flray import rundir
 from flray.config import Config
 from flray.sweeping import Pbt
 from flray.tuning.preparing import Preparation, added_components
@@ -58,6 +57,7 @@ class Session:
         mirror = rundir.mirror_of(sweep, config.experiment.output)
         self._storage = str((sweep / TUNE).resolve()) if mirror is None else f"{mirror}/{TUNE}"
         self._over = [f.number for f in folders(sweep) if f.status in OVER]
+        self._start = self._population_start()
 
     def run(self, recorder: Recorder) -> None:
         """Run until all trials have ended or the user interrupts."""
@@ -71,7 +71,7 @@ class Session:
             self._trainable(),
             param_space={} if searching else {"point": tune.grid_search([self._point(point) for point in left])},
             tune_config=tune.TuneConfig(
-                search_alg=search, scheduler=scheduler(config, self._points, scores, self._over),
+                search_alg=search, scheduler=scheduler(config, self._points, scores, self._over, self._start or 0),
                 num_samples=sweep.samples * len(sweep.seeds) if searching else 1,
                 max_concurrent_trials=self._concurrency(searching), reuse_actors=True,
                 trial_name_creator=_name, trial_dirname_creator=_name),
@@ -79,9 +79,9 @@ class Session:
                 name=next_session(self._storage), storage_path=self._storage, verbose=0,
                 failure_config=tune.FailureConfig(max_failures=sweep.max_failures),
                 checkpoint_config=tune.CheckpointConfig(
-                    num_to_keep=4 if isinstance(sweep.scheduler, Pbt) else 2, checkpoint_at_end=True),
+                    num_to_keep=6 if isinstance(sweep.scheduler, Pbt) else 2, checkpoint_at_end=True),
                 callbacks=[recorder]))
-        with _reproducible(sweep.seed), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tuner.fit()
 
@@ -99,12 +99,28 @@ class Session:
     def _configuration(self, point: Point) -> dict[str, Any]:
         return {"point": self._point(point)}
 
+    def _population_start(self) -> int | None:
+        """Return the newest exchange of a population that every member has a checkpoint of; 0 where there is none.
+
+        From there all members go on together: they influence each other, and a kill leaves them at unlike rounds. None
+        for trials that go on alone.
+        """
+        chosen = self._config.sweep.scheduler
+        if not isinstance(chosen, Pbt):
+            return None
+        common = set(range(self._config.experiment.rounds))
+        for number in self._points:
+            recorded = TrialFolder(self._sweep, number).rounds_recorded()
+            common &= {found.round for found in checkpoints(self._storage, number)
+                       if found.round <= recorded and found.round % chosen.perturbation_interval == 0}
+        return max(common, default=0)
+
     def _point(self, point: Point) -> dict[str, Any]:
-        """Return what a trial is told; after population based training changed its setting, the one it had last."""
-        changed = _last_setting(self._storage, point) if isinstance(self._config.sweep.scheduler, Pbt) else {}
+        """Return what a trial is told; of a member of a population also where it goes on, and with which settings."""
+        changed = {} if not self._start else _setting_at(self._storage, point, self._start)
         values = {**point.values, **changed}
         return {"number": point.number, "values": values, "bundles": self._preparation.bundles(point.experiment),
-                "recorded": TrialFolder(self._sweep, point.number).rounds_recorded()}
+                "recorded": TrialFolder(self._sweep, point.number).rounds_recorded(), "start": self._start}
 
     def _suggest(self, setting: Values, position: int) -> list[Point]:
         """Make the trials of a new suggestion, on disk first."""
@@ -133,25 +149,16 @@ def _resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
     return tune.PlacementGroupFactory([dict(bundle) for bundle in config["point"]["bundles"]], strategy="PACK")
 
 
-def _last_setting(folder: str, point: Point) -> Values:
-    """Return the values a trial's newest checkpoint was trained with, where they changed on the way."""
+def _setting_at(folder: str, point: Point, round_: int) -> Values:
+    """Return the values a trial was trained with up to a round, where they changed on the way."""
     for found in checkpoints(folder, point.number):
+        if found.round != round_:
+            continue
         with found.local() as path:
             values = read_note(path).get("values")
             if isinstance(values, dict):
                 return values
     return {}
-
-
-@contextlib.contextmanager
-def _reproducible(seed: int) -> Iterator[None]:
-    """Seed the global generator that population based training draws from, and put it back."""
-    before = random.getstate()
-    random.seed(keys.key(seed, "sampling", extra="population"))
-    try:
-        yield
-    finally:
-        random.setstate(before)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from flray.importing import importing
 from flray.loading import load
 from flray.mirror import mirrored
 from flray.stopping import resumable
+from flray.sweeping import Pbt
 from flray.tracking.address import check, redacted
 from flray.tracking.journal import Journal
 from flray.tracking.tracker import Tracker
@@ -175,8 +176,9 @@ class _Sweep:
         for point in self._points.values():
             TrialFolder(folder, point.number).create(point, self._config)
         for trial in folders(folder):
-            if trial.status == "failed":
-                rundir.update(trial.path, status="waiting")
+            # The members of a population go on together, for they influence each other.
+            if trial.status == "failed" or isinstance(self._config.sweep.scheduler, Pbt):
+                rundir.update(trial.path, status="waiting", setting_at_end=None)
         with _tracking(folder, experiment.tracking.uri, self._progress) as tracker:
             try:
                 self._run(folder, tracker)

@@ -32,6 +32,7 @@ from flray.federation.world import SharedData, World, make_world
 from flray.files import write_atomically
 from flray.loading import variant
 from flray.metrics.summary import RunningReport
+from flray.sweeping import Pbt
 from flray.tuning.preparing import Bundles, data_key
 from flray.tuning.trials import checkpoints
 
@@ -97,7 +98,9 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     _shared: Shared
     _values: dict[str, Any]
-    _mutable: bool
+    _interval: int | None
+    _start: int | None
+    _report_again: bool
     _step_seconds: float
     _rounds: int
     _metric: str
@@ -133,7 +136,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             if self._failure is None and self._federation.rounds_done == 0:
                 report |= {PARTITION: partition(self._federation.world), BEFORE: self._portrait(False)}
             until = time.monotonic() + self._step_seconds
-            while self._failure is None and self._federation.rounds_done < self._rounds:
+            again, self._report_again = self._report_again, False
+            while not again and self._failure is None and self._federation.rounds_done < self._rounds:
                 report["rounds"].append(self._round())
                 if time.monotonic() >= until or self._due(self._federation.rounds_done):
                     break
@@ -152,7 +156,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         metrics = self._federation.step().metrics
         self._check_measured(metrics)
         self._score = metrics["score"] = self._course.add(metrics)
-        if self._mutable:
+        if self._interval is not None:
             metrics.update({f"setting/{path}": float(value) for path, value in self._values.items()
                             if isinstance(value, (int, float))})
         self._recent.append((time.monotonic(), self._federation.rounds_done, dict(metrics)))
@@ -193,6 +197,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Go to a checkpoint, this trial's own or (in population based training) another's."""
         with self._failures():
+            self._report_again = False
             if self._failure is None:
                 self._restore(Path(checkpoint_dir), read_note(Path(checkpoint_dir)))
 
@@ -207,11 +212,12 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._lines: list[str] = []
         self._score, self._metric = math.nan, ""
         self._recent, self._carried = [], []
-        self._recorded = int(point.get("recorded", 0))
+        self._recorded, self._start = int(point.get("recorded", 0)), point.get("start")
+        self._report_again = False
         self._saved_at = time.monotonic()
         self._values = dict(point["values"])
         scheduler = self._shared.config.sweep.scheduler
-        self._mutable = scheduler is not None and scheduler.name == "pbt"
+        self._interval = scheduler.perturbation_interval if isinstance(scheduler, Pbt) else None
         self._step_seconds = STEP_SECONDS if scheduler is None else 0.0
         with self._failures():
             experiment = variant(self._shared.config, self._values)
@@ -250,9 +256,12 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         """Go to the newest checkpoint on disk whose history is known.
 
         One that was cut short by a kill is passed over, and so is one that is ahead of the trial's journal by more
-        rounds than it carries: what the rounds in between measured would be lost.
+        rounds than it carries: what the rounds in between measured would be lost. A member of a population goes on
+        where all do, and reports that round again, for the exchange that is made there.
         """
         for stored in checkpoints(self._shared.folder, self.trial_name):
+            if self._start is not None and stored.round != self._start:
+                continue
             with contextlib.suppress(checkpoint.DamagedCheckpointError), stored.local() as folder:
                 note = read_note(folder)
                 carried = note.get("rounds", [])
@@ -260,7 +269,11 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
                     continue
                 self._restore(folder, note)
                 self._carried = [entry for entry in carried if entry[0] > self._recorded]
+                self._report_again = self._start is not None
                 return
+        if self._start:
+            raise FlrayError(f"the checkpoint of round {self._start}, at which the population goes on, is damaged; "
+                             "restore it, or start a new sweep")
 
     def _restore(self, folder: Path, note: Mapping[str, Any]) -> None:
         checkpoint.restore(self._federation, folder)
@@ -278,6 +291,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def _due(self, done: int) -> bool:
         settings = self._checkpointing
+        if self._interval is not None:  # a population can go on from its exchanges only
+            return done % self._interval == 0
         return done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
 
     def _check_measured(self, metrics: Mapping[str, float]) -> None:
