@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from flray.tracking import cursor
@@ -19,7 +20,8 @@ def see_it(uri: str, folder: Path) -> list[str]:
         The run's or sweep's.
     """
     served = uri.startswith("http")
-    lines = [f"see it: {redacted(uri)}" if served else f"see it: mlflow ui --backend-store-uri {redacted(uri)}"]
+    shown = redacted(uri)
+    lines = [f"see it: {shown}" if served else f"see it: mlflow ui --backend-store-uri {shlex.quote(shown)}"]
     known = cursor.read(folder)
     if known is not None and known.experiment_id is not None:
         # MLflow's first page is for language models; this one is the runs' charts, which are four clicks from there.
