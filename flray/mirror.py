@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
+import ctypes
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -82,7 +82,7 @@ def mirrored(folder: Path, uri: str | None, say: Callable[[str], None], leave: t
     """Mirror a folder while something goes on in it, and once more at the end; do nothing without an address.
 
     Storage that is away for a while is told about once, and tried again; at the end it has to be there. Where another
-    worker takes the address over, nothing is written there any more and the main thread is interrupted as by Ctrl-C.
+    worker takes the address over, nothing is written there any more and this thread is interrupted as by Ctrl-C.
 
     Parameters
     ----------
@@ -110,11 +110,15 @@ def mirrored(folder: Path, uri: str | None, say: Callable[[str], None], leave: t
         rundir.update(folder, workers=[*rundir.read(folder).get("workers", ()), lease.token])
         mirror, ended, lost = Mirror(folder, uri, leave), threading.Event(), threading.Event()
         mirror.push()
+        worker = threading.get_ident()
+        reasons: list[str] = []
 
         def stop(error: LostLeaseError) -> None:
+            reasons.append(f"{error}; this process stops, and its copy is kept in {folder}")
             lost.set()
-            say(f"{error}; this process stops, and its copy is kept in {folder}")
-            _thread.interrupt_main()
+            say(reasons[0])
+            # Not by a signal, which a process in the background may have been told to ignore.
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker), ctypes.py_object(KeyboardInterrupt))
 
         lease.keep(stop)
         thread = threading.Thread(target=_follow, args=(mirror, ended, lost, say), name="flray-mirror", daemon=True)
@@ -129,6 +133,8 @@ def mirrored(folder: Path, uri: str | None, say: Callable[[str], None], leave: t
                     mirror.push()
                 except FlrayError as error:
                     say(f"{error}; everything is kept in {folder}")
+        if reasons:
+            raise LostLeaseError(reasons[0])
     finally:
         lease.give_back()
 

@@ -28,7 +28,7 @@ from flray.tracking.secrets import without_secrets
 UID_TAG = "flray.uid"
 # MLflow's limits of one request, and of the length of a value in characters.
 _METRICS, _PARAMS, _PARAM_LENGTH, _TAG_LENGTH = 1000, 100, 6000, 5000
-Point = tuple[str, float, int, int]
+_Point = tuple[str, float, int, int]
 """Name, value, time [ms since 1970] and round of a metric."""
 
 
@@ -152,7 +152,7 @@ class MlflowSender:
             # What MLflow has seen must survive a crash of the machine, or the rounds played again after it
             # would be recorded with a new time and stand there twice.
             os.fsync(file.fileno())
-        metrics: list[Point] = []
+        metrics: list[_Point] = []
         gathered = cursor.offset  # end of the last round in `metrics`
         for line, end in unsent_lines(self.run_dir, cursor.offset):
             event = decode(line)
@@ -175,7 +175,7 @@ class MlflowSender:
         if gathered > cursor.offset:
             self._log_metrics(cursor, metrics, gathered)
 
-    def _log_metrics(self, cursor: Cursor, metrics: list[Point], end: int, again: bool = False) -> None:
+    def _log_metrics(self, cursor: Cursor, metrics: list[_Point], end: int, again: bool = False) -> None:
         from mlflow.entities import Metric
 
         if self._compare and not again:
@@ -186,7 +186,7 @@ class MlflowSender:
         cursor.offset = end
         save(self.run_dir, cursor)
 
-    def _missing(self, cursor: Cursor, metrics: list[Point]) -> list[Point]:
+    def _missing(self, cursor: Cursor, metrics: list[_Point]) -> list[_Point]:
         """Return what MLflow has no value of; a round is there if the metric that was sent first of it is."""
         first: dict[int, str] = {}
         for name, _, _, round_ in metrics:
