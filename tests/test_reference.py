@@ -37,7 +37,8 @@ def names_in(built: Path) -> dict[str, Counter[str]]:
 
 def modules() -> set[str]:
     root = Path(flray.__file__).parent
-    dotted = (".".join(("flray", *path.relative_to(root).with_suffix("").parts)) for path in root.rglob("*.py"))
+    dotted = (".".join(("flray", *path.relative_to(root).with_suffix("").parts)) for path in root.rglob("*.py")
+              if path.stem != "__main__")  # which only calls the command line
     return {name.removesuffix(".__init__") for name in dotted}
 
 
