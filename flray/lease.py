@@ -29,7 +29,7 @@ _SETTLE = 1.0
 """Seconds after which a name that was written is looked at again: two that write at once see one of the two."""
 
 
-class LostLeaseError(FlrayError):
+class LeaseTakenError(FlrayError):
     """Somebody else works on the run now."""
 
 
@@ -68,14 +68,14 @@ class Lease:
         time.sleep(_SETTLE)
         self.check()
 
-    def keep(self, lost: Callable[[LostLeaseError], None]) -> None:
+    def keep(self, lost: Callable[[LeaseTakenError], None]) -> None:
         """Renew the lease beside whatever goes on, until `give_back`; `lost` is called if somebody else took it."""
         def work() -> None:
             while not self._ended.wait(RENEW):
                 try:
                     self.check()
                     self._write()
-                except LostLeaseError as error:
+                except LeaseTakenError as error:
                     lost(error)
                     return
                 except FlrayError:
@@ -89,14 +89,14 @@ class Lease:
 
         Raises
         ------
-        LostLeaseError
+        LeaseTakenError
             Naming who did.
         FlrayError
             If the storage cannot be reached.
         """
         found = self._read()
         if found is not None and found.get("token") != self.token:
-            raise LostLeaseError(f"{self._uri}: {_who(found)} works on it now")
+            raise LeaseTakenError(f"{self._uri}: {_who(found)} works on it now")
 
     def give_back(self) -> None:
         """Stop renewing, and take the name away if it is still this worker's."""

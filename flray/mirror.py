@@ -12,7 +12,7 @@ from typing import Any
 
 from flray import rundir, storage
 from flray.errors import FlrayError
-from flray.lease import Lease, LostLeaseError
+from flray.lease import Lease, LeaseTakenError
 
 EVERY = 20.0
 """Seconds between two copies of what has changed: what a lost head may cost besides the rounds since a checkpoint."""
@@ -113,7 +113,7 @@ def mirrored(folder: Path, uri: str | None, say: Callable[[str], None], leave: t
         worker = threading.get_ident()
         reasons: list[str] = []
 
-        def stop(error: LostLeaseError) -> None:
+        def stop(error: LeaseTakenError) -> None:
             reasons.append(f"{error}; this process stops, and its copy is kept in {folder}")
             lost.set()
             say(reasons[0])
@@ -134,7 +134,7 @@ def mirrored(folder: Path, uri: str | None, say: Callable[[str], None], leave: t
                 except FlrayError as error:
                     say(f"{error}; everything is kept in {folder}")
         if reasons:
-            raise LostLeaseError(reasons[0])
+            raise LeaseTakenError(reasons[0])
     finally:
         lease.give_back()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from flray import bits, rundir
+from flray import bits, resume_checks, rundir
 from flray.config import Config, Experiment
 from flray.errors import FlrayError
 from flray.federation.cluster import (
@@ -119,7 +119,7 @@ def start(config: Config, *, address: str | None = None, progress: Progress | No
             save_partition(partition(world), folder)
             rundir.write(folder, "run", {
                 **rundir.new_identity(experiment.resources.bits), **described(world),
-                "settings": rundir.settings_text(config, "run")})
+                "settings": resume_checks.settings_text(config, "run")})
         return _drive(world, folder, address, progress or Silence())
 
 
@@ -146,7 +146,7 @@ def resume(folder: Path, *, address: str | None = None, progress: Progress | Non
     progress : Progress, optional
         As in `run`.
     plugins : sequence of str
-        Your own files in place of those that the settings name; see `flray.rundir.load_config`.
+        Your own files in place of those that the settings name; see `flray.resume_checks.load_config`.
     other_cpu : bool
         Go on even where this CPU's bits are other than those the run began with.
 
@@ -155,16 +155,16 @@ def resume(folder: Path, *, address: str | None = None, progress: Progress | Non
     FlrayError
         If the run's files are damaged, its CPU, data or settings have changed, or another process runs it.
     """
-    config = rundir.load_config(folder, plugins)
+    config = resume_checks.load_config(folder, plugins)
     experiment = config.experiment
     check_address(experiment, address)
-    rundir.check_unchanged(folder, config)
+    resume_checks.check_unchanged(folder, config)
     if rundir.read(folder)["status"] == "finished":
         return _result(folder, make_world(experiment))
     if experiment.tracking.uri is not None:
         check(experiment.tracking.uri)
     bits.require(experiment)
-    labels = rundir.check_cpu(folder, other_cpu)
+    labels = resume_checks.check_cpu(folder, other_cpu)
     return _drive(make_world(experiment), folder, address, progress or Silence(), labels)
 
 

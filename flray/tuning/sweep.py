@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray import bits, rundir, suites
+from flray import bits, resume_checks, rundir, suites
 from flray.config import Config
 from flray.federation.cluster import local_resources, ray_session
 from flray.importing import importing
@@ -63,7 +63,7 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
         with rundir.made(config.experiment.output, config.experiment.name) as folder:
             rundir.save_config(folder, config)
             rundir.write(folder, "sweep", {**rundir.new_identity(config.experiment.resources.bits),
-                                           "settings": rundir.settings_text(config, "sweep")})
+                                           "settings": resume_checks.settings_text(config, "sweep")})
         with resumable(folder):
             return sweep.drive(folder)
 
@@ -81,7 +81,7 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
     progress : SweepProgress, optional
         As in `tune`.
     plugins : sequence of str
-        Your own files in place of those that the settings name; see `flray.rundir.load_config`.
+        Your own files in place of those that the settings name; see `flray.resume_checks.load_config`.
     other_cpu : bool
         As in `flray.running.resume`.
 
@@ -92,14 +92,14 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
     InterruptedRunError
         If the user stopped it again.
     """
-    config = resolved(rundir.load_config(folder, plugins))
-    rundir.check_unchanged(folder, config)
+    config = resolved(resume_checks.load_config(folder, plugins))
+    resume_checks.check_unchanged(folder, config)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(config, address, progress or Silence(), stack)
         if rundir.read(folder)["status"] == "finished" and all(f.status in OVER for f in folders(folder)):
             return SweepResult(folder)
         sweep.check(folder)
-        labels = rundir.check_cpu(folder, other_cpu)
+        labels = resume_checks.check_cpu(folder, other_cpu)
         with resumable(folder):
             return sweep.drive(folder, labels)
 
@@ -163,7 +163,7 @@ class _Sweep:
         journal = self._stack.enter_context(Journal(folder / rundir.JOURNAL))
         tags = {f"version.{name}": version for name, version in identity["versions"].items()}
         # The names of arms are the user's own words, which are no names of parameters.
-        params = {key: text for key, text in rundir.settings_text(self._config, "sweep").items()
+        params = {key: text for key, text in resume_checks.settings_text(self._config, "sweep").items()
                   if not key.startswith("arms.")}
         if not journal.start(uid=identity["uid"], experiment=experiment.tracking.experiment,
                              name=f"{experiment.name} {folder.name}", params=params,

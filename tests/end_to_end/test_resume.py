@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flray import rundir, running, tuning
+from flray import resume_checks, rundir, running, tuning
 from flray.cli import invoke
 from flray.errors import FlrayError
 from flray.loading import load
@@ -287,11 +287,11 @@ def test_a_sweep_whose_settings_were_edited_is_not_resumed(
     folder = rundir.create(config.experiment.output, config.experiment.name)
     rundir.save_config(folder, config)
     rundir.write(folder, "sweep", {**rundir.new_identity(), "status": status,
-                                   "settings": rundir.settings_text(config, "sweep")})
+                                   "settings": resume_checks.settings_text(config, "sweep")})
     content = yaml.safe_load((folder / rundir.CONFIG).read_text())
     content["sweep"].update(concurrency=1, max_failures=0)  # these may be
     (folder / rundir.CONFIG).write_text(yaml.safe_dump(content))
-    rundir.check_unchanged(folder, resolved(load(folder / rundir.CONFIG)))
+    resume_checks.check_unchanged(folder, resolved(load(folder / rundir.CONFIG)))
     change(content)
     (folder / rundir.CONFIG).write_text(yaml.safe_dump(content))
     with pytest.raises(FlrayError, match=said):
