@@ -25,6 +25,7 @@ RENEW = 15.0
 """Seconds between two renewals."""
 LAPSE = 60.0
 """Seconds without a renewal after which a worker is taken for dead."""
+_READS = 3
 _SETTLE = 1.0
 """Seconds after which a name that was written is looked at again: two that write at once see one of the two."""
 
@@ -95,7 +96,7 @@ class Lease:
             If the storage cannot be reached.
         """
         found = self._read()
-        if found is not None and found.get("token") != self.token:
+        if found and found.get("token") != self.token:
             raise LeaseTakenError(f"{self._uri}: {_who(found)} works on it now")
 
     def give_back(self) -> None:
@@ -140,14 +141,23 @@ class Lease:
         storage.write(self._place, json.dumps(note).encode())
 
     def _read(self) -> dict[str, Any] | None:
-        data = storage.read(self._place)
-        if data is None:
-            return None
-        try:
-            note = json.loads(data)
-        except ValueError:
-            note = None
-        return note if isinstance(note, dict) else {}
+        """Return the note there, None where there is none, nothing in it where it cannot be read.
+
+        What is read while another writes may be cut off, its size being asked for before its content: that is no
+        sign of who holds the lease.
+        """
+        for attempt in range(_READS):
+            if attempt:
+                time.sleep(0.1)
+            data = storage.read(self._place)
+            if data is None:
+                return None
+            try:
+                note = json.loads(data)
+            except ValueError:
+                continue
+            return note if isinstance(note, dict) else {}
+        return {}
 
 
 def _who(note: dict[str, Any]) -> str:

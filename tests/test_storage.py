@@ -171,6 +171,11 @@ def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
     monkeypatch.setattr(lease, "LAPSE", 2.0)
     lease.Lease(uri, lines.append).take()
     assert lines == [line for line in lines if "was worked on by process 1 on far away; going on when" in line] != []
+    torn = lease.Lease(f"{uri}-torn", lines.append)
+    torn.take()
+    storage.write(f"{uri}-torn.lease", b'{"token": "oth')
+    torn.check()  # half a note tells nothing
+    torn.give_back()
 
 
 def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
@@ -187,7 +192,7 @@ def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
     progress = Rob(0)
     content = {"experiment": {**digits, "name": "lost", "rounds": 200, "resources": {"executor": "inline"},
                               "output": f"{BUCKET}/lost"}}
-    with pytest.raises(FlrayError):
+    with pytest.raises(FlrayError, match=r"stopped|this process stops"):
         running.run(content, progress=progress)
     (line,) = [line for line in progress.lines if "far away" in line]
     assert line.startswith(f"{uri}: process 1 on far away works on it now; this process stops")
