@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from flray._torchvision_cpu_shim import install_hook
 from flray.registry import (
     register_algorithm,
     register_augmentation,
@@ -12,19 +13,18 @@ from flray.registry import (
     register_model,
     register_partition,
 )
-from flray.torchvision_beside_cpu import install_hook
 
 if TYPE_CHECKING:
     from flray.bits import portable
-    from flray.loading import load as load_config
-    from flray.running import run
+    from flray.config.loader import load as load_config
+    from flray.runs.runner import run
 
 install_hook()
 
 __all__ = ["load_config", "portable", "register_algorithm", "register_augmentation", "register_dataset",
            "register_model", "register_partition", "run"]
 
-_LATER = {"run": ("flray.running", "run"), "load_config": ("flray.loading", "load"),
+_LATER = {"run": ("flray.runs.runner", "run"), "load_config": ("flray.config.loader", "load"),
           "portable": ("flray.bits", "portable")}
 
 

@@ -1,6 +1,6 @@
 """``python -m flray COMMAND ...``: the same as ``flray COMMAND ...``."""
 
-from flray.cli import main
+from flray.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flray.config import Experiment
+from flray.config.experiment import Experiment
 from flray.errors import ConfigError, FlrayError
 
 VARIABLES = {

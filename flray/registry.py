@@ -167,7 +167,7 @@ class Registry:
         except (Exception, SystemExit) as error:
             if isinstance(error, (FlrayError, *passing)) or not self.is_own(name):
                 raise
-            raise blamed(error, [(self, name)]) from error
+            raise blame_component(error, [(self, name)]) from error
 
     def is_own(self, name: str) -> bool:
         """Tell whether the component called `name` is the user's own."""
@@ -199,7 +199,7 @@ class Registry:
             importlib.import_module(self.package)
 
 
-def blamed(error: BaseException, own: Sequence[tuple[Registry, str]]) -> FlrayError:
+def blame_component(error: BaseException, own: Sequence[tuple[Registry, str]]) -> FlrayError:
     """Return in one line what an error is and where it was raised: in which of the user's own components.
 
     Parameters

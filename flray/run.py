@@ -1,6 +1,6 @@
 """``python -m flray.run experiment.yaml [key=value ...]``: the same as ``flray run``."""
 
-from flray.cli import main
+from flray.cli.main import main
 
 if __name__ == "__main__":
     main("run")

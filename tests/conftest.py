@@ -31,7 +31,7 @@ def ray_here() -> Iterator[dict[str, float]]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tmp_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fresh current folder, so that runs and databases land there."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

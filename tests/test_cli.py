@@ -16,14 +16,14 @@ import yaml
 
 import flray
 from flray import registry
-from flray.cli import app, invoke
-from flray.loading import load, schema
+from flray.cli.main import app, invoke
+from flray.config.loader import load, schema
 
 
 @pytest.fixture
-def file(here: Path, digits: dict[str, Any]) -> str:
+def file(tmp_cwd: Path, digits: dict[str, Any]) -> str:
     content = {"experiment": {**digits, "rounds": 2, "resources": {"executor": "inline"}}}
-    (here / "x.yaml").write_text(yaml.safe_dump(content))
+    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump(content))
     return "x.yaml"
 
 
@@ -44,7 +44,7 @@ def test_an_algorithm_is_listed_with_defaults_and_sources(capsys: pytest.Capture
     (["list", "algoritms"], "did you mean 'algorithms'"), (["list", "algorithms", "fedprx"], "did you mean 'fedprox'"),
     (["data", "get", "digit5-local"], "digits5-local")])
 def test_misspelt_names_are_answered_with_the_nearest(
-        here: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+        tmp_cwd: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(arguments) == 2
     assert words in capsys.readouterr().err
 
@@ -69,38 +69,38 @@ def test_doctor_tells_versions_and_resources(capsys: pytest.CaptureFixture[str])
     assert all(word in shown for word in ("torch", "ray", "mlflow", "CPUs", "GPUs", "data folder"))
 
 
-def test_a_partition_is_shown_and_drawn(file: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_partition_is_shown_and_drawn(file: str, tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["data", "show", file, "partition={name: dirichlet, clients: 3, alpha: 0.3}",
                    "--plot", "p.png"]) == 0
     shown = capsys.readouterr().out
     assert "partition fingerprint: " in shown
-    assert (here / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (tmp_cwd / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     config = load(file, ["partition={name: dirichlet, clients: 3, alpha: 0.3}"])
-    from flray.federation.world import make_world
+    from flray.federation.spec import build_spec
 
-    assert make_world(config.experiment).data.partition_fingerprint in shown
+    assert build_spec(config.experiment).data.partition_fingerprint in shown
 
 
 def test_a_run_ends_with_table_digest_folder_and_how_to_see_it(
-        file: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file: str, tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["run", file, "tracking.uri=sqlite:///mlflow.db"]) == 0
     shown = capsys.readouterr().out
-    identity = json.loads((here / "runs/digits/001/run.json").read_text())
+    identity = json.loads((tmp_cwd / "runs/digits/001/run.json").read_text())
     assert identity["status"] == "finished"
     assert f"model SHA-256: {identity['sha256']}" in shown
     assert "run: runs/digits/001" in shown
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in shown
     assert "round 2/2" in shown and "global/common" in shown
     assert re.search(r"\n[\d.e-]+ s per round, [\d,.]+ training samples per second, at most [\d,]+ MiB in one", shown)
-    assert {p.name for p in (here / "runs/digits/001/figures").iterdir()} == {"curves.png", "clients.png",
+    assert {p.name for p in (tmp_cwd / "runs/digits/001/figures").iterdir()} == {"curves.png", "clients.png",
                                                                               "partition.png"}
 
 
-def test_mlflow_holds_parameters_metrics_tags_and_pictures(file: str, here: Path) -> None:
+def test_mlflow_holds_parameters_metrics_tags_and_pictures(file: str, tmp_cwd: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     result = flray.run(file, tracking={"uri": "sqlite:///mlflow.db"}, algorithm={"name": "fedprox", "mu": 0.5})
-    client = MlflowClient(tracking_uri=f"sqlite:///{here}/mlflow.db")  # it keeps connections by their address
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_cwd}/mlflow.db")  # it keeps connections by their address
     experiment = client.get_experiment_by_name("flray")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
@@ -116,7 +116,7 @@ def test_mlflow_holds_parameters_metrics_tags_and_pictures(file: str, here: Path
     assert {"config.yaml", "figures/curves.png", "figures/clients.png", "figures/partition.png"} <= kept
 
 
-def test_python_gives_a_history(file: str, here: Path) -> None:
+def test_python_gives_a_history(file: str, tmp_cwd: Path) -> None:
     result = flray.run(file, rounds=3, **{"local.lr": 0.1})
     assert list(result.history["round"]) == [1, 2, 3]
     assert result.experiment.local.lr == 0.1
@@ -131,13 +131,13 @@ def test_python_gives_a_history(file: str, here: Path) -> None:
     assert other.sha256 != result.sha256
 
 
-def test_the_resolved_file_gives_the_same_run(file: str, here: Path) -> None:
+def test_the_resolved_file_gives_the_same_run(file: str, tmp_cwd: Path) -> None:
     first = flray.run(file)
     again = flray.run(first.folder / "config.yaml")
     assert again.sha256 == first.sha256
 
 
-def test_dropouts_and_stragglers_are_simulated_by_key(file: str, here: Path) -> None:
+def test_dropouts_and_stragglers_are_simulated_by_key(file: str, tmp_cwd: Path) -> None:
     settings = ["participation={dropout: 0.4, stragglers: 0.5, straggler_work: 0.34}", "rounds=4"]
     one, two = flray.run(file, settings), flray.run(file, settings)
     assert one.sha256 == two.sha256

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flray import doctor
+from flray.cli import doctor
 
 SECRET = "hunter2-0123"
 
@@ -26,7 +26,7 @@ def test_an_open_door_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         monkeypatch.setattr(doctor, "SERVICES", (Path(sys.executable).name,))
-        found = dict(doctor.report())
+        found = dict(doctor.diagnose())
         assert f"0.0.0.0:{port}" in found["WARNING"]
     finally:
         process.kill()
@@ -39,19 +39,19 @@ def test_a_token_others_can_read_is_pointed_out(tmp_path: Path, monkeypatch: pyt
     token.chmod(0o644)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     monkeypatch.setattr(doctor, "SERVICES", ())
-    found = list(doctor.report())
+    found = list(doctor.diagnose())
     assert ("WARNING", f"others can read {token}: chmod 600 {token}") in found
     assert SECRET not in str(found)
     token.chmod(0o600)
-    assert "WARNING" not in dict(doctor.report())
+    assert "WARNING" not in dict(doctor.diagnose())
 
 
 SESSIONS = """
 import json, os, subprocess, sys
-import flray.tuning.session  # has imported ray long before a session begins
+import flray.tuning.tuner  # has imported ray long before a session begins
 import psutil
-from flray.doctor import listening
-from flray.federation.cluster import ray_session
+from flray.cli.doctor import listening
+from flray.federation.ray_backend.handle import ray_session
 
 os.environ["RAY_AUTH_MODE"] = "disabled"
 before = dict(os.environ)

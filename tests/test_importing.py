@@ -4,15 +4,15 @@ import gc
 
 import pytest
 
-from flray.importing import importing
+from flray.startup import gc_disabled
 
 
 def test_garbage_is_looked_for_again_afterwards_and_not_among_what_was_made() -> None:
     frozen = gc.get_freeze_count()
     try:
-        with pytest.raises(ImportError), importing("no_such_module"):
+        with pytest.raises(ImportError), gc_disabled("no_such_module"):
             assert not gc.isenabled()
-            with importing("no_such_module_either"):
+            with gc_disabled("no_such_module_either"):
                 pass
             assert not gc.isenabled()  # the outer one goes on
             raise ImportError
@@ -23,6 +23,6 @@ def test_garbage_is_looked_for_again_afterwards_and_not_among_what_was_made() ->
 
 def test_what_was_imported_before_changes_nothing() -> None:
     frozen = gc.get_freeze_count()
-    with importing("gc", "pytest"):
+    with gc_disabled("gc", "pytest"):
         assert gc.isenabled()
     assert gc.get_freeze_count() == frozen

@@ -74,9 +74,9 @@ def test_torchvision_imports_beside_this_torch_in_a_fresh_process() -> None:
 def test_torchvision_is_left_alone_where_torch_has_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from flray import torchvision_beside_cpu
+    from flray import _torchvision_cpu_shim
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torchvision_beside_cpu, "_keep_alive", [])
-    torchvision_beside_cpu.declare_operators()
-    assert torchvision_beside_cpu._keep_alive == []
+    monkeypatch.setattr(_torchvision_cpu_shim, "_keep_alive", [])
+    _torchvision_cpu_shim.declare_operators()
+    assert _torchvision_cpu_shim._keep_alive == []

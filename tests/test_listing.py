@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flray import suites
-from flray.listing import Suite, listed, show, table
-from flray.reading import read_with_base
+from flray.cli.papers import Suite, list_suites, papers_table, show_papers
+from flray.config import suites
+from flray.config.yaml_files import read_with_base
 
 SUITE = """
 paper: {name: fedskc, table: table5, title: "made up"}
@@ -28,25 +28,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_suites_with_their_runs_data_and_what_is_missing() -> None:
-    there, absent, unknown = listed()
+    there, absent, unknown = list_suites()
     assert (there.name, there.title, there.runs, there.data) == ("fedskc/table1", "made up", 2, ("digits-sklearn",))
-    assert there.problem == "" and there.hours is None and there.here == "yes"
+    assert there.problem == "" and there.hours is None and there.availability == "yes"
     assert absent.problem == "without data: usps" and "usps" in absent.absent["usps"]
     assert unknown.problem == "unknown here: data nowhere" and unknown.runs == 2
-    assert (absent.here, unknown.here) == ("no", "no")
+    assert (absent.availability, unknown.availability) == ("no", "no")
     assert unknown.messages == ["fedskc/table10 needs data nowhere, which is unknown here"]
-    assert Suite("x", "", 1, ("a", "b", "c"), "without data: b", absent={"b": "fetch b"}).here == "2 of 3"
+    assert Suite("x", "", 1, ("a", "b", "c"), "without data: b", absent={"b": "fetch b"}).availability == "2 of 3"
     assert Suite("x", "", 1, ("a",), "no such setting").messages == ["x: no such setting"]
 
 
 def test_hours_are_estimated_where_it_can_be_run() -> None:
-    there, absent, _ = listed(timed=True)
+    there, absent, _ = list_suites(timed=True)
     assert there.hours is not None and 0 < there.hours < 0.1
     assert absent.hours is None
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    show("fedskc/table1", False)
+    show_papers("fedskc/table1", False)
     text = capsys.readouterr().out
     assert "fedskc/table1" in text and "fedskc/table2" not in text and "yes" in text and "--time" in text
 
@@ -61,7 +61,7 @@ def test_every_suite_fits_two_lines_of_120_columns() -> None:
         found.append(Suite(name, title, suites.run_count(content), data, "", absent=dict.fromkeys(data, "")))
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(table(found, timed=True))
+        console.print(papers_table(found, timed=True))
     lines = capture.get().splitlines()
     first = next(i for i, line in enumerate(lines) if next(iter(files)) in line)
     wide = max(map(len, files))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from flray import registry
+from flray.config.loader import experiment_at, load
 from flray.errors import FlrayError
-from flray.federation.world import make_world
-from flray.loading import load, variant
+from flray.federation.spec import build_spec
 
 PRESETS = [(name, preset) for name in registry.algorithms.names()
            for preset in getattr(registry.algorithms.params(name), "presets", ())]
@@ -38,8 +38,8 @@ def test_a_preset_named_later_replaces_the_values_before_it() -> None:
     config = load(content({"name": "fedprox", "mu": 3.0}))
     assert load(content({"name": "fedprox", "mu": 3.0}), ["algorithm.preset=fedco2"]).experiment.algorithm.options == \
         {"mu": 0.001}
-    assert variant(config, {"algorithm.preset": "fedco2"}).algorithm.options == {"mu": 0.001}
-    assert variant(config, {"algorithm.preset": "fedco2", "algorithm.mu": 0.5}).algorithm.options == {"mu": 0.5}
+    assert experiment_at(config, {"algorithm.preset": "fedco2"}).algorithm.options == {"mu": 0.001}
+    assert experiment_at(config, {"algorithm.preset": "fedco2", "algorithm.mu": 0.5}).algorithm.options == {"mu": 0.5}
 
 
 @pytest.mark.parametrize(("algorithm", "words"), [
@@ -54,7 +54,7 @@ def test_an_unknown_preset_is_refused_in_one_line(algorithm: dict[str, str], wor
 
 def test_a_list_of_networks_is_dealt_by_seed_each_as_often_as_the_others() -> None:
     def dealt(seed: int) -> tuple[str, ...]:
-        return make_world(load(content("local", models=["lenet", "mlp", "simple-cnn"], seed=seed)).experiment
+        return build_spec(load(content("local", models=["lenet", "mlp", "simple-cnn"], seed=seed)).experiment
                           ).architecture_of
 
     assert sorted(Counter(dealt(0)).values()) == [2, 2, 3]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flray.cli import invoke
-from flray.data.cache import data_root
+from flray.cli.main import invoke
+from flray.data.sources.cache import data_root
 
 README = Path(__file__).parents[1] / "README.md"
 FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml))$")
@@ -47,18 +47,18 @@ RUNS = [command for command in COMMANDS if command[0] == "run" and command[1] in
 
 
 @pytest.fixture
-def folder(here: Path) -> Path:
+def folder(tmp_cwd: Path) -> Path:
     """README's files and a few photos in a fresh folder; the digits are those that need no download if need be."""
     for name, text in FILES.items():
         if not any((data_root()).glob("digits5-local*")):
             text = text.replace("digits5-local", "digits-sklearn")
-        (here / name).write_text(text.replace("samples: 1000", "samples: 60"))
+        (tmp_cwd / name).write_text(text.replace("samples: 1000", "samples: 60"))
     for label, name in enumerate(("cats", "dogs", "birds")):
-        (here / "photos" / name).mkdir(parents=True)
+        (tmp_cwd / "photos" / name).mkdir(parents=True)
         for number in range(20):
             pixels = np.full((20, 24, 3), 60 * label + number, dtype=np.uint8)
-            Image.fromarray(pixels).save(here / "photos" / name / f"{number}.png")
-    return here
+            Image.fromarray(pixels).save(tmp_cwd / "photos" / name / f"{number}.png")
+    return tmp_cwd
 
 
 def test_what_is_to_be_pasted_is_found() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from flray import running
-from flray.cli import invoke
-from flray.stopping import SIGNALS, careful, handlers_kept
+from flray.cli.main import invoke
+from flray.interrupts import SIGNALS, preserve_handlers, signals_as_interrupt
+from flray.runs import runner
 
 ASKED = '''
 import signal
@@ -46,39 +46,39 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def prepared(here: Path, digits: dict[str, Any], number: int) -> dict[str, Any]:
-    (here / "asked.py").write_text(ASKED.format(number=int(number)))
+def prepared(tmp_cwd: Path, digits: dict[str, Any], number: int) -> dict[str, Any]:
+    (tmp_cwd / "asked.py").write_text(ASKED.format(number=int(number)))
     content = {**digits, "rounds": 4, "plugins": ["asked.py"], "algorithm": "asked", "output": "runs of mine",
                "resources": {"executor": "inline"}}
-    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
     return content
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_run_asked_to_end_says_how_to_go_on_and_ends_with_the_same_bits(
-        here: Path, digits: dict[str, Any], number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    content = prepared(here, digits, number)
-    whole = running.run({"experiment": {**content, "algorithm": "scaffold", "plugins": []}})
+        tmp_cwd: Path, digits: dict[str, Any], number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    content = prepared(tmp_cwd, digits, number)
+    whole = runner.run({"experiment": {**content, "algorithm": "scaffold", "plugins": []}})
     assert invoke(["run", "x.yaml"]) == code
     assert capsys.readouterr().err == "stopped; go on with: flray resume 'runs of mine/digits/002'\n"
     assert invoke(["resume", "digits", "--output", "runs of mine"]) == 0
-    resumed = running.resume(here / "runs of mine" / "digits" / "002")
+    resumed = runner.resume(tmp_cwd / "runs of mine" / "digits" / "002")
     assert resumed.sha256 == whole.sha256
     assert list(resumed.history["round"]) == [1, 2, 3, 4]
 
 
-def test_a_hangup_that_the_caller_ignores_stays_ignored(here: Path, digits: dict[str, Any]) -> None:
+def test_a_hangup_that_the_caller_ignores_stays_ignored(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     """As under nohup."""
-    prepared(here, digits, signal.SIGHUP)
+    prepared(tmp_cwd, digits, signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     assert invoke(["run", "x.yaml"]) == 0
-    assert (here / "asked").exists()
+    assert (tmp_cwd / "asked").exists()
     assert signal.signal(signal.SIGHUP, signal.SIG_DFL) is signal.SIG_IGN
 
 
 def test_a_signal_while_ray_starts_is_no_other() -> None:
     """Ray's handler, which is in place before `ray.init` returns, ends the process with exit code 15."""
-    with careful() as stop, pytest.raises(KeyboardInterrupt), handlers_kept():
+    with signals_as_interrupt() as stop, pytest.raises(KeyboardInterrupt), preserve_handlers():
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
         signal.raise_signal(signal.SIGTERM)
     assert stop.code(130) == 143
@@ -98,10 +98,10 @@ def early(options):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_command_asked_to_end_before_the_first_round_leaves_nothing_behind(
-        here: Path, digits: dict[str, Any], number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "early.py").write_text(ASKED_EARLY.format(number=int(number)))
+        tmp_cwd: Path, digits: dict[str, Any], number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_cwd / "early.py").write_text(ASKED_EARLY.format(number=int(number)))
     content = {**digits, "plugins": ["early.py"], "data": "early", "resources": {"executor": "inline"}}
-    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
     assert invoke(["run", "x.yaml"]) == code
     assert capsys.readouterr().err == "stopped\n"
-    assert sorted(path.name for path in here.iterdir() if path.name != "__pycache__") == ["early.py", "x.yaml"]
+    assert sorted(path.name for path in tmp_cwd.iterdir() if path.name != "__pycache__") == ["early.py", "x.yaml"]

@@ -19,14 +19,16 @@ import numpy as np
 import pytest
 import yaml
 
-from flray import lease, rundir, running, storage, tuning
-from flray.cli import invoke
-from flray.data.cache import data_root, read_arrays, write_arrays
+from flray import tuning
+from flray.cli.main import invoke
+from flray.data.sources.cache import data_root, read_arrays, write_arrays
 from flray.errors import DataError, FlrayError
-from flray.mirror import Mirror
-from flray.rounds import Silence
-from flray.tracking.connection import connect
-from flray.tuning.trials import checkpoints, next_session
+from flray.files import lease, storage
+from flray.files.mirror import Mirror
+from flray.runs import directory, runner
+from flray.runs.loop import NullProgress
+from flray.tracking.client import connect
+from flray.tuning.trial_store import checkpoints, next_session
 
 BUCKET = "s3://flray-test"
 
@@ -52,14 +54,14 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def bucket(server: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def bucket(server: str, tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "one", "AWS_SECRET_ACCESS_KEY": "two-secret",
                         "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-                        "FLRAY_WORK": str(here / "work")}.items():
+                        "FLRAY_WORK": str(tmp_cwd / "work")}.items():
         monkeypatch.setenv(name, value)
 
 
-class StopAfter(Silence):
+class StopAfter(NullProgress):
     """Ctrl-C after a round."""
 
     def __init__(self, round_: int) -> None:
@@ -73,73 +75,73 @@ class StopAfter(Silence):
             raise KeyboardInterrupt
 
 
-def test_a_mirror_follows_its_folder(here: Path) -> None:
-    folder = here / "run"
+def test_a_mirror_follows_its_folder(tmp_cwd: Path) -> None:
+    folder = tmp_cwd / "run"
     (folder / "checkpoint").mkdir(parents=True)
     (folder / "journal.jsonl").write_text("one\n")
     mirror = Mirror(folder, f"{BUCKET}/mirror", leave=("tune",))
-    mirror.push()
+    mirror.sync()
     assert storage.files(f"{BUCKET}/mirror") == {"journal.jsonl": 4}
     # A manifest whose files are not there yet is not shown to anybody who might restore it.
     (folder / "journal.jsonl").write_text("one\ntwo\n")
     (folder / "checkpoint" / "round-1.json").write_text(json.dumps({"files": {"a": ""}}))
-    mirror.push()
+    mirror.sync()
     assert storage.files(f"{BUCKET}/mirror") == {"journal.jsonl": 8}
     (folder / "checkpoint" / "a").write_bytes(b"abc")
     (folder / "tune").mkdir()
     (folder / "tune" / "large").write_bytes(b"abc")
-    mirror.push()
+    mirror.sync()
     assert set(storage.files(f"{BUCKET}/mirror")) == {"journal.jsonl", "checkpoint/round-1.json", "checkpoint/a"}
     shutil.rmtree(folder / "checkpoint")
-    mirror.push()
+    mirror.sync()
     assert set(storage.files(f"{BUCKET}/mirror")) == {"journal.jsonl"}
     assert storage.names(BUCKET) >= {"mirror"}
 
 
 def test_a_run_is_resumed_from_the_bucket_on_another_machine(
-        here: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
+        tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
     inline = {**digits, "rounds": 4, "resources": {"executor": "inline"}}
-    whole = running.run({"experiment": {**inline, "name": "whole"}})
+    whole = runner.run({"experiment": {**inline, "name": "whole"}})
     content = {"experiment": {**inline, "name": "moved", "output": f"{BUCKET}/runs/"}}
 
-    with pytest.raises(running.InterruptedRunError):
-        running.run(content, progress=StopAfter(3))
+    with pytest.raises(runner.InterruptedRunError):
+        runner.run(content, progress=StopAfter(3))
     there = storage.files(f"{BUCKET}/runs/moved/001")
     assert {"config.yaml", "run.json", "journal.jsonl"} <= set(there)
     assert any(name.startswith("checkpoint/round-") for name in there)
-    monkeypatch.setenv("FLRAY_WORK", str(here / "another-machine"))
+    monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "another-machine"))
     assert invoke(["resume", "moved", "--output", f"{BUCKET}/runs"]) == 0
     assert f"model SHA-256: {whole.sha256}" in capsys.readouterr().out
-    storage.download(f"{BUCKET}/runs/moved/001", here / "copy")
-    assert rundir.read(here / "copy")["sha256"] == whole.sha256
-    assert (here / "copy" / "figures" / "curves.png").is_file()
+    storage.download(f"{BUCKET}/runs/moved/001", tmp_cwd / "copy")
+    assert directory.read(tmp_cwd / "copy")["sha256"] == whole.sha256
+    assert (tmp_cwd / "copy" / "figures" / "curves.png").is_file()
     # A third machine does not take the number of a run it has never seen.
-    monkeypatch.setenv("FLRAY_WORK", str(here / "third"))
-    assert rundir.create(f"{BUCKET}/runs", "moved").name == "002"
+    monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "third"))
+    assert directory.create(f"{BUCKET}/runs", "moved").name == "002"
 
 
 def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
-        here: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    tracking = {"uri": f"sqlite:///{here}/mlflow.db", "experiment": "hosts"}
+        tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    tracking = {"uri": f"sqlite:///{tmp_cwd}/mlflow.db", "experiment": "hosts"}
     inline = {**digits, "rounds": 6, "resources": {"executor": "inline"}}
-    whole = running.run({"experiment": {**inline, "name": "whole"}})
+    whole = runner.run({"experiment": {**inline, "name": "whole"}})
     content = {"experiment": {**inline, "name": "turns", "output": f"{BUCKET}/hosts", "tracking": tracking}}
-    with pytest.raises(running.InterruptedRunError):
-        running.run(content, progress=StopAfter(2))
+    with pytest.raises(runner.InterruptedRunError):
+        runner.run(content, progress=StopAfter(2))
     first = os.environ["FLRAY_WORK"]
-    monkeypatch.setenv("FLRAY_WORK", str(here / "b"))
-    with pytest.raises(running.InterruptedRunError):
-        running.resume(rundir.find("turns", f"{BUCKET}/hosts"), progress=StopAfter(4))
+    monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "b"))
+    with pytest.raises(runner.InterruptedRunError):
+        runner.resume(directory.find("turns", f"{BUCKET}/hosts"), progress=StopAfter(4))
     monkeypatch.setenv("FLRAY_WORK", first)
-    old = storage.workplace(f"{BUCKET}/hosts") / "turns" / "001"
+    old = storage.local_cache_of(f"{BUCKET}/hosts") / "turns" / "001"
     with pytest.raises(FlrayError, match=r"turns/001 went on elsewhere since the copy in .*001 was made"):
-        running.resume(old)
-    folder = rundir.find("turns", f"{BUCKET}/hosts")
+        runner.resume(old)
+    folder = directory.find("turns", f"{BUCKET}/hosts")
     assert folder == old and [path.name for path in old.parent.iterdir() if "old" in path.name] == ["001.old-1"]
-    assert running.resume(folder).sha256 == whole.sha256
-    monkeypatch.setenv("FLRAY_WORK", str(here / "b"))
-    assert running.resume(rundir.find("turns", f"{BUCKET}/hosts")).sha256 == whole.sha256  # finished: nothing is played
+    assert runner.resume(folder).sha256 == whole.sha256
+    monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "b"))
+    assert runner.resume(directory.find("turns", f"{BUCKET}/hosts")).sha256 == whole.sha256  # finished: nothing is played
     client = connect(tracking["uri"])
     (run,) = client.search_runs([client.get_experiment_by_name("hosts").experiment_id])
     assert run.info.status == "FINISHED"
@@ -149,8 +151,8 @@ def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
 
 
 def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
-        here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "RENEW", 0.3)
+        tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_INTERVAL_S", 0.3)
     uri, lines = f"{BUCKET}/leased/run/001", list[str]()
     mine = lease.Lease(uri, lines.append)
     mine.take()
@@ -168,7 +170,7 @@ def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
         time.sleep(0.05)
     assert str(taken[0]) == f"{uri}: process 1 on far away works on it now"
     again.give_back()  # and leaves the other's alone
-    monkeypatch.setattr(lease, "LAPSE", 2.0)
+    monkeypatch.setattr(lease, "LAPSE_S", 2.0)
     lease.Lease(uri, lines.append).take()
     assert lines == [line for line in lines if "was worked on by process 1 on far away; going on when" in line] != []
     torn = lease.Lease(f"{uri}-torn", lines.append)
@@ -179,8 +181,8 @@ def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
 
 
 def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
-        here: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "RENEW", 0.1)
+        tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_INTERVAL_S", 0.1)
     uri = f"{BUCKET}/lost/lost/001"
 
     class Rob(StopAfter):
@@ -193,49 +195,49 @@ def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
     content = {"experiment": {**digits, "name": "lost", "rounds": 200, "resources": {"executor": "inline"},
                               "output": f"{BUCKET}/lost"}}
     with pytest.raises(FlrayError, match=r"stopped|this process stops"):
-        running.run(content, progress=progress)
+        runner.run(content, progress=progress)
     (line,) = [line for line in progress.lines if "far away" in line]
     assert line.startswith(f"{uri}: process 1 on far away works on it now; this process stops")
     assert json.loads(storage.read(f"{uri}/run.json") or b"")["status"] == "running"  # as it was last pushed
     assert storage.read(f"{uri}.lease") is not None
 
 
-def test_a_copy_that_was_cut_off_is_not_taken_for_the_whole(here: Path) -> None:
+def test_a_copy_that_was_cut_off_is_not_taken_for_the_whole(tmp_cwd: Path) -> None:
     uri = f"{BUCKET}/cut/whole/001"
     storage.write(f"{uri}/sweep.json", b'{"uid": "a", "status": "running", "versions": {}}')
     storage.write(f"{uri}/trials/0001/run.json", b'{"status": "finished"}')
     storage.write(f"{uri}/trials/0001/run.json/x", b"")  # where a file is a folder too, copying stops in the middle
     for _ in range(2):
         with pytest.raises(FlrayError, match="the storage cannot be used"):
-            rundir.find("whole", f"{BUCKET}/cut")
-        assert not (storage.workplace(f"{BUCKET}/cut") / "whole" / "001").exists()
+            directory.find("whole", f"{BUCKET}/cut")
+        assert not (storage.local_cache_of(f"{BUCKET}/cut") / "whole" / "001").exists()
     storage.remove(f"{uri}/trials/0001/run.json/x")
-    found = rundir.find("whole", f"{BUCKET}/cut")
-    assert rundir.read(found)["uid"] == "a" and (found / "trials" / "0001" / "run.json").is_file()
+    found = directory.find("whole", f"{BUCKET}/cut")
+    assert directory.read(found)["uid"] == "a" and (found / "trials" / "0001" / "run.json").is_file()
 
 
 def test_plugins_that_came_with_a_run_are_not_executed(
-        here: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
+        tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
     own = "from flray.algorithms.base import Algorithm\nfrom flray.registry import register_algorithm\n" \
           "@register_algorithm('bucket-own')\nclass Own(Algorithm):\n    'FedAvg under another name.'\n"
-    (here / "own.py").write_text(own)
+    (tmp_cwd / "own.py").write_text(own)
     content = {"experiment": {**digits, "name": "code", "output": f"{BUCKET}/code", "plugins": ["own.py"],
                               "algorithm": "bucket-own", "resources": {"executor": "inline"}}}
-    with pytest.raises(running.InterruptedRunError):
-        running.run(content, progress=StopAfter(2))
+    with pytest.raises(runner.InterruptedRunError):
+        runner.run(content, progress=StopAfter(2))
     # Whoever may write to the bucket plants a file beside the settings and names it there.
-    uri, mark = f"{BUCKET}/code/code/001", here / "executed"
+    uri, mark = f"{BUCKET}/code/code/001", tmp_cwd / "executed"
     storage.write(f"{uri}/evil.py", f"open({str(mark)!r}, 'w')".encode())
     settings = (storage.read(f"{uri}/config.yaml") or b"").decode()
-    monkeypatch.setenv("FLRAY_WORK", str(here / "another-machine"))
-    work = storage.workplace(f"{BUCKET}/code") / "code" / "001"
+    monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "another-machine"))
+    work = storage.local_cache_of(f"{BUCKET}/code") / "code" / "001"
     for named in ("evil.py", str(work / "evil.py")):
-        planted = settings.replace(str(here / "own.py"), named)
+        planted = settings.replace(str(tmp_cwd / "own.py"), named)
         assert planted != settings
         storage.write(f"{uri}/config.yaml", planted.encode())
-        shutil.rmtree(storage.workplace(f"{BUCKET}/code"), ignore_errors=True)
-        for command in (["resume"], ["sync", "--uri", f"sqlite:///{here}/m.db"], ["report"]):
+        shutil.rmtree(storage.local_cache_of(f"{BUCKET}/code"), ignore_errors=True)
+        for command in (["resume"], ["sync", "--uri", f"sqlite:///{tmp_cwd}/m.db"], ["report"]):
             code = invoke([command[0], "code", "--output", f"{BUCKET}/code", *command[1:]])
             assert code == (2 if command == ["resume"] else 0) and not mark.exists(), command
         error = capsys.readouterr().err
@@ -247,22 +249,22 @@ def test_plugins_that_came_with_a_run_are_not_executed(
 
 def test_keys_do_not_belong_into_addresses(digits: dict[str, Any]) -> None:
     with pytest.raises(FlrayError, match=r"s3://\*\*\*:\*\*\*@bucket/x: keep keys out") as caught:
-        running.run({"experiment": {**digits, "output": "s3://key:hunter2@bucket/x"}}, ["resources.executor=inline"])
+        runner.run({"experiment": {**digits, "output": "s3://key:hunter2@bucket/x"}}, ["resources.executor=inline"])
     assert "hunter2" not in str(caught.value)
     with pytest.raises(FlrayError, match="no such kind of storage"):
         storage.files("nowhere://bucket/x")
 
 
-def test_storage_that_cannot_be_used_is_named(here: Path) -> None:
-    (here / "file").write_text("x")
+def test_storage_that_cannot_be_used_is_named(tmp_cwd: Path) -> None:
+    (tmp_cwd / "file").write_text("x")
     with pytest.raises(FlrayError, match="s3://no-such-bucket/x: the storage cannot be used"):
-        Mirror(here, "s3://no-such-bucket/x").push()
+        Mirror(tmp_cwd, "s3://no-such-bucket/x").sync()
 
 
-def test_data_are_fetched_once_and_checked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_are_fetched_once_and_checked(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = {"x": np.arange(12, dtype=np.uint8)}
-    write_arrays(here / "data" / "toy", arrays)
-    Mirror(here / "data", f"{BUCKET}/data").push()
+    write_arrays(tmp_cwd / "data" / "toy", arrays)
+    Mirror(tmp_cwd / "data", f"{BUCKET}/data").sync()
     monkeypatch.setenv("FLRAY_DATA", f"{BUCKET}/data")
     assert read_arrays(data_root() / "toy", "toy")["x"].tolist() == list(range(12))
     folder = data_root() / "toy"
@@ -286,12 +288,12 @@ tuning.tune(sys.argv[1])
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
-        here: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = {**digits, "rounds": 8, "name": "swept", "resources": {"executor": "inline"},
                   "local": {"epochs": 3, "batch_size": 8, "lr": 0.02}}
-    whole = running.run({"experiment": {**experiment, "name": "whole"}})
+    whole = runner.run({"experiment": {**experiment, "name": "whole"}})
     content = {"experiment": {**experiment, "output": f"{BUCKET}/sweeps"}, "space": {"local.lr": {"grid": [0.02]}}}
-    (here / "sweep.yaml").write_text(yaml.safe_dump(content))
+    (tmp_cwd / "sweep.yaml").write_text(yaml.safe_dump(content))
     process = subprocess.Popen([sys.executable, "-c", SWEEP, "sweep.yaml"], start_new_session=True,
                                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     storage_folder = f"{BUCKET}/sweeps/swept/001/tune"
@@ -304,8 +306,8 @@ def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    monkeypatch.setenv("FLRAY_WORK", str(here / "another-machine"))
+    monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "another-machine"))
     assert next_session(storage_folder) == "002"
-    result = tuning.resume(rundir.find("swept", f"{BUCKET}/sweeps"))
+    result = tuning.resume(directory.find("swept", f"{BUCKET}/sweeps"))
     assert list(result.results["sha256"]) == [whole.sha256]
     assert {"results.csv", "summary.csv"} <= set(storage.files(f"{BUCKET}/sweeps/swept/001"))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import yaml
 
-from flray.cli import invoke
-from flray.federation.world import load_dataset
-from flray.tracking.journal import Journal
+from flray.cli.main import invoke
+from flray.federation.spec import load_dataset
+from flray.runs.journal import Journal
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SECTION = README.split("## Troubleshooting", 1)[1].split("\n## ", 1)[0]
@@ -56,14 +56,14 @@ from torch import nn
 def short(shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, num_classes - 1))
 """
-Trouble = Callable[[], int]
+Scenario = Callable[[], int]
 
 
-def run(*settings: str) -> Trouble:
+def run(*settings: str) -> Scenario:
     return lambda: invoke(["run", "demo.yaml", *settings])
 
 
-def broken(what: str, line: str = "", *settings: str) -> Trouble:
+def broken(what: str, line: str = "", *settings: str) -> Scenario:
     def trouble() -> int:
         Path("my_broken.py").write_text(BROKEN.format(line=line, what=what))
         return run("algorithm=broken", "plugins=[my_broken.py]", *settings)()
@@ -71,7 +71,7 @@ def broken(what: str, line: str = "", *settings: str) -> Trouble:
     return trouble
 
 
-def own_data(name: str) -> Trouble:
+def own_data(name: str) -> Scenario:
     def trouble() -> int:
         Path("own.py").write_text(DATA)
         return run(f"data={name}", "plugins=[own.py]")()
@@ -84,7 +84,7 @@ def own_network() -> int:
     return run("model=short", "plugins=[own.py]")()
 
 
-def resumed(change: Callable[[Path], Any], *settings: str) -> Trouble:
+def resumed(change: Callable[[Path], Any], *settings: str) -> Scenario:
     """Play a run, make it an interrupted one, change something in its folder and resume it."""
     def trouble() -> int:
         Path("own.py").write_text(DATA)
@@ -148,7 +148,7 @@ def full_disk() -> int:
         return run()()
 
 
-TROUBLES: dict[str, Trouble] = {
+TROUBLES: dict[str, Scenario] = {
     "data set digits5-local is not in": run("data=digits5-local"),
     "cannot fetch": lambda: invoke(["data", "get", "usps"]),
     "experiment.local.lrr": run("local.lrr=0.1"),
@@ -181,7 +181,7 @@ TROUBLES: dict[str, Trouble] = {
     "no space left": full_disk,
     "no Ray at": run("resources.executor=ray", "--address", "127.0.0.1:1"),
 }
-ON_RAY: dict[str, Trouble] = {
+ON_RAY: dict[str, Scenario] = {
     "its actor died 3 times": broken("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "",
                                      "resources.executor=ray"),
 }
@@ -190,14 +190,14 @@ PASSING = {"is no finite number", "is away"}
 
 
 @pytest.fixture
-def demo(here: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
+def demo(tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
     content = {**digits, "name": "demo", "rounds": 2, "data": {"name": "digits-sklearn", "samples": 60},
                "resources": {"executor": "inline"}}
-    (here / "demo.yaml").write_text(yaml.safe_dump({"experiment": content}))
-    monkeypatch.setenv("FLRAY_DATA", str(here / "data"))
+    (tmp_cwd / "demo.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "data"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    return here
+    return tmp_cwd
 
 
 def matched(part: str, shown: str) -> None:

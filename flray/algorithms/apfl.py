@@ -10,9 +10,9 @@ from torch import nn
 from flray import functional, registry, trees
 from flray.algorithms.base import Algorithm, Predictor, View
 from flray.algorithms.client import Client
-from flray.algorithms.gradients import gradient_at
-from flray.algorithms.optimizers import make_optimizer
-from flray.algorithms.samples import Batch
+from flray.algorithms.common.gradients import gradient_at
+from flray.algorithms.common.optimizers import make_optimizer
+from flray.algorithms.common.samples import Batch
 from flray.registry import hyper, register_algorithm
 
 
@@ -42,7 +42,7 @@ class APFL(Algorithm):
 
     def setup(self, client: Client) -> None:
         """Start v as the initial model."""
-        client.state.update(v=trees.clone(client.bench.initial), alpha=self.hp.alpha)
+        client.state.update(v=trees.clone(client.resident.initial), alpha=self.hp.alpha)
 
     def begin(self, client: Client) -> None:
         """Take up v, in the memory layout of the model, with an optimiser of its own."""

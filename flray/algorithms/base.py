@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from flray import registry
-from flray.algorithms.averaging import average, weight_of
+from flray.algorithms.common.aggregation import average, weight_of
 
 if TYPE_CHECKING:
     from flray.algorithms.client import Client
-    from flray.algorithms.samples import Batch
+    from flray.algorithms.common.samples import Batch
     from flray.algorithms.server import Replies, Reply, Server
-    from flray.config import Experiment
+    from flray.config.experiment import Experiment
 
 Need = Literal["split", "features", "batch_norm", "homogeneous", "same_features", "public", "validation",
                "classification", "labels", "all_clients"]
@@ -90,7 +90,7 @@ class Algorithm:
         Whether the class's own `loss` depends on nothing of the client but its parameters, its batch and what all
         clients were sent, so that several can be trained in one step. Declared by each class for itself.
     trains_at_server : bool
-        Whether the server gets models and the public samples to work with, ``server.bench`` and ``server.public``.
+        Whether the server gets models and the public samples to work with, ``server.resident`` and ``server.public``.
     normalise : bool
         Whether images are normalised by the data set's mean and deviation, or only scaled to [0, 1].
     hp : Params

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from flray import keys, trees
+from flray import rng, trees
 from flray.algorithms.base import Phase
-from flray.algorithms.bench import Bench
-from flray.algorithms.optimizers import make_optimizer
-from flray.algorithms.samples import Batch, Samples
-from flray.algorithms.stream import positions
-from flray.data.augment import augmented_with
-from flray.data.tasks import Task
+from flray.algorithms.common.batches import batch_indices
+from flray.algorithms.common.optimizers import make_optimizer
+from flray.algorithms.common.resident_model import ResidentModel
+from flray.algorithms.common.samples import Batch, Samples
+from flray.data.augment import augment_pair
 from flray.errors import FlrayError
 from flray.models import groups
+from flray.tasks.base import Task
 
 if TYPE_CHECKING:
-    from flray.config import Experiment, Local
+    from flray.config.experiment import Experiment, Local
 
 
 class Client:
@@ -52,16 +52,16 @@ class Client:
         What hooks hand to each other within the turn; gone afterwards.
     """
 
-    def __init__(self, *, id: int, round: int, stage_index: int, config: Experiment, bench: Bench, task: Task,
+    def __init__(self, *, id: int, round: int, stage_index: int, config: Experiment, resident: ResidentModel, task: Task,
                  message: dict[str, Any], state: dict[str, Any], train: Samples, validation: Samples,
                  public: Samples | None, num_classes: int, work: float, device: torch.device,
-                 benches: Callable[[str], Bench]) -> None:
+                 residents: Callable[[str], ResidentModel]) -> None:
         self.id, self.round, self.stage_index, self.config = id, round, stage_index, config
         self.seed, self.local = config.seed, config.local
-        self.bench, self.task, self.message, self.state = bench, task, message, state
+        self.resident, self.task, self.message, self.state = resident, task, message, state
         self.train, self.validation, self.public = train, validation, public
         self.num_classes, self.work, self.device = num_classes, work, device
-        self._benches = benches
+        self._residents = residents
         self.metrics: dict[str, float] = {}
         self.scratch: dict[str, Any] = {}
         self._loaded: set[str] = set()
@@ -75,7 +75,12 @@ class Client:
     @property
     def model(self) -> nn.Module:
         """The resident model of the client's architecture."""
-        return self.bench.model
+        return self.resident.model
+
+    @property
+    def bench(self) -> ResidentModel:
+        """The former name of `resident`, for methods written against the first release."""
+        return self.resident
 
     @property
     def num_samples(self) -> int:
@@ -92,27 +97,27 @@ class Client:
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The model's trainable parameters by name (no buffers)."""
-        return self.bench.parameters
+        return self.resident.parameters
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy values into the model, in place."""
-        self.bench.load(weights)
+        self.resident.load(weights)
         self._loaded.update(weights)
 
     def load_personal(self) -> None:
         """Set the personal group: from the client's state, or to the initial values before its first turn."""
-        if self.bench.personal:
+        if self.resident.personal:
             kept = self.state.get("personal")
-            self.load(kept if kept else {name: self.bench.initial[name] for name in self.bench.personal})
+            self.load(kept if kept else {name: self.resident.initial[name] for name in self.resident.personal})
 
     def weights(self, names: frozenset[str] | None = None) -> dict[str, Tensor]:
         """Return the model's current values of some names, by default the shared group. They follow the model."""
-        names = self.bench.shared if names is None else names
-        return {name: entry.detach() for name, entry in self.bench.entries.items() if name in names}
+        names = self.resident.shared if names is None else names
+        return {name: entry.detach() for name, entry in self.resident.entries.items() if name in names}
 
     def snapshot(self, names: frozenset[str] | None = None) -> dict[str, Tensor]:
         """Return copies of the model's current values, by default of all parameters and buffers."""
-        return trees.clone(self.weights(frozenset(self.bench.entries) if names is None else names))
+        return trees.clone(self.weights(frozenset(self.resident.entries) if names is None else names))
 
     def reference(self, weights: Mapping[str, Tensor] | None = None, role: str = "reference",
                   architecture: str | None = None) -> nn.Module:
@@ -127,8 +132,8 @@ class Client:
         architecture : str, optional
             Key of another client's architecture; the weights must then be complete.
         """
-        values = {**(self.bench.entries if architecture is None else {}), **(weights or {})}
-        twin = (self.bench if architecture is None else self._benches(architecture)).frozen(role)
+        values = {**(self.resident.entries if architecture is None else {}), **(weights or {})}
+        twin = (self.resident if architecture is None else self._residents(architecture)).frozen(role)
         with torch.no_grad():
             for name, entry in twin.state_dict(keep_vars=True).items():
                 entry.copy_(values[name])
@@ -155,9 +160,9 @@ class Client:
 
     # --- randomness and tracking ----------------------------------------------------------------------------
 
-    def generator(self, purpose: keys.Purpose, extra: int | str = 0) -> torch.Generator:
+    def generator(self, purpose: rng.Purpose, extra: int | str = 0) -> torch.Generator:
         """Return this client's generator for one purpose in this round."""
-        return keys.torch_generator(self.seed, purpose, round=self.round, client=self.id, extra=extra)
+        return rng.torch_generator(self.seed, purpose, round=self.round, client=self.id, extra=extra)
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Track a number of this client in this round."""
@@ -206,21 +211,21 @@ class Client:
         local = self.settings(phase)
         optimizer = self.optimizer(phase)
         stream = f"{phase.tag}/{self.stage_index}"
-        reseed = keys.key(self.seed, "dropout", round=self.round, client=self.id, extra=stream) \
-            if self.bench.random else None
+        reseed = rng.key(self.seed, "dropout", round=self.round, client=self.id, extra=stream) \
+            if self.resident.random else None
         try:
             if not self._trainable:
                 return
             epochs = local.epochs if phase.epochs is None else phase.epochs
-            batches = positions(samples, self.task, local.batch_size, epochs, self.generator("batches", stream),
-                                steps=phase.steps, work=self.work, batch_norm=self.bench.batch_norm)
+            batches = batch_indices(samples, self.task, local.batch_size, epochs, self.generator("batches", stream),
+                                steps=phase.steps, work=self.work, batch_norm=self.resident.batch_norm)
             for step, (where, last) in enumerate(batches):
                 if reseed is not None:
                     torch.manual_seed(reseed + step)
                 self._seen += len(where)
                 x, y = samples.take(where)
                 if local.augment != "none":
-                    x, y = augmented_with(x, y, local.augment, self.generator("augmentation", f"{stream}/{step}"),
+                    x, y = augment_pair(x, y, local.augment, self.generator("augmentation", f"{stream}/{step}"),
                                           samples.normalisation)
                 yield Batch(self.model, x, y, step, phase, last), optimizer
         finally:
@@ -256,6 +261,6 @@ class Client:
 
     def check_received(self) -> None:
         """Assert that the turn has set every value of the model, whatever an earlier turn left there."""
-        if missing := self.bench.entries.keys() - self._loaded:
+        if missing := self.resident.entries.keys() - self._loaded:
             raise RuntimeError(f"receive() left {len(missing)} values of the model unset, {min(missing)!r} among them: "
                                "a turn must set all parameters and buffers")

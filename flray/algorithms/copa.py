@@ -10,8 +10,8 @@ from torch import Tensor
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Predictor, Stage, View
 from flray.algorithms.client import Client
-from flray.algorithms.heads import classifier_of, heads_of
-from flray.algorithms.samples import Batch
+from flray.algorithms.common.classifier_heads import classifier_of, heads_of
+from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Replies, Server
 from flray.models import as_split
 from flray.registry import register_algorithm
@@ -42,7 +42,7 @@ class COPA(Algorithm):
 
     def report(self, client: Client) -> dict[str, Any]:
         """Send the body and the own head."""
-        return {**super().report(client), "head": classifier_of(client.weights(client.bench.personal))}
+        return {**super().report(client), "head": classifier_of(client.weights(client.resident.personal))}
 
     def predictor(self, client: Client, view: View) -> Predictor:
         """Return the mean of all heads' logits."""

@@ -13,11 +13,11 @@ from torch.func import functional_call, grad, vmap
 from flray import functional
 from flray.algorithms.base import Phase, Stage
 from flray.algorithms.client import Client
-from flray.algorithms.public import Outputs, PublicCollaboration, PublicParams
-from flray.algorithms.samples import Batch
+from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams
+from flray.algorithms.common.samples import Batch
+from flray.algorithms.common.variants import refuse_overridden
 from flray.algorithms.server import Server
-from flray.algorithms.variants import refuse_overridden
-from flray.config import Augment, Experiment
+from flray.config.experiment import Augment, Experiment
 from flray.registry import hyper, register_algorithm
 
 FINAL_LR = 0.1

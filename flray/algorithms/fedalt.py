@@ -33,7 +33,7 @@ class FedAlt(FedPer):
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Train v, then u; where nothing is shared there is one phase, `Local`'s."""
-        if not client.bench.shared:
+        if not client.resident.shared:
             return (Phase(epochs=self.hp.personal_epochs),)
         return (Phase("personal", self.hp.personal, self.hp.personal_epochs),
                 Phase("train", self.shared, self.hp.shared_epochs))

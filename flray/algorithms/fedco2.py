@@ -11,10 +11,10 @@ from torch import Tensor
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Phase, Predictor, Stage, View
 from flray.algorithms.client import Client
-from flray.algorithms.heads import classifier_of, heads_of
-from flray.algorithms.samples import Batch
+from flray.algorithms.common.classifier_heads import classifier_of, heads_of
+from flray.algorithms.common.samples import Batch
+from flray.algorithms.common.variants import VariantParams
 from flray.algorithms.server import Replies, Server
-from flray.algorithms.variants import VariantParams
 from flray.registry import hyper, register_algorithm
 
 Which = Literal["online", "offline"]
@@ -82,7 +82,7 @@ class FedCO2(Algorithm):
 
     def setup(self, client: Client) -> None:
         """Start the offline model at the initial values."""
-        client.state["offline"] = trees.clone(client.bench.initial)
+        client.state["offline"] = trees.clone(client.resident.initial)
 
     def begin(self, client: Client) -> None:
         """Freeze both models as teachers, and the other clients' classifiers."""

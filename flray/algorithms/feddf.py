@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from flray import functional
-from flray.algorithms.averaging import average
 from flray.algorithms.base import Algorithm, Stage, View
 from flray.algorithms.client import Client
-from flray.algorithms.public import Outputs, PublicCollaboration, PublicParams, public_choice
-from flray.algorithms.samples import Samples
+from flray.algorithms.common.aggregation import average
+from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams, public_subset
+from flray.algorithms.common.samples import Samples
 from flray.algorithms.server import Replies, Reply, Server
-from flray.config import Experiment
+from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import Preset, hyper, register_algorithm
 
@@ -92,13 +92,13 @@ class FedDF(PublicCollaboration):
             return
         ensemble = functional.WeightedMean()
 
-        def heard() -> Iterator[Reply]:
+        def accumulating() -> Iterator[Reply]:
             for reply in replies:
                 if self.hp.steps:
                     ensemble.add({"logits": self.logits(server, reply)}, 1.0)
                 yield reply
 
-        for architecture, mean in average(heard(), lambda reply: self.weigh(server, reply)).items():
+        for architecture, mean in average(accumulating(), lambda reply: self.weigh(server, reply)).items():
             self.apply(server, architecture, mean)
             server.state["ensemble"] = ensemble.result() if self.hp.steps else {}
 
@@ -113,24 +113,24 @@ class FedDF(PublicCollaboration):
     @torch.no_grad()
     def logits(self, server: Server, reply: Reply) -> Tensor:
         """Return a client's logits on the public samples, in eval mode."""
-        assert server.bench is not None
-        bench = server.bench(reply.architecture)
-        bench.load(reply["weights"])
-        bench.model.eval()
+        assert server.model_for is not None
+        resident = server.model_for(reply.architecture)
+        resident.load(reply["weights"])
+        resident.model.eval()
         batches = self.samples(server).in_order(server.config.evaluation.batch_size)
-        return torch.cat([bench.model(x) for x, _ in batches])
+        return torch.cat([resident.model(x) for x, _ in batches])
 
     def samples(self, server: Server) -> Samples:
         """Return the public samples that are used, labelled with the numbers of the ensemble's rows."""
         assert server.public is not None
-        return server.public.numbered(public_choice(server.config.seed, len(server.public), self.hp.public_size))
+        return server.public.relabelled_by_index(public_subset(server.config.seed, len(server.public), self.hp.public_size))
 
     def distil(self, server: Server, architecture: str, teacher: Tensor) -> None:
         """Train one architecture's global model towards the ensemble."""
-        assert server.bench is not None
-        bench, samples = server.bench(architecture), self.samples(server)
-        bench.load(server.models[architecture])
-        student = bench.model.eval()
+        assert server.model_for is not None
+        resident, samples = server.model_for(architecture), self.samples(server)
+        resident.load(server.models[architecture])
+        student = resident.model.eval()
         optimizer = torch.optim.Adam(student.parameters(), lr=self.hp.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.hp.steps)
         for positions in self.batches(server, len(samples)):
@@ -143,7 +143,7 @@ class FedDF(PublicCollaboration):
             schedule.step()
         optimizer.zero_grad(set_to_none=True)
         server.log(f"feddf/loss/{architecture}", loss.detach())
-        server.models[architecture] = {name: entry.detach().clone().cpu() for name, entry in bench.entries.items()}
+        server.models[architecture] = {name: entry.detach().clone().cpu() for name, entry in resident.entries.items()}
 
     def batches(self, server: Server, count: int) -> Iterator[Tensor]:
         """Yield the positions of every step's batch, pass after pass over all samples."""

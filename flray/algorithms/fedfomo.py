@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flray import functional, keys, registry, trees
+from flray import functional, registry, rng, trees
 from flray.algorithms.base import Algorithm, Stage
 from flray.algorithms.client import Client
 from flray.algorithms.server import Replies, Server
@@ -54,7 +54,7 @@ class FedFomo(Algorithm):
 
     def mix(self, client: Client, peers: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Load the mixture of the own model and the peers', and note what each peer gains."""
-        own, reference = client.snapshot(), client.state.get("reference", client.bench.initial)
+        own, reference = client.snapshot(), client.state.get("reference", client.resident.initial)
         candidates = [own, *peers.values()]
         losses = torch.stack([self.validation_loss(client, one) for one in candidates])
         distances = torch.stack([self.distance(client, one, reference) for one in candidates])
@@ -76,7 +76,7 @@ class FedFomo(Algorithm):
 
     def report(self, client: Client) -> dict[str, Any]:
         """Send the whole model and the peers' gains."""
-        return {"model": client.weights(frozenset(client.bench.entries)), "gains": client.scratch["gains"]}
+        return {"model": client.weights(frozenset(client.resident.entries)), "gains": client.scratch["gains"]}
 
     # --- server -------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class FedFomo(Algorithm):
     def choose(self, server: Server, client: int) -> list[int]:
         """Return whose models a client receives: those that gained most, or by chance random ones."""
         known = sorted(int(peer) for peer in server.state["models"] if int(peer) != client)
-        generator = keys.torch_generator(server.config.seed, "noise", round=server.round, client=client, extra="peers")
+        generator = rng.torch_generator(server.config.seed, "noise", round=server.round, client=client, extra="peers")
         explores = float(torch.rand((), generator=generator)) < self.hp.epsilon - self.hp.epsilon_decay * server.round
         peers = [known[i] for i in torch.randperm(len(known), generator=generator).tolist()]
         if not explores:

@@ -8,15 +8,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from flray import functional, keys, registry, trees
-from flray.algorithms.averaging import average
+from flray import functional, registry, rng, trees
 from flray.algorithms.base import Algorithm, Stage, View
 from flray.algorithms.client import Client
-from flray.algorithms.optimizers import make_optimizer
-from flray.algorithms.public import public_choice
-from flray.algorithms.samples import Batch
+from flray.algorithms.common.aggregation import average
+from flray.algorithms.common.optimizers import make_optimizer
+from flray.algorithms.common.public_exchange import public_subset
+from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Replies, Server
-from flray.data.augment import augmented
+from flray.data.augment import augment_batch
 from flray.models import groups
 from flray.registry import Preset, hyper, register_algorithm
 from flray.trees import Weights
@@ -112,7 +112,7 @@ class FedMatch(Algorithm):
         if len(x) < 2:  # batch norm has no variance for a single sample
             return
         optimizer.zero_grad(set_to_none=True)
-        buffers = client.snapshot(frozenset(client.bench.entries) - client.parameters.keys())
+        buffers = client.snapshot(frozenset(client.resident.entries) - client.parameters.keys())
         self.unlabelled_loss(client, x, batch).backward()
         client.load(buffers)
         self.descend(client, "psi")
@@ -141,12 +141,12 @@ class FedMatch(Algorithm):
     def unlabelled_loss(self, client: Client, x: Tensor, batch: Batch) -> Tensor:
         """Return what the step on psi minimises."""
         hp, extra = self.hp, f"unlabelled/{batch.step}"
-        weak = augmented(x, client.settings(batch.phase).augment, client.generator("augmentation", extra))
+        weak = augment_batch(x, client.settings(batch.phase).augment, client.generator("augmentation", extra))
         logits = client.model(weak)
         with torch.no_grad():
             helpers = torch.stack([logits, *(helper(weak) for helper in client.scratch["helpers"])])
         keep = functional.confident(logits, hp.confidence)
-        strong = augmented(x, hp.strong, client.generator("augmentation", f"{extra}/strong"))
+        strong = augment_batch(x, hp.strong, client.generator("augmentation", f"{extra}/strong"))
         pseudo = functional.pseudo_label_loss(client.model(strong), functional.vote(helpers), keep)
         sigma, psi = client.scratch["sigma"], client.scratch["psi"]
         client.log("fedmatch/confident", keep.double().mean())
@@ -157,7 +157,7 @@ class FedMatch(Algorithm):
     def public_batch(self, client: Client, batch: Batch) -> Tensor:
         """Return the public samples that go with a labelled batch: one pass over them per epoch."""
         assert client.public is not None
-        chosen = public_choice(client.seed, len(client.public), self.hp.public_size)
+        chosen = public_subset(client.seed, len(client.public), self.hp.public_size)
         steps = -(-client.num_samples // client.settings(batch.phase).batch_size)
         epoch, number = divmod(batch.step, steps)
         order = torch.randperm(len(chosen), generator=client.generator("public", epoch))
@@ -180,7 +180,7 @@ class FedMatch(Algorithm):
     def prediction(self, client: Client) -> Tensor:
         """Return the model's probabilities [C] for one image of noise, the same for all clients in all rounds."""
         like, _ = client.train.take(torch.zeros(1, dtype=torch.int64))
-        generator = keys.torch_generator(client.seed, "noise", client=-1, extra="probe")
+        generator = rng.torch_generator(client.seed, "noise", client=-1, extra="probe")
         noise = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
         return torch.softmax(client.model.eval()(noise)[0], dim=0)
 

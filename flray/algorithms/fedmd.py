@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flray import functional, keys
+from flray import functional, rng
 from flray.algorithms.base import Phase
 from flray.algorithms.client import Client
-from flray.algorithms.public import ExchangeParams, PublicCollaboration
-from flray.algorithms.samples import Samples
+from flray.algorithms.common.public_exchange import ExchangeParams, PublicCollaboration
+from flray.algorithms.common.samples import Samples
 from flray.registry import Preset, hyper, register_algorithm
 
 
@@ -41,20 +41,20 @@ class FedMD(PublicCollaboration):
 
     def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
         """Return the positions of the round's public subset, as a single batch."""
-        generator = keys.torch_generator(seed, "public", round=round, client=-1, extra="subset")
+        generator = rng.torch_generator(seed, "public", round=round, client=-1, extra="subset")
         return [torch.randperm(available, generator=generator)[:self.hp.public_size]] if self.hp.digest_epochs else []
 
     def subset(self, client: Client) -> Samples:
         """Return the round's public subset, labelled with the numbers of the consensus' rows."""
         assert client.public is not None
-        return client.public.numbered(self.public_order(client.seed, client.round, len(client.public))[0])
+        return client.public.relabelled_by_index(self.public_order(client.seed, client.round, len(client.public))[0])
 
     def collaborate(self, client: Client) -> dict[str, Any]:
         """Send the scores of the subset."""
-        self.enter(client)
+        self.begin_stage(client)
         return {"outputs": {"scores": client.outputs(self.subset(client))[0]}}
 
-    def settle(self, client: Client) -> None:
+    def apply_reduced(self, client: Client) -> None:
         """Digest the consensus, if the server sent one."""
         reduced = client.message.get("reduced")
         if not reduced:

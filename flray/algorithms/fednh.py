@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Predictor, Stage, View
 from flray.algorithms.client import Client
+from flray.algorithms.common.class_statistics import features_of
 from flray.algorithms.server import Replies, Server
-from flray.algorithms.statistics import features_of
 from flray.functional.numerics import unit
 from flray.models import linear_classifier
 from flray.registry import hyper, register_algorithm
@@ -82,9 +82,9 @@ class FedNH(Algorithm):
         """Send body and scale, and the directions of the classes."""
         features, labels = features_of(client)
         means, counts = functional.class_means(unit(features), labels, client.num_classes)
-        trained = client.weights(client.bench.shared - {W})
+        trained = client.weights(client.resident.shared - {W})
         if self.hp.personal:
-            client.state["trained"] = client.snapshot(frozenset(client.bench.entries) - {W})
+            client.state["trained"] = client.snapshot(frozenset(client.resident.entries) - {W})
         return {"weights": trained, "directions": {"vectors": unit(means), "counts": counts}}
 
     def predictor(self, client: Client, view: View) -> Predictor:

@@ -30,4 +30,4 @@ class FedPer(Algorithm):
 
     def __init__(self, hp: Any = None) -> None:
         super().__init__(hp)
-        self.shared = groups.others(self.hp.personal)
+        self.shared = groups.complement(self.hp.personal)

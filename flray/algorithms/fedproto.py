@@ -9,9 +9,9 @@ from torch import Tensor
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Predictor, Stage, View
 from flray.algorithms.client import Client
-from flray.algorithms.samples import Batch
+from flray.algorithms.common.class_statistics import class_features, keep_class_means
+from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Replies, Server
-from flray.algorithms.statistics import class_features, keep_class_means
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flray import functional, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.samples import Batch, pooled
+from flray.algorithms.common.samples import Batch, pooled
 from flray.models import layer_taps
 from flray.registry import hyper, register_algorithm
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Predictor, View
 from flray.algorithms.client import Client
-from flray.algorithms.heads import classifier_of
-from flray.algorithms.optimizers import make_optimizer
-from flray.algorithms.samples import Batch
+from flray.algorithms.common.classifier_heads import classifier_of
+from flray.algorithms.common.optimizers import make_optimizer
+from flray.algorithms.common.samples import Batch
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 
@@ -49,7 +49,7 @@ class FedRoD(Algorithm):
             zero = self.hp.personal_init == "zero" and name in client.parameters
             return torch.zeros_like(value) if zero else value.clone()
 
-        initial = classifier_of(client.bench.initial)
+        initial = classifier_of(client.resident.initial)
         client.state["head"] = {name.removeprefix("classifier."): start(name, w) for name, w in initial.items()}
 
     def begin(self, client: Client) -> None:

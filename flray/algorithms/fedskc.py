@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from flray import functional
-from flray.algorithms.averaging import average
 from flray.algorithms.base import Algorithm, Phase, Stage
 from flray.algorithms.client import Client
-from flray.algorithms.samples import Batch
+from flray.algorithms.common.aggregation import average
+from flray.algorithms.common.samples import Batch
+from flray.algorithms.common.variants import VariantParams, refuse_overridden
 from flray.algorithms.server import Replies, Reply, Server
-from flray.algorithms.variants import VariantParams, refuse_overridden
-from flray.config import Experiment
+from flray.config.experiment import Experiment
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 
@@ -155,7 +155,7 @@ class FedSKC(Algorithm):
                 server.log("fedskc/rho", rho)
         for architecture, mean in average(arrived, lambda reply: weights[reply.client]).items():
             if self.hp.gpr and before is not None:
-                mean = self.reviewed(server, architecture, mean, before)
+                mean = self.apply_period_review(server, architecture, mean, before)
             self.apply(server, architecture, mean)
 
     def discrepancy_weights(self, server: Server, replies: Sequence[Reply], vectors: Tensor, present: Tensor,
@@ -171,7 +171,7 @@ class FedSKC(Algorithm):
             return {reply.client: float(e_k / e.max()) for reply, e_k in zip(replies, e, strict=True)}
         return {reply.client: self.weigh(server, reply) for reply in replies}
 
-    def reviewed(self, server: Server, architecture: str, mean: Weights, before: dict[str, Tensor]) -> Weights:
+    def apply_period_review(self, server: Server, architecture: str, mean: Weights, before: dict[str, Tensor]) -> Weights:
         """Return the mean reviewed by the model that was sent out this round."""
         now, parameters = server.state["knowledge"], server.parameter_names[architecture]
         chosen = {name: w for name, w in mean.items() if self.hp.review_buffers or name in parameters}

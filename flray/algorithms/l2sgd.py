@@ -11,7 +11,7 @@ from flray import functional, registry
 from flray.algorithms.base import Algorithm, Phase, Stage
 from flray.algorithms.client import Client
 from flray.algorithms.server import Server
-from flray.config import Experiment
+from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import hyper, register_algorithm
 
@@ -74,12 +74,12 @@ class L2SGD(Algorithm):
 
     def report(self, client: Client) -> dict[str, Any]:
         """Send the model for the mean; with a coin that waits for a pull."""
-        return {} if self.hp.coin else own_model(client)
+        return {} if self.hp.coin else uploaded_model(client)
 
     def collect(self, client: Client) -> dict[str, Any]:
         """Send the model as it is."""
         self.receive(client)
-        return own_model(client)
+        return uploaded_model(client)
 
     def pull(self, client: Client) -> dict[str, Any]:
         """Return nothing; step towards the mean."""
@@ -110,15 +110,15 @@ class L2SGD(Algorithm):
         if stage.name != "pull":
             return {}
         (parameters,) = server.parameter_names.values()
-        names = averaged(server.config, server.model, parameters)
+        names = averaged_names(server.config, server.model, parameters)
         return {"mean": {name: w for name, w in server.model.items() if name in names}}
 
 
-def own_model(client: Client) -> dict[str, Any]:
+def uploaded_model(client: Client) -> dict[str, Any]:
     """Return what of the client's model goes into the mean."""
-    return {"weights": client.weights(averaged(client.config, client.bench.entries, client.parameters))}
+    return {"weights": client.weights(averaged_names(client.config, client.resident.entries, client.parameters))}
 
 
-def averaged(config: Experiment, entries: Iterable[str], parameters: Iterable[str]) -> frozenset[str]:
+def averaged_names(config: Experiment, entries: Iterable[str], parameters: Iterable[str]) -> frozenset[str]:
     """Return the names whose mean is taken: all, or the parameters alone where buffers stay local."""
     return frozenset(parameters if config.aggregation.buffers == "local" else entries)

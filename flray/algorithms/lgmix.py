@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Stage
 from flray.algorithms.client import Client
-from flray.algorithms.samples import Batch, pooled
+from flray.algorithms.common.samples import Batch, pooled
+from flray.algorithms.common.variants import VariantParams
 from flray.algorithms.server import Server
-from flray.algorithms.variants import VariantParams
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 
@@ -75,20 +75,20 @@ class LGMix(Algorithm):
 
     def train(self, client: Client) -> dict[str, Any]:
         """Train with an eye on the last layer's inputs, of this model and of u."""
-        u = client.bench.frozen("u")  # made before the hooks are set: a copy would carry them along
+        u = client.resident.frozen("u")  # made before the hooks are set: a copy would carry them along
         with _last_inputs(client.model, u) as client.scratch["features"]:
             return super().train(client)
 
     def begin(self, client: Client) -> None:
         """Keep where training starts, and u for its features."""
-        client.scratch["start"] = client.snapshot(client.bench.shared)
+        client.scratch["start"] = client.snapshot(client.resident.shared)
         client.scratch["u"] = client.reference(client.message["weights"], "u")
         client.scratch["traces"] = torch.zeros(2, dtype=torch.float64, device=client.device)
 
     def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
         """Do one step; note where the last epoch starts."""
         if self.hp.update == "last_epoch" and batch.last_epoch and "late" not in client.scratch:
-            client.scratch["late"] = client.snapshot(client.bench.shared)
+            client.scratch["late"] = client.snapshot(client.resident.shared)
         super().step(client, batch, optimizer)
 
     def after_backward(self, client: Client, batch: Batch) -> None:
@@ -105,13 +105,13 @@ class LGMix(Algorithm):
     def report(self, client: Client) -> dict[str, Any]:
         """Keep the trained model for mixing; send u + Delta_c."""
         start, u = client.scratch["start"], client.message["weights"]
-        trained = client.snapshot(client.bench.shared)
+        trained = client.snapshot(client.resident.shared)
         if "late" in client.scratch:
-            trained = _moved(start, client.scratch["late"], trained)
+            trained = _add_update(start, client.scratch["late"], trained)
         ratio = float(functional.trace_ratio(*client.scratch["traces"])) if self.hp.ratio is None else self.hp.ratio
         client.state.update(own=start, trained=trained, before=trees.clone(u), ratio=ratio)
         client.log("lgmix/lambda_of_round", ratio)
-        return {"weights": _moved(u, start, trained)}
+        return {"weights": _add_update(u, start, trained)}
 
     # --- client: mixing -----------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class LGMix(Algorithm):
             share = functional.stabilised_ratio(earlier, share, include_current=self.hp.history == "all")
         client.log("lgmix/lambda", share)
         local, common = _difference(state["trained"], state["own"]), _difference(u, state["before"])
-        mixed = functional.mix_updates(_floats(state["own"]), local, common, share)
+        mixed = functional.mix_updates(_floating_entries(state["own"]), local, common, share)
         larger = state["trained"] if share >= 0.5 else u
         client.state = {"own": {name: mixed.get(name, value) for name, value in larger.items()},
                         "ratios": torch.tensor([*earlier, state["ratio"]], dtype=torch.float64)}
@@ -141,7 +141,7 @@ class LGMix(Algorithm):
     def apply(self, server: Server, architecture: str, mean: Weights) -> None:
         """Step from u towards the mean of u + Delta_c: u + eta_g sum_c p_c Delta_c."""
         u = server.models[architecture]
-        stepped = {name: torch.lerp(u[name], value, self.hp.server_lr) for name, value in _floats(mean).items()}
+        stepped = {name: torch.lerp(u[name], value, self.hp.server_lr) for name, value in _floating_entries(mean).items()}
         super().apply(server, architecture, {**mean, **stepped})
 
 
@@ -172,15 +172,15 @@ def _last_inputs(*models: nn.Module) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
-def _floats(weights: Mapping[str, Tensor]) -> Weights:
+def _floating_entries(weights: Mapping[str, Tensor]) -> Weights:
     return {name: value for name, value in weights.items() if value.is_floating_point()}
 
 
 def _difference(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Weights:
-    return {name: value.double() - old[name].double() for name, value in _floats(new).items()}
+    return {name: value.double() - old[name].double() for name, value in _floating_entries(new).items()}
 
 
-def _moved(origin: Mapping[str, Tensor], start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Weights:
+def _add_update(origin: Mapping[str, Tensor], start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Weights:
     """Return ``origin + (end - start)``, in float64 and rounded once; counters as in `end`."""
     update = _difference(end, start)
     return {name: (origin[name].double() + update[name]).to(value.dtype) if name in update else value

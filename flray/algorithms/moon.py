@@ -10,7 +10,7 @@ from torch import Tensor
 from flray import functional, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.samples import Batch, pooled
+from flray.algorithms.common.samples import Batch, pooled
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Phase, Predictor, View
 from flray.algorithms.client import Client
-from flray.algorithms.gradients import gradient_at
+from flray.algorithms.common.gradients import gradient_at
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 
@@ -47,13 +47,13 @@ class PerFedAvg(Algorithm):
         outer, third = client.run(Phase()), client.run(Phase("third"))
         w = client.weights(frozenset(client.parameters))  # follows the model
         for inner, _ in client.run(Phase("inner")):
-            buffers = client.snapshot(frozenset(client.bench.entries) - w.keys())  # thrown away after the step
+            buffers = client.snapshot(frozenset(client.resident.entries) - w.keys())  # thrown away after the step
             gradient, _ = gradient_at(client, inner, w, buffers)
             batch, optimizer = next(outer)
-            gradient, loss = gradient_at(client, batch, moved(w, gradient, -self.hp.alpha))
+            gradient, loss = gradient_at(client, batch, step_along(w, gradient, -self.hp.alpha))
             if self.hp.form == "hf":
                 batch, _ = next(third)
-                ahead, behind = (gradient_at(client, batch, moved(w, gradient, step), buffers)[0]
+                ahead, behind = (gradient_at(client, batch, step_along(w, gradient, step), buffers)[0]
                                  for step in (self.hp.delta, -self.hp.delta))
                 gradient = dict(functional.meta_gradient(gradient, ahead, behind, self.hp.alpha, self.hp.delta))
             for name, parameter in client.parameters.items():
@@ -72,6 +72,6 @@ class PerFedAvg(Algorithm):
         return super().predictor(client, view)
 
 
-def moved(w: Weights, direction: Weights, step: float) -> Weights:
+def step_along(w: Weights, direction: Weights, step: float) -> Weights:
     """Return ``w + step direction``."""
     return {name: value + step * direction[name] for name, value in w.items()}

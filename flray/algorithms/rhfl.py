@@ -11,8 +11,8 @@ from torch import Tensor
 from flray import functional
 from flray.algorithms.base import Phase
 from flray.algorithms.client import Client
-from flray.algorithms.public import Outputs, PublicCollaboration, PublicParams
-from flray.algorithms.samples import Batch
+from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams
+from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Replies, Server
 from flray.registry import Preset, hyper, register_algorithm
 

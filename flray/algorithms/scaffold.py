@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from flray import functional, registry
-from flray.algorithms.averaging import average
 from flray.algorithms.base import Algorithm, Stage
 from flray.algorithms.client import Client
-from flray.algorithms.samples import Batch
+from flray.algorithms.common.aggregation import average
+from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Replies, Server
-from flray.config import Experiment
+from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from flray import keys
+from flray import rng
 from flray.trees import Weights
 
 if TYPE_CHECKING:
-    from flray.algorithms.bench import Bench
-    from flray.algorithms.samples import Samples
-    from flray.config import Experiment
+    from flray.algorithms.common.resident_model import ResidentModel
+    from flray.algorithms.common.samples import Samples
+    from flray.config.experiment import Experiment
 
 
 class Reply(Protocol):
@@ -88,7 +88,7 @@ class Server:
         Public samples; 0 where there are none.
     metrics : dict of str to float
         What hooks wish to track this round (see `log`).
-    bench : callable, or None
+    model_for : callable, or None
         Returns the server's own model of an architecture, for methods with ``trains_at_server``. It holds whatever
         was loaded last.
     public : Samples, or None
@@ -107,7 +107,7 @@ class Server:
     cohort: list[int] = field(default_factory=list)
     round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-    bench: Callable[[str], Bench] | None = None
+    model_for: Callable[[str], ResidentModel] | None = None
     public: Samples | None = None
 
     @property
@@ -116,11 +116,16 @@ class Server:
         (weights,) = self.models.values()
         return weights
 
+    @property
+    def bench(self) -> Callable[[str], ResidentModel] | None:
+        """The former name of `model_for`, for methods written against the first release."""
+        return self.model_for
+
     def log(self, name: str, value: float | Tensor, client: int | None = None) -> None:
         """Track a number of this round, of the federation or of one client."""
         suffix = "" if client is None else f"/client/{self.clients[client].name}"
         self.metrics[f"{name}{suffix}"] = float(value)
 
-    def generator(self, purpose: keys.Purpose, extra: int | str = 0) -> torch.Generator:
+    def generator(self, purpose: rng.Purpose, extra: int | str = 0) -> torch.Generator:
         """Return the server's generator for one purpose in this round (client number -1)."""
-        return keys.torch_generator(self.config.seed, purpose, round=self.round, client=-1, extra=extra)
+        return rng.torch_generator(self.config.seed, purpose, round=self.round, client=-1, extra=extra)

@@ -1,31 +1,54 @@
 """Data sets, partitions, augmentations and the federation's data; importing this package registers what is built in."""
 
-from flray.data import (
-    augment,
-    builtin,
-    camelyon,
-    characters,
-    cifar,
-    digit_archives,
-    digits5,
-    domainnet,
-    eeg,
-    eeg_synthetic,
-    folders,
-    fundus,
-    fundus_synthetic,
-    glyphs,
-    partitions,
-    public,
-    tiny_imagenet,
+from flray.data import augment, partitions, public
+from flray.data.datasets import (
+           camelyon,
+           characters,
+           cifar,
+           class_folders,
+           digit_archives,
+           digits5,
+           domainnet,
+           eeg,
+           eeg_synthetic,
+           embedded,
+           fundus,
+           fundus_synthetic,
+           glyphs,
+           tiny_imagenet,
 )
-from flray.data.cache import data_root
-from flray.data.federate import federate, load_dataset
-from flray.data.get import FETCHABLE, get
-from flray.data.images import channel_statistics
+from flray.data.federated import federate, load_dataset
+from flray.data.fetching import FETCHABLE, get
+from flray.data.sources.cache import data_root
+from flray.data.sources.images import channel_statistics
 from flray.data.types import ClientIndices, DataSet, Domain, FederatedData
 
-__all__ = ["FETCHABLE", "ClientIndices", "DataSet", "Domain", "FederatedData", "augment", "builtin", "camelyon",
-           "channel_statistics", "characters", "cifar", "data_root", "digit_archives", "digits5", "domainnet", "eeg",
-           "eeg_synthetic", "federate", "folders", "fundus", "fundus_synthetic", "get", "glyphs", "load_dataset",
-           "partitions", "public", "tiny_imagenet"]
+__all__ = [
+           "FETCHABLE",
+           "ClientIndices",
+           "DataSet",
+           "Domain",
+           "FederatedData",
+           "augment",
+           "camelyon",
+           "channel_statistics",
+           "characters",
+           "cifar",
+           "class_folders",
+           "data_root",
+           "digit_archives",
+           "digits5",
+           "domainnet",
+           "eeg",
+           "eeg_synthetic",
+           "embedded",
+           "federate",
+           "fundus",
+           "fundus_synthetic",
+           "get",
+           "glyphs",
+           "load_dataset",
+           "partitions",
+           "public",
+           "tiny_imagenet",
+]

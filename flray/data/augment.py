@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from flray.data.colour import Chance
+from flray.data.colour_jitter import Chance
 from flray.errors import ConfigError
 from flray.registry import augmentations, register_augmentation
 
@@ -127,7 +127,7 @@ def random_resized_crop(
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def rotated(images: Tensor, angles: Tensor) -> Tensor:
+def rotate(images: Tensor, angles: Tensor) -> Tensor:
     """Return images [B, C, H, W] turned counter-clockwise about their middles by angles [B] in degrees, bilinearly.
 
     What comes from outside is zero, which for normalised images is the channel mean.
@@ -158,10 +158,10 @@ def random_rotation(
         Largest angle.
     """
     draws = torch.rand(len(images), generator=generator, device=generator.device, dtype=torch.float64)
-    return rotated(images, degrees * (2 * draws - 1))
+    return rotate(images, degrees * (2 * draws - 1))
 
 
-def augmented(images: Tensor, how: str | Sequence[Step], generator: torch.Generator,
+def augment_batch(images: Tensor, how: str | Sequence[Step], generator: torch.Generator,
               normalisation: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Return a batch augmented as ``local.augment`` says; samples that are not images [B, C, H, W] stay as they are.
 
@@ -189,7 +189,7 @@ def augmented(images: Tensor, how: str | Sequence[Step], generator: torch.Genera
     return (images - mean) / std if scaled else images
 
 
-def augmented_with(images: Tensor, targets: Tensor, how: str | Sequence[Step], generator: torch.Generator,
+def augment_pair(images: Tensor, targets: Tensor, how: str | Sequence[Step], generator: torch.Generator,
                    normalisation: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Return a batch augmented as in `augmented`, and its targets: masks go where their pixels go, labels stay.
 
@@ -212,12 +212,12 @@ def augmented_with(images: Tensor, targets: Tensor, how: str | Sequence[Step], g
         If there are masks and the augmentation does more than move pixels.
     """
     if targets.dim() != 4:
-        return augmented(images, how, generator, normalisation), targets
+        return augment_batch(images, how, generator, normalisation), targets
     coloured = [name for name, _ in _steps(how) if _wants_pixels(augmentations.get(name))]
     if coloured:
         raise ConfigError("experiment.local.augment", ", ".join(coloured),
                           "with masks only steps that move pixels: crop, flip, resized, rotation")
-    together = augmented(torch.cat([images, targets.to(images.dtype)], 1), how, generator)
+    together = augment_batch(torch.cat([images, targets.to(images.dtype)], 1), how, generator)
     moved, masks = together.split([images.shape[1], targets.shape[1]], 1)
     return moved, (masks >= 0.5).to(targets.dtype)
 

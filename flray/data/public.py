@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.builtin import Seed
-from flray.data.cache import data_root
-from flray.data.checks import checked
-from flray.data.images import Images, channel_statistics, photo_crops
+from flray.data.dataset_checks import validate_dataset
+from flray.data.datasets.embedded import Seed
+from flray.data.sources.cache import data_root
+from flray.data.sources.images import Images, channel_statistics, photo_crops
 from flray.data.types import DataSet, Domain
 from flray.errors import ConfigError
-from flray.keys import numpy_generator
 from flray.registry import datasets, register_dataset
+from flray.rng import numpy_generator
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in a grey image (ITU-R BT.601), as Pillow and torchvision have them."""
@@ -73,7 +73,7 @@ def with_public(dataset: DataSet, name: str, options: Mapping[str, Any]) -> Data
     others = {option: value for option, value in options.items() if option != "samples"}
     private = dataset.domains[0].train_x
     shape = private.shape[1:] if private.dtype == np.uint8 else ()
-    source = checked(name, datasets.call(name, data_root(), **others))
+    source = validate_dataset(name, datasets.call(name, data_root(), **others))
     return replace(dataset, public=public_images(source, shape, options["samples"], others.get("seed", 0)))
 
 
@@ -109,10 +109,10 @@ def public_images(source: DataSet, shape: tuple[int, ...], samples: int, seed: i
     starts = np.cumsum([0, *map(len, parts)])
     chosen = [part[rows[(rows >= low) & (rows < low + len(part))] - low]
               for part, low in zip(parts, starts, strict=False)]
-    return fitted(np.concatenate(chosen), shape)
+    return fit_to_shape(np.concatenate(chosen), shape)
 
 
-def fitted(images: Images, shape: tuple[int, ...]) -> Images:
+def fit_to_shape(images: Images, shape: tuple[int, ...]) -> Images:
     """Return images in another shape: grey ones three times or colours as their luma, and resampled.
 
     Parameters

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.errors import ConfigError, nearest
-from flray.keys import numpy_generator
+from flray.rng import numpy_generator
 
 Rows = NDArray[np.int64]
 

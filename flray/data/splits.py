@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.errors import ConfigError
-from flray.keys import numpy_generator
+from flray.rng import numpy_generator
 
 if TYPE_CHECKING:
-    from flray.sections import SplitName
+    from flray.config.sections import SplitName
 
 Rows = NDArray[np.int64]
 FEDBN_DIGITS = 743

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flray import keys
+from flray import rng
 from flray.data.types import DataSet, Labels
 
 
-def subset(dataset: DataSet, most: int) -> DataSet:
+def take_subset(dataset: DataSet, most: int) -> DataSet:
     """Return a data set with at most `most` training and `most` test samples of each domain, drawn by key.
 
     Parameters
@@ -22,7 +22,7 @@ def subset(dataset: DataSet, most: int) -> DataSet:
         At least 1. Every class keeps at least one sample where `most` allows it.
     """
     def drawn(labels: Labels, what: str) -> NDArray[np.int64]:
-        order = keys.numpy_generator(0, "sampling", extra=f"subset/{what}").permutation(len(labels))
+        order = rng.numpy_generator(0, "sampling", extra=f"subset/{what}").permutation(len(labels))
         flat = labels.reshape(len(labels), -1)[:, 0]
         _, first = np.unique(flat[order], return_index=True)
         rest = np.setdiff1d(np.arange(len(order)), first)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.arrays import add_bytes, file_of, whole
+from flray.data.sources.memmap import add_bytes, backing_file, join_parts
 from flray.errors import DataError
 
 Origin = Literal["real", "composed", "rendered", "random"]
@@ -90,18 +90,18 @@ class DataSet:
         return digest.hexdigest()
 
 
-class _Travels:
+class _ZeroCopyPickle:
     """Lets the large array `x` go from process to process without a copy although it is not contiguous as [n, C, H, W].
 
     Ray shares contiguous arrays only, so what is pickled is the array as it lies in memory. An array that lies in a
-    file (`flray.data.image_sets`) stays there, and only the file's name goes.
+    file (`flray.data.sources.image_sets`) stays there, and only the file's name goes.
     """
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         if state["x"].ndim == 4 and not state["x"].flags.c_contiguous:
             lying = np.moveaxis(state.pop("x"), 1, -1)
-            file = file_of(lying)
+            file = backing_file(lying)
             state["x as it lies" if file is None else "x in a file"] = lying if file is None else file
         return state
 
@@ -121,7 +121,7 @@ class _Travels:
 
 
 @dataclass(frozen=True)
-class Pooled(_Travels):
+class Pooled(_ZeroCopyPickle):
     """The samples of all domains one after another: the large part of a federation's data, whatever the partition.
 
     Attributes
@@ -146,7 +146,7 @@ class Pooled(_Travels):
         parts = [d.train_x for d in domains] + [d.test_x for d in domains]
         if parts[0].ndim == 4:
             moved = [np.moveaxis(part, 1, -1) for part in parts]
-            lying = whole(moved)
+            lying = join_parts(moved)
             if lying is None:
                 lying = np.empty((sum(map(len, parts)), *moved[0].shape[1:]), moved[0].dtype)
                 np.concatenate(moved, out=lying)
@@ -179,7 +179,7 @@ class ClientIndices:
 
 
 @dataclass(frozen=True)
-class FederatedData(_Travels):
+class FederatedData(_ZeroCopyPickle):
     """All samples once, and who holds which.
 
     Attributes
@@ -253,7 +253,7 @@ class FederatedData(_Travels):
         return (f"with masks of {', '.join(self.classes)}",), np.array([[len(client.train)] for client in self.clients])
 
 
-def hollow(labels: Labels) -> Labels:
+def label_placeholders(labels: Labels) -> Labels:
     """Return labels without what is large: masks lose their structures but not their number."""
     return labels if labels.ndim == 1 else labels[:, :0]
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from flray import trees
 from flray.errors import FlrayError
-from flray.federation.federation import Federation, Warn
-from flray.files import sync_folder, write_atomically
+from flray.federation.federation import Federation, Notify
+from flray.files.atomic import sync_folder, write_atomically
 from flray.trees import Packed
 
 FORMAT = 1
@@ -111,7 +111,7 @@ def save(federation: Federation, folder: Path, keep: int = 2) -> Path:
         else:
             store(name, trees.unpack(federation.executor.fetch(handle)))
     manifest = {"format": FORMAT, "round": done, "files": files, "clients": clients, "versions": federation.versions,
-                "data": federation.world.data.fingerprint, "partition": federation.world.data.partition_fingerprint}
+                "data": federation.spec.data.fingerprint, "partition": federation.spec.data.partition_fingerprint}
     path = folder / f"round-{done:06d}.json"
     sync_folder(folder)
     write_atomically(path, json.dumps(manifest, indent=1).encode())
@@ -125,7 +125,7 @@ def manifests(folder: Path) -> list[Path]:
     return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
 
 
-def restore(federation: Federation, folder: Path, warn: Warn = lambda line: None) -> int:
+def restore(federation: Federation, folder: Path, warn: Notify = lambda line: None) -> int:
     """Bring a fresh federation to the newest whole checkpoint of a folder.
 
     Parameters
@@ -153,7 +153,7 @@ def restore(federation: Federation, folder: Path, warn: Warn = lambda line: None
     damage: list[DamagedCheckpointError] = []
     for path in newest_first:
         try:
-            tree, states, versions = _checked(federation, path)
+            tree, states, versions = _load_verified(federation, path)
         except DamagedCheckpointError as error:
             damage.append(error)
             continue
@@ -167,10 +167,10 @@ def restore(federation: Federation, folder: Path, warn: Warn = lambda line: None
     return 0
 
 
-def _checked(federation: Federation, path: Path) -> tuple[dict[str, Any], dict[int, Packed], list[int]]:
+def _load_verified(federation: Federation, path: Path) -> tuple[dict[str, Any], dict[int, Packed], list[int]]:
     """Return what a checkpoint holds: the server's tree, the clients' states and their versions."""
     manifest = _manifest(path)
-    data = federation.world.data
+    data = federation.spec.data
     for what, ours in (("data", data.fingerprint), ("partition", data.partition_fingerprint)):
         if (theirs := getattr(manifest, what)) != ours:
             raise FlrayError(f"{path}: the {what} differ from those the run began with (fingerprint "

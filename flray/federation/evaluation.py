@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 
 from flray import trees
 from flray.algorithms.base import Stage
-from flray.data.tasks import Task
 from flray.errors import ConfigError, nearest
-from flray.federation.executor import ClientError, Job, NobodyAnsweredError, Turn
-from flray.federation.played import MAX_CLIENT_METRICS
-from flray.federation.player import BLOCK, blocks
+from flray.federation.messages import ClientError, ClientTask, NobodyAnsweredError, TaskInput
+from flray.federation.round_metrics import MAX_CLIENT_METRICS
+from flray.federation.worker.client_runner import EVAL_CHUNK, evaluation_chunks
 from flray.metrics.direction import lower_is_better
+from flray.tasks.base import Task
 
 if TYPE_CHECKING:
     from flray.federation.federation import Federation
-    from flray.federation.world import World
+    from flray.federation.spec import FederationSpec
 
-Evidence = Mapping[str, NDArray[Any]]
+Predictions = Mapping[str, NDArray[Any]]
 
 
 def evaluate(federation: Federation) -> dict[str, float]:
@@ -47,7 +47,7 @@ def evaluate(federation: Federation) -> dict[str, float]:
         If all are left out.
     """
     metrics: dict[str, float] = {}
-    views = federation.world.algorithm.views
+    views = federation.spec.algorithm.views
     if "global" in views:
         metrics.update(_global(federation))
     if "personal" in views:
@@ -55,30 +55,30 @@ def evaluate(federation: Federation) -> dict[str, float]:
     return metrics
 
 
-def main_metric(views: tuple[str, ...], metric: str) -> str:
+def primary_metric_name(views: tuple[str, ...], metric: str) -> str:
     """Return the name of a method's own measure, for progress, early stopping and tables."""
     return f"global/common/{metric}" if views[0] == "global" else f"personal/local/{metric}"
 
 
-def measured_metrics(world: World) -> list[str]:
+def available_metrics(spec: FederationSpec) -> list[str]:
     """Return the names of what an evaluation of this federation measures, as means over clients.
 
     Each also has ``/std``, ``/worst`` and ``/worst10``, and ``/client/NAME`` for up to 100 clients; a method's further
     models, such as Fed-CO2's ``online/local``, come on top.
     """
-    held = any(len(client.val) for client in world.data.clients)
-    scopes = {"global": ["common", "local"], "personal": ["local", *(["others"] if world.config.evaluation.others
+    held = any(len(client.val) for client in spec.data.clients)
+    scopes = {"global": ["common", "local"], "personal": ["local", *(["others"] if spec.config.evaluation.others
                                                                      else [])]}
-    return [f"{view}/{scope}/{measure}" for view in world.algorithm.views
-            for scope in (*scopes[view], *(["validation"] if held else [])) for measure in world.task.measures]
+    return [f"{view}/{scope}/{measure}" for view in spec.algorithm.views
+            for scope in (*scopes[view], *(["validation"] if held else [])) for measure in spec.task.measures]
 
 
-def check_metric(world: World, name: str, where: str) -> None:
+def check_metric(spec: FederationSpec, name: str, where: str) -> None:
     """Refuse a metric that a federation will never measure.
 
     Parameters
     ----------
-    world : World
+    spec : FederationSpec
         The federation.
     name : str
         The metric. Names of training metrics and of a method's further models are not checked.
@@ -90,30 +90,30 @@ def check_metric(world: World, name: str, where: str) -> None:
     ConfigError
         Naming the nearest one, or all.
     """
-    known = measured_metrics(world)
+    known = available_metrics(spec)
     parts = name.split("/")
     if parts[0] in ("train", "online", "offline") or "/".join(parts[:3]) in known:
         return
-    near = nearest(name, known) or nearest(f"{world.algorithm.views[0]}/{name}", known)
+    near = nearest(name, known) or nearest(f"{spec.algorithm.views[0]}/{name}", known)
     held = "" if any("/validation/" in one for one in known) else \
         "; validation values need samples kept for it (evaluation.validation)" if "validation" in name else ""
-    own = main_metric(world.algorithm.views, world.task.metric)
-    raise ConfigError(where, repr(name), f"{world.config.algorithm.name} measures no such thing{near}; there are "
+    own = primary_metric_name(spec.algorithm.views, spec.task.metric)
+    raise ConfigError(where, repr(name), f"{spec.config.algorithm.name} measures no such thing{near}; there are "
                       f"{', '.join(known)}, and auto takes {own}{held}")
 
 
 def _global(federation: Federation) -> dict[str, float]:
-    world, server, metrics = federation.world, federation.server, {}
-    data = world.data
-    count, tested = len(blocks(data)), -(-len(data.test) // BLOCK)
+    spec, server, metrics = federation.spec, federation.server, {}
+    data = spec.data
+    count, tested = len(evaluation_chunks(data)), -(-len(data.test) // EVAL_CHUNK)
     token = uuid.uuid4().hex
-    jobs: list[Job] = []
+    jobs: list[TaskInput] = []
     for key in sorted(server.models):
         handle = federation.executor.put(trees.pack({"weights": server.models[key]}))
-        jobs += [Job(Turn("global", -1, server.round, key, Stage(f"evaluate {key}"), block=block, token=token + key),
+        jobs += [TaskInput(ClientTask("global", -1, server.round, key, Stage(f"evaluate {key}"), block=block, token=token + key),
                      handle) for block in range(count)]
-    parts = [evidence["common"] for evidence in _evidence(federation, jobs) if evidence is not None]
-    measure = world.task
+    parts = [predictions["common"] for predictions in _predict(federation, jobs) if predictions is not None]
+    measure = spec.task
     for position, key in enumerate(sorted(server.models)):
         mine = parts[position * count:(position + 1) * count]
         whole = _join(mine[:tested])
@@ -130,34 +130,34 @@ def _global(federation: Federation) -> dict[str, float]:
 
 
 def _personal(federation: Federation) -> dict[str, float]:
-    world, server = federation.world, federation.server
+    spec, server = federation.spec, federation.server
     stage = Stage("evaluate")
     token = uuid.uuid4().hex
     commons, _ = federation.message(stage)
-    jobs: list[Job] = []
+    jobs: list[TaskInput] = []
     for i, info in enumerate(server.clients):
-        private = world.algorithm.send_private(server, i, stage)
-        size = len(world.data.test) if world.config.evaluation.others else len(world.data.clients[i].test)
-        turn = Turn("personal", i, server.round, info.architecture, stage, token=token, cost=float(size))
-        jobs.append(Job(turn, commons[info.architecture], trees.pack(private) if private else None,
+        private = spec.algorithm.send_private(server, i, stage)
+        size = len(spec.data.test) if spec.config.evaluation.others else len(spec.data.clients[i].test)
+        client_task = ClientTask("personal", i, server.round, info.architecture, stage, token=token, cost=float(size))
+        jobs.append(TaskInput(client_task, commons[info.architecture], trees.pack(private) if private else None,
                         federation.states[i]))
-    others = world.config.evaluation.others
-    evidence = {i: one for i, one in enumerate(_evidence(federation, jobs)) if one is not None}
-    if not evidence:
+    others = spec.config.evaluation.others
+    predictions = {i: one for i, one in enumerate(_predict(federation, jobs)) if one is not None}
+    if not predictions:
         raise NobodyAnsweredError(f"evaluation after round {server.round}: no client answered; see what was said of "
                                   "each")
-    measure = world.task
-    parts = {i: one["test"] for i, one in evidence.items()}
-    held = {i: measure.summarise(one["validation"]) for i, one in evidence.items() if "validation" in one}
+    measure = spec.task
+    parts = {i: one["test"] for i, one in predictions.items()}
+    held = {i: measure.summarise(one["validation"]) for i, one in predictions.items() if "validation" in one}
     besides = _over_clients(federation, "personal/validation", held)
-    for view in sorted(next(iter(evidence.values())).keys() - {"test", "validation"}):
+    for view in sorted(next(iter(predictions.values())).keys() - {"test", "validation"}):
         besides.update(_over_clients(
-            federation, view, {i: measure.summarise(one[view]) for i, one in evidence.items()}))
+            federation, view, {i: measure.summarise(one[view]) for i, one in predictions.items()}))
     if not others:
         intra = {i: measure.summarise(part) for i, part in parts.items()}
         return {**_over_clients(federation, "personal/local", intra), **besides}
-    offsets = np.cumsum([0] + [len(c.test) for c in world.data.clients])
-    inside = [slice(offsets[i], offsets[i + 1]) for i in range(len(world.data.clients))]
+    offsets = np.cumsum([0] + [len(c.test) for c in spec.data.clients])
+    inside = [slice(offsets[i], offsets[i + 1]) for i in range(len(spec.data.clients))]
     intra = {i: measure.summarise({n: a[inside[i]] for n, a in part.items()}) for i, part in parts.items()}
     inter: dict[int, dict[str, float]] = {}
     for i, part in parts.items():
@@ -169,30 +169,30 @@ def _personal(federation: Federation) -> dict[str, float]:
             **_over_clients(federation, "personal/others", inter), **besides}
 
 
-def _by_client(measure: Task, whole: Evidence, sizes: list[int]) -> list[dict[str, float]]:
+def _by_client(measure: Task, whole: Predictions, sizes: list[int]) -> list[dict[str, float]]:
     """Return each client's metrics from the evidence of all clients one after another."""
     ends = np.cumsum([0, *sizes])
     return [measure.summarise({n: a[ends[i]:ends[i + 1]] for n, a in whole.items()}) for i in range(len(sizes))]
 
 
-def _evidence(federation: Federation, jobs: list[Job]) -> list[Mapping[str, Evidence] | None]:
+def _predict(federation: Federation, jobs: list[TaskInput]) -> list[Mapping[str, Predictions] | None]:
     """Return what each job measured; None for a client that is left out as it would be of a round."""
-    evidence: list[Mapping[str, Evidence] | None] = []
-    faults = federation.world.config.faults
-    for result in federation.executor.play(jobs, idle=faults.round_timeout):
+    predictions: list[Mapping[str, Predictions] | None] = []
+    faults = federation.spec.config.faults
+    for result in federation.executor.run_tasks(jobs, idle=faults.round_timeout):
         failure = result.outcome.failure
         if failure is None:
-            evidence.append(result.outcome.evidence)
+            predictions.append(result.outcome.predictions)
             continue
-        client = result.turn.client
+        client = result.client_task.client
         who = "the global model" if client < 0 else f"client {client} ({federation.server.clients[client].name})"
-        line = (f"{who}, evaluation after round {result.turn.round}: {failure.what}"
+        line = (f"{who}, evaluation after round {result.client_task.round}: {failure.what}"
                 f"{' at ' + failure.where if failure.where else ''}")
         if client < 0 or not (faults.on_client_error == "skip" or failure.what.startswith("no answer")):
             raise ClientError(f"{line}\n{failure.trace}".rstrip())
         federation.warn(f"left out: {line}")
-        evidence.append(None)
-    return evidence
+        predictions.append(None)
+    return predictions
 
 
 def _mean(values: list[float]) -> float:
@@ -201,7 +201,7 @@ def _mean(values: list[float]) -> float:
     return float(np.mean(known)) if known else float("nan")
 
 
-def _join(parts: list[Evidence]) -> Evidence:
+def _join(parts: list[Predictions]) -> Predictions:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -11,25 +11,25 @@ from typing import Any
 
 import torch
 
-from flray import bits, keys, trees
+from flray import bits, rng, trees
 from flray.algorithms.base import Stage
-from flray.algorithms.bench import Bench
+from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.server import ClientInfo, Server
 from flray.federation.evaluation import evaluate
-from flray.federation.executor import Executor, Handle, Job, NobodyAnsweredError, Turn
-from flray.federation.hooks import hook, hooked
+from flray.federation.hooks import iterate_hook, method_hook
 from flray.federation.memory import keep_freed_memory, peak_bytes, resident_bytes
-from flray.federation.played import Played
-from flray.federation.replies import StageReplies, StageSums, in_blocks
-from flray.federation.workshop import Workshop, default_device, threads_of
-from flray.federation.world import World
+from flray.federation.messages import ClientTask, Executor, NobodyAnsweredError, Ref, TaskInput
+from flray.federation.replies import BlockSums, StageReplies, into_blocks
+from flray.federation.round_metrics import RoundMetrics
+from flray.federation.spec import FederationSpec
+from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.trees import Packed
 
-Warn = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass
-class Round:
+class RoundResult:
     """What one round was.
 
     Attributes
@@ -49,7 +49,7 @@ class Federation:
 
     Parameters
     ----------
-    world : World
+    spec : FederationSpec
         The experiment's unchanging part.
     executor : Executor
         Who plays the clients' turns.
@@ -57,37 +57,37 @@ class Federation:
         Is given one line for everything a user should know at once, such as a client left out.
     """
 
-    def __init__(self, world: World, executor: Executor, warn: Warn = print) -> None:
+    def __init__(self, spec: FederationSpec, executor: Executor, warn: Notify = print) -> None:
         keep_freed_memory()
-        world.register_components()
-        self.world, self.executor, self.warn = world, executor, warn
-        config, algorithm = world.config, world.algorithm
-        benches = {key: Bench(world.build(key), algorithm.shared, config.aggregation.buffers == "local")
-                   for key in world.architectures}
-        for key, bench in benches.items():
-            if "batch_norm" in algorithm.shared and not bench.batch_norm:
+        spec.register_components()
+        self.spec, self.executor, self.warn = spec, executor, warn
+        config, algorithm = spec.config, spec.algorithm
+        residents = {key: ResidentModel(spec.build(key), algorithm.shared, config.aggregation.buffers == "local")
+                   for key in spec.architectures}
+        for key, resident in residents.items():
+            if "batch_norm" in algorithm.shared and not resident.batch_norm:
                 warn(f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the clients")
-        counts = torch.from_numpy(world.data.class_counts()) if world.data.has_classes else \
-            torch.zeros(len(world.data.clients), 0, dtype=torch.int64)
+        counts = torch.from_numpy(spec.data.class_counts()) if spec.data.has_classes else \
+            torch.zeros(len(spec.data.clients), 0, dtype=torch.int64)
         self.server = Server(
             config=config,
-            clients=tuple(ClientInfo(c.name, c.domain, len(c.train), counts[i], world.architecture_of[i])
-                          for i, c in enumerate(world.data.clients)),
-            models={key: bench.initial for key, bench in benches.items()},
-            shared_names={key: bench.shared for key, bench in benches.items()},
-            parameter_names={key: frozenset(bench.parameters) for key, bench in benches.items()},
-            num_classes=world.data.num_classes,
-            num_public=len(world.data.public) if world.data.public is not None else 0,
-            weighting=world.weighting)
+            clients=tuple(ClientInfo(c.name, c.domain, len(c.train), counts[i], spec.architecture_of[i])
+                          for i, c in enumerate(spec.data.clients)),
+            models={key: resident.initial for key, resident in residents.items()},
+            shared_names={key: resident.shared for key, resident in residents.items()},
+            parameter_names={key: frozenset(resident.parameters) for key, resident in residents.items()},
+            num_classes=spec.data.num_classes,
+            num_public=len(spec.data.public) if spec.data.public is not None else 0,
+            weighting=spec.weighting)
         # The server's sums too: their last bits must not depend on OMP_NUM_THREADS of somebody's environment.
-        torch.set_num_threads(threads_of(config))
+        torch.set_num_threads(thread_count(config))
         if algorithm.trains_at_server:
-            workshop = Workshop(world, default_device(world))
-            self.server.bench, self.server.public = workshop.bench, workshop.public
+            resources = WorkerResources(spec, default_device(spec))
+            self.server.model_for, self.server.public = resources.resident, resources.public
         with self._hook("server_setup"):
             algorithm.server_setup(self.server)
-        self.states: list[Handle] = [None] * len(world.data.clients)
-        self.versions: list[int] = [0] * len(world.data.clients)
+        self.states: list[Ref] = [None] * len(spec.data.clients)
+        self.versions: list[int] = [0] * len(spec.data.clients)
         self._diverged = self._mixed = False
         self._seconds: dict[str, float] = {}
         self._bytes = {"up": 0, "down": 0}
@@ -97,7 +97,7 @@ class Federation:
         """Number of finished rounds."""
         return self.server.round
 
-    def step(self) -> Round:
+    def step(self) -> RoundResult:
         """Run one round, evaluation included.
 
         Raises
@@ -105,27 +105,27 @@ class Federation:
         ClientError
             If a client's code raises and ``faults.on_client_error`` is ``fail``.
         """
-        server, config = self.server, self.world.config
+        server, config = self.server, self.spec.config
         started = time.perf_counter()
         self._seconds = dict.fromkeys(("send", "train", "receive", "aggregate", "evaluate"), 0.0)
         self._bytes = {"up": 0, "down": 0}
         server.metrics = {}
         server.cohort, works = self._cohort()
-        played = Played(server)
+        round_metrics = RoundMetrics(server)
         with self._hook("exchanges"):
-            stages = self.world.algorithm.exchanges(server)
-        for stage in hooked(stages, config.algorithm.name, "exchanges", server.round + 1):
-            self._stage(stage, works, played)
-        self._warn_of_divergence(played.diverged)
+            stages = self.spec.algorithm.exchanges(server)
+        for stage in iterate_hook(stages, config.algorithm.name, "exchanges", server.round + 1):
+            self._stage(stage, works, round_metrics)
+        self._warn_of_divergence(round_metrics.diverged)
         if not self._mixed and len(getattr(self.executor, "kinds", ())) > 1:
             self._mixed = True
             self.warn(bits.MIXED)
         with self._hook("refine"):
-            self._timed("aggregate", lambda: self.world.algorithm.refine(server))
+            self._timed("aggregate", lambda: self.spec.algorithm.refine(server))
         with self._hook("server.metrics"):
             own = {name: float(value) for name, value in server.metrics.items()}
         server.round += 1
-        metrics = {**played.summary(), **own}
+        metrics = {**round_metrics.summary(), **own}
         if server.round % config.evaluation.every == 0 or server.round == config.rounds:
             metrics.update(self._timed("evaluate", self.evaluate))
         metrics.update({f"time/{name}": seconds for name, seconds in self._seconds.items()})
@@ -135,17 +135,17 @@ class Federation:
         metrics.update({f"bytes/{name}": float(count) for name, count in self._bytes.items()})
         metrics["memory/server"] = float(resident_bytes())
         metrics["memory/peak/server"] = float(peak_bytes())
-        return Round(server.round, metrics)
+        return RoundResult(server.round, metrics)
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics of the current models; nothing changes."""
         return evaluate(self)
 
-    def message(self, stage: Stage) -> tuple[dict[str, Handle], dict[str, int]]:
+    def message(self, stage: Stage) -> tuple[dict[str, Ref], dict[str, int]]:
         """Return the common message of each architecture, put once, and its bytes."""
         with self._hook("send"):
-            extra = self.world.algorithm.send(self.server, stage)
-        handles: dict[str, Handle] = {}
+            extra = self.spec.algorithm.send(self.server, stage)
+        handles: dict[str, Ref] = {}
         sizes: dict[str, int] = {}
         for key, weights in self.server.models.items():
             shared = {name: weights[name] for name in weights if name in self.server.shared_names[key]}
@@ -162,7 +162,7 @@ class Federation:
     def snapshot(self) -> dict[str, Any]:
         """Return the server's side as a tree (client states are saved apart, see `flray.federation.checkpoint`)."""
         tree = {"models": self.server.models, "state": self.server.state, "round": self.server.round}
-        with hook(self.world.config.algorithm.name, "server.state", self.server.round):
+        with method_hook(self.spec.config.algorithm.name, "server.state", self.server.round):
             dict(trees.flatten(tree))  # what a method keeps may be of any type
         return tree
 
@@ -176,39 +176,39 @@ class Federation:
 
     def _cohort(self) -> tuple[list[int], dict[int, float]]:
         """Return who takes part in this round, sorted, and each one's share of the local work."""
-        world, server = self.world, self.server
-        participation, seed, count = world.config.participation, world.config.seed, len(world.data.clients)
-        generator = keys.numpy_generator(seed, "sampling", round=server.round)
-        chosen = sorted(int(c) for c in generator.permutation(count)[:world.cohort_size])
-        drops = keys.numpy_generator(seed, "dropouts", round=server.round).random(count)
-        slow = keys.numpy_generator(seed, "stragglers", round=server.round).random(count)
+        spec, server = self.spec, self.server
+        participation, seed, count = spec.config.participation, spec.config.seed, len(spec.data.clients)
+        generator = rng.numpy_generator(seed, "sampling", round=server.round)
+        chosen = sorted(int(c) for c in generator.permutation(count)[:spec.cohort_size])
+        drops = rng.numpy_generator(seed, "dropouts", round=server.round).random(count)
+        slow = rng.numpy_generator(seed, "stragglers", round=server.round).random(count)
         cohort = [c for c in chosen if drops[c] >= participation.dropout]
         works = {c: participation.straggler_work if slow[c] < participation.stragglers else 1.0 for c in cohort}
         return cohort, works
 
-    def _stage(self, stage: Stage, works: Mapping[int, float], played: Played) -> None:
-        server, algorithm = self.server, self.world.algorithm
+    def _stage(self, stage: Stage, works: Mapping[int, float], round_metrics: RoundMetrics) -> None:
+        server, algorithm = self.server, self.spec.algorithm
         token = uuid.uuid4().hex
         commons, sizes = self._timed("send", lambda: self.message(stage))
-        jobs: list[Job] = []
-        for client in [client for client in server.cohort if client not in played.left_out]:
+        jobs: list[TaskInput] = []
+        for client in [client for client in server.cohort if client not in round_metrics.left_out]:
             with self._hook("send_private"):
                 private = algorithm.send_private(server, client, stage)
             packed = trees.pack(private) if private else None
             info = server.clients[client]
             self._bytes["down"] += sizes[info.architecture] + (packed.nbytes if packed is not None else 0)
-            turn = Turn("stage", client, server.round, info.architecture, stage, works[client], token=token,
+            client_task = ClientTask("stage", client, server.round, info.architecture, stage, works[client], token=token,
                         cost=info.num_samples * works[client])
-            jobs.append(Job(turn, commons[info.architecture], packed, self.states[client]))
-        replies: StageReplies | StageSums
+            jobs.append(TaskInput(client_task, commons[info.architecture], packed, self.states[client]))
+        replies: StageReplies | BlockSums
         begun = time.perf_counter()
-        if (size := self.world.config.aggregation.block) is None:
-            replies = StageReplies(self, jobs, stage, played)
+        if (size := self.spec.config.aggregation.block) is None:
+            replies = StageReplies(self, jobs, stage, round_metrics)
             with self._hook("aggregate"):
                 algorithm.aggregate(server, stage, replies)
             replies.wait()
         else:
-            replies = StageSums(self, in_blocks(jobs, size), stage, played)
+            replies = BlockSums(self, into_blocks(jobs, size), stage, round_metrics)
             for architecture, mean in replies.means().items():
                 with self._hook("apply"):
                     algorithm.apply(server, architecture, mean)
@@ -235,7 +235,7 @@ class Federation:
                       "lower local.lr, or set local.clip_norm, for example to 1")
 
     def _hook(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return hook(self.world.config.algorithm.name, name, self.server.round + 1)
+        return method_hook(self.spec.config.algorithm.name, name, self.server.round + 1)
 
     def _timed(self, name: str, call: Callable[[], Any]) -> Any:
         begun = time.perf_counter()

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from flray.errors import FlrayError, MethodError, disk_is_full
-from flray.federation.player import describe
+from flray.federation.worker.client_runner import describe_failure
 
 Item = TypeVar("Item")
 
 
 @contextlib.contextmanager
-def hook(method: str, name: str, round_: int) -> Iterator[None]:
+def method_hook(method: str, name: str, round_: int) -> Iterator[None]:
     """Run a hook of a method at the server.
 
     Parameters
@@ -38,17 +38,17 @@ def hook(method: str, name: str, round_: int) -> Iterator[None]:
     except Exception as error:
         if disk_is_full(error) or _of_ray(error):
             raise  # while the hook waited for what clients sent
-        failure = describe(error)
+        failure = describe_failure(error)
         where = f" at {failure.where}" if failure.where else ""
         line = f"{method} at the server, round {round_}, {name}: {failure.what}{where}"
         raise MethodError(f"{line}\n{failure.trace}".rstrip()) from None
 
 
-def hooked(items: Iterable[Item], method: str, name: str, round_: int) -> Iterator[Item]:
+def iterate_hook(items: Iterable[Item], method: str, name: str, round_: int) -> Iterator[Item]:
     """Yield what a hook yields; see `hook`."""
     left = iter(items)
     while True:
-        with hook(method, name, round_):
+        with method_hook(method, name, round_):
             try:
                 item = next(left)
             except StopIteration:

@@ -8,19 +8,19 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flray import trees
-from flray.algorithms.averaging import average_blocks
 from flray.algorithms.base import Stage
-from flray.federation.executor import ArrivedReply, Block, ClientError, Handle, Job, Result
-from flray.federation.played import Played
+from flray.algorithms.common.aggregation import average_blocks
+from flray.federation.messages import ClientError, ClientReply, Ref, TaskBlock, TaskInput, TaskResult
+from flray.federation.round_metrics import RoundMetrics
 from flray.trees import Packed, Weights
 
 if TYPE_CHECKING:
     from flray.federation.federation import Federation
 
-Arrival = TypeVar("Arrival")
+Collected = TypeVar("Collected")
 
 
-class _Arrivals:
+class _Collector:
     """Takes in what the clients of a stage did: outcomes, states, failures, and the time spent waiting.
 
     Attributes
@@ -33,14 +33,14 @@ class _Arrivals:
         Bytes of what reached the server.
     """
 
-    def __init__(self, federation: Federation, stage: Stage, played: Played) -> None:
-        self._federation, self._stage, self._played = federation, stage, played
-        self._skip = federation.world.config.faults.on_client_error == "skip"
-        self.states: dict[int, Handle] = {}
+    def __init__(self, federation: Federation, stage: Stage, round_metrics: RoundMetrics) -> None:
+        self._federation, self._stage, self._run_in_order = federation, stage, round_metrics
+        self._skip = federation.spec.config.faults.on_client_error == "skip"
+        self.states: dict[int, Ref] = {}
         self.waited = self.fetched = 0.0
         self.up = 0
 
-    def _await(self, results: Iterator[Arrival]) -> Iterator[Arrival]:
+    def _await(self, results: Iterator[Collected]) -> Iterator[Collected]:
         while True:
             begun = time.perf_counter()
             result = next(results, None)
@@ -49,48 +49,48 @@ class _Arrivals:
                 return
             yield result
 
-    def _take(self, result: Result) -> bool:
+    def _take(self, result: TaskResult) -> bool:
         """Take in one client's outcome and state; tell whether it answered."""
         if result.outcome.failure is not None:
             self._failed(result)
             return False
-        self._played.add(result)
-        self.states[result.turn.client] = result.state
+        self._run_in_order.add(result)
+        self.states[result.client_task.client] = result.state
         return True
 
-    def _fetch(self, handle: Handle) -> Packed:
+    def _fetch(self, handle: Ref) -> Packed:
         begun = time.perf_counter()
         packed = self._federation.executor.fetch(handle)
         self.fetched += time.perf_counter() - begun
         return packed
 
-    def _failed(self, result: Result) -> None:
-        failure, turn = result.outcome.failure, result.turn
+    def _failed(self, result: TaskResult) -> None:
+        failure, client_task = result.outcome.failure, result.client_task
         assert failure is not None
-        name = self._federation.server.clients[turn.client].name
+        name = self._federation.server.clients[client_task.client].name
         where = f" at {failure.where}" if failure.where else ""
-        line = f"client {turn.client} ({name}), round {turn.round + 1}, {self._stage.name}: {failure.what}{where}"
+        line = f"client {client_task.client} ({name}), round {client_task.round + 1}, {self._stage.name}: {failure.what}{where}"
         timed_out = failure.what.startswith("no answer")
         if not (self._skip or timed_out):
             raise ClientError(f"{line}\n{failure.trace}".rstrip())
-        self._played.left_out.add(turn.client)
+        self._run_in_order.left_out.add(client_task.client)
         self._federation.warn(f"left out: {line}")
 
 
-class StageReplies(_Arrivals):
+class StageReplies(_Collector):
     """A stage's replies in client order; see `flray.algorithms.server.Replies`.
 
     Iterating hands each reply on as soon as it and those before it have arrived, and lets go of it afterwards;
     `wait` collects all of them first, after which iterating can be repeated.
     """
 
-    def __init__(self, federation: Federation, jobs: Sequence[Job], stage: Stage, played: Played) -> None:
-        super().__init__(federation, stage, played)
-        self._results = federation.executor.play(jobs, federation.world.config.faults.round_timeout)
-        self._kept: list[ArrivedReply] | None = None
+    def __init__(self, federation: Federation, jobs: Sequence[TaskInput], stage: Stage, round_metrics: RoundMetrics) -> None:
+        super().__init__(federation, stage, round_metrics)
+        self._results = federation.executor.run_tasks(jobs, federation.spec.config.faults.round_timeout)
+        self._kept: list[ClientReply] | None = None
         self._started = False
 
-    def __iter__(self) -> Iterator[ArrivedReply]:
+    def __iter__(self) -> Iterator[ClientReply]:
         if self._kept is not None:
             yield from self._kept
         elif self._started:
@@ -98,27 +98,27 @@ class StageReplies(_Arrivals):
         else:
             yield from self._arrivals()
 
-    def wait(self) -> Sequence[ArrivedReply]:
+    def wait(self) -> Sequence[ClientReply]:
         """Return all replies once the last has arrived; their large entries are not fetched yet."""
         if self._kept is None:
             self._kept = list(self._arrivals())
         return self._kept
 
-    def _arrivals(self) -> Iterator[ArrivedReply]:
+    def _arrivals(self) -> Iterator[ClientReply]:
         self._started = True
         for result in self._await(self._results):
             if self._take(result):
                 self.up += result.outcome.up
-                samples = self._federation.server.clients[result.turn.client].num_samples
-                yield ArrivedReply(result, samples, self._fetch)
+                samples = self._federation.server.clients[result.client_task.client].num_samples
+                yield ClientReply(result, samples, self._fetch)
 
 
-class StageSums(_Arrivals):
+class BlockSums(_Collector):
     """The sums of a stage's blocks of clients; one is held at a time, and no client's own weights ever."""
 
-    def __init__(self, federation: Federation, blocks: Sequence[Block], stage: Stage, played: Played) -> None:
-        super().__init__(federation, stage, played)
-        self._results = federation.executor.play_blocks(blocks, federation.world.config.faults.round_timeout)
+    def __init__(self, federation: Federation, blocks: Sequence[TaskBlock], stage: Stage, round_metrics: RoundMetrics) -> None:
+        super().__init__(federation, stage, round_metrics)
+        self._results = federation.executor.run_blocks(blocks, federation.spec.config.faults.round_timeout)
 
     def means(self) -> dict[str, Weights]:
         """Wait for all blocks, and return the mean of their clients' weights by architecture."""
@@ -133,6 +133,6 @@ class StageSums(_Arrivals):
                 yield trees.unpack(self._fetch(block.sums))
 
 
-def in_blocks(jobs: Sequence[Job], size: int) -> list[Block]:
+def into_blocks(jobs: Sequence[TaskInput], size: int) -> list[TaskBlock]:
     """Return jobs, which are in client order, by blocks of clients with the same ``client // size``."""
-    return [Block(tuple(block)) for _, block in groupby(jobs, lambda job: job.turn.client // size)]
+    return [TaskBlock(tuple(block)) for _, block in groupby(jobs, lambda job: job.client_task.client // size)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 _LOWER = ("loss", "hausdorff")
 
 
-def measure_of(metric: str) -> str:
+def measure_name(metric: str) -> str:
     """Return what a tracked metric measures: ``"dice"`` of ``"personal/local/dice/client/A"``."""
     parts = metric.split("/")
     place = {"global": 2, "personal": 2, "online": 2, "offline": 2, "train": 1}.get(parts[0], 0)
@@ -14,4 +14,4 @@ def measure_of(metric: str) -> str:
 
 def lower_is_better(metric: str) -> bool:
     """Tell whether a metric, by its tracked name or its measure alone, is a loss or a distance."""
-    return measure_of(metric).startswith(_LOWER)
+    return measure_name(metric).startswith(_LOWER)

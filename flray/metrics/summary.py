@@ -18,7 +18,7 @@ Protocol = Literal["last", "best", "mean-last"]
 
 
 @dataclass(frozen=True)
-class Course:
+class MetricTrajectory:
     """What became of a metric.
 
     Attributes
@@ -42,7 +42,7 @@ class Course:
     best_round: int
 
 
-def course(history: pd.DataFrame, metric: str, last: int) -> Course:
+def trajectory(history: pd.DataFrame, metric: str, last: int) -> MetricTrajectory:
     """Return how a metric went.
 
     Parameters
@@ -64,7 +64,7 @@ def course(history: pd.DataFrame, metric: str, last: int) -> Course:
         raise ValueError(f"{metric} was never measured")
     values = measured[metric].to_numpy()
     tail, best = values[-last:], int(values.argmin() if lower_is_better(metric) else values.argmax())
-    return Course(float(values[-1]), float(tail.mean()), len(tail), float(values[best]),
+    return MetricTrajectory(float(values[-1]), float(tail.mean()), len(tail), float(values[best]),
                   int(measured["round"].iloc[best]))
 
 
@@ -96,7 +96,7 @@ def validation_metric(metric: str) -> str | None:
     return f"{view}/validation/{steps[1]}" if view in ("global", "personal") and len(steps) >= 2 else None
 
 
-def report(history: pd.DataFrame, metric: str, protocol: Protocol, last: int) -> Reported:
+def summarise_history(history: pd.DataFrame, metric: str, protocol: Protocol, last: int) -> Reported:
     """Return what a protocol reports of a run; it follows from the history alone.
 
     Parameters

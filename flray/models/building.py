@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from flray import keys, registry
+from flray import registry, rng
 from flray.errors import ConfigError, FlrayError, nearest
 
 
@@ -43,7 +43,7 @@ def build(name: str, shape: tuple[int, ...], num_classes: int, options: Mapping[
     checked = _checked(name, options)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed, which would also seed the accelerators, whose state is not restored here.
-        torch.default_generator.manual_seed(keys.key(seed, "init", extra=name))
+        torch.default_generator.manual_seed(rng.key(seed, "init", extra=name))
         model = registry.models.call(name, tuple(shape), num_classes, **checked)
     if not isinstance(model, nn.Module):
         raise FlrayError(f"model {name!r}: its builder returned {type(model).__name__}, not a torch.nn.Module")

@@ -46,7 +46,7 @@ def select(model: nn.Module, group: str) -> frozenset[str]:
     return chosen
 
 
-def others(group: str) -> str:
+def complement(group: str) -> str:
     """Return the group of everything that is not in a group: ``"all-classifier-buffers"`` for ``"classifier+buffers"``.
 
     Groups are read from left to right, so the complement of a union is a difference and the other way round.
@@ -81,7 +81,7 @@ def batch_norm_modules(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
     return [(name, module) for name, module in found if isinstance(module, _BatchNorm)]
 
 
-def trains_on_one(model: nn.Module, shape: Sequence[int]) -> bool:
+def supports_single_sample(model: nn.Module, shape: Sequence[int]) -> bool:
     """Tell whether a network can be trained on a batch of a single sample; tried on shapes alone.
 
     Batch norm cannot where a sample has one value per channel, as in fully connected layers. A network that does not

@@ -22,7 +22,7 @@ Size = Annotated[int, Field(ge=1)]
 
 def convolution(layers: OrderedDict[str, nn.Module], index: int, conv: nn.Conv2d, norm: Norm) -> str:
     """Append ``conv``, norm and ReLU number `index` to `layers`; return the name of the layer before the ReLU."""
-    return _activated(layers, index, f"conv{index}", conv, norm_layer(norm, conv.out_channels))
+    return _with_activation(layers, index, f"conv{index}", conv, norm_layer(norm, conv.out_channels))
 
 
 def fully_connected(layers: OrderedDict[str, nn.Module], index: int, linear: nn.Linear, norm: Norm,
@@ -42,10 +42,10 @@ def fully_connected(layers: OrderedDict[str, nn.Module], index: int, linear: nn.
     name : str
         The linear layer's own name.
     """
-    return _activated(layers, index, name, linear, norm_layer(norm, linear.out_features, images=False))
+    return _with_activation(layers, index, name, linear, norm_layer(norm, linear.out_features, images=False))
 
 
-def _activated(layers: OrderedDict[str, nn.Module], index: int, name: str, layer: nn.Module, norm: nn.Module) -> str:
+def _with_activation(layers: OrderedDict[str, nn.Module], index: int, name: str, layer: nn.Module, norm: nn.Module) -> str:
     layers[name] = layer
     before = name
     if not isinstance(norm, nn.Identity):

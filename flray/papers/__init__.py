@@ -4,6 +4,6 @@ One row per printed number. ``method`` holds the registered name where there is 
 commas, ``client`` a client's name or ``avg``; an empty ``value`` could not be read and its ``note`` says so.
 """
 
-from flray.papers.reported import COLUMNS, PAPERS, reported, tables
+from flray.papers.reported import COLUMNS, PAPERS, printed_numbers, tables
 
-__all__ = ["COLUMNS", "PAPERS", "reported", "tables"]
+__all__ = ["COLUMNS", "PAPERS", "printed_numbers", "tables"]

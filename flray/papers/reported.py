@@ -16,7 +16,7 @@ COLUMNS = ("paper", "table", "method", "dataset", "setting", "client", "metric",
 PAPERS = {"fedco2": "Fed-CO2", "fcclplus": "FCCL+", "fedskc": "FedSKC", "lgmix": "LG-Mix"}
 
 
-def reported(paper: str, table: str) -> pd.DataFrame:
+def printed_numbers(paper: str, table: str) -> pd.DataFrame:
     """Return the numbers of one table or figure.
 
     Parameters

@@ -9,9 +9,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from flray.errors import FlrayError
-from flray.tracking.secrets import HIDDEN, redacted
+from flray.tracking.secrets import HIDDEN, redact
 
-__all__ = ["HIDDEN", "check", "database_path", "redacted", "resolve_uri"]
+__all__ = ["HIDDEN", "check", "database_path", "redact", "resolve_uri"]
 
 _SCHEMES = ("sqlite", "http", "https", "databricks", "postgresql", "mysql", "mssql")
 _SQLITE = b"SQLite format 3\0"
@@ -22,8 +22,8 @@ def _with_password(uri: str) -> str:
     if HIDDEN not in uri:
         return uri
     full = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if redacted(full) != redacted(uri):
-        raise FlrayError(f"tracking address {redacted(uri)!r}: passwords are not kept in files; set "
+    if redact(full) != redact(uri):
+        raise FlrayError(f"tracking address {redact(uri)!r}: passwords are not kept in files; set "
                          "MLFLOW_TRACKING_URI to the whole address (or, for http, leave the password out of it and "
                          "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD)")
     return full
@@ -47,7 +47,7 @@ def resolve_uri(uri: str) -> str:
     if scheme not in _SCHEMES and scheme not in {
         entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store")
     }:
-        raise FlrayError(f"tracking address {redacted(uri)!r}: MLflow keeps no runs there; give "
+        raise FlrayError(f"tracking address {redact(uri)!r}: MLflow keeps no runs there; give "
                          "sqlite:///PATH/mlflow.db or http(s)://HOST:PORT")
     database = database_path(uri)
     return uri if database is None else f"sqlite:///{database.absolute()}"
@@ -64,7 +64,7 @@ def database_path(uri: str) -> Path | None:
     if not uri.startswith("sqlite:"):
         return None
     if not uri.startswith("sqlite:///") or uri in ("sqlite:///", "sqlite:///:memory:") or "\0" in uri:
-        raise FlrayError(f"tracking address {redacted(uri)!r}: an sqlite address reads sqlite:///PATH/mlflow.db")
+        raise FlrayError(f"tracking address {redact(uri)!r}: an sqlite address reads sqlite:///PATH/mlflow.db")
     return Path(uri.removeprefix("sqlite:///"))
 
 
@@ -112,7 +112,7 @@ def _check_file(uri: str, database: Path) -> None:
                     folder.rmdir()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise FlrayError(f"tracking.uri {redacted(uri)!r}: {database} cannot be used ({why}); name "
+        raise FlrayError(f"tracking.uri {redact(uri)!r}: {database} cannot be used ({why}); name "
                          "a file that can be written, as sqlite:///PATH/mlflow.db, or null for no tracking") from None
 
 
@@ -122,7 +122,7 @@ def _check_server(uri: str) -> None:
         if not parts.hostname or parts.port == 0:
             raise ValueError("it names no host")
     except ValueError as error:
-        raise FlrayError(f"tracking.uri {redacted(uri)!r}: no address of a server ({error}); give "
+        raise FlrayError(f"tracking.uri {redact(uri)!r}: no address of a server ({error}); give "
                          "http(s)://HOST:PORT") from None
 
 
@@ -135,5 +135,5 @@ def _check_driver(uri: str) -> None:
     except (ArgumentError, ImportError, ValueError) as error:
         missing = isinstance(error, ImportError)
         what = f"its driver is not installed ({error})" if missing else "no address of a database"
-        raise FlrayError(f"tracking.uri {redacted(uri)!r}: {what}; install the driver, or give another "
+        raise FlrayError(f"tracking.uri {redact(uri)!r}: {what}; install the driver, or give another "
                          "address") from None

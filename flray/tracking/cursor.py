@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import NoneType
 
+from flray.config.shapes import read_json
 from flray.errors import FlrayError
-from flray.files import write_atomically
-from flray.forms import read_json
-from flray.tracking.journal import JOURNAL
+from flray.files.atomic import write_atomically
+from flray.runs.journal import JOURNAL
 
 CURSOR = "tracking.json"
 

@@ -20,7 +20,7 @@ _HARMLESS = ("sslkey", "sslkeylogfile", "passfile", "keyspace", "authplugin", "a
 _EMPTY_PASSWORDS = ("", "x-oauth-basic", "x")  # the user before these is a token
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """Return a text in which addresses have no passwords, tokens and keys.
 
     Parameters
@@ -48,7 +48,7 @@ def without_secrets(text: str, uri: str) -> str:
     for form in sorted(forms, key=len, reverse=True):
         if len(form) > 2:  # shorter ones would take letters out of words
             text = text.replace(form, HIDDEN)
-    return redacted(text)
+    return redact(text)
 
 
 def _split(text: str) -> tuple[str, list[str]]:

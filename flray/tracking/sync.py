@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flray.errors import DataError, FlrayError
+from flray.runs.journal import JOURNAL, read_events
 from flray.tracking import cursor
-from flray.tracking.connection import http_limits
-from flray.tracking.journal import JOURNAL, read_events
-from flray.tracking.sender import MlflowSender
+from flray.tracking.client import http_limits
+from flray.tracking.exporter import MlflowExporter
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ def sync(path: Path, uri: str | None = None) -> SyncReport:
     uris: set[str] = set()
     with http_limits():
         for run_dir, parent_dir in directories:
-            sender = MlflowSender(run_dir, uri or _known_uri(run_dir, parent_dir), parent_dir=parent_dir)
+            sender = MlflowExporter(run_dir, uri or _known_uri(run_dir, parent_dir), parent_dir=parent_dir)
             uris.add(sender.uri)
             read_events(run_dir)  # names the line that is no event
             before = sender.unsent()
             try:
-                left = sender.pump()
+                left = sender.flush()
             except ValueError as error:  # a damaged end, which a run that goes on cuts off
                 raise DataError(f"{run_dir / JOURNAL}: {error}; flray resume mends its end") from None
             sent += before - left

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from flray import arms
-from flray.config import Config, Experiment
-from flray.tuning.space import Point, columns, registry_paths, shown
+from flray.config import arms
+from flray.config.experiment import Config, Experiment
+from flray.tuning.space import TrialSpec, flatten_setting, format_value, registry_paths
 
 FIRST = "_"
 """Starts the names of parameters that differ between trials: MLflow sorts them before all others."""
 
 
-def title(point: Point) -> str:
+def title(point: TrialSpec) -> str:
     """Return a trial's name: method, data, what else differs, seed."""
     named = {path.removeprefix(arms.PREFIX): str(value) for path, value in point.setting.items()
              if path.startswith(arms.PREFIX)}
     experiment = point.experiment
     method = named.pop("method", experiment.algorithm.name)
     parts = [method, *([] if "data" in named else [experiment.data.name]), *named.values()]
-    rest = {path: value for path, value in columns(point.setting).items()
+    rest = {path: value for path, value in flatten_setting(point.setting).items()
             if not path.startswith(arms.PREFIX) and path not in registry_paths()}
     said = set(named) or any(path.startswith("partition") for path in rest)  # arms besides the method say what differs
     if not said:
-        parts += skew(experiment)
-    parts += [f"{path.rsplit('.', 1)[-1]}={shown(value)}" for path, value in rest.items()]
+        parts += partition_label(experiment)
+    parts += [f"{path.rsplit('.', 1)[-1]}={format_value(value)}" for path, value in rest.items()]
     return " · ".join(dict.fromkeys([*parts, f"seed {point.seed}"]))
 
 
-def skew(experiment: Experiment) -> list[str]:
+def partition_label(experiment: Experiment) -> list[str]:
     """Return the partition in a word, nothing for one client per domain."""
     name, options = experiment.partition.name, experiment.partition.options
     if "alpha" in options:
@@ -50,6 +50,6 @@ def tags(config: Config, experiment: Experiment | None = None) -> dict[str, str]
     return found
 
 
-def differing(setting: dict[str, Any]) -> dict[str, str]:
+def varied_params(setting: dict[str, Any]) -> dict[str, str]:
     """Return a trial's setting as parameters that come first."""
-    return {f"{FIRST}{path.removeprefix(arms.PREFIX)}": str(value) for path, value in columns(setting).items()}
+    return {f"{FIRST}{path.removeprefix(arms.PREFIX)}": str(value) for path, value in flatten_setting(setting).items()}

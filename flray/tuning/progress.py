@@ -27,7 +27,7 @@ class SweepProgress(Protocol):
         """Take away what is shown."""
 
 
-class Silence:
+class NullProgress:
     """A progress display that shows nothing."""
 
     def begin(self, total: int, done: int) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flray import arms, keys, registry
-from flray.config import Config, Experiment
+from flray import registry, rng
+from flray.config import arms
+from flray.config.experiment import Config, Experiment
+from flray.config.loader import ConfigErrors, experiment_at
+from flray.config.sweep import Choice, Domain, Grid, LogUniform, Pbt, RandInt, Uniform
 from flray.errors import ConfigError, one_line
-from flray.loading import ConfigErrors, variant
-from flray.sweeping import Choice, Domain, Grid, LogUniform, Pbt, RandInt, Uniform
 
 Values = dict[str, Any]
 
@@ -22,7 +23,7 @@ _SHOWN_ERRORS = 20
 
 
 @dataclass(frozen=True)
-class Point:
+class TrialSpec:
     """One trial: a setting with a seed.
 
     Attributes
@@ -53,7 +54,7 @@ class Point:
         return f"{label(self.setting) or self.experiment.algorithm.name} seed={self.seed}"
 
 
-def resolved(config: Config) -> Config:
+def resolve_sweep(config: Config) -> Config:
     """Return the configuration with the sweep's seeds filled in, after refusing sweeps that make no sense.
 
     Raises
@@ -97,7 +98,7 @@ def resolved(config: Config) -> Config:
                                   "repetitions in sweep.seeds"))
     if config.sweep.search == "optuna" and not config.space:
         errors.append(ConfigError("sweep.search", "'optuna' with an empty space", "there is nothing to search"))
-    if not any(True for _ in arms.combinations(config)):
+    if not any(True for _ in arms.combine_arms(config)):
         errors.append(ConfigError("sweep.skip", "every combination of arms", "leave at least one to be run"))
     errors += _population_errors(config)
     if errors:
@@ -105,7 +106,7 @@ def resolved(config: Config) -> Config:
     return config
 
 
-def settings(config: Config) -> list[Values]:
+def enumerate_settings(config: Config) -> list[Values]:
     """Return all settings of a grid or random search: every grid combination for each of the sweep's samples.
 
     Draws are keyed by sample and path, so adding a path or a sample does not change the others. Settings that
@@ -115,17 +116,17 @@ def settings(config: Config) -> list[Values]:
     random = {path: domain for path, domain in config.space.items() if not isinstance(domain, Grid)}
     found: dict[str, Values] = {}
     for sample in range(config.sweep.samples):
-        drawn = {path: draw(domain, config.sweep.seed, sample, path) for path, domain in random.items()}
-        for named, combination in itertools.product(arms.combinations(config), itertools.product(*grids.values())):
+        drawn = {path: draw_setting(domain, config.sweep.seed, sample, path) for path, domain in random.items()}
+        for named, combination in itertools.product(arms.combine_arms(config), itertools.product(*grids.values())):
             chosen = {**dict(zip(grids, combination, strict=True)), **drawn}
             setting = {**named, **{path: chosen[path] for path in config.space}}
             found.setdefault(json.dumps(setting, sort_keys=True), setting)
     return list(found.values())
 
 
-def draw(domain: Domain, seed: int, sample: int, path: str) -> Any:
+def draw_setting(domain: Domain, seed: int, sample: int, path: str) -> Any:
     """Return one value of a random domain; the same for the same seed, sample and path."""
-    generator = keys.numpy_generator(seed, "sampling", extra=f"sweep/{sample}/{path}")
+    generator = rng.numpy_generator(seed, "sampling", extra=f"sweep/{sample}/{path}")
     match domain:
         case Choice():
             return domain.choice[int(generator.integers(len(domain.choice)))]
@@ -138,7 +139,7 @@ def draw(domain: Domain, seed: int, sample: int, path: str) -> Any:
     raise TypeError(f"{path}: a grid is not drawn from")
 
 
-def points(config: Config, given: Sequence[Values], first: int = 0) -> list[Point]:
+def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list[TrialSpec]:
     """Return the trials of settings, each seed of each setting, numbered in order.
 
     Parameters
@@ -156,12 +157,12 @@ def points(config: Config, given: Sequence[Values], first: int = 0) -> list[Poin
         One line per setting that cannot be run.
     """
     seeds, errors = config.sweep.seeds, []
-    made: list[Point] = []
+    made: list[TrialSpec] = []
     for position, setting in enumerate(given, start=first):
         try:
             for repetition, seed in enumerate(seeds):
-                experiment = variant(config, {**setting, "seed": seed})
-                made.append(Point(number(position * len(seeds) + repetition), setting, seed, experiment))
+                experiment = experiment_at(config, {**setting, "seed": seed})
+                made.append(TrialSpec(trial_number(position * len(seeds) + repetition), setting, seed, experiment))
         except ConfigErrors as error:
             for one in error.errors:
                 errors.append(ConfigError(f"space ({label(setting)}): {one.path}", one.found, one.allowed))
@@ -173,12 +174,12 @@ def points(config: Config, given: Sequence[Values], first: int = 0) -> list[Poin
     return made
 
 
-def number(index: int) -> str:
+def trial_number(index: int) -> str:
     """Return a trial's name, from 0001."""
     return f"{index + 1:04d}"
 
 
-def columns(setting: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_setting(setting: Mapping[str, Any]) -> dict[str, Any]:
     """Return a setting with one scalar per column: a component's name stands under its path, options below it.
 
     For example ``{"algorithm": {"name": "fedprox", "mu": 0.1}}`` becomes
@@ -188,7 +189,7 @@ def columns(setting: Mapping[str, Any]) -> dict[str, Any]:
     for path, value in setting.items():
         path = path.removeprefix("experiment.").removesuffix(".name")
         if isinstance(value, Mapping):
-            flat.update({(path if key == "name" else f"{path}.{key}"): part for key, part in columns(value).items()})
+            flat.update({(path if key == "name" else f"{path}.{key}"): part for key, part in flatten_setting(value).items()})
         else:
             flat[path] = value
     return flat
@@ -196,12 +197,12 @@ def columns(setting: Mapping[str, Any]) -> dict[str, Any]:
 
 def label(setting: Mapping[str, Any]) -> str:
     """Return a setting in a few words, for example ``fedprox mu=0.1 lr=0.05``."""
-    return words(columns(setting))
+    return setting_label(flatten_setting(setting))
 
 
-def words(flat: Mapping[str, Any]) -> str:
+def setting_label(flat: Mapping[str, Any]) -> str:
     """Return columns in a few words; components by their name alone."""
-    return " ".join(one_line(str(value)) if is_name(path) else f"{path.rsplit('.', 1)[-1]}={shown(value)}"
+    return " ".join(one_line(str(value)) if is_name(path) else f"{path.rsplit('.', 1)[-1]}={format_value(value)}"
                     for path, value in flat.items())
 
 
@@ -215,7 +216,7 @@ def registry_paths() -> frozenset[str]:
     return frozenset({"data"} | {kind.removesuffix("s") for kind in registry.ALL} - {"dataset"})
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as a table shows it: four digits of a real number."""
     return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))
 

@@ -7,24 +7,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray import bits, resume_checks, rundir, suites
-from flray.config import Config
-from flray.federation.cluster import local_resources, ray_session
-from flray.importing import importing
-from flray.loading import load
-from flray.mirror import mirrored
-from flray.stopping import resumable
-from flray.sweeping import Pbt
-from flray.tracking.address import check, redacted
-from flray.tracking.journal import Journal
-from flray.tracking.tracker import Tracker
+from flray import bits
+from flray.config import suites
+from flray.config.experiment import Config
+from flray.config.loader import load
+from flray.config.sweep import Pbt
+from flray.federation.ray_backend.handle import local_resources, ray_session
+from flray.files.mirror import mirrored
+from flray.interrupts import resume_hint
+from flray.results.sweep import SweepResult
+from flray.runs import directory, resume_checks
+from flray.runs.journal import Journal
+from flray.startup import gc_disabled
+from flray.tracking.address import check, redact
+from flray.tracking.background import Tracker
 from flray.tuning import naming
-from flray.tuning.finishing import finish
-from flray.tuning.preparing import Preparation
-from flray.tuning.progress import Silence, SweepProgress
-from flray.tuning.result import SweepResult
-from flray.tuning.space import Point, points, resolved, settings
-from flray.tuning.trials import OVER, TRIALS, TUNE, TrialFolder, folders, suggested
+from flray.tuning.progress import NullProgress, SweepProgress
+from flray.tuning.resources import TrialResources
+from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
+from flray.tuning.summary import finish
+from flray.tuning.trial_store import TERMINAL_STATUSES, TRIALS, TUNE, TrialFolder, suggested_settings, trial_folders
 
 
 def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, address: str | None = None,
@@ -42,7 +44,7 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
     progress : SweepProgress, optional
         How to show what happens; nothing is shown without.
     smoke : bool
-        Only prove that everything runs; see `flray.suites.smoke`.
+        Only prove that everything runs; see `flray.config.suites.smoke`.
     **replaced
         Parts of the experiment to replace, for example ``rounds=5``.
 
@@ -54,17 +56,17 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
         If the user stopped it; the message says how to go on.
     """
     config = load(source, [*overrides, *replaced.items()])
-    config = resolved(suites.smoke(config) if smoke else config)
+    config = resolve_sweep(suites.smoke(config) if smoke else config)
     with contextlib.ExitStack() as stack:
-        sweep = _Sweep(config, address, progress or Silence(), stack)
+        sweep = _Sweep(config, address, progress or NullProgress(), stack)
         sweep.check()
         if config.experiment.tracking.uri is not None:
             check(config.experiment.tracking.uri)
-        with rundir.made(config.experiment.output, config.experiment.name) as folder:
-            rundir.save_config(folder, config)
-            rundir.write(folder, "sweep", {**rundir.new_identity(config.experiment.resources.bits),
+        with directory.new_folder(config.experiment.output, config.experiment.name) as folder:
+            directory.save_config(folder, config)
+            directory.write(folder, "sweep", {**directory.new_identity(config.experiment.resources.bits),
                                            "settings": resume_checks.settings_text(config, "sweep")})
-        with resumable(folder):
+        with resume_hint(folder):
             return sweep.drive(folder)
 
 
@@ -81,9 +83,9 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
     progress : SweepProgress, optional
         As in `tune`.
     plugins : sequence of str
-        Your own files in place of those that the settings name; see `flray.resume_checks.load_config`.
+        Your own files in place of those that the settings name; see `flray.runs.resume_checks.load_config`.
     other_cpu : bool
-        As in `flray.running.resume`.
+        As in `flray.runs.runner.resume`.
 
     Raises
     ------
@@ -92,15 +94,15 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
     InterruptedRunError
         If the user stopped it again.
     """
-    config = resolved(resume_checks.load_config(folder, plugins))
+    config = resolve_sweep(resume_checks.load_config(folder, plugins))
     resume_checks.check_unchanged(folder, config)
     with contextlib.ExitStack() as stack:
-        sweep = _Sweep(config, address, progress or Silence(), stack)
-        if rundir.read(folder)["status"] == "finished" and all(f.status in OVER for f in folders(folder)):
+        sweep = _Sweep(config, address, progress or NullProgress(), stack)
+        if directory.read(folder)["status"] == "finished" and all(f.status in TERMINAL_STATUSES for f in trial_folders(folder)):
             return SweepResult(folder)
         sweep.check(folder)
         labels = resume_checks.check_cpu(folder, other_cpu)
-        with resumable(folder):
+        with resume_hint(folder):
             return sweep.drive(folder, labels)
 
 
@@ -122,7 +124,7 @@ class _Sweep:
     def __init__(self, config: Config, address: str | None, progress: SweepProgress, stack: contextlib.ExitStack
                  ) -> None:
         self._config, self._address, self._progress, self._stack = config, address, progress, stack
-        self._points: dict[str, Point] = {}
+        self._points: dict[str, TrialSpec] = {}
         self._connected = False
 
     @property
@@ -135,10 +137,10 @@ class _Sweep:
         bits.require(self._config.experiment)
         sweep = self._config.sweep
         if sweep.search == "optuna":
-            known = suggested(folder, len(sweep.seeds)) if folder is not None else []
+            known = suggested_settings(folder, len(sweep.seeds)) if folder is not None else []
         else:
-            known = settings(self._config)
-        self._points = {point.number: point for point in points(self._config, known)}
+            known = enumerate_settings(self._config)
+        self._points = {point.number: point for point in trial_specs(self._config, known)}
         import ray
 
         # Where a Ray is to be joined its resources count; a Ray of our own is started once all is checked, or at once
@@ -146,21 +148,21 @@ class _Sweep:
         here = local_resources()
         joined = self._address is not None or ray.is_initialized() or here["GPU"] > 0
         available = self._connect() if joined else here
-        self._preparation = Preparation(available, self._total, sweep.concurrency, sweep.metric)
-        self._preparation.check(self._points.values() if known else self._probes())
+        self._resources = TrialResources(available, self._total, sweep.concurrency, sweep.metric)
+        self._resources.check(self._points.values() if known else self._probes())
 
-    def _probes(self) -> Iterator[Point]:
+    def _probes(self) -> Iterator[TrialSpec]:
         """Yield one trial to check where a search has not suggested any yet: the first value of every domain."""
         setting = {path: next(iter(domain.model_dump().values()))[0] for path, domain in self._config.space.items()}
-        yield from points(self._config, [setting])
+        yield from trial_specs(self._config, [setting])
 
     def drive(self, folder: Path, labels: Mapping[str, str] | None = None) -> SweepResult:
         """Run what is left, finish the parent run, and return the result."""
-        identity, experiment = rundir.read(folder), self._config.experiment
+        identity, experiment = directory.read(folder), self._config.experiment
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are on.
         self._stack.enter_context(mirrored(
-            folder, rundir.mirror_of(folder, experiment.output), self._progress.say, leave=(TUNE,)))
-        journal = self._stack.enter_context(Journal(folder / rundir.JOURNAL))
+            folder, directory.remote_uri(folder, experiment.output), self._progress.say, leave=(TUNE,)))
+        journal = self._stack.enter_context(Journal(folder / directory.JOURNAL))
         tags = {f"version.{name}": version for name, version in identity["versions"].items()}
         # The names of arms are the user's own words, which are no names of parameters.
         params = {key: text for key, text in resume_checks.settings_text(self._config, "sweep").items()
@@ -172,13 +174,13 @@ class _Sweep:
             journal.resume()
         if labels:
             journal.tags(labels)
-        rundir.update(folder, status="running")
+        directory.update(folder, status="running")
         for point in self._points.values():
             TrialFolder(folder, point.number).create(point, self._config)
-        for trial in folders(folder):
+        for trial in trial_folders(folder):
             # The members of a population go on together, for they influence each other.
             if trial.status == "failed" or isinstance(self._config.sweep.scheduler, Pbt):
-                rundir.update(trial.path, status="waiting", setting_at_end=None)
+                directory.update(trial.path, status="waiting", setting_at_end=None)
         with _tracking(folder, experiment.tracking.uri, self._progress) as tracker:
             try:
                 self._run(folder, tracker)
@@ -186,21 +188,21 @@ class _Sweep:
             except BaseException as error:
                 stopped = isinstance(error, KeyboardInterrupt)
                 journal.end("KILLED" if stopped else "FAILED")
-                rundir.update(folder, status="interrupted" if stopped else "failed")
+                directory.update(folder, status="interrupted" if stopped else "failed")
                 raise
             finally:
                 self._progress.end()
             journal.end("FAILED" if result.all_failed else "FINISHED")
-            rundir.update(folder, status="finished")
+            directory.update(folder, status="finished")
         return result
 
     def _run(self, folder: Path, tracker: Tracker | None) -> None:
         """Hand the trials that have not ended to Tune."""
-        with importing("flray.tuning.recorder", "flray.tuning.session"):
-            from flray.tuning.recorder import Recorder
-            from flray.tuning.session import Session, quiet_ray
+        with gc_disabled("flray.tuning.callback", "flray.tuning.tuner"):
+            from flray.tuning.callback import TrialRecorder
+            from flray.tuning.tuner import SweepTuner, quiet_ray
 
-        over = sum(f.status in OVER for f in folders(folder))
+        over = sum(f.status in TERMINAL_STATUSES for f in trial_folders(folder))
         self._progress.begin(self._total, over)
         if over == self._total:
             return
@@ -208,12 +210,12 @@ class _Sweep:
             if not self._connected:
                 self._connect()
             rounds = (self._total - over) * self._config.experiment.rounds
-            recorder = Recorder(folder, self._config, self._points, rounds, tracker, self._progress)
+            callback = TrialRecorder(folder, self._config, self._points, rounds, tracker, self._progress)
             try:
-                Session(self._config, folder, self._preparation, self._points).run(recorder)
+                SweepTuner(self._config, folder, self._resources, self._points).run(callback)
             finally:
-                recorder.close()
-        ended = sum(f.status in (*OVER, "failed") for f in folders(folder))
+                callback.close()
+        ended = sum(f.status in (*TERMINAL_STATUSES, "failed") for f in trial_folders(folder))
         if ended < self._total:
             raise KeyboardInterrupt  # Tune has taken note of it, and let the trials end their steps
 
@@ -230,11 +232,11 @@ def _tracking(folder: Path, uri: str | None, progress: SweepProgress) -> Iterato
         return
     tracker = Tracker(uri, say=progress.say)
     tracker.register(folder)
-    for trial in sorted((folder / TRIALS).glob(f"*/{rundir.JOURNAL}")):
+    for trial in sorted((folder / TRIALS).glob(f"*/{directory.JOURNAL}")):
         tracker.register(trial.parent, parent_dir=folder)
     try:
         yield tracker
     finally:
         unsent = tracker.close(timeout=60.0)
         if unsent:
-            progress.say(f"{unsent} entries could not be sent to {redacted(uri)}; they are kept: flray sync {folder}")
+            progress.say(f"{unsent} entries could not be sent to {redact(uri)}; they are kept: flray sync {folder}")

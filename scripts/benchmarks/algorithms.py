@@ -22,13 +22,13 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from flray import registry
-from flray.federation.clients import RayExecutor
-from flray.federation.cluster import InlineFederation, ray_session
-from flray.federation.evaluation import main_metric
+from flray.config.loader import load
+from flray.federation.evaluation import primary_metric_name
 from flray.federation.federation import Federation
 from flray.federation.memory import peak_bytes
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.ray_backend.handle import InlineFederation, ray_session
+from flray.federation.spec import build_spec
 
 BASE = "fedavg"
 COLUMNS = ("method", "time", "work", "MiB down", "MiB up", "peak MiB", "accuracy", "of")
@@ -59,7 +59,7 @@ def experiment(name: str, options: argparse.Namespace, executor: str) -> dict[st
 
 def arithmetic(name: str, options: argparse.Namespace) -> tuple[int, float]:
     """Return the floating-point operations of a round after the first, evaluation apart, and the peak MiB."""
-    inline = InlineFederation(make_world(load(experiment(name, options, "inline")).experiment), print)
+    inline = InlineFederation(build_spec(load(experiment(name, options, "inline")).experiment), print)
     inline.step()
     with FlopCounterMode(display=False) as counter:
         inline.step()
@@ -87,13 +87,13 @@ class Pool:
     def federation(self, content: dict[str, Any], actors: int) -> Federation:
         import ray
 
-        world = make_world(load(content).experiment)
-        put = ray.put(world)
+        spec = build_spec(load(content).experiment)
+        put = ray.put(spec)
         if self.executor is None:
-            self.executor = RayExecutor(put, world.config, actors, 0)
+            self.executor = RayExecutor(put, spec.config, actors, 0)
         else:
-            self.executor.reset(put, world.config)
-        return Federation(world, self.executor, print)
+            self.executor.reset(put, spec.config)
+        return Federation(spec, self.executor, print)
 
 
 def measure(name: str, options: argparse.Namespace, pool: Pool, base: Federation) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def measure(name: str, options: argparse.Namespace, pool: Pool, base: Federation
         if number >= 1:
             ratios.append(seconds(last) / beside)
             traffic = {way: max(traffic[way], last[f"bytes/{way}"]) for way in traffic}
-    main = main_metric(federation.world.algorithm.views, "accuracy")
+    main = primary_metric_name(federation.spec.algorithm.views, "accuracy")
     return {"method": name, "time": statistics.median(ratios), "MiB down": traffic["down"] / 2**20,
             "MiB up": traffic["up"] / 2**20, "accuracy": last[main], "of": main.rsplit("/", 1)[0]}
 
@@ -132,7 +132,7 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console(width=120)
     names = options.only or registry.algorithms.names()
-    make_world(load(experiment(BASE, options, "inline")).experiment)  # the forked processes find the data loaded
+    build_spec(load(experiment(BASE, options, "inline")).experiment)  # the forked processes find the data loaded
     counts = {name: counted(name, options) for name in dict.fromkeys([BASE, *names])}
     rows: list[dict[str, Any]] = []
     endless = experiment(BASE, options, "ray")

@@ -21,16 +21,16 @@ NETWORKS = ("lenet", "mlp", "resnet8")
 
 def play(network: str, precision: str, rounds: int, samples: int) -> None:
     """Print the seconds of the fastest round but the first."""
+    from flray.config.loader import load
     from flray.federation.federation import Federation
-    from flray.federation.inline import InlineExecutor
-    from flray.federation.world import make_world
-    from flray.loading import load
+    from flray.federation.inline_executor import InlineExecutor
+    from flray.federation.spec import build_spec
 
-    world = make_world(load({"experiment": {
+    spec = build_spec(load({"experiment": {
         "rounds": rounds + 1, "data": {"name": "digits-sklearn", "samples": samples}, "model": network,
         "algorithm": "fedavg", "local": {"batch_size": 32, "precision": precision}, "tracking": {"uri": None},
         "evaluation": {"every": rounds + 1}}}).experiment)
-    federation = Federation(world, InlineExecutor(world))
+    federation = Federation(spec, InlineExecutor(spec))
     seconds = [federation.step().metrics["time/round"] for _ in range(rounds)]
     print(min(seconds[1:]))
 

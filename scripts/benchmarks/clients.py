@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flray.federation.cluster import RayFederation, plan_for, ray_session
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.config.loader import load
+from flray.federation.ray_backend.handle import RayFederation, plan_pool, ray_session
+from flray.federation.spec import build_spec
 
 
 def experiment(clients: int, cohort: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def main() -> None:
         for clients in turns:
             content = experiment(clients, sizes[clients], options)
             content["experiment"]["resources"]["cpus_per_actor"] = 0.5  # both pools stay resident and take turns
-            world = make_world(load(content).experiment)
-            federations[clients] = RayFederation(world, plan_for(world, available), print)
+            spec = build_spec(load(content).experiment)
+            federations[clients] = RayFederation(spec, plan_pool(spec, available), print)
         for number in range(options.rounds + 2):
             for clients, federation in federations.items():
                 seconds = federation.step().metrics["time/round"] * options.actors / sizes[clients]

@@ -21,12 +21,12 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from flray import keys
-from flray.data.augment import augmented
+from flray import rng
+from flray.config.loader import load
+from flray.data.augment import augment_batch
 from flray.data.types import DataSet, Domain
-from flray.federation.player import Player
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.federation.spec import build_spec
+from flray.federation.worker.client_runner import ClientRunner
 from flray.registry import register_dataset
 
 MEAN, STD = (0.5, 0.45, 0.4), (0.25, 0.25, 0.25)
@@ -67,21 +67,21 @@ class Resident:
     """The batches of a client's epoch as its turn makes them."""
 
     def __init__(self, options: argparse.Namespace, how: str) -> None:
-        self.world = make_world(load({"experiment": {
+        self.spec = build_spec(load({"experiment": {
             "data": {"name": "bytes", "samples": options.samples, "side": options.side}, "model": "linear",
             "algorithm": "local", "local": {"augment": how, "batch_size": options.batch}}}).experiment)
-        player = Player(self.world, torch.device(options.device), 1)
-        self.samples = player._workshop.samples(self.world.data.clients[0].train)
+        player = ClientRunner(self.spec, torch.device(options.device), 1)
+        self.samples = player._resources.samples(self.spec.data.clients[0].train)
         self.batch, self.how, self.epochs = options.batch, how, 0
 
     def epoch(self) -> float:
         started = time.perf_counter()
         self.epochs += 1
-        order = torch.randperm(len(self.samples), generator=keys.torch_generator(0, "batches", round=self.epochs))
+        order = torch.randperm(len(self.samples), generator=rng.torch_generator(0, "batches", round=self.epochs))
         for step, positions in enumerate(order.to(self.samples.rows.device).split(self.batch)):
             x, _ = self.samples.take(positions)
             if self.how != "none":
-                augmented(x, self.how, keys.torch_generator(0, "augmentation", round=self.epochs, extra=step),
+                augment_batch(x, self.how, rng.torch_generator(0, "augmentation", round=self.epochs, extra=step),
                           self.samples.normalisation)
         if x.is_cuda:
             torch.cuda.synchronize()
@@ -92,7 +92,7 @@ class Loaded:
     """The batches of an epoch from a DataLoader."""
 
     def __init__(self, options: argparse.Namespace, how: str, resident: Resident) -> None:
-        rows, data = resident.world.data.clients[0].train, resident.world.data
+        rows, data = resident.spec.data.clients[0].train, resident.spec.data
         x = torch.from_numpy(np.ascontiguousarray(data.x[rows]))
         self.device = torch.device(options.device)
         self.loader = DataLoader(Images(x, torch.from_numpy(data.y[rows]), how), options.batch, shuffle=True,

@@ -26,9 +26,9 @@ from rich.table import Table
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from flray.federation.cluster import InlineFederation
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.config.loader import load
+from flray.federation.ray_backend.handle import InlineFederation
+from flray.federation.spec import build_spec
 
 PLAIN = "float32, contiguous"
 TECHNIQUES: dict[str, dict[str, Any]] = {
@@ -83,7 +83,7 @@ def federation(options: argparse.Namespace, model: str, local: Local) -> InlineF
     block = None
     if "clients_per_step" in local:
         local, block = {**local, "clients_per_step": options.clients}, options.clients
-    return InlineFederation(make_world(load({"experiment": {
+    return InlineFederation(build_spec(load({"experiment": {
         "rounds": 10**6, "algorithm": "fedavg", "model": model,
         "evaluation": {"every": 10**6}, "tracking": {"uri": None}, "aggregation": {"block": block},
         "data": {"name": "random", "samples": options.clients * options.samples},

@@ -14,9 +14,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from flray.federation.cluster import InlineFederation
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.config.loader import load
+from flray.federation.ray_backend.handle import InlineFederation
+from flray.federation.spec import build_spec
 
 
 def experiment(options: argparse.Namespace, model: str, algorithm: str, samples: int) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def main() -> None:
     for network in options.networks:
         model, _, samples = network.partition(":")
         count = int(samples or 500)
-        federations = [InlineFederation(make_world(load(experiment(options, model, name, count)).experiment), print)
+        federations = [InlineFederation(build_spec(load(experiment(options, model, name, count)).experiment), print)
                        for name in ("fedavg", options.method)]
         times: list[list[float]] = [[], []]
         for number in range(options.rounds + 2):

@@ -17,9 +17,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from flray.federation.cluster import RayFederation, plan_for, ray_session
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.config.loader import load
+from flray.federation.ray_backend.handle import RayFederation, plan_pool, ray_session
+from flray.federation.spec import build_spec
 
 LIMIT = 1.05
 
@@ -62,10 +62,10 @@ def main() -> None:
                         help="run one after another in this process")
     options = parser.parse_args()
     console = Console(width=110)
-    world = make_world(load(experiment(options, options.algorithm)).experiment)
+    spec = build_spec(load(experiment(options, options.algorithm)).experiment)
     passed = True
     with ray_session(None) as available:
-        federation = RayFederation(world, plan_for(world, available), print)
+        federation = RayFederation(spec, plan_pool(spec, available), print)
         table = Table("round", "driver", "server", "largest client actor", "object store",
                       title=f"resident MiB, {options.algorithm}, {options.clients} clients, {options.model}")
         seen: dict[int, tuple[int, int, int, int]] = {}
@@ -86,8 +86,8 @@ def main() -> None:
                      title=f"{options.federations} federations one after another")
         marks: list[tuple[int, int, int]] = []
         for number in range(1, options.federations + 1):
-            world = make_world(load(experiment(options, options.algorithm)).experiment)
-            again = RayFederation(world, plan_for(world, available), print)
+            spec = build_spec(load(experiment(options, options.algorithm)).experiment)
+            again = RayFederation(spec, plan_pool(spec, available), print)
             again.step()
             again.close()
             del again

@@ -13,11 +13,11 @@ import statistics
 from rich.console import Console
 from rich.table import Table
 
-from flray.data.builtin import SKLEARN_DOMAINS
-from flray.federation.cluster import RayFederation, plan_for, ray_session
+from flray.config.loader import load
+from flray.data.datasets.embedded import SKLEARN_DOMAINS
 from flray.federation.memory import peak_bytes
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.federation.ray_backend.handle import RayFederation, plan_pool, ray_session
+from flray.federation.spec import build_spec
 
 INSTANCES = 2  # trained, and teacher
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=64, help="per client")
     parser.add_argument("--public", type=int, default=64, help="public samples, in batches of 32")
     options = parser.parse_args()
-    world = make_world(load({"experiment": {
+    spec = build_spec(load({"experiment": {
         "rounds": options.rounds, "data": {"name": "digits-sklearn", "samples": options.samples},
         "algorithm": {"name": "fcclplus", "public_size": options.public, "public_batch_size": 32},
         "model": options.networks[0], "models": dict(zip(SKLEARN_DOMAINS, options.networks, strict=True)),
@@ -39,7 +39,7 @@ def main() -> None:
         "evaluation": {"every": options.rounds}, "resources": {"actors": options.actors}}}).experiment)
     seconds = []
     with ray_session(None) as available:
-        federation = RayFederation(world, plan_for(world, available), print)
+        federation = RayFederation(spec, plan_pool(spec, available), print)
         for _ in range(options.rounds):
             metrics = federation.step().metrics
             seconds.append(metrics["time/round"])

@@ -18,9 +18,9 @@ from bare import OneProcess, SeveralProcesses
 from rich.console import Console
 from rich.table import Table
 
-from flray.federation.cluster import InlineFederation, RayFederation, local_resources, plan_for, ray_session
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.config.loader import load
+from flray.federation.ray_backend.handle import InlineFederation, RayFederation, local_resources, plan_pool, ray_session
+from flray.federation.spec import build_spec
 
 PHASES = ("send", "train", "receive", "aggregate", "evaluate")
 
@@ -54,15 +54,15 @@ def main() -> None:
     spec = {"model": options.model, "shape": [3, 32, 32], "classes": 10, "clients": options.clients,
             "cohort": options.cohort, "samples": options.samples, "batch": 64, "lr": 0.01,
             "channels_last": options.format == "channels_last"}
-    world = make_world(load(experiment(options, "ray")).experiment)
+    spec = build_spec(load(experiment(options, "ray")).experiment)
     two = SeveralProcesses(spec, options.actors)
     one = OneProcess(spec)
-    inline = InlineFederation(make_world(load(experiment(options, "inline")).experiment), print)
+    inline = InlineFederation(build_spec(load(experiment(options, "inline")).experiment), print)
     times: dict[str, list[float]] = {}
     records: list[dict[str, float]] = []
     bare_many, flray_many = f"bare PyTorch, {options.actors} processes", f"flray, {options.actors} actors"
     with ray_session(None):
-        ray_federation = RayFederation(world, plan_for(world, local_resources()), print)
+        ray_federation = RayFederation(spec, plan_pool(spec, local_resources()), print)
         for number in range(options.warmup + options.rounds):
             finished = None
             for name, play in ((bare_many, two.round), (flray_many, ray_federation.step),

@@ -20,10 +20,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from flray.federation.cluster import RayFederation, plan_for, ray_session
-from flray.federation.world import World, make_world
+from flray.config.loader import load
+from flray.federation.ray_backend.handle import RayFederation, plan_pool, ray_session
+from flray.federation.spec import FederationSpec, build_spec
 from flray.functional.averaging import WeightedMean
-from flray.loading import load
 
 Row = dict[str, float]
 
@@ -54,10 +54,10 @@ def main() -> None:
     with ray_session(None) as available:
         for block in options.block:
             for cohort in options.cohorts:
-                world = make_world(load(experiment(cohort, block, options)).experiment)
-                rows.append({"block": block, "cohort": cohort, **measured(world, available, options.rounds)})
+                spec = build_spec(load(experiment(cohort, block, options)).experiment)
+                rows.append({"block": block, "cohort": cohort, **measured(spec, available, options.rounds)})
                 show(console, rows, options)
-    one = reduction(world)
+    one = reduction(spec)
     console.print(f"reduction alone, one reply after another: {one * 1e6:.0f} us per client")
     if len(options.cohorts) > 1:
         extrapolate(console, rows, options)
@@ -65,11 +65,11 @@ def main() -> None:
         options.json.write_text(json.dumps({"rows": rows, "reduction": one}, indent=1))
 
 
-def measured(world: World, available: dict[str, float], rounds: int) -> Row:
+def measured(spec: FederationSpec, available: dict[str, float], rounds: int) -> Row:
     """Play rounds on actors of their own, so that memory starts from the same point every time."""
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        federation = RayFederation(world, plan_for(world, available), print)
+        federation = RayFederation(spec, plan_pool(spec, available), print)
         federation.memory()  # waits until all have started
         started = time.perf_counter() - begun
         server = max((process for process in psutil.Process().children(recursive=True)
@@ -97,10 +97,10 @@ def own_bytes(process: psutil.Process) -> float:
     return float(memory.rss - memory.shared)
 
 
-def reduction(world: World) -> float:
+def reduction(spec: FederationSpec) -> float:
     """Seconds to add one client's weights to the mean."""
     torch.set_num_threads(1)
-    tree = world.build(next(iter(world.architectures))).state_dict()
+    tree = spec.build(next(iter(spec.architectures))).state_dict()
     mean = WeightedMean()
     count = 20 if sum(v.numel() for v in tree.values()) > 10**7 else 500
     begun = time.perf_counter()

@@ -143,7 +143,7 @@ class Place:
         """Return an empty MLflow database, which cases copy: making one takes seconds."""
         path = self.folder / "empty.db"
         if not path.exists():
-            code = "import sys; from flray.tracking.connection import connect; connect(sys.argv[1])"
+            code = "import sys; from flray.tracking.client import connect; connect(sys.argv[1])"
             subprocess.run([sys.executable, "-c", code, f"sqlite:///{path}"], check=True, timeout=300)
         return path
 

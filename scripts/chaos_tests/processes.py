@@ -20,7 +20,7 @@ import psutil
 
 HERE = Path(__file__).parent
 MARK = "FLRAY_CHAOS"
-COLD = "import sys; from flray.cli import main; main()"
+COLD = "import sys; from flray.cli.main import main; main()"
 
 
 def marked(mark: str) -> list[psutil.Process]:

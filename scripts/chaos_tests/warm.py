@@ -1,7 +1,7 @@
 """A process that has imported what flray needs, and forks itself for each command line.
 
 A command then begins within milliseconds instead of seconds, and is otherwise what the `flray` script does: the fork
-sets the arguments and calls `flray.cli.main`. One order per line of JSON comes in, `[pid]` and later `[pid, status]`
+sets the arguments and calls `flray.cli.main.main`. One order per line of JSON comes in, `[pid]` and later `[pid, status]`
 go out.
 """
 
@@ -78,8 +78,8 @@ def serve() -> bool:
 
 def prepare() -> None:
     """Import what commands import, also what they import late."""
-    for name in ("flray.display", "flray.report", "flray.running", "flray.tracking.plots", "flray.tracking.tracker",
-                 "flray.tuning", "flray.tuning.recorder", "flray.tuning.session", "matplotlib.backends.backend_agg",
+    for name in ("flray.cli.display", "flray.reporting", "flray.runs.runner", "flray.tracking.plots", "flray.tracking.background",
+                 "flray.tuning", "flray.tuning.callback", "flray.tuning.tuner", "matplotlib.backends.backend_agg",
                  "mlflow.store.tracking.sqlalchemy_store", "optuna", "scipy.stats", "sklearn.datasets",
                  "torch._dynamo", "torch.onnx"):
         importlib.import_module(name)
@@ -90,6 +90,6 @@ if __name__ == "__main__":
     prepare()
     print(json.dumps(["ready"]), flush=True)
     if serve():
-        from flray.cli import main
+        from flray.cli.main import main
 
         main()

@@ -17,10 +17,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from flray.data.cache import data_root
-from flray.data.cifar import CIFAR10, CIFAR100
-from flray.data.federate import load_dataset
-from flray.data.listing import inventory
+from flray.data.datasets.cifar import CIFAR10, CIFAR100
+from flray.data.federated import load_dataset
+from flray.data.inventory import list_datasets
+from flray.data.sources.cache import data_root
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ OFFICIAL = {
 
 
 def there(name: str) -> None:
-    if not next(entry for entry in inventory() if entry.name == name).present:
+    if not next(entry for entry in list_datasets() if entry.name == name).present:
         pytest.skip(f"{name} is not in {data_root()}")
 
 
@@ -119,8 +119,8 @@ def test_moabbs_own_generated_trials_reach_the_tangent_space(monkeypatch: pytest
     from moabb import paradigms
     from moabb.datasets.fake import FakeDataset
 
-    from flray.data import eeg
-    from flray.data.tangent import covariances
+    from flray.data.datasets import eeg
+    from flray.data.datasets.tangent_space import covariances
 
     assert moabb
     found = {}
@@ -129,7 +129,7 @@ def test_moabbs_own_generated_trials_reach_the_tangent_space(monkeypatch: pytest
         fake = FakeDataset(event_list=("feet", "right_hand", "left_hand"), n_sessions=1, n_runs=2, n_subjects=2,
                            channels=channels, paradigm="imagery", n_events=20, seed=number,
                            code=f"Fake-{source}")
-        x, y = eeg.imagery(fake, paradigms, 8.0, 32.0)
+        x, y = eeg.imagery_trials(fake, paradigms, 8.0, 32.0)
         assert x.shape[1] == len(channels) and set(y.tolist()) == {0, 1}
         found[source] = covariances(x), y
     dataset = eeg.dataset_of("eeg", found, 0)

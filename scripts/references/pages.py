@@ -18,8 +18,9 @@ import typer
 from pydantic import BaseModel
 
 import flray
-from flray import cli, functional, registry, showing
-from flray.config import Component, Config
+from flray import functional, registry
+from flray.cli import main, tables
+from flray.config.experiment import Component, Config
 
 ENTRY_POINTS = ("flray.run", "flray.tune")
 """Not imported here: a module ``flray.run`` would hide the function of that name."""
@@ -38,7 +39,7 @@ def write_pages(folder: Path) -> None:
     _put(folder / "settings.rst", [*_title("Settings"), "What a YAML file may hold: path, default, what is allowed, "
                                    "meaning. Paths on the command line are relative to ``experiment``.", "",
                                    *_sections("", Config)])
-    _put(folder / "commands.rst", [*_title("Commands"), *_commands(typer.main.get_command(cli.app), "flray")])
+    _put(folder / "commands.rst", [*_title("Commands"), *_commands(typer.main.get_command(main.app), "flray")])
     _put(folder / "modules.rst", [*_title("Modules"), *_toctree(modules, depth=1)])
     _put(folder / "index.rst", [
         *_title("flray"), *_plain(flray.__doc__), "",
@@ -120,7 +121,7 @@ def _options(params: type[BaseModel]) -> list[str]:
     schema = params.model_json_schema()
     required = schema.get("required", [])
     rows = [(f"``{option}``", "required" if option in required else f"``{field.get('default')!r}``",
-             *map(_escaped, (showing.allowed(field), field.get("description", ""), field.get("source", ""))))
+             *map(_escaped, (tables.allowed_values(field), field.get("description", ""), field.get("source", ""))))
             for option, field in schema.get("properties", {}).items()]
     return _table(("option", "default", "allowed", "meaning", "source"), rows)
 
@@ -138,7 +139,7 @@ def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
         shown = "required" if field.is_required() else f"``{properties[name].get('default')!r}``" \
             if "default" in properties[name] else ""
         allowed = " or ".join(f":doc:`{part.registry.kind}s`" for part in parts if issubclass(part, Component)) or \
-            _escaped(showing.allowed(properties[name]))
+            _escaped(tables.allowed_values(properties[name]))
         meaning = field.description or " ".join((inspect.getdoc(part) or "").split("\n\n")[0] for part in plain[:1])
         rows.append((f"``{whole}``", shown, allowed, _escaped(meaning)))
     if rows:

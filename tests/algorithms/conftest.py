@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flray import registry, trees
-from flray.config import Config
+from flray.config.experiment import Config
 from flray.data.types import DataSet, Domain
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
-from flray.federation.world import World, make_world
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.spec import FederationSpec, build_spec
 from flray.models import SplitModel
 
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
@@ -69,7 +69,7 @@ def deep_classifier(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return SplitModel(nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU()), head)
 
 
-def blobs(sizes: Sequence[int] = (12, 9, 15), classes: int = 3, features: int = 4, skew: bool = False) -> list[Arrays]:
+def gaussian_clients(sizes: Sequence[int] = (12, 9, 15), classes: int = 3, features: int = 4, skew: bool = False) -> list[Arrays]:
     """Return each client's samples: Gaussian around its classes' centres; skewed, client i has no class i."""
     generator = np.random.default_rng(7)
     centres = generator.normal(size=(classes, features)) * 2
@@ -84,24 +84,24 @@ def blobs(sizes: Sequence[int] = (12, 9, 15), classes: int = 3, features: int = 
 
 def world_of(algorithm: str | Mapping[str, Any], clients: Sequence[Arrays] | None = None, *, classes: int = 3,
              model: str | Mapping[str, Any] = "two-layer", local: Mapping[str, Any] | None = None,
-             **experiment: Any) -> World:
+             **experiment: Any) -> FederationSpec:
     """Return a world of hand-made clients; `experiment` holds further sections."""
     if isinstance(algorithm, str):
         algorithm = {"name": algorithm, **QUICK.get(algorithm, {})}
-    clients = list(blobs() if clients is None else clients)
+    clients = list(gaussian_clients() if clients is None else clients)
     key = str(hash((classes, *(a.tobytes() for client in clients for a in client))))
     _clients[key] = (clients, classes)
     settings = {"precision": "float64", "lr": 0.1, "batch_size": 4, **(local or {})}
-    return make_world(Config.model_validate({"experiment": {
+    return build_spec(Config.model_validate({"experiment": {
         "rounds": 3, "data": {"name": "hand-made", "key": key}, "model": model, "algorithm": algorithm,
         "local": settings, "resources": {"gpus_per_actor": 0}, **experiment}}).experiment)
 
 
-def federation_of(world: World, executor: Any = None) -> Federation:
-    return Federation(world, InlineExecutor(world) if executor is None else executor, warn=lambda line: None)
+def federation_of(spec: FederationSpec, executor: Any = None) -> Federation:
+    return Federation(spec, InlineExecutor(spec) if executor is None else executor, warn=lambda line: None)
 
 
-def played(algorithm: str | Mapping[str, Any], clients: Sequence[Arrays] | None = None, *, rounds: int = 1,
+def run_federation(algorithm: str | Mapping[str, Any], clients: Sequence[Arrays] | None = None, *, rounds: int = 1,
            **settings: Any) -> Federation:
     """Return a federation after some rounds."""
     federation = federation_of(world_of(algorithm, clients, **settings))
@@ -117,7 +117,7 @@ def state_of(federation: Federation, client: int) -> dict[str, Any]:
 
 
 def settings_for(name: str) -> dict[str, Any]:
-    """Return settings under which any registered method runs on `blobs`, from what it declares to need."""
+    """Return settings under which any registered method runs on `gaussian_clients`, from what it declares to need."""
     algorithm = registry.algorithms.get(name)
     return {"evaluation": {"validation": 0.25}} if "validation" in algorithm.needs else {}
 

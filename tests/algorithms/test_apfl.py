@@ -4,7 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.algorithms.conftest import assert_weights, blobs, mean_of, played, softmax_gradient, state_of, tensors
+from tests.algorithms.conftest import (
+    assert_weights,
+    gaussian_clients,
+    mean_of,
+    run_federation,
+    softmax_gradient,
+    state_of,
+    tensors,
+)
 
 NAME = "classifier.weight"
 FULL = {"model": "one-layer", "local": {"batch_size": 99}}
@@ -17,9 +25,9 @@ def fixed(alpha: float) -> dict[str, object]:
 
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on softmax regression; alpha moves once v and w differ, so in the second round."""
-    one, two = (played({"name": "apfl", "alpha": 0.3}, rounds=rounds, **FULL) for rounds in (1, 2))
-    start = played({"name": "apfl"}, rounds=1, model="one-layer", local={"epochs": 0}).server.model[NAME]
-    data = tensors(blobs())
+    one, two = (run_federation({"name": "apfl", "alpha": 0.3}, rounds=rounds, **FULL) for rounds in (1, 2))
+    start = run_federation({"name": "apfl"}, rounds=1, model="one-layer", local={"epochs": 0}).server.model[NAME]
+    data = tensors(gaussian_clients())
     gradients = [softmax_gradient(start, x, y) for x, y in data]
     own = [start - 0.1 * 0.3 * g for g in gradients]
     w = mean_of([{NAME: start - 0.1 * g} for g in gradients], SIZES)[NAME]
@@ -36,14 +44,14 @@ def test_two_rounds_by_hand() -> None:
 
 
 def test_alpha_moves_once_a_round_and_stays_a_share() -> None:
-    several = played("apfl", rounds=3, local={"epochs": 3})
+    several = run_federation("apfl", rounds=3, local={"epochs": 3})
     metrics = several.step().metrics
     learned = [state_of(several, i)["alpha"] for i in range(3)]
     assert [metrics[f"train/apfl/alpha/client/client{i}"] for i in range(3)] == learned
     assert len(set(learned)) == 3 and all(0 < alpha < 1 for alpha in learned)
-    wild = played("apfl", rounds=6, local={"lr": 50.0})
+    wild = run_federation("apfl", rounds=6, local={"lr": 50.0})
     assert {state_of(wild, i)["alpha"] for i in range(3)} & {0.0, 1.0}
-    assert {state_of(played(fixed(0.7), rounds=3), i)["alpha"] for i in range(3)} == {0.7}
+    assert {state_of(run_federation(fixed(0.7), rounds=3), i)["alpha"] for i in range(3)} == {0.7}
 
 
 @pytest.mark.parametrize("settings", [
@@ -54,8 +62,8 @@ def test_alpha_moves_once_a_round_and_stays_a_share() -> None:
 def test_personal_models_end_at_fedavg_s_and_local_s(settings: dict[str, object]) -> None:
     settings = {"model": {"name": "two-layer", "dropout": 0.2}, "rounds": 2, **settings}
     personal, common = "personal/local/loss", "global/local/loss"
-    fedavg, local, half = (played(name, **settings).evaluate() for name in ("fedavg", "local", "apfl"))
-    w, v = (played(fixed(alpha), **settings).evaluate() for alpha in (0.0, 1.0))
+    fedavg, local, half = (run_federation(name, **settings).evaluate() for name in ("fedavg", "local", "apfl"))
+    w, v = (run_federation(fixed(alpha), **settings).evaluate() for alpha in (0.0, 1.0))
     for client in range(3):
         assert w[f"{personal}/client/client{client}"] == fedavg[f"{common}/client/client{client}"]
         assert v[f"{personal}/client/client{client}"] == local[f"{personal}/client/client{client}"]
@@ -63,9 +71,9 @@ def test_personal_models_end_at_fedavg_s_and_local_s(settings: dict[str, object]
 
 
 def test_a_linear_mixture_is_the_mixture_of_the_outputs() -> None:
-    federation = played("apfl", rounds=3, model="one-layer")
+    federation = run_federation("apfl", rounds=3, model="one-layer")
     metrics = federation.evaluate()
-    for i, (x, y) in enumerate(tensors(blobs())):
+    for i, (x, y) in enumerate(tensors(gaussian_clients())):
         state = state_of(federation, i)
         outputs = [x @ w.T for w in (state["v"][NAME], federation.server.model[NAME])]
         loss = F.cross_entropy(state["alpha"] * outputs[0] + (1 - state["alpha"]) * outputs[1], y)
@@ -74,9 +82,9 @@ def test_a_linear_mixture_is_the_mixture_of_the_outputs() -> None:
 
 def test_the_mixture_s_statistics_are_mixed_like_parameters() -> None:
     """alpha = 0.5: v's running mean follows the forward passes at the mixture, from a common start."""
-    federation = played(fixed(0.5), rounds=1, local={"batch_size": 99})
-    for i, (x, _) in enumerate(tensors(blobs())):
-        start = played("apfl", rounds=1, local={"epochs": 0}).server.model
+    federation = run_federation(fixed(0.5), rounds=1, local={"batch_size": 99})
+    for i, (x, _) in enumerate(tensors(gaussian_clients())):
+        start = run_federation("apfl", rounds=1, local={"epochs": 0}).server.model
         expected = 0.9 * start["features.middle.running_mean"] + 0.1 * (x @ start["features.first.weight"].T).mean(0)
         assert_weights(state_of(federation, i)["v"], {"features.middle.running_mean": expected})
         assert torch.equal(state_of(federation, i)["v"]["features.middle.num_batches_tracked"], torch.tensor(1))

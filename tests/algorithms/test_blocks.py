@@ -9,13 +9,20 @@ import pytest
 import torch
 
 from flray import registry, trees
-from flray.algorithms.averaging import BlockSum, average_blocks
+from flray.algorithms.common.aggregation import BlockSum, average_blocks
 from flray.errors import ConfigError
-from flray.federation.executor import Block, BlockResult
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
-from flray.federation.replies import in_blocks
-from tests.algorithms.conftest import assert_weights, blobs, federation_of, models_sha, settings_for, world_of
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.messages import TaskBlock, TaskBlockResult
+from flray.federation.replies import into_blocks
+from tests.algorithms.conftest import (
+    assert_weights,
+    federation_of,
+    gaussian_clients,
+    models_sha,
+    settings_for,
+    world_of,
+)
 
 ABLE = ("apfl", "fedadagrad", "fedadam", "fedalt", "fedavg", "fedavgm", "fedbabu", "fedbn", "fedopt", "fedper",
         "fedprox", "fedrcl", "fedrep", "fedrod", "fedrs", "fedsim", "fedyogi", "l2sgd", "lgmix", "local", "moon",
@@ -27,8 +34,8 @@ SIZES = (12, 9, 15, 7, 10)
 def rounds(name: str, block: int | None, count: int = 1, executor: type[InlineExecutor] = InlineExecutor,
            **changes: Any) -> Federation:
     settings = {**settings_for(name), **changes}
-    world = world_of(name, blobs(SIZES), aggregation={"block": block}, **settings)
-    federation = federation_of(world, executor(world))
+    spec = world_of(name, gaussian_clients(SIZES), aggregation={"block": block}, **settings)
+    federation = federation_of(spec, executor(spec))
     for _ in range(count):
         federation.step()
     return federation
@@ -65,8 +72,8 @@ def test_the_bits_depend_on_the_blocks() -> None:
 class Permuted(InlineExecutor):
     """Plays the last block first, and hands the results on in the blocks' order."""
 
-    def play_blocks(self, blocks: Sequence[Block], timeout: float | None = None) -> Iterator[BlockResult]:
-        yield from reversed(list(super().play_blocks(list(reversed(blocks)), timeout)))
+    def run_blocks(self, blocks: Sequence[TaskBlock], timeout: float | None = None) -> Iterator[TaskBlockResult]:
+        yield from reversed(list(super().run_blocks(list(reversed(blocks)), timeout)))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbn", "fedadam", "apfl", "lgmix"])
@@ -78,15 +85,15 @@ def test_the_order_in_which_blocks_are_played_changes_no_bit(name: str) -> None:
 def test_the_server_gets_one_sum_per_block() -> None:
     size = sum(v.numel() * 8 for v in rounds("fedavg", None, 0).server.model.values())
     for block, messages in ((None, 5), (1, 5), (2, 3), (3, 2), (5, 1), (9, 1)):
-        world = world_of("fedavg", blobs(SIZES), aggregation={"block": block})
-        metrics = federation_of(world).step().metrics
+        spec = world_of("fedavg", gaussian_clients(SIZES), aggregation={"block": block})
+        metrics = federation_of(spec).step().metrics
         assert (metrics["bytes/up"], metrics["bytes/down"]) == (messages * size, 5 * size)
 
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_blocks_are_weighed_by_their_clients(weights: str) -> None:
     plain = {"weights": weights, "block": None}
-    whole, blocked = (federation_of(world_of("fedavg", blobs(SIZES), aggregation={**plain, "block": block}))
+    whole, blocked = (federation_of(world_of("fedavg", gaussian_clients(SIZES), aggregation={**plain, "block": block}))
                       for block in (None, 2))
     for federation in (whole, blocked):
         federation.step()
@@ -96,19 +103,19 @@ def test_blocks_are_weighed_by_their_clients(weights: str) -> None:
 def test_blocks_follow_the_client_number_not_the_cohort() -> None:
     federation = rounds("fedavg", 2, 0, participation={"clients": 3})
     seen: list[list[list[int]]] = []
-    play_blocks = federation.executor.play_blocks
+    run_blocks = federation.executor.run_blocks
 
-    def watched(blocks: Sequence[Block], timeout: float | None = None) -> Iterator[BlockResult]:
-        seen.append([[job.turn.client for job in block.jobs] for block in blocks])
-        return play_blocks(blocks, timeout)
+    def watched(blocks: Sequence[TaskBlock], timeout: float | None = None) -> Iterator[TaskBlockResult]:
+        seen.append([[job.client_task.client for job in block.jobs] for block in blocks])
+        return run_blocks(blocks, timeout)
 
-    federation.executor.play_blocks = watched  # type: ignore[method-assign]
+    federation.executor.run_blocks = watched  # type: ignore[method-assign]
     for _ in range(6):
         federation.step()
         assert [client for block in seen[-1] for client in block] == federation.server.cohort
     assert all(len({client // 2 for client in block}) == 1 for blocks in seen for block in blocks)
     assert any(len(blocks) == 3 for blocks in seen) and any(len(blocks) == 2 for blocks in seen)
-    assert in_blocks([], 2) == []
+    assert into_blocks([], 2) == []
 
 
 def test_several_architectures_in_one_block() -> None:

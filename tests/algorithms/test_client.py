@@ -11,7 +11,7 @@ from flray import registry, trees
 from flray.algorithms.base import Algorithm, Phase
 from flray.algorithms.client import Client
 from flray.data.types import DataSet, Domain
-from tests.algorithms.conftest import federation_of, models_sha, played, world_of
+from tests.algorithms.conftest import federation_of, models_sha, run_federation, world_of
 
 SEEN: list[torch.Tensor] = []
 
@@ -35,7 +35,7 @@ class Watching(Algorithm):
 
 def batches(**local: Any) -> list[torch.Tensor]:
     SEEN.clear()
-    played("watching", model="linear", data={"name": "small-images"}, rounds=2, local={"batch_size": 8, **local})
+    run_federation("watching", model="linear", data={"name": "small-images"}, rounds=2, local={"batch_size": 8, **local})
     return list(SEEN)
 
 
@@ -61,9 +61,9 @@ class Clipping(Algorithm):
 
 
 def test_a_phase_s_own_settings_hold_in_it() -> None:
-    direct = played("fedavg", local={"clip_norm": 0.01, "lr": 0.5})
-    assert models_sha(played("clipping")) == models_sha(direct)
-    assert models_sha(played("fedavg", local={"lr": 0.5})) != models_sha(direct)
+    direct = run_federation("fedavg", local={"clip_norm": 0.01, "lr": 0.5})
+    assert models_sha(run_federation("clipping")) == models_sha(direct)
+    assert models_sha(run_federation("fedavg", local={"lr": 0.5})) != models_sha(direct)
 
 
 @registry.register_algorithm("brief")
@@ -77,8 +77,8 @@ class Brief(Watching):
 def test_a_phase_of_so_many_steps_takes_the_first_batches_of_its_passes() -> None:
     whole = batches(epochs=2)
     SEEN.clear()
-    played("brief", model="linear", data={"name": "small-images"}, rounds=2, local={"batch_size": 8})
-    expected = [whole[turn * 4 + step] for turn in range(4) for step in range(3)]
+    run_federation("brief", model="linear", data={"name": "small-images"}, rounds=2, local={"batch_size": 8})
+    expected = [whole[client_task * 4 + step] for client_task in range(4) for step in range(3)]
     assert len(SEEN) == 12 and all(torch.equal(a, b) for a, b in zip(SEEN, expected, strict=True))
 
 

@@ -11,7 +11,7 @@ import torch._dynamo.utils
 
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
+from flray.federation.inline_executor import InlineExecutor
 from tests.algorithms.conftest import federation_of, world_of
 from tests.algorithms.test_every_algorithm import Permuted
 
@@ -23,8 +23,8 @@ METHODS = ("fedavg", "fedrep", "perfedavg", "fedrcl")
 @pytest.mark.parametrize("name", METHODS)
 def test_compiled_runs_repeat_resume_and_stay_near(name: str, tmp_path: Path) -> None:
     def federation(compile: bool, executor: Any = InlineExecutor) -> Federation:
-        world = world_of(name, local={"compile": compile, "momentum": 0.9})
-        return federation_of(world, executor(world))
+        spec = world_of(name, local={"compile": compile, "momentum": 0.9})
+        return federation_of(spec, executor(spec))
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from flray import trees
 from tests.algorithms.conftest import (
     assert_weights,
-    blobs,
     descended,
     federation_of,
+    gaussian_clients,
     mean_of,
     models_sha,
-    played,
+    run_federation,
     state_of,
     tensors,
     world_of,
@@ -23,7 +23,7 @@ W, V = "features.first.weight", "classifier.weight"
 
 @pytest.mark.parametrize("model", [{"name": "two-layer", "dropout": 0.2}, {"name": "deep-classifier"}])
 def test_one_client_is_local(model: dict[str, object]) -> None:
-    copa, local = (played(name, blobs((12,)), rounds=2, model=model) for name in ("copa", "local"))
+    copa, local = (run_federation(name, gaussian_clients((12,)), rounds=2, model=model) for name in ("copa", "local"))
     whole = {**copa.server.model, **state_of(copa, 0)["personal"]}
     assert trees.sha256(whole) == trees.sha256(state_of(local, 0)["personal"])
     assert copa.evaluate() == local.evaluate()
@@ -31,8 +31,8 @@ def test_one_client_is_local(model: dict[str, object]) -> None:
 
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; the others' heads are those of the round's start, and their terms a sum."""
-    federation = played("copa", model="linear-body", local={"batch_size": 99}, rounds=2)
-    start, clients = dict(federation_of(federation.world).server.model), tensors(blobs())
+    federation = run_federation("copa", model="linear-body", local={"batch_size": 99}, rounds=2)
+    start, clients = dict(federation_of(federation.spec).server.model), tensors(gaussian_clients())
     body, heads = {W: start[W]}, [start[V]] * 3
     for _ in range(2):
         trained = []
@@ -68,5 +68,5 @@ def test_the_last_known_heads_of_absent_clients_are_used() -> None:
 
 def test_peers_matter() -> None:
     """In the first round already, with heads that are all the initial one."""
-    assert models_sha(played("copa")) != models_sha(played("fedper"))
-    assert torch.equal(played("copa").server.model[V], federation_of(world_of("copa")).server.model[V])
+    assert models_sha(run_federation("copa")) != models_sha(run_federation("fedper"))
+    assert torch.equal(run_federation("copa").server.model[V], federation_of(world_of("copa")).server.model[V])

@@ -12,16 +12,16 @@ import torch
 
 from flray import registry, trees
 from flray.federation import checkpoint
-from flray.federation.executor import Job, Result
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
-from flray.federation.world import World
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.messages import TaskInput, TaskResult
+from flray.federation.spec import FederationSpec
 from flray.models import groups
-from tests.algorithms.conftest import blobs, federation_of, partial, played, settings_for, world_of
+from tests.algorithms.conftest import federation_of, gaussian_clients, partial, run_federation, settings_for, world_of
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 every = pytest.mark.parametrize("name", BUILT_IN)
-C = 3  # classes of `blobs`
+C = 3  # classes of `gaussian_clients`
 ITEM = 8  # bytes of a float64
 
 
@@ -35,14 +35,14 @@ def test_every_default_cites_its_source(name: str) -> None:
 
 @every
 def test_one_client_finishes(name: str) -> None:
-    federation = played(name, blobs((9,)), rounds=2, **settings_for(name))
+    federation = run_federation(name, gaussian_clients((9,)), rounds=2, **settings_for(name))
     assert federation.rounds_done == 2
     assert all(bool(torch.isfinite(v).all()) for w in federation.server.models.values() for v in w.values())
 
 
 @every
 def test_repeats_to_the_same_bits(name: str) -> None:
-    runs = [played(name, rounds=2, model={"name": "two-layer", "dropout": 0.2}, **settings_for(name)).sha256()
+    runs = [run_federation(name, rounds=2, model={"name": "two-layer", "dropout": 0.2}, **settings_for(name)).sha256()
             for _ in range(2)]
     assert runs[0] == runs[1]
 
@@ -50,23 +50,23 @@ def test_repeats_to_the_same_bits(name: str) -> None:
 class Permuted(InlineExecutor):
     """Plays the jobs in another order than the clients' and hands the results on in theirs, as many workers would."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
+    def __init__(self, spec: FederationSpec) -> None:
+        super().__init__(spec)
         self._calls = 0
 
-    def play(self, jobs: Sequence[Job], timeout: float | None = None, idle: float | None = None) -> Iterator[Result]:
+    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
         self._calls += 1
         order = np.random.default_rng(self._calls).permutation(len(jobs))
-        results = dict(zip(order, super().play([jobs[i] for i in order], timeout, idle), strict=True))
+        results = dict(zip(order, super().run_tasks([jobs[i] for i in order], timeout, idle), strict=True))
         return iter([results[i] for i in range(len(jobs))])
 
 
 @every
 def test_the_order_in_which_clients_are_played_changes_no_bit(name: str) -> None:
-    world = world_of(name, **settings_for(name), **partial(name))
+    spec = world_of(name, **settings_for(name), **partial(name))
     digests = []
-    for executor in (InlineExecutor(world), Permuted(world)):
-        federation = federation_of(world, executor)
+    for executor in (InlineExecutor(spec), Permuted(spec)):
+        federation = federation_of(spec, executor)
         for _ in range(3):
             federation.step()
         digests.append(federation.sha256())
@@ -92,33 +92,33 @@ def test_a_client_that_is_not_sampled_keeps_its_state(name: str) -> None:
 class Watched(InlineExecutor):
     """Asserts that no turn, evaluation included, changes what it was given."""
 
-    turns = 0
+    client_tasks = 0
 
-    def play(self, jobs: Sequence[Job], timeout: float | None = None, idle: float | None = None) -> Iterator[Result]:
-        def given(job: Job) -> str:
+    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
+        def given(job: TaskInput) -> str:
             return trees.sha256(*(trees.unpack(part) for part in (job.common, job.private, job.state) if part))
 
         before = [given(job) for job in jobs]
-        for job, digest, result in zip(jobs, before, super().play(jobs, timeout, idle), strict=True):
+        for job, digest, result in zip(jobs, before, super().run_tasks(jobs, timeout, idle), strict=True):
             assert result.outcome.failure is None, result.outcome.failure
-            assert given(job) == digest, f"{job.turn.stage.name} changed its message or state"
-            self.turns += 1
+            assert given(job) == digest, f"{job.client_task.stage.name} changed its message or state"
+            self.client_tasks += 1
             yield result
 
 
 @every
 def test_a_turn_changes_neither_its_message_nor_its_state(name: str) -> None:
-    world = world_of(name, **settings_for(name))
-    executor = Watched(world)
-    federation = federation_of(world, executor)
+    spec = world_of(name, **settings_for(name))
+    executor = Watched(spec)
+    federation = federation_of(spec, executor)
     for _ in range(3):
         federation.step()
-    assert executor.turns >= 9
+    assert executor.client_tasks >= 9
 
 
 @every
 def test_evaluation_changes_nothing(name: str) -> None:
-    federation = played(name, rounds=2, **settings_for(name))
+    federation = run_federation(name, rounds=2, **settings_for(name))
     before = federation.sha256()
     metrics = federation.evaluate()
     assert federation.sha256() == before
@@ -130,14 +130,14 @@ def test_evaluation_changes_nothing(name: str) -> None:
 
 @every
 def test_resuming_from_any_round_gives_the_same_bits(name: str, tmp_path: Path) -> None:
-    world = world_of(name, **settings_for(name), **partial(name))
-    whole = federation_of(world)
+    spec = world_of(name, **settings_for(name), **partial(name))
+    whole = federation_of(spec)
     for done in range(4):
         checkpoint.save(whole, tmp_path / str(done))
         if done < 3:
             whole.step()
     for done in range(4):
-        resumed = federation_of(world)
+        resumed = federation_of(spec)
         assert checkpoint.restore(resumed, tmp_path / str(done)) == done
         while resumed.rounds_done < 3:
             resumed.step()
@@ -146,8 +146,8 @@ def test_resuming_from_any_round_gives_the_same_bits(name: str, tmp_path: Path) 
 
 @every
 def test_counters_are_never_averaged_through_floats(name: str) -> None:
-    federation = played(name, rounds=1, **settings_for(name))
-    sizes = [len(client.train) for client in federation.world.data.clients]
+    federation = run_federation(name, rounds=1, **settings_for(name))
+    sizes = [len(client.train) for client in federation.spec.data.clients]
     steps = [-(-n // 4) - (n % 4 == 1) for n in sizes]  # a last batch of one sample is left out
     (weights,) = federation.server.models.values()
     (counter,) = [v for k, v in weights.items() if k.endswith("num_batches_tracked")]
@@ -158,13 +158,13 @@ def test_counters_are_never_averaged_through_floats(name: str) -> None:
 
 def size(federation: Federation, group: str) -> int:
     """Return the bytes of one group of the network."""
-    (model,) = [federation.world.build(key) for key in federation.world.architectures]
+    (model,) = [federation.spec.build(key) for key in federation.spec.architectures]
     state = model.state_dict()
     return sum(state[n].numel() * state[n].element_size() for n in groups.select(model, group))
 
 
 def parameters(federation: Federation) -> int:
-    (model,) = [federation.world.build(key) for key in federation.world.architectures]
+    (model,) = [federation.spec.build(key) for key in federation.spec.architectures]
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
@@ -217,7 +217,7 @@ TRAFFIC: dict[str, Bytes] = {
 @every
 def test_bytes_are_those_of_the_method_s_description(name: str) -> None:
     assert name in TRAFFIC, f"say in TRAFFIC what {name} sends"
-    federation = played(name, rounds=1, **settings_for(name))
+    federation = run_federation(name, rounds=1, **settings_for(name))
     metrics: dict[str, Any] = federation.step().metrics
     down, up = TRAFFIC[name](federation)
     assert (metrics["bytes/down"], metrics["bytes/up"]) == (3 * down, 3 * up)

@@ -13,22 +13,22 @@ from flray import functional, registry, trees
 from flray.algorithms.client import Client
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import blobs, federation_of, played, state_of, tensors, world_of
+from tests.algorithms.conftest import federation_of, gaussian_clients, run_federation, state_of, tensors, world_of
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.02, "batch_size": 100, "epochs": 2}
-CLIENTS = blobs((10, 9, 12))
+CLIENTS = gaussian_clients((10, 9, 12))
 
 
 class Loop:
     """All participants in one process, as the paper's pseudo-code has it: compute everything, then step."""
 
     def __init__(self, federation: Federation, options: dict[str, Any]) -> None:
-        self.algorithm = federation.world.algorithm
-        self.options, self.hp, self.world = options, self.algorithm.hp, federation.world
-        self.models = [federation.world.build(key) for key in federation.world.architecture_of]
+        self.algorithm = federation.spec.algorithm
+        self.options, self.hp, self.spec = options, self.algorithm.hp, federation.spec
+        self.models = [federation.spec.build(key) for key in federation.spec.architecture_of]
         self.data = tensors(CLIENTS)
-        assert federation.world.data.public is not None
-        self.public = torch.from_numpy(federation.world.data.public)
+        assert federation.spec.data.public is not None
+        self.public = torch.from_numpy(federation.spec.data.public)
         self.teachers = [copy.deepcopy(m) for m in self.models]
         self.rate, self.decay = 0.02, self.hp.weight_decay or 0.0
         if self.hp.pretrain_epochs:
@@ -190,17 +190,17 @@ SETTINGS: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.3}, "rou
 
 @pytest.mark.parametrize("off", [{"public_passes": 0}, {"fccm": False, "fisl": False}], ids=str)
 def test_without_public_steps_and_memory_it_is_local_training(off: dict[str, Any]) -> None:
-    alone = personal(played("local", **SETTINGS))
-    assert personal(played({"name": "fcclplus", "local_term": "none", **off}, **SETTINGS)) == alone
-    assert personal(played({"name": "fcclplus", **off}, **SETTINGS)) != alone
+    alone = personal(run_federation("local", **SETTINGS))
+    assert personal(run_federation({"name": "fcclplus", "local_term": "none", **off}, **SETTINGS)) == alone
+    assert personal(run_federation({"name": "fcclplus", **off}, **SETTINGS)) != alone
 
 
 @pytest.mark.parametrize("without", [{"fisl": False}, {"omega": 0}], ids=str)
 def test_with_two_teachers_and_no_similarity_it_is_fccl(without: dict[str, Any]) -> None:
     general = {"name": "fcclplus", "local_term": "two_teachers", "pretrain_epochs": 2, **without}
-    fccl = played({"name": "fccl", "pretrain_epochs": 2}, **SETTINGS)
-    assert personal(played(general, **SETTINGS)) == personal(fccl)
-    assert personal(played("fcclplus", **SETTINGS)) != personal(fccl)
+    fccl = run_federation({"name": "fccl", "pretrain_epochs": 2}, **SETTINGS)
+    assert personal(run_federation(general, **SETTINGS)) == personal(fccl)
+    assert personal(run_federation("fcclplus", **SETTINGS)) != personal(fccl)
 
 
 def test_pre_trained_model_never_changes_and_the_teacher_is_the_last_reported_model() -> None:
@@ -240,9 +240,9 @@ def test_what_keeps_from_forgetting_matters_and_without_strength_is_nothing() ->
     terms: list[dict[str, Any]] = [
         {"local_term": "none"}, {}, {"kd_share": 0.5}, {"kd_share": 1.0}, {"local_term": "ewc"},
         {"local_term": "two_teachers"}]
-    digests = [personal(played({"name": "fcclplus", **term}, **SETTINGS)) for term in terms]
+    digests = [personal(run_federation({"name": "fcclplus", **term}, **SETTINGS)) for term in terms]
     assert len(set(digests)) == len(terms)
-    assert personal(played({"name": "fcclplus", "local_term": "ewc", "ewc": 0.0}, **SETTINGS)) == digests[0]
+    assert personal(run_federation({"name": "fcclplus", "local_term": "ewc", "ewc": 0.0}, **SETTINGS)) == digests[0]
 
 
 FISHERS: list[dict[str, Tensor]] = []

@@ -5,17 +5,17 @@ import torch
 
 from flray import trees
 from flray.algorithms.client import Client
+from flray.algorithms.common.samples import Batch
 from flray.algorithms.fedalt import FedAlt
-from flray.algorithms.samples import Batch
 from flray.errors import FlrayError
 from flray.models import groups
 from tests.algorithms.conftest import (
     assert_weights,
-    blobs,
     federation_of,
+    gaussian_clients,
     mean_of,
     models_sha,
-    played,
+    run_federation,
     softmax_gradient,
     state_of,
     tensors,
@@ -29,10 +29,10 @@ SIZES = [12, 9, 15]
 
 def test_the_shared_part_is_trained_under_the_new_personal_one() -> None:
     """One full-batch step each on logits x W^T V^T: V <- V - lr g x W^T, then W <- W - lr V'^T g'."""
-    federation = played("fedalt", rounds=1, **FULL)
-    initial = federation_of(federation.world).server.model
+    federation = run_federation("fedalt", rounds=1, **FULL)
+    initial = federation_of(federation.spec).server.model
     bodies = []
-    for i, (x, y) in enumerate(tensors(blobs())):
+    for i, (x, y) in enumerate(tensors(gaussian_clients())):
         head = initial[HEAD] - 0.1 * softmax_gradient(initial[HEAD], x @ initial[BODY].T, y)
         bodies.append({BODY: initial[BODY] - 0.1 * head.T @ softmax_gradient(head @ initial[BODY], x, y)})
         assert_weights(state_of(federation, i)["personal"], {HEAD: head})
@@ -40,10 +40,10 @@ def test_the_shared_part_is_trained_under_the_new_personal_one() -> None:
 
 
 def test_fedsim_trains_both_from_where_they_were() -> None:
-    federation = played("fedsim", rounds=1, **FULL)
-    initial = federation_of(federation.world).server.model
+    federation = run_federation("fedsim", rounds=1, **FULL)
+    initial = federation_of(federation.spec).server.model
     bodies = []
-    for i, (x, y) in enumerate(tensors(blobs())):
+    for i, (x, y) in enumerate(tensors(gaussian_clients())):
         bodies.append({BODY: initial[BODY] - 0.1 * initial[HEAD].T @ softmax_gradient(initial[HEAD] @ initial[BODY],
                                                                                       x, y)})
         head = initial[HEAD] - 0.1 * softmax_gradient(initial[HEAD], x @ initial[BODY].T, y)
@@ -61,10 +61,10 @@ def test_each_phase_leaves_the_other_part_as_it_is(group: str, monkeypatch: pyte
         step(self, client, batch, optimizer)
         personal = groups.select(client.model, group)
         seen.append((batch.phase.tag, trees.sha256(client.weights(personal)), trees.sha256(
-            client.weights(frozenset(client.bench.entries) - personal))))
+            client.weights(frozenset(client.resident.entries) - personal))))
 
     monkeypatch.setattr(FedAlt, "step", watched)
-    federation_of(world_of({"name": "fedalt", "personal": group, "personal_epochs": 2}, blobs((12,)),
+    federation_of(world_of({"name": "fedalt", "personal": group, "personal_epochs": 2}, gaussian_clients((12,)),
                            local={"momentum": 0.9, "weight_decay": 0.1})).step()
     own, common = [s for s in seen if s[0] == "personal"], [s for s in seen if s[0] == "train"]
     assert (len(own), len(common)) == (6, 3) and seen == own + common
@@ -74,12 +74,12 @@ def test_each_phase_leaves_the_other_part_as_it_is(group: str, monkeypatch: pyte
 
 def test_one_after_the_other_is_not_both_together() -> None:
     settings = {"rounds": 3, "model": {"name": "two-layer", "dropout": 0.2}}
-    assert models_sha(played("fedalt", **settings)) != models_sha(played("fedsim", **settings))
+    assert models_sha(run_federation("fedalt", **settings)) != models_sha(run_federation("fedsim", **settings))
 
 
 @pytest.mark.parametrize("name", ["fedalt", "fedsim"])
 def test_only_the_shared_part_travels_and_groups_are_checked(name: str) -> None:
-    metrics = played({"name": name, "personal": "features"}).step().metrics
+    metrics = run_federation({"name": name, "personal": "features"}).step().metrics
     assert metrics["bytes/up"] == metrics["bytes/down"] == 3 * 8 * (5 * 3 + 3)
     with pytest.raises(FlrayError, match="unknown parameter group 'head'"):
         world_of({"name": name, "personal": "head"})

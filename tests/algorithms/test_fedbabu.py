@@ -3,14 +3,21 @@ from __future__ import annotations
 import torch
 
 from flray import trees
-from tests.algorithms.conftest import blobs, federation_of, models_sha, played, softmax_gradient, tensors
+from tests.algorithms.conftest import (
+    federation_of,
+    gaussian_clients,
+    models_sha,
+    run_federation,
+    softmax_gradient,
+    tensors,
+)
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
 
 
 def test_the_head_is_the_initial_one_whatever_the_optimiser_does() -> None:
-    federation = played("fedbabu", rounds=3, local={"momentum": 0.9, "weight_decay": 0.1})
-    initial = federation_of(federation.world)
+    federation = run_federation("fedbabu", rounds=3, local={"momentum": 0.9, "weight_decay": 0.1})
+    initial = federation_of(federation.spec)
     personal = [trees.unpack(federation.executor.fetch(handle))["personal"] for handle in federation.states]
     heads = [{n: v for n, v in w.items() if n.startswith("classifier")}
              for w in (initial.server.model, federation.server.model, *personal)]
@@ -21,23 +28,23 @@ def test_the_head_is_the_initial_one_whatever_the_optimiser_does() -> None:
 def test_body_step_by_hand() -> None:
     """Linear body, mean over clients of one full-batch step: W <- W - lr V^T g, g the gradient of the product V W."""
     model = {"name": "linear-body"}
-    federation = played("fedbabu", rounds=1, model=model, local={"batch_size": 99})
-    initial = federation_of(federation.world).server.model
+    federation = run_federation("fedbabu", rounds=1, model=model, local={"batch_size": 99})
+    initial = federation_of(federation.spec).server.model
     w, v = initial["features.first.weight"], initial["classifier.weight"]
-    steps = [w - 0.1 * v.T @ softmax_gradient(v @ w, x, y) for x, y in tensors(blobs())]
+    steps = [w - 0.1 * v.T @ softmax_gradient(v @ w, x, y) for x, y in tensors(gaussian_clients())]
     torch.testing.assert_close(federation.server.model["features.first.weight"], torch.stack(steps).mean(0),
                                rtol=1e-12, atol=1e-14)
 
 
 def test_without_fine_tuning_personal_is_global() -> None:
-    metrics = played({"name": "fedbabu", "fine_tune_epochs": 0}, rounds=2).evaluate()
+    metrics = run_federation({"name": "fedbabu", "fine_tune_epochs": 0}, rounds=2).evaluate()
     assert metrics["personal/local/loss"] == metrics["global/local/loss"]
 
 
 def test_fine_tuning_helps_and_is_forgotten() -> None:
     losses = set()
     for part in ("all", "classifier", "features"):
-        federation = played({"name": "fedbabu", "fine_tune": part}, rounds=2, model=DROPOUT)
+        federation = run_federation({"name": "fedbabu", "fine_tune": part}, rounds=2, model=DROPOUT)
         before = federation.sha256()
         metrics = federation.evaluate()
         assert metrics["personal/local/loss"] < metrics["global/local/loss"]
@@ -48,5 +55,5 @@ def test_fine_tuning_helps_and_is_forgotten() -> None:
 
 
 def test_training_does_not_depend_on_fine_tuning() -> None:
-    digests = {played({"name": "fedbabu", "fine_tune_epochs": epochs}, rounds=3).sha256() for epochs in (0, 5)}
+    digests = {run_federation({"name": "fedbabu", "fine_tune_epochs": epochs}, rounds=3).sha256() for epochs in (0, 5)}
     assert len(digests) == 1

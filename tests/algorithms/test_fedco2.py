@@ -11,10 +11,10 @@ from torch import Tensor
 from flray import registry, trees
 from flray.models import groups
 from tests.algorithms.conftest import (
-    blobs,
     federation_of,
+    gaussian_clients,
     models_sha,
-    played,
+    run_federation,
     state_of,
     tensors,
     world_of,
@@ -67,7 +67,7 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     fusion_only = options.get("form") == "label_skew"
     intra, inter = (options.get(n, "none" if fusion_only else "both") for n in ("intra", "inter"))
     released = options.get("variant") == "released"
-    clients = blobs((10, 9, 12))
+    clients = gaussian_clients((10, 9, 12))
     federation = federation_of(world_of({"name": "fedco2", **options}, clients, **FULL))
     shared = {name: value.clone() for name, value in federation.server.model.items()}
     offline = [dict(shared) for _ in clients]
@@ -100,7 +100,7 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
 
 def test_without_either_transfer_it_is_fedbn_and_local_side_by_side() -> None:
     settings = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 4, "participation": {"clients": 2}}
-    both, norm, alone = (played(a, **settings) for a in (ALONE, "fedbn", "local"))
+    both, norm, alone = (run_federation(a, **settings) for a in (ALONE, "fedbn", "local"))
     assert models_sha(both) == models_sha(norm)
     for i in range(3):
         state = state_of(both, i)
@@ -109,7 +109,7 @@ def test_without_either_transfer_it_is_fedbn_and_local_side_by_side() -> None:
 
 
 def test_differs_from_fedbn_and_local_at_its_default() -> None:
-    both, norm, alone = (played(a, rounds=2) for a in ("fedco2", "fedbn", "local"))
+    both, norm, alone = (run_federation(a, rounds=2) for a in ("fedco2", "fedbn", "local"))
     assert models_sha(both) != models_sha(norm)
     assert trees.sha256(state_of(both, 0)["offline"]) != trees.sha256(state_of(alone, 0)["personal"])
 
@@ -117,7 +117,7 @@ def test_differs_from_fedbn_and_local_at_its_default() -> None:
 def test_each_model_is_tested_alone_as_the_method_it_is_then() -> None:
     """Without either transfer online is FedBN and offline is local training, their accuracies too."""
     settings = {"rounds": 2, "evaluation": {"others": True}}
-    both, norm, alone = (played(a, **settings).evaluate() for a in (ALONE, "fedbn", "local"))
+    both, norm, alone = (run_federation(a, **settings).evaluate() for a in (ALONE, "fedbn", "local"))
     for name in ("accuracy", "loss", "accuracy/worst10", "accuracy/client/client1"):
         assert both[f"online/local/{name}"] == norm[f"personal/local/{name}"]
         assert both[f"offline/local/{name}"] == alone[f"personal/local/{name}"]
@@ -126,9 +126,9 @@ def test_each_model_is_tested_alone_as_the_method_it_is_then() -> None:
 
 
 def test_label_skew_sends_no_classifiers() -> None:
-    metrics = {form: played({"name": "fedco2", "form": form}).step().metrics
+    metrics = {form: run_federation({"name": "fedco2", "form": form}).step().metrics
                for form in ("feature_skew", "label_skew")}
-    plain = played("fedbn").step().metrics
+    plain = run_federation("fedbn").step().metrics
     for way in ("bytes/up", "bytes/down"):
         assert metrics["label_skew"][way] == plain[way] < metrics["feature_skew"][way]
 
@@ -153,8 +153,8 @@ def test_the_server_keeps_the_last_known_classifiers() -> None:
     ({"statistics": "averaged"}, "batch_norm-buffers"),
 ], ids=str)
 def test_personal_part(options: dict[str, Any], group: str) -> None:
-    federation = played({"name": "fedco2", **options})
-    names = groups.select(federation.world.build("two-layer"), group)
+    federation = run_federation({"name": "fedco2", **options})
+    names = groups.select(federation.spec.build("two-layer"), group)
     assert set(state_of(federation, 0)["personal"]) == names
 
 
@@ -177,10 +177,10 @@ def test_the_switch_changes_exactly_these_values() -> None:
 
 def test_teachers_and_classifiers_are_frozen_during_the_turn() -> None:
     """Batch norm and dropout: what the peers' heads and the teachers are does not depend on the order of training."""
-    twins = [blobs((12,))[0]] * 2
-    federation = played("fedco2", twins, rounds=1, model={"name": "two-layer", "dropout": 0.0},
+    frozen_copies = [gaussian_clients((12,))[0]] * 2
+    federation = run_federation("fedco2", frozen_copies, rounds=1, model={"name": "two-layer", "dropout": 0.0},
                         local={"batch_size": 100})
     online, offline = federation.server.model, state_of(federation, 0)["offline"]
     # both models start equal, see the same batches and have the same peers: they end equal
-    for name in groups.select(federation.world.build("two-layer"), "not_batch_norm"):
+    for name in groups.select(federation.spec.build("two-layer"), "not_batch_norm"):
         torch.testing.assert_close(online[name], offline[name], rtol=1e-9, atol=1e-11)

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from flray import trees
-from flray.algorithms.public import public_choice
+from flray.algorithms.common.public_exchange import public_subset
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
 from tests.algorithms.conftest import (
-    blobs,
     federation_of,
+    gaussian_clients,
     models_sha,
-    played,
+    run_federation,
     softmax_gradient,
     state_of,
     tensors,
     world_of,
 )
 
-CLIENTS = blobs((10, 9, 12))
+CLIENTS = gaussian_clients((10, 9, 12))
 DATA = tensors(CLIENTS)
 W = "classifier.weight"
 FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100}}
@@ -49,10 +49,10 @@ def adam(w: Tensor, batches: Sequence[tuple[Tensor, Tensor]], lr: float, clip: f
 def test_three_rounds_at_the_server_by_hand(options: dict[str, Any]) -> None:
     federation = federation_of(world_of({"name": "feddf", "steps": 5, "batch_size": 10, "lr": 0.05, **options}, CLIENTS,
                                         **FULL))
-    algorithm = federation.world.algorithm
-    public = torch.from_numpy(federation.world.data.public)
+    algorithm = federation.spec.algorithm
+    public = torch.from_numpy(federation.spec.data.public)
     hp = algorithm.hp
-    used = public[public_choice(0, len(public), hp.public_size)]
+    used = public[public_subset(0, len(public), hp.public_size)]
     assert len(used) == options.get("public_size", 24)
     w = federation.server.model[W].clone()
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_three_rounds_at_the_server_by_hand(options: dict[str, Any]) -> None:
 def test_stages_between_peers_compute_what_one_loop_does(options: dict[str, Any]) -> None:
     federation = federation_of(world_of({"name": "feddf", "mode": "peer", "public_batch_size": 10, **options}, CLIENTS,
                                         model="one-layer", local={"batch_size": 100, "momentum": 0.5}))
-    algorithm, public = federation.world.algorithm, torch.from_numpy(federation.world.data.public)
+    algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     tau, fresh = options.get("temperature", 1.0), "public_optimizer" in options
     weights = [federation.server.model[W].clone() for _ in CLIENTS]
     for number in range(3):
@@ -95,13 +95,13 @@ NORMED: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.3}, "round
 
 
 def test_without_steps_it_is_fedavg_and_with_them_it_is_not() -> None:
-    plain = models_sha(played("fedavg", **NORMED))
-    assert models_sha(played({"name": "feddf", "steps": 0}, **NORMED)) == plain
-    assert models_sha(played({"name": "feddf", "steps": 3}, **NORMED)) != plain
+    plain = models_sha(run_federation("fedavg", **NORMED))
+    assert models_sha(run_federation({"name": "feddf", "steps": 0}, **NORMED)) == plain
+    assert models_sha(run_federation({"name": "feddf", "steps": 3}, **NORMED)) != plain
 
 
 def test_distillation_leaves_statistics_and_the_clients_models_alone() -> None:
-    one, other = (played({"name": "feddf", "steps": steps}, **{**NORMED, "rounds": 1}) for steps in (0, 3))
+    one, other = (run_federation({"name": "feddf", "steps": steps}, **{**NORMED, "rounds": 1}) for steps in (0, 3))
     before, after = one.server.model, other.server.model
     for name in before:
         statistic = "running" in name or "tracked" in name
@@ -112,8 +112,8 @@ def test_distillation_leaves_statistics_and_the_clients_models_alone() -> None:
 def test_alone_the_student_begins_as_its_teacher() -> None:
     """One step: of more, Adam would make rounding noise grow."""
     settings: dict[str, Any] = {**NORMED, "rounds": 1}
-    alone = played({"name": "feddf", "steps": 1}, blobs((12,)), **settings)
-    plain = played("fedavg", blobs((12,)), **settings)
+    alone = run_federation({"name": "feddf", "steps": 1}, gaussian_clients((12,)), **settings)
+    plain = run_federation("fedavg", gaussian_clients((12,)), **settings)
     for name, w in plain.server.model.items():
         torch.testing.assert_close(alone.server.model[name], w, rtol=1e-6, atol=1e-9)
     assert abs(alone.server.metrics["feddf/loss/two-layer"]) < 1e-12
@@ -123,7 +123,7 @@ def test_every_architecture_gets_a_student_of_all_clients() -> None:
     models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
 
     def run(steps: int) -> Federation:
-        return played({"name": "feddf", "steps": steps}, models=models, **{**NORMED, "rounds": 1})
+        return run_federation({"name": "feddf", "steps": steps}, models=models, **{**NORMED, "rounds": 1})
 
     plain, distilled = run(0), run(5)
     assert len(distilled.server.models) == 2
@@ -135,11 +135,11 @@ def test_every_architecture_gets_a_student_of_all_clients() -> None:
 def test_only_a_server_that_trains_has_models_and_public_samples() -> None:
     federation = federation_of(world_of("feddf"))
     trains = federation.server
-    assert trains.bench is not None and trains.public is not None and len(trains.public) == 24
-    assert np.shares_memory(trains.public._x.numpy(), federation.world.data.public), "the samples were copied"
+    assert trains.model_for is not None and trains.public is not None and len(trains.public) == 24
+    assert np.shares_memory(trains.public._x.numpy(), federation.spec.data.public), "the samples were copied"
     for other in ("fedavg", {"name": "feddf", "mode": "peer"}):
         server = federation_of(world_of(other)).server
-        assert server.bench is None and server.public is None
+        assert server.model_for is None and server.public is None
 
 
 def test_statistics_that_stay_at_the_clients_are_refused() -> None:

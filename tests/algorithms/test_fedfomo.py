@@ -12,7 +12,14 @@ from flray import trees
 from flray.algorithms.base import Stage
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import blobs, federation_of, played, softmax_gradient, state_of, world_of
+from tests.algorithms.conftest import (
+    federation_of,
+    gaussian_clients,
+    run_federation,
+    softmax_gradient,
+    state_of,
+    world_of,
+)
 
 W = "classifier.weight"
 VAL: dict[str, Any] = {"evaluation": {"validation": 0.25}}
@@ -21,7 +28,7 @@ FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100}, **VA
 
 def parts(federation: Federation, i: int) -> list[tuple[Tensor, Tensor]]:
     """Return a client's training and validation data."""
-    data = federation.world.data
+    data = federation.spec.data
     return [(torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows]))
             for rows in (data.clients[i].train, data.clients[i].val)]
 
@@ -78,7 +85,7 @@ def test_with_peers_that_only_harm_and_no_progress_of_its_own_a_client_trains_al
         federation.step()
         alone.step()
     assert personal(federation) == personal(alone)
-    assert personal(played("fedfomo", rounds=3, **VAL)) != personal(alone)
+    assert personal(run_federation("fedfomo", rounds=3, **VAL)) != personal(alone)
 
 
 def test_a_broken_peer_has_no_influence() -> None:
@@ -91,14 +98,14 @@ def test_a_broken_peer_has_no_influence() -> None:
         assert federation.step().metrics["train/fedfomo/own_weight/client/client0"] > 0
         digests.append(trees.sha256(*(state_of(federation, i)["personal"] for i in (0, 1))))
     assert len(set(digests)) == 1
-    untouched = played("fedfomo", rounds=2, **FULL)
+    untouched = run_federation("fedfomo", rounds=2, **FULL)
     assert trees.sha256(*(state_of(untouched, i)["personal"] for i in (0, 1))) != digests[0]
 
 
 def test_equal_peers_leave_a_client_where_it_is() -> None:
     """All three hold one model, so any weights that sum to 1 give it back."""
-    same = [blobs((12,))[0]] * 3
-    federation = played("fedfomo", same, **FULL)
+    same = [gaussian_clients((12,))[0]] * 3
+    federation = run_federation("fedfomo", same, **FULL)
     pool = federation.server.state["models"]
     federation.server.state["models"] = dict.fromkeys(pool, pool["0"])
     federation.step()
@@ -106,8 +113,8 @@ def test_equal_peers_leave_a_client_where_it_is() -> None:
 
 
 def test_the_peers_that_gained_most_are_sent() -> None:
-    federation = federation_of(world_of({"name": "fedfomo", "peers": 2, "epsilon": 0}, blobs((8,) * 5), **FULL))
-    algorithm, server = federation.world.algorithm, federation.server
+    federation = federation_of(world_of({"name": "fedfomo", "peers": 2, "epsilon": 0}, gaussian_clients((8,) * 5), **FULL))
+    algorithm, server = federation.spec.algorithm, federation.server
     assert algorithm.send_private(server, 0, Stage("train")) == {}
     federation.step()
     server.state["gains"] = torch.tensor([[0, 1, 3, 2, -1]] * 5, dtype=torch.float64)
@@ -120,8 +127,8 @@ def test_the_peers_that_gained_most_are_sent() -> None:
 
 def test_chance_explores_and_fades() -> None:
     options = {"name": "fedfomo", "peers": 1, "epsilon": 0.3, "epsilon_decay": 0.05}
-    federation = played(options, blobs((8,) * 5), **FULL)
-    algorithm, server = federation.world.algorithm, federation.server
+    federation = run_federation(options, gaussian_clients((8,) * 5), **FULL)
+    algorithm, server = federation.spec.algorithm, federation.server
     server.state["gains"] = torch.tensor([[0, 1, 3, 2, -1]] * 5, dtype=torch.float64)
     others = 0
     for seed in range(400):
@@ -137,5 +144,5 @@ def test_validation_split_is_required_and_never_trained_on() -> None:
     with pytest.raises(ConfigError, match="validation"):
         world_of("fedfomo")
     federation = federation_of(world_of("fedfomo", **VAL))
-    for client in federation.world.data.clients:
+    for client in federation.spec.data.clients:
         assert len(client.val) and not set(client.val) & (set(client.train) | set(client.test))

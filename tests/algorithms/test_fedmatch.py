@@ -12,22 +12,22 @@ from torch import Tensor
 from flray import trees
 from flray.algorithms.base import Stage
 from flray.algorithms.client import Client
+from flray.algorithms.common.samples import Batch
 from flray.algorithms.fedmatch import FedMatch
-from flray.algorithms.samples import Batch
 from flray.registry import register_algorithm
 from tests.algorithms.conftest import (
-    blobs,
     descended,
     federation_of,
+    gaussian_clients,
     models_sha,
-    played,
+    run_federation,
     softmax_gradient,
     state_of,
     tensors,
     world_of,
 )
 
-CLIENTS = blobs((10, 9, 12))
+CLIENTS = gaussian_clients((10, 9, 12))
 DATA = tensors(CLIENTS)
 W = "classifier.weight"
 NUMBERS = {"lam_s": 2.0, "lam_i": 0.3, "lam_a": 0.2, "l1": 0.05, "l2": 0.4, "confidence": 0.5, "threshold": 1e-2}
@@ -57,7 +57,7 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     """One step of each kind in a round. Helpers arrive in round 2 and, with interval 1, anew in round 3."""
     federation = federation_of(world_of({"name": "fedmatch", **NUMBERS, **options}, CLIENTS, model="one-layer",
                                         local={"batch_size": 100}))
-    hp, x = federation.world.algorithm.hp, torch.from_numpy(federation.world.data.public)
+    hp, x = federation.spec.algorithm.hp, torch.from_numpy(federation.spec.data.public)
     initial = federation.server.model[W].clone()
     theta, psi = [initial] * 3, [initial * hp.ratio / (1 + hp.ratio)] * 3
     sent: list[list[str]] = [[], [], []]
@@ -66,7 +66,7 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     zeroed = 0
     for number in range(3):
         if number and (number - 1) % hp.interval == 0:
-            sent = [federation.world.algorithm.nearest(federation.server, i) for i in range(3)]
+            sent = [federation.spec.algorithm.nearest(federation.server, i) for i in range(3)]
             assert all(len(helpers) == hp.helpers and str(i) not in helpers for i, helpers in enumerate(sent))
             pool = dict(trained) if hp.average else {str(i): w for i, w in enumerate(theta)}
         federation.step()
@@ -110,14 +110,14 @@ class Watched(FedMatch):
 
     def parts(self, client: Client) -> tuple[str, str, str]:
         sigma, psi = (dict(client.scratch[part]) for part in ("sigma", "psi"))
-        buffers = client.weights(frozenset(client.bench.entries) - client.parameters.keys())
+        buffers = client.weights(frozenset(client.resident.entries) - client.parameters.keys())
         assert not any("middle" in name for name in psi)
         return trees.sha256(sigma), trees.sha256(psi), trees.sha256(buffers)
 
 
 def test_each_step_changes_its_own_part_alone() -> None:
     SEEN.clear()
-    played({"name": "watched-fedmatch"}, rounds=2, model={"name": "two-layer", "dropout": 0.2},
+    run_federation({"name": "watched-fedmatch"}, rounds=2, model={"name": "two-layer", "dropout": 0.2},
            local={"lr": 0.01, "weight_decay": 0.1, "momentum": 0.9})
     assert len(SEEN) == 3 * 2 * (3 + 2 + 4)
     for before, after in itertools.pairwise(SEEN):
@@ -129,14 +129,14 @@ def test_each_step_changes_its_own_part_alone() -> None:
 
 def test_differs_from_fedavg_at_its_defaults() -> None:
     settings: dict[str, Any] = {"rounds": 2, "local": {"lr": 0.01}}
-    plain = models_sha(played("fedavg", **settings))
-    assert models_sha(played("fedmatch", **settings)) != plain
-    assert models_sha(played({"name": "fedmatch", "public_size": 0, "ratio": 0, "lam_s": 1}, **settings)) == plain
+    plain = models_sha(run_federation("fedavg", **settings))
+    assert models_sha(run_federation("fedmatch", **settings)) != plain
+    assert models_sha(run_federation({"name": "fedmatch", "public_size": 0, "ratio": 0, "lam_s": 1}, **settings)) == plain
 
 
 def test_the_nearest_clients_help_until_others_are_sent() -> None:
-    federation = federation_of(world_of({"name": "fedmatch", "interval": 2}, blobs((8,) * 5), local={"lr": 0.01}))
-    algorithm, server = federation.world.algorithm, federation.server
+    federation = federation_of(world_of({"name": "fedmatch", "interval": 2}, gaussian_clients((8,) * 5), local={"lr": 0.01}))
+    algorithm, server = federation.spec.algorithm, federation.server
     federation.step()
     assert set(server.state["predictions"]) == set(map(str, range(5)))
     server.state["predictions"] = {str(i): torch.tensor([p, 1 - p, 0.0]) for i, p in enumerate((0.1, 0.2, 0.4, 0.7, 1))}
@@ -154,7 +154,7 @@ def test_the_nearest_clients_help_until_others_are_sent() -> None:
 
 def test_helpers_may_have_another_network() -> None:
     models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
-    federation = played({"name": "fedmatch", "average": False}, rounds=2, models=models, local={"lr": 0.01})
+    federation = run_federation({"name": "fedmatch", "average": False}, rounds=2, models=models, local={"lr": 0.01})
     helpers = state_of(federation, 0)["helpers"]
     assert {one["architecture"] for one in helpers.values()} == {"two-layer", "two-layer-2"}
     assert len(helpers["1"]["weights"]["classifier.weight"][0]) == 7
@@ -163,6 +163,6 @@ def test_helpers_may_have_another_network() -> None:
 
 def test_the_prediction_is_of_one_image_for_all() -> None:
     """Untrained, all clients hold one model and so predict alike."""
-    federation = played({"name": "fedmatch", "public_size": 0, "lam_s": 0}, model="one-layer")
+    federation = run_federation({"name": "fedmatch", "public_size": 0, "lam_s": 0}, model="one-layer")
     first, *others = federation.server.state["predictions"].values()
     assert float(first.sum()) == pytest.approx(1) and all(torch.equal(first, other) for other in others)

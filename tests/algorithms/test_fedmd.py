@@ -12,9 +12,17 @@ from torch import Tensor, nn
 from flray import registry, trees
 from flray.federation.federation import Federation
 from flray.models import SplitModel
-from tests.algorithms.conftest import blobs, federation_of, played, softmax_gradient, state_of, tensors, world_of
+from tests.algorithms.conftest import (
+    federation_of,
+    gaussian_clients,
+    run_federation,
+    softmax_gradient,
+    state_of,
+    tensors,
+    world_of,
+)
 
-CLIENTS = blobs((10, 9, 12))
+CLIENTS = gaussian_clients((10, 9, 12))
 DATA = tensors(CLIENTS)
 W = "classifier.weight"
 
@@ -29,7 +37,7 @@ def digested(w: Tensor, x: Tensor, consensus: Tensor) -> Tensor:
 def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     federation = federation_of(world_of({"name": "fedmd", **options}, CLIENTS, model="one-layer",
                                         local={"batch_size": 100}))
-    algorithm, public = federation.world.algorithm, torch.from_numpy(federation.world.data.public)
+    algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     weights = [federation.server.model[W].clone() for _ in CLIENTS]
     for number in range(3):
         federation.step()
@@ -61,7 +69,7 @@ def test_batches_of_the_digest_meet_their_own_rows_of_the_consensus(clients: int
     The numbers have few digits, so that scores are exact however many rows are multiplied at once: the loss pulls at
     any difference with its whole strength, be it a rounding error's.
     """
-    x, y = blobs((12,))[0]
+    x, y = gaussian_clients((12,))[0]
     federation = federation_of(world_of(
         {"name": "fedmd", "digest_batch_size": 5, "digest_epochs": 2}, [(x.round().astype(np.float32), y)] * clients,
         model="few-digits", local={"epochs": 0}))
@@ -75,21 +83,21 @@ def personal(federation: Federation) -> str:
 
 
 def test_differs_from_local_training_at_its_defaults() -> None:
-    assert personal(played("fedmd", rounds=2)) != personal(played("local", rounds=2))
+    assert personal(run_federation("fedmd", rounds=2)) != personal(run_federation("local", rounds=2))
 
 
 def test_every_round_has_another_subset() -> None:
-    algorithm = federation_of(world_of({"name": "fedmd", "public_size": 10})).world.algorithm
+    algorithm = federation_of(world_of({"name": "fedmd", "public_size": 10})).spec.algorithm
     first, second = (algorithm.public_order(0, number, 50)[0].tolist() for number in range(2))
     assert len(set(first)) == len(set(second)) == 10 and set(first) != set(second)
     assert algorithm.public_order(0, 1, 50)[0].tolist() == second
 
 
 def test_participants_may_have_different_networks() -> None:
-    federation = played("fedmd", models={"client1": {"name": "two-layer", "width": 7, "norm": False}}, rounds=2)
+    federation = run_federation("fedmd", models={"client1": {"name": "two-layer", "width": 7, "norm": False}}, rounds=2)
     assert len(federation.server.models) == 2
     assert federation.step().metrics["train/public_loss"] > 0
 
 
 def test_digest_is_no_local_training() -> None:
-    assert played("fedmd").step().metrics["train/steps"] == played("local").step().metrics["train/steps"]
+    assert run_federation("fedmd").step().metrics["train/steps"] == run_federation("local").step().metrics["train/steps"]

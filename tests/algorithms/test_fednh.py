@@ -10,13 +10,13 @@ from torch import Tensor
 from flray.algorithms.fednh import W, spread
 from flray.errors import FlrayError
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import blobs, federation_of, models_sha, played, tensors, world_of
+from tests.algorithms.conftest import federation_of, gaussian_clients, models_sha, run_federation, tensors, world_of
 
 S = "classifier.scale"
 
 
 def initial(federation: Federation) -> dict[str, Tensor]:
-    return federation_of(federation.world).server.model
+    return federation_of(federation.spec).server.model
 
 
 def random(classes: int, size: int) -> Tensor:
@@ -41,7 +41,7 @@ def test_the_class_vectors_start_far_apart(classes: int, size: int, cosine: floa
 
 
 def test_with_full_momentum_w_keeps_its_bits_whatever_the_optimiser_does() -> None:
-    federation = played({"name": "fednh", "rho": 1.0}, rounds=3, local={"momentum": 0.9, "weight_decay": 0.1})
+    federation = run_federation({"name": "fednh", "rho": 1.0}, rounds=3, local={"momentum": 0.9, "weight_decay": 0.1})
     before, after = initial(federation), federation.server.model
     assert torch.equal(before[W], after[W])
     assert not torch.equal(before[S], after[S])
@@ -49,7 +49,7 @@ def test_with_full_momentum_w_keeps_its_bits_whatever_the_optimiser_does() -> No
 
 
 def test_rows_of_w_have_length_1_after_every_round() -> None:
-    federation = federation_of(world_of("fednh", blobs(skew=True), participation={"clients": 1}))
+    federation = federation_of(world_of("fednh", gaussian_clients(skew=True), participation={"clients": 1}))
     for _ in range(4):
         before = federation.server.model[W]
         federation.step()
@@ -62,10 +62,10 @@ def test_rows_of_w_have_length_1_after_every_round() -> None:
 
 def test_a_round_by_hand() -> None:
     """The body has no parameters: two full-batch steps on s alone, and W from the directions of the inputs."""
-    federation = played({"name": "fednh", "rho": 0.7, "scale": 2.0}, blobs(skew=True), model="one-layer",
+    federation = run_federation({"name": "fednh", "rho": 0.7, "scale": 2.0}, gaussian_clients(skew=True), model="one-layer",
                         local={"batch_size": 99, "epochs": 2})
     w, scales, pull = initial(federation)[W], [], torch.zeros(3, 4, dtype=torch.float64)
-    for x, y in tensors(blobs(skew=True)):
+    for x, y in tensors(gaussian_clients(skew=True)):
         directions = x / x.norm(dim=1, keepdim=True)
         cosines = directions @ w.T
         s = torch.tensor(2.0, dtype=torch.float64)
@@ -84,21 +84,21 @@ def test_a_round_by_hand() -> None:
 
 
 def test_a_fixed_scale_is_no_part_of_the_state_and_bounds_the_logits() -> None:
-    federation = played({"name": "fednh", "scale": 30.0, "train_scale": False}, rounds=2)
+    federation = run_federation({"name": "fednh", "scale": 30.0, "train_scale": False}, rounds=2)
     assert S not in federation.server.model
-    model = federation.world.build("two-layer")
+    model = federation.spec.build("two-layer")
     model.load_state_dict(federation.server.model)
     logits = model(torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
     assert 20 < logits.abs().max() <= 30
 
 
 def test_personal_models_are_the_clients_last_ones_and_change_no_training() -> None:
-    with_personal, without = (played({"name": "fednh", "personal": on}, rounds=2) for on in (True, False))
-    assert models_sha(with_personal) == models_sha(without) != models_sha(played("fedavg", rounds=2))
+    with_personal, without = (run_federation({"name": "fednh", "personal": on}, rounds=2) for on in (True, False))
+    assert models_sha(with_personal) == models_sha(without) != models_sha(run_federation("fedavg", rounds=2))
     assert all(handle is None for handle in without.states)
     metrics = with_personal.evaluate()
     assert metrics["personal/local/loss"] < metrics["global/local/loss"]
-    fresh = federation_of(with_personal.world).evaluate()
+    fresh = federation_of(with_personal.spec).evaluate()
     assert fresh["personal/local/loss"] == fresh["global/local/loss"]
 
 

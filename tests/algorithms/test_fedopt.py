@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tests.algorithms.conftest import (
-    blobs,
     federation_of,
+    gaussian_clients,
     models_sha,
-    played,
+    run_federation,
     softmax_gradient,
     tensors,
     world_of,
@@ -25,7 +25,7 @@ W = "classifier.weight"
 def mean_update(w: Tensor) -> Tensor:
     """Return FedAvg's mean update of one full-batch step."""
     total = torch.zeros_like(w)
-    for x, y in tensors(blobs()):
+    for x, y in tensors(gaussian_clients()):
         total -= len(y) / 36 * 0.3 * softmax_gradient(w, x, y)
     return total
 
@@ -43,8 +43,8 @@ def rule(form: str, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("form", ["avgm", "adagrad", "adam", "yogi"])
 def test_three_rounds_by_hand_at_the_defaults(form: str) -> None:
-    federation = federation_of(world_of(f"fed{form}", blobs(), **STEP))
-    general = federation_of(world_of({"name": "fedopt", "server_optimizer": form}, blobs(), **STEP))
+    federation = federation_of(world_of(f"fed{form}", gaussian_clients(), **STEP))
+    general = federation_of(world_of({"name": "fedopt", "server_optimizer": form}, gaussian_clients(), **STEP))
     w = federation.server.model[W].clone()
     m, v = torch.zeros_like(w), torch.full_like(w, 1e-6)
     for _ in range(3):
@@ -57,27 +57,27 @@ def test_three_rounds_by_hand_at_the_defaults(form: str) -> None:
 
 
 def test_fedopt_is_fedadam_unless_told_otherwise() -> None:
-    assert played("fedopt", rounds=2).sha256() == played("fedadam", rounds=2).sha256()
+    assert run_federation("fedopt", rounds=2).sha256() == run_federation("fedadam", rounds=2).sha256()
 
 
 def test_fedavgm_without_momentum_is_fedavg() -> None:
-    found = played({"name": "fedavgm", "beta1": 0.0, "server_lr": 1.0}, rounds=3).server.model
-    for name, value in played("fedavg", rounds=3).server.model.items():
+    found = run_federation({"name": "fedavgm", "beta1": 0.0, "server_lr": 1.0}, rounds=3).server.model
+    for name, value in run_federation("fedavg", rounds=3).server.model.items():
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)
 
 
 def test_adaptive_forms_approach_fedavg_as_step_and_tau_grow_together() -> None:
     options = {"server_lr": 1e6, "tau": 1e6, "beta1": 0.0, "initial": 0.0}
-    expected = played("fedavg").server.model
+    expected = run_federation("fedavg").server.model
     for form in ("fedadagrad", "fedadam", "fedyogi"):
-        found = played({"name": form, **options}).server.model
+        found = run_federation({"name": form, **options}).server.model
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_first_adagrad_step_has_one_length_in_every_coordinate() -> None:
     federation = federation_of(world_of({"name": "fedadagrad", "initial": 0.0, "tau": 1e-14, "beta1": 0.5,
-                                         "server_lr": 0.2}, blobs(), **STEP))
+                                         "server_lr": 0.2}, gaussian_clients(), **STEP))
     start = federation.server.model[W].clone()
     federation.step()
     lengths = (federation.server.model[W] - start).abs()
@@ -85,25 +85,25 @@ def test_first_adagrad_step_has_one_length_in_every_coordinate() -> None:
 
 
 def test_yogi_and_adam_agree_in_their_first_step_from_zero() -> None:
-    digests = {models_sha(played({"name": form, "initial": 0.0})) for form in ("fedyogi", "fedadam")}
+    digests = {models_sha(run_federation({"name": form, "initial": 0.0})) for form in ("fedyogi", "fedadam")}
     assert len(digests) == 1
 
 
 @pytest.mark.parametrize("form", ["fedavgm", "fedadagrad", "fedadam", "fedyogi"])
 def test_buffers_are_plainly_averaged(form: str) -> None:
-    found, expected = played(form).server.model, played("fedavg").server.model
+    found, expected = run_federation(form).server.model, run_federation("fedavg").server.model
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(found[f"features.middle.{name}"], expected[f"features.middle.{name}"])
 
 
 @pytest.mark.parametrize("form", ["fedavgm", "fedadagrad", "fedadam", "fedyogi"])
 def test_differs_from_fedavg_at_the_defaults(form: str) -> None:
-    assert models_sha(played(form, rounds=2)) != models_sha(played("fedavg", rounds=2))
+    assert models_sha(run_federation(form, rounds=2)) != models_sha(run_federation("fedavg", rounds=2))
 
 
 def test_moments_cover_parameters_only_and_start_at_tau_squared() -> None:
     federation = federation_of(world_of({"name": "fedadam", "tau": 0.1}))
-    names = {name for name, _ in federation.world.build("two-layer").named_parameters()}
+    names = {name for name, _ in federation.spec.build("two-layer").named_parameters()}
     moments = federation.server.state["v"]["two-layer"]
     assert set(moments) == names
     assert all(float((v - 0.01).abs().max()) < 1e-15 for v in moments.values())

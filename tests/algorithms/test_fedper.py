@@ -7,9 +7,9 @@ from flray import trees
 from flray.errors import FlrayError
 from flray.federation.federation import Federation
 from tests.algorithms.conftest import (
-    blobs,
     federation_of,
-    played,
+    gaussian_clients,
+    run_federation,
     softmax_gradient,
     state_of,
     tensors,
@@ -23,10 +23,10 @@ def personal(federation: Federation) -> list[str]:
 
 
 def test_body_is_averaged_and_heads_are_not() -> None:
-    federation = played("fedper", rounds=1)
-    fedavg = played("fedavg", rounds=1)
+    federation = run_federation("fedper", rounds=1)
+    fedavg = run_federation("fedavg", rounds=1)
     for name, value in federation.server.model.items():
-        initial = federation_of(federation.world).server.model[name]
+        initial = federation_of(federation.spec).server.model[name]
         assert torch.equal(value, initial if name.startswith("classifier") else fedavg.server.model[name]), name
     heads = [state_of(federation, i)["personal"]["classifier.weight"] for i in range(3)]
     sizes = torch.tensor([12.0, 9.0, 15.0], dtype=torch.float64)
@@ -36,16 +36,16 @@ def test_body_is_averaged_and_heads_are_not() -> None:
 
 def test_a_head_continues_from_its_last_turn() -> None:
     """One full-batch step a round on a single layer, of which all is personal: two steps of gradient descent."""
-    federation = played("fedper", rounds=2, model="one-layer", local={"batch_size": 99})
-    for i, (x, y) in enumerate(tensors(blobs())):
-        w = federation_of(federation.world).server.model["classifier.weight"].clone()
+    federation = run_federation("fedper", rounds=2, model="one-layer", local={"batch_size": 99})
+    for i, (x, y) in enumerate(tensors(gaussian_clients())):
+        w = federation_of(federation.spec).server.model["classifier.weight"].clone()
         for _ in range(2):
             w -= 0.1 * softmax_gradient(w, x, y)
         torch.testing.assert_close(state_of(federation, i)["personal"]["classifier.weight"], w, rtol=1e-12, atol=1e-14)
 
 
 def test_joined_groups_stay_at_the_client_together() -> None:
-    names = state_of(played({"name": "fedper", "personal": "classifier+batch_norm"}), 0)["personal"].keys()
+    names = state_of(run_federation({"name": "fedper", "personal": "classifier+batch_norm"}), 0)["personal"].keys()
     assert {name.rsplit(".", 1)[0] for name in names} == {"classifier", "features.middle"} and len(names) == 7
 
 

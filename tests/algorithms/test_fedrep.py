@@ -5,13 +5,13 @@ import torch
 
 from flray import trees
 from flray.algorithms.client import Client
+from flray.algorithms.common.samples import Batch
 from flray.algorithms.fedrep import FedRep
-from flray.algorithms.samples import Batch
 from tests.algorithms.conftest import (
-    blobs,
     federation_of,
+    gaussian_clients,
     models_sha,
-    played,
+    run_federation,
     softmax_gradient,
     state_of,
     tensors,
@@ -32,12 +32,12 @@ def test_each_phase_leaves_the_other_part_as_it_is(monkeypatch: pytest.MonkeyPat
 
     def watched(self: FedRep, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
         step(self, client, batch, optimizer)
-        features, classifier = (trees.sha256({n: v for n, v in client.bench.entries.items() if n.startswith(part)})
+        features, classifier = (trees.sha256({n: v for n, v in client.resident.entries.items() if n.startswith(part)})
                                 for part in ("features", "classifier"))
         seen.append((batch.phase.tag, features, classifier))
 
     monkeypatch.setattr(FedRep, "step", watched)
-    federation = federation_of(world_of(rep(2, 1), blobs((12,)), local={"momentum": 0.9, "weight_decay": 0.1}))
+    federation = federation_of(world_of(rep(2, 1), gaussian_clients((12,)), local={"momentum": 0.9, "weight_decay": 0.1}))
     federation.step()
     head, body = [s for s in seen if s[0] == "personal"], [s for s in seen if s[0] == "train"]
     assert (len(head), len(body)) == (6, 3) and seen == head + body
@@ -46,16 +46,16 @@ def test_each_phase_leaves_the_other_part_as_it_is(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_body_epochs_the_body_stays_the_initial_one() -> None:
-    federation = played(rep(3, 0), rounds=2)
-    initial = federation_of(federation.world).server.models
+    federation = run_federation(rep(3, 0), rounds=2)
+    initial = federation_of(federation.spec).server.models
     assert models_sha(federation) == trees.sha256(initial)
     assert state_of(federation, 0)["personal"]["classifier.bias"].norm() > 0
 
 
 def test_head_phase_is_softmax_regression_on_the_received_features() -> None:
     """On a network whose body has no parameters, so that its phase is empty: two full-batch steps."""
-    federation = played(rep(2, 3), rounds=1, model="one-layer", local={"batch_size": 99})
-    for i, (x, y) in enumerate(tensors(blobs())):
+    federation = run_federation(rep(2, 3), rounds=1, model="one-layer", local={"batch_size": 99})
+    for i, (x, y) in enumerate(tensors(gaussian_clients())):
         w = federation.server.model["classifier.weight"].clone()
         for _ in range(2):
             w -= 0.1 * softmax_gradient(w, x, y)
@@ -64,14 +64,14 @@ def test_head_phase_is_softmax_regression_on_the_received_features() -> None:
 
 def test_without_head_epochs_training_is_fedbabu_s() -> None:
     settings = {"model": DROPOUT, "aggregation": {"weights": "uniform"}}
-    babu = played("fedbabu", rounds=3, **settings)
-    assert models_sha(played(rep(0, None), rounds=3, **settings)) == models_sha(babu)
-    assert models_sha(played(rep(1, None), rounds=3, **settings)) != models_sha(babu)
+    babu = run_federation("fedbabu", rounds=3, **settings)
+    assert models_sha(run_federation(rep(0, None), rounds=3, **settings)) == models_sha(babu)
+    assert models_sha(run_federation(rep(1, None), rounds=3, **settings)) != models_sha(babu)
 
 
 def test_heads_fitted_for_the_test_are_forgotten() -> None:
     """On a network that has nothing but a head to fit."""
-    fitted, plain = (played(rep(1, 1, evaluation_epochs=epochs), model="one-layer") for epochs in (5, 0))
+    fitted, plain = (run_federation(rep(1, 1, evaluation_epochs=epochs), model="one-layer") for epochs in (5, 0))
     loss = "personal/local/loss"
     assert fitted.evaluate()[loss] < plain.evaluate()[loss]
     assert fitted.sha256() == plain.sha256()

@@ -8,12 +8,12 @@ from torch import Tensor
 from flray import trees
 from tests.algorithms.conftest import (
     assert_weights,
-    blobs,
     descended,
     federation_of,
+    gaussian_clients,
     mean_of,
     models_sha,
-    played,
+    run_federation,
     state_of,
     tensors,
     world_of,
@@ -26,23 +26,23 @@ DROPOUT = {"name": "two-layer", "dropout": 0.2}
 @pytest.mark.parametrize("model", [DROPOUT, {"name": "deep-classifier"}])
 def test_with_plain_ce_the_generic_part_is_fedavg(model: dict[str, object]) -> None:
     """So the personal head changes neither weights nor statistics nor random numbers of the generic part."""
-    plain = played({"name": "fedrod", "generic_loss": "ce"}, rounds=3, model=model, local={"clip_norm": 0.5})
-    assert models_sha(plain) == models_sha(played("fedavg", rounds=3, model=model, local={"clip_norm": 0.5}))
+    plain = run_federation({"name": "fedrod", "generic_loss": "ce"}, rounds=3, model=model, local={"clip_norm": 0.5})
+    assert models_sha(plain) == models_sha(run_federation("fedavg", rounds=3, model=model, local={"clip_norm": 0.5}))
 
 
 def test_where_all_classes_are_equally_frequent_the_generic_part_is_fedavg_s() -> None:
-    assert_weights(played("fedrod", rounds=2).server.model, played("fedavg", rounds=2).server.model)
-    skewed = [models_sha(played(name, blobs(skew=True), rounds=1)) for name in ("fedrod", "fedavg")]
+    assert_weights(run_federation("fedrod", rounds=2).server.model, run_federation("fedavg", rounds=2).server.model)
+    skewed = [models_sha(run_federation(name, gaussian_clients(skew=True), rounds=1)) for name in ("fedrod", "fedavg")]
     assert skewed[0] != skewed[1]
 
 
 @pytest.mark.parametrize("start", ["copy", "zero"])
 def test_two_steps_and_both_predictors_by_hand(start: str) -> None:
     """Client i lacks class i, so its log share is that of 1e-12; g learns from z and f of before the step."""
-    clients = blobs(skew=True)
-    federation = played({"name": "fedrod", "personal_init": start}, clients, model="linear-body",
+    clients = gaussian_clients(skew=True)
+    federation = run_federation({"name": "fedrod", "personal_init": start}, clients, model="linear-body",
                         local={"batch_size": 99, "epochs": 2})
-    initial, trained, heads = federation_of(federation.world).server.model, [], []
+    initial, trained, heads = federation_of(federation.spec).server.model, [], []
     for x, y in tensors(clients):
         shares = (torch.bincount(y, minlength=3).double() / len(y)).clamp(min=1e-12).log()
         p = dict(initial)
@@ -69,8 +69,8 @@ def test_two_steps_and_both_predictors_by_hand(start: str) -> None:
 
 
 def test_the_personal_head_s_gradient_is_clipped_by_itself() -> None:
-    federation = played("fedrod", blobs((12,)), model="linear-body", local={"batch_size": 99, "clip_norm": 1e-3})
-    before = federation_of(federation.world).server.model
+    federation = run_federation("fedrod", gaussian_clients((12,)), model="linear-body", local={"batch_size": 99, "clip_norm": 1e-3})
+    before = federation_of(federation.spec).server.model
     moved = state_of(federation, 0)["head"]["weight"] - before[V]
     assert float(moved.norm()) == pytest.approx(0.1 * 1e-3, rel=1e-2)  # torch adds 1e-6 to the norm
 

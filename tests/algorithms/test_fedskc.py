@@ -11,10 +11,10 @@ from torch import Tensor
 
 from flray.errors import ConfigError
 from tests.algorithms.conftest import (
-    blobs,
     federation_of,
+    gaussian_clients,
     models_sha,
-    played,
+    run_federation,
     softmax_gradient,
     tensors,
     world_of,
@@ -98,7 +98,7 @@ def spread(known: dict[int, Tensor], classes: set[int]) -> float:
 ], ids=str)
 def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
     """Clients without a class and a cohort of two: classes come and go in the global knowledge."""
-    clients = blobs((10, 9, 12), skew=True)
+    clients = gaussian_clients((10, 9, 12), skew=True)
     federation = federation_of(world_of({"name": "fedskc", **options}, clients, participation={"clients": 2}, **FULL))
     w, data, known = federation.server.model[W].clone(), tensors(clients), {}
     beta = options.get("beta", 0.95)
@@ -137,7 +137,7 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
 
 
 def test_a_class_that_nobody_held_this_round_is_absent() -> None:
-    clients = blobs((10, 9, 12), skew=True)
+    clients = gaussian_clients((10, 9, 12), skew=True)
     federation = federation_of(world_of("fedskc", clients, participation={"clients": 1}, **FULL))
     federation.step()
     (client,) = federation.server.cohort
@@ -146,7 +146,7 @@ def test_a_class_that_nobody_held_this_round_is_absent() -> None:
 
 def test_everything_off_is_fedavg() -> None:
     settings = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 3}
-    plain, off = played("fedavg", **settings), played({"name": "fedskc", **OFF}, **settings)
+    plain, off = run_federation("fedavg", **settings), run_federation({"name": "fedskc", **OFF}, **settings)
     assert plain.sha256() == off.sha256()
     both = [f.step().metrics for f in (plain, off)]
     assert both[0]["bytes/up"] == both[1]["bytes/up"] and both[0]["bytes/down"] == both[1]["bytes/down"]
@@ -154,32 +154,32 @@ def test_everything_off_is_fedavg() -> None:
 
 def test_sizes_that_saturate_the_sigmoid_make_the_average_uniform() -> None:
     """N_k of 45 and more: every sigmoid is 1 to the last bit, whatever the discrepancies."""
-    clients, options = blobs((45, 60, 50)), {"name": "fedskc", "lcl": False, "gpr": False}
-    uniform = played("fedavg", clients, rounds=2, aggregation={"weights": "uniform"})
-    assert models_sha(played(options, clients, rounds=2)) == models_sha(uniform)
-    assert models_sha(played({**options, "gda": False}, clients, rounds=2)) != models_sha(uniform)
+    clients, options = gaussian_clients((45, 60, 50)), {"name": "fedskc", "lcl": False, "gpr": False}
+    uniform = run_federation("fedavg", clients, rounds=2, aggregation={"weights": "uniform"})
+    assert models_sha(run_federation(options, clients, rounds=2)) == models_sha(uniform)
+    assert models_sha(run_federation({**options, "gda": False}, clients, rounds=2)) != models_sha(uniform)
 
 
 def test_equal_sizes_and_discrepancies_make_the_average_uniform() -> None:
     """Classes that only one client holds have its own knowledge: every d_k is 0, though the models differ."""
-    clients = [(x, y % 2 + 2 * i) for i, (x, y) in enumerate(blobs((12, 12, 12)))]
+    clients = [(x, y % 2 + 2 * i) for i, (x, y) in enumerate(gaussian_clients((12, 12, 12)))]
     options = {"name": "fedskc", "lcl": False, "gpr": False, "sample_scale": "fraction"}
-    found = played(options, clients, rounds=3, classes=6)
+    found = run_federation(options, clients, rounds=3, classes=6)
     assert {v for name, v in found.step().metrics.items() if "d_k/" in name} == {0.0}
     assert models_sha(found) == models_sha(
-        played("fedavg", clients, rounds=4, classes=6, aggregation={"weights": "uniform"}))
+        run_federation("fedavg", clients, rounds=4, classes=6, aggregation={"weights": "uniform"}))
 
 
 @pytest.mark.parametrize("module", ["lcl", "gda", "gpr"])
 def test_each_module_makes_a_difference(module: str) -> None:
-    clients, settings = blobs((6, 9, 15)), {"rounds": 3, "local": {"lr": 0.01}}
-    alone = played({"name": "fedskc", **OFF, module: True}, clients, **settings)
-    assert models_sha(alone) != models_sha(played("fedavg", clients, **settings))
+    clients, settings = gaussian_clients((6, 9, 15)), {"rounds": 3, "local": {"lr": 0.01}}
+    alone = run_federation({"name": "fedskc", **OFF, module: True}, clients, **settings)
+    assert models_sha(alone) != models_sha(run_federation("fedavg", clients, **settings))
 
 
 def test_knowledge_travels_only_where_a_module_needs_it() -> None:
     def round_two(**options: Any) -> dict[str, float]:
-        return played({"name": "fedskc", **OFF, **options}).step().metrics
+        return run_federation({"name": "fedskc", **OFF, **options}).step().metrics
 
     plain, lcl_only, gda_only = round_two(), round_two(lcl=True), round_two(gda=True)
     assert lcl_only["bytes/down"] - plain["bytes/down"] == 3 * (9 * 8 + 3)
@@ -195,18 +195,18 @@ RELEASED = {"lr": 0.1, "beta": 0.99, "gate": False, "normaliser": "none", "posit
 
 
 def test_all_values_set_alone_are_the_switch() -> None:
-    clients = blobs((10, 9, 12), skew=True)
+    clients = gaussian_clients((10, 9, 12), skew=True)
     settings = {"rounds": 3, "participation": {"clients": 2}, "local": {"epochs": 2, "lr": 0.01}}
-    switch = played({"name": "fedskc", "variant": "released"}, clients, **settings)
-    values = played({"name": "fedskc", **RELEASED}, clients, **settings)
+    switch = run_federation({"name": "fedskc", "variant": "released"}, clients, **settings)
+    values = run_federation({"name": "fedskc", **RELEASED}, clients, **settings)
     assert switch.sha256() == values.sha256()
-    assert switch.sha256() != played("fedskc", clients, **settings).sha256()
+    assert switch.sha256() != run_federation("fedskc", clients, **settings).sha256()
 
 
 def test_learning_rate_of_the_released_code() -> None:
     off = {"name": "fedskc", "variant": "released", "lcl": False, "gpr": False}
-    found = played(off, local={"lr": 0.01})
-    assert models_sha(found) == models_sha(played("fedavg", local={"lr": 0.1}))
+    found = run_federation(off, local={"lr": 0.01})
+    assert models_sha(found) == models_sha(run_federation("fedavg", local={"lr": 0.1}))
 
 
 def test_learning_rate_that_would_be_ignored_is_refused() -> None:
@@ -225,7 +225,7 @@ def test_learning_rate_that_would_be_ignored_is_refused() -> None:
 ], ids=str)
 def test_local_loss_of_the_second_round_by_hand(options: dict[str, Any], by_hand: dict[str, Any]) -> None:
     """One client a round: the second one's class may have no prototype; the ramp is 2 / 100 in round 2."""
-    clients = blobs((10, 9, 12), skew=True)
+    clients = gaussian_clients((10, 9, 12), skew=True)
     federation = federation_of(world_of({"name": "fedskc", "gpr": False, **options}, clients,
                                         participation={"clients": 1}, **FULL))
     w, data, known, missing = federation.server.model[W].clone(), tensors(clients), {}, False
@@ -241,7 +241,7 @@ def test_local_loss_of_the_second_round_by_hand(options: dict[str, Any], by_hand
 
 def test_knowledge_of_the_last_epoch_is_taken_from_the_steps_logits() -> None:
     """Two full-batch epochs: the last one's logits are those before the second step."""
-    (client,) = blobs((12,))
+    (client,) = gaussian_clients((12,))
     ((x, y),) = tensors([client])
     federation = federation_of(world_of({"name": "fedskc", "knowledge": "last_epoch"}, [client], model="one-layer",
                                         local={"batch_size": 100, "epochs": 2, "lr": 0.01}))
@@ -257,10 +257,10 @@ def test_knowledge_of_the_last_epoch_is_taken_from_the_steps_logits() -> None:
 def test_period_review_leaves_statistics_alone_in_the_paper_s_reading(buffers: bool) -> None:
     """Local training cannot differ before round 2's review, so only the review tells the two runs apart."""
     options = {"name": "fedskc", "review_buffers": buffers, "lcl": False}
-    reviewed = played(options, rounds=2).server.model
-    plain = played({**options, "gpr": False}, rounds=2).server.model
+    apply_period_review = run_federation(options, rounds=2).server.model
+    plain = run_federation({**options, "gpr": False}, rounds=2).server.model
     statistics = "features.middle.running_var"
-    assert torch.equal(reviewed[statistics], plain[statistics]) is not buffers
-    assert not torch.equal(reviewed["classifier.weight"], plain["classifier.weight"])
+    assert torch.equal(apply_period_review[statistics], plain[statistics]) is not buffers
+    assert not torch.equal(apply_period_review["classifier.weight"], plain["classifier.weight"])
     counter = "features.middle.num_batches_tracked"
-    assert torch.equal(reviewed[counter], plain[counter])
+    assert torch.equal(apply_period_review[counter], plain[counter])

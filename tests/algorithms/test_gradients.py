@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from flray import registry, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.gradients import gradient_at
-from tests.algorithms.conftest import assert_weights, played
+from flray.algorithms.common.gradients import gradient_at
+from tests.algorithms.conftest import assert_weights, run_federation
 
 SEEN: list[dict[str, Any]] = []
 
@@ -20,7 +20,7 @@ class LookingAside(Algorithm):
 
     def loss(self, client: Client, batch: Any) -> torch.Tensor:
         double = {name: 2 * w.detach() for name, w in client.parameters.items()}
-        buffers = client.snapshot(frozenset(client.bench.entries) - client.parameters.keys())
+        buffers = client.snapshot(frozenset(client.resident.entries) - client.parameters.keys())
         before = trees.clone(buffers)
         gradient, loss = gradient_at(client, batch, double, buffers)
         SEEN.append({"x": batch.x, "y": batch.y, "double": double, "gradient": gradient, "loss": loss,
@@ -30,7 +30,7 @@ class LookingAside(Algorithm):
 
 def test_the_gradient_is_that_at_the_given_parameters() -> None:
     SEEN.clear()
-    played("looking-aside", model={"name": "two-layer", "norm": False})
+    run_federation("looking-aside", model={"name": "two-layer", "norm": False})
     for seen in SEEN:
         leaves = {name: w.clone().requires_grad_() for name, w in seen["double"].items()}
         hidden = F.relu(seen["x"] @ leaves["features.first.weight"].T + leaves["features.first.bias"])
@@ -45,8 +45,8 @@ def test_looking_aside_moves_the_given_buffers_and_nothing_else() -> None:
     """Neither the model's statistics nor the units that dropout leaves out in the pass that follows."""
     SEEN.clear()
     settings: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.5}, "rounds": 2}
-    assert trees.sha256(played("looking-aside", **settings).server.models) == trees.sha256(
-        played("fedavg", **settings).server.models)
+    assert trees.sha256(run_federation("looking-aside", **settings).server.models) == trees.sha256(
+        run_federation("fedavg", **settings).server.models)
     for seen in SEEN:
         mean = (seen["x"] @ seen["double"]["features.first.weight"].T).mean(0)
         expected = 0.9 * seen["before"]["features.middle.running_mean"] + 0.1 * mean

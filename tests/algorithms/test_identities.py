@@ -8,7 +8,7 @@ import pytest
 
 from flray import trees
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import models_sha, played, state_of
+from tests.algorithms.conftest import models_sha, run_federation, state_of
 
 NORMED = {"name": "two-layer", "dropout": 0.2}
 PLAIN = {**NORMED, "norm": False}
@@ -77,10 +77,10 @@ def personal_sha(federation: Federation) -> str:
 @pytest.mark.parametrize(("method", "other", "settings"), GLOBAL, ids=label)
 def test_global_models_are_equal(method: Options, other: Options, settings: Options) -> None:
     settings = {"model": NORMED, **settings}
-    assert models_sha(played(method, rounds=3, **settings)) == models_sha(played(other, rounds=3, **settings))
+    assert models_sha(run_federation(method, rounds=3, **settings)) == models_sha(run_federation(other, rounds=3, **settings))
 
 
 @pytest.mark.parametrize(("method", "other", "settings"), PERSONAL, ids=label)
 def test_personal_models_are_equal(method: Options, other: Options, settings: Options) -> None:
     settings = {"model": NORMED, **settings}
-    assert personal_sha(played(method, rounds=3, **settings)) == personal_sha(played(other, rounds=3, **settings))
+    assert personal_sha(run_federation(method, rounds=3, **settings)) == personal_sha(run_federation(other, rounds=3, **settings))

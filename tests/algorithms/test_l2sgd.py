@@ -13,11 +13,11 @@ from flray.federation import checkpoint
 from flray.federation.federation import Federation
 from tests.algorithms.conftest import (
     assert_weights,
-    blobs,
     federation_of,
+    gaussian_clients,
     mean_of,
     models_sha,
-    played,
+    run_federation,
     softmax_gradient,
     state_of,
     tensors,
@@ -47,10 +47,10 @@ def until_a_pull(federation: Federation) -> list[Tensor]:
 
 def test_a_round_trains_and_pulls_by_hand() -> None:
     """Two rounds of one full-batch step on softmax regression, pull 0.3; the mean has equal weights."""
-    federation = played({"name": "l2sgd", "pull": 0.3}, rounds=2, **FULL)
-    models = [federation_of(federation.world).server.model[NAME]] * 3
+    federation = run_federation({"name": "l2sgd", "pull": 0.3}, rounds=2, **FULL)
+    models = [federation_of(federation.spec).server.model[NAME]] * 3
     for _ in range(2):
-        models = [w - 0.1 * softmax_gradient(w, x, y) for w, (x, y) in zip(models, tensors(blobs()), strict=True)]
+        models = [w - 0.1 * softmax_gradient(w, x, y) for w, (x, y) in zip(models, tensors(gaussian_clients()), strict=True)]
         mean = mean_of([{NAME: w} for w in models], [1, 1, 1])[NAME]
         models = [0.7 * w + 0.3 * mean for w in models]
     for i, w in enumerate(models):
@@ -61,8 +61,8 @@ def test_a_round_trains_and_pulls_by_hand() -> None:
 
 def test_a_full_pull_makes_all_models_uniform_fedavg_s() -> None:
     settings = {"model": {"name": "two-layer", "dropout": 0.2}, "rounds": 3}
-    pulled = played({"name": "l2sgd", "pull": 1.0}, **settings)
-    fedavg = played("fedavg", aggregation={"weights": "uniform"}, **settings)
+    pulled = run_federation({"name": "l2sgd", "pull": 1.0}, **settings)
+    fedavg = run_federation("fedavg", aggregation={"weights": "uniform"}, **settings)
     for i in range(3):
         kept = state_of(pulled, i)["personal"]
         floats = {name for name, value in kept.items() if value.is_floating_point()}
@@ -71,13 +71,13 @@ def test_a_full_pull_makes_all_models_uniform_fedavg_s() -> None:
 
 
 def test_the_default_is_neither_local_nor_fedavg() -> None:
-    losses = {name: played(name, rounds=3).evaluate()["personal/local/loss"] for name in ("l2sgd", "local")}
-    losses["fedavg"] = played("fedavg", rounds=3).evaluate()["global/local/loss"]
+    losses = {name: run_federation(name, rounds=3).evaluate()["personal/local/loss"] for name in ("l2sgd", "local")}
+    losses["fedavg"] = run_federation("fedavg", rounds=3).evaluate()["global/local/loss"]
     assert len(set(losses.values())) == 3
 
 
 def test_local_buffers_are_not_pulled() -> None:
-    local = played({"name": "l2sgd", "pull": 1.0}, rounds=1, aggregation={"buffers": "local"})
+    local = run_federation({"name": "l2sgd", "pull": 1.0}, rounds=1, aggregation={"buffers": "local"})
     means = [state_of(local, i)["personal"]["features.middle.running_mean"] for i in range(3)]
     assert not torch.equal(means[0], means[1])
     weights = [state_of(local, i)["personal"]["features.first.weight"] for i in range(3)]
@@ -87,7 +87,7 @@ def test_local_buffers_are_not_pulled() -> None:
 def test_the_coin_s_two_branches_are_unbiased_for_the_objective_s_gradient() -> None:
     """Both branches from the same models: their expected step is -alpha grad F, and alpha = N (1 - p) lr."""
     p, lam, lr = 0.3, 0.8, 0.1
-    federation = played(coin(p, lam), rounds=1, **FULL)
+    federation = run_federation(coin(p, lam), rounds=1, **FULL)
     before = until_a_pull(federation)
     mean = torch.stack(before).mean(0)
     pulls = [after - w for after, w in zip(own(federation), before, strict=True)]
@@ -97,9 +97,9 @@ def test_the_coin_s_two_branches_are_unbiased_for_the_objective_s_gradient() -> 
         if not came["bytes/down"]:
             break
     assert came["train/steps"] == 3 and came["bytes/up"] == 0
-    for w, after, (x, y) in zip(models, own(federation), tensors(blobs()), strict=True):
+    for w, after, (x, y) in zip(models, own(federation), tensors(gaussian_clients()), strict=True):
         assert_weights({NAME: after - w}, {NAME: -alpha / (3 * (1 - p)) * softmax_gradient(w, x, y)})
-    for w, pull, (x, y) in zip(before, pulls, tensors(blobs()), strict=True):
+    for w, pull, (x, y) in zip(before, pulls, tensors(gaussian_clients()), strict=True):
         step = -lr * softmax_gradient(w, x, y)  # of the branch that was just measured
         gradient = (softmax_gradient(w, x, y) + lam * (w - mean)) / 3
         assert_weights({NAME: (1 - p) * step + p * pull}, {NAME: -alpha * gradient})
@@ -126,7 +126,7 @@ def test_models_travel_only_for_the_first_of_several_pulls() -> None:
 @pytest.mark.parametrize("p", [0.1, 0.9])
 def test_the_coin_falls_as_often_as_it_should(p: float) -> None:
     federation = federation_of(world_of(coin(p), model="one-layer"))
-    algorithm, server = federation.world.algorithm, federation.server
+    algorithm, server = federation.spec.algorithm, federation.server
     pulls = 0
     for server.round in range(2000):
         names = [stage.name for stage in algorithm.exchanges(server)]
@@ -136,13 +136,13 @@ def test_the_coin_falls_as_often_as_it_should(p: float) -> None:
 
 
 def test_a_federation_with_a_coin_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    world = world_of(coin(0.5), rounds=8)
-    whole = federation_of(world)
+    spec = world_of(coin(0.5), rounds=8)
+    whole = federation_of(spec)
     for done in range(8):
         checkpoint.save(whole, tmp_path / str(done))
         whole.step()
     for done in range(8):
-        resumed = federation_of(world)
+        resumed = federation_of(spec)
         checkpoint.restore(resumed, tmp_path / str(done))
         while resumed.rounds_done < 8:
             resumed.step()

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from flray import registry, trees
 from flray.data.types import DataSet, Domain
-from flray.federation.inline import InlineExecutor
+from flray.federation.inline_executor import InlineExecutor
 from flray.models import SplitModel
 from tests.algorithms.conftest import (
-    blobs,
     federation_of,
+    gaussian_clients,
     models_sha,
-    played,
+    run_federation,
     softmax_gradient,
     state_of,
     tensors,
@@ -63,7 +63,7 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
     centred, drop = options.get("centred", released), options.get("drop_smallest", released)
     history = options.get("history", "all" if released else "earlier")
     last = options.get("update", "last_epoch" if released else "round") == "last_epoch"
-    clients = blobs((10, 9, 12))
+    clients = gaussian_clients((10, 9, 12))
     federation = federation_of(world_of({"name": "lgmix", **options}, clients, **FULL))
     u = {name: federation.server.model[name].clone() for name in NAMES}
     own, ratios = [dict(u) for _ in clients], [[] for _ in clients]
@@ -95,7 +95,7 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("model", [{"name": "two-layer", "dropout": 0.3}, "scaled"], ids=["norm", "plain"])
 def test_ratio_zero_is_fedavg(model: Any) -> None:
-    mixed, plain = (played(a, rounds=4, model=model, local=SINGLE) for a in ({"name": "lgmix", "ratio": 0}, "fedavg"))
+    mixed, plain = (run_federation(a, rounds=4, model=model, local=SINGLE) for a in ({"name": "lgmix", "ratio": 0}, "fedavg"))
     assert models_sha(mixed) == models_sha(plain)
     for i in range(3):
         assert trees.sha256(state_of(mixed, i)["own"]) == trees.sha256(plain.server.model)
@@ -103,28 +103,28 @@ def test_ratio_zero_is_fedavg(model: Any) -> None:
 
 @pytest.mark.parametrize("model", [{"name": "two-layer", "dropout": 0.3}, "scaled"], ids=["norm", "plain"])
 def test_ratio_one_is_local_training(model: Any) -> None:
-    mixed, alone = (played(a, rounds=4, model=model, local=SINGLE) for a in ({"name": "lgmix", "ratio": 1}, "local"))
+    mixed, alone = (run_federation(a, rounds=4, model=model, local=SINGLE) for a in ({"name": "lgmix", "ratio": 1}, "local"))
     for i in range(3):
         assert trees.sha256(state_of(mixed, i)["own"]) == trees.sha256(state_of(alone, i)["personal"])
 
 
 def test_differs_from_both_ends_at_its_default() -> None:
-    mixed = played("lgmix", rounds=2, local=SINGLE)
+    mixed = run_federation("lgmix", rounds=2, local=SINGLE)
     own = {trees.sha256(state_of(mixed, i)["own"]) for i in range(3)}
     assert len(own) == 3
-    assert models_sha(played("fedavg", rounds=2, local=SINGLE)) not in {models_sha(mixed), *own}
-    alone = played("local", rounds=2, local=SINGLE)
+    assert models_sha(run_federation("fedavg", rounds=2, local=SINGLE)) not in {models_sha(mixed), *own}
+    alone = run_federation("local", rounds=2, local=SINGLE)
     assert not own & {trees.sha256(state_of(alone, i)["personal"]) for i in range(3)}
 
 
 def test_the_mixing_stage_adds_no_steps_and_hides_no_loss() -> None:
-    metrics = played("lgmix").step().metrics
-    assert metrics["train/steps"] == played("fedavg").step().metrics["train/steps"] == 3 + 2 + 4
+    metrics = run_federation("lgmix").step().metrics
+    assert metrics["train/steps"] == run_federation("fedavg").step().metrics["train/steps"] == 3 + 2 + 4
     assert metrics["train/loss"] > 0
 
 
 def test_u_is_not_the_mean_of_the_personalised_models() -> None:
-    federation = played("lgmix", blobs((12, 12, 12)), rounds=3, model="scaled")
+    federation = run_federation("lgmix", gaussian_clients((12, 12, 12)), rounds=3, model="scaled")
     mean = torch.stack([state_of(federation, i)["own"][NAMES[1]] for i in range(3)]).mean(0)
     assert float((mean - federation.server.model[NAMES[1]]).abs().max()) > 1e-4
 
@@ -143,7 +143,7 @@ def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: 
     start = federation.server.model["classifier.weight"].clone()
     bias = federation.server.model["classifier.bias"].clone()
     federation.step()
-    data = federation.world.data
+    data = federation.spec.data
     rows = data.clients[0].train
     x = torch.from_numpy(data.x[rows]).double().flatten(1) / 255 * scale + shift
     y = torch.from_numpy(data.y[rows])
@@ -188,11 +188,11 @@ def split_early(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 @pytest.mark.parametrize("model", ["whole", "split-early"])
 def test_features_are_those_before_the_last_layer(model: str) -> None:
     """In the first step both models are the same: only the mode of the batch norm tells their features apart."""
-    clients = blobs((10, 9, 12))
+    clients = gaussian_clients((10, 9, 12))
     federation = federation_of(world_of("lgmix", clients, model=model, local={"batch_size": 100}))
     metrics = federation.step().metrics
     for i, (x, _) in enumerate(tensors(clients)):
-        network: Any = federation.world.build(model)
+        network: Any = federation.spec.build(model)
         layers = network.layers if model == "whole" else nn.Sequential(*network.features, *network.classifier)
         common, local = (float(layers.train(mode)[:-1](x).detach().square().sum()) for mode in (False, True))
         assert abs(local / (local + common) - 0.5) > 0.01
@@ -200,11 +200,11 @@ def test_features_are_those_before_the_last_layer(model: str) -> None:
 
 
 def test_nothing_is_left_at_the_network_after_a_turn() -> None:
-    world = world_of("lgmix")
-    executor = InlineExecutor(world)
-    federation_of(world, executor).step()
-    bench = executor._player._workshop.bench("two-layer")
-    models = [bench.model, *bench.twins.values()]
+    spec = world_of("lgmix")
+    executor = InlineExecutor(spec)
+    federation_of(spec, executor).step()
+    resident = executor._runner._resources.resident("two-layer")
+    models = [resident.model, *resident.frozen_copies.values()]
     assert len(models) == 2 and not any(m._forward_pre_hooks for model in models for m in model.modules())
 
 

@@ -10,12 +10,12 @@ import torch
 
 from flray import trees
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
+from flray.federation.inline_executor import InlineExecutor
 from tests.algorithms.conftest import (
-    blobs,
     federation_of,
+    gaussian_clients,
     models_sha,
-    played,
+    run_federation,
     softmax_gradient,
     state_of,
     tensors,
@@ -28,7 +28,7 @@ W = "classifier.weight"
 
 def test_fedprox_takes_the_steps_of_its_closed_form() -> None:
     """One layer, full batches: w <- w - lr (grad CE(w) + mu (w - w_0)), three times, then the weighted mean."""
-    clients = blobs()
+    clients = gaussian_clients()
     federation = federation_of(world_of({"name": "fedprox", "mu": 0.7}, clients, **FULL))
     start = federation.server.model[W].clone()
     federation.step()
@@ -43,21 +43,21 @@ def test_fedprox_takes_the_steps_of_its_closed_form() -> None:
 
 def test_fedprox_without_a_pull_is_fedavg() -> None:
     settings = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 3}
-    assert models_sha(played({"name": "fedprox", "mu": 0}, **settings)) == models_sha(played("fedavg", **settings))
+    assert models_sha(run_federation({"name": "fedprox", "mu": 0}, **settings)) == models_sha(run_federation("fedavg", **settings))
 
 
 def test_fedprox_differs_from_fedavg_at_its_default() -> None:
-    assert models_sha(played("fedprox", rounds=2)) != models_sha(played("fedavg", rounds=2))
+    assert models_sha(run_federation("fedprox", rounds=2)) != models_sha(run_federation("fedavg", rounds=2))
 
 
 def test_fedprox_pull_is_zero_at_the_first_local_step() -> None:
     one_step = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 1}}
-    assert models_sha(played({"name": "fedprox", "mu": 1e6}, **one_step)) == models_sha(played("fedavg", **one_step))
+    assert models_sha(run_federation({"name": "fedprox", "mu": 1e6}, **one_step)) == models_sha(run_federation("fedavg", **one_step))
 
 
 def test_fedprox_keeps_clients_closer_the_stronger_it_pulls() -> None:
     def moved(mu: float) -> float:
-        federation = federation_of(world_of({"name": "fedprox", "mu": mu}, blobs((12,)), **FULL))
+        federation = federation_of(world_of({"name": "fedprox", "mu": mu}, gaussian_clients((12,)), **FULL))
         start = federation.server.model[W].clone()
         federation.step()
         return float((federation.server.model[W] - start).norm())
@@ -72,7 +72,7 @@ def personal(federation: Federation, client: int) -> dict[str, torch.Tensor]:
 
 
 def test_local_is_plain_gradient_descent() -> None:
-    clients = blobs()
+    clients = gaussian_clients()
     federation = federation_of(world_of("local", clients, **FULL))
     start = federation.server.model[W].clone()
     for _ in range(2):
@@ -86,16 +86,16 @@ def test_local_is_plain_gradient_descent() -> None:
 
 
 def test_local_equals_fedavg_for_a_single_client() -> None:
-    alone, federated = (played(name, blobs((10,)), rounds=3) for name in ("local", "fedavg"))
+    alone, federated = (run_federation(name, gaussian_clients((10,)), rounds=3) for name in ("local", "fedavg"))
     assert trees.sha256(personal(alone, 0)) == trees.sha256(federated.server.model)
 
 
 def test_local_sends_nothing_and_differs_from_fedavg() -> None:
-    federation = played("local", rounds=1)
+    federation = run_federation("local", rounds=1)
     metrics = federation.step().metrics
     assert metrics["bytes/up"] == metrics["bytes/down"] == 0
     digests = {trees.sha256(personal(federation, i)) for i in range(3)}
-    assert len(digests) == 3 and models_sha(played("fedavg", rounds=2)) not in digests
+    assert len(digests) == 3 and models_sha(run_federation("fedavg", rounds=2)) not in digests
 
 
 NORM = {"features.middle." + name for name in
@@ -103,7 +103,7 @@ NORM = {"features.middle." + name for name in
 
 
 def test_fedbn_keeps_every_batch_norm_entry_and_nothing_else() -> None:
-    federation = played("fedbn", rounds=2)
+    federation = run_federation("fedbn", rounds=2)
     for i in range(3):
         assert set(personal(federation, i)) == NORM
     running = torch.stack([personal(federation, i)["features.middle.running_mean"] for i in range(3)])
@@ -112,35 +112,35 @@ def test_fedbn_keeps_every_batch_norm_entry_and_nothing_else() -> None:
 
 def test_fedbn_averages_the_rest_with_equal_weights() -> None:
     """One full-batch step: the mean of the clients' first-step classifier biases, by hand from FedAvg's gradients."""
-    clients = blobs((6, 6, 20))
+    clients = gaussian_clients((6, 6, 20))
     settings = {"local": {"batch_size": 100, "epochs": 1}, "model": {"name": "two-layer", "norm": False}}
-    uniform = played("fedavg", clients, aggregation={"weights": "uniform"}, **settings)
-    assert models_sha(played("fedbn", clients, **settings)) == models_sha(uniform)
-    assert models_sha(played("fedbn", clients, **settings)) != models_sha(played("fedavg", clients, **settings))
+    uniform = run_federation("fedavg", clients, aggregation={"weights": "uniform"}, **settings)
+    assert models_sha(run_federation("fedbn", clients, **settings)) == models_sha(uniform)
+    assert models_sha(run_federation("fedbn", clients, **settings)) != models_sha(run_federation("fedavg", clients, **settings))
 
 
 def test_fedbn_without_batch_norm_is_fedavg_and_says_so() -> None:
     model = {"name": "two-layer", "norm": False}
     lines: list[str] = []
-    world = world_of("fedbn", model=model)
-    federation = Federation(world, InlineExecutor(world), lines.append)
+    spec = world_of("fedbn", model=model)
+    federation = Federation(spec, InlineExecutor(spec), lines.append)
     for _ in range(3):
         federation.step()
     assert models_sha(federation) == models_sha(
-        played("fedavg", rounds=3, model=model, aggregation={"weights": "uniform"}))
+        run_federation("fedavg", rounds=3, model=model, aggregation={"weights": "uniform"}))
     assert len(lines) == 1 and "no batch norm" in lines[0]
 
 
 def test_fedbn_for_a_single_client_is_local() -> None:
-    one = blobs((11,))
-    shared, alone = played("fedbn", one, rounds=3), played("local", one, rounds=3)
+    one = gaussian_clients((11,))
+    shared, alone = run_federation("fedbn", one, rounds=3), run_federation("local", one, rounds=3)
     whole = {**shared.server.model, **personal(shared, 0)}
     assert trees.sha256(whole) == trees.sha256(personal(alone, 0))
 
 
 def test_fedbn_differs_from_fedavg_with_equal_weights() -> None:
-    uniform = played("fedavg", rounds=2, aggregation={"weights": "uniform"})
-    shared = {n: v for n, v in played("fedbn", rounds=2).server.model.items() if n not in NORM}
+    uniform = run_federation("fedavg", rounds=2, aggregation={"weights": "uniform"})
+    shared = {n: v for n, v in run_federation("fedbn", rounds=2).server.model.items() if n not in NORM}
     assert any(not torch.equal(v, uniform.server.model[n]) for n, v in shared.items())
 
 
@@ -148,9 +148,9 @@ def test_fedbn_evaluates_a_client_that_never_took_part_with_the_initial_norms() 
     federation = federation_of(world_of("fedbn", participation={"clients": 1}))
     federation.step()
     absent = next(i for i in range(3) if federation.states[i] is None)
-    model = federation.world.build("two-layer").double()
+    model = federation.spec.build("two-layer").double()
     model.load_state_dict({n: v for n, v in federation.server.model.items() if n not in NORM}, strict=False)
-    x, y = blobs()[absent]
+    x, y = gaussian_clients()[absent]
     right = (model.eval()(torch.from_numpy(x)).argmax(1).numpy() == y).mean()
     found = federation.evaluate()[f"personal/local/accuracy/client/client{absent}"]
     assert found == pytest.approx(float(np.float64(right)))

@@ -11,12 +11,12 @@ from torch import Tensor
 from flray import trees
 from tests.algorithms.conftest import (
     assert_weights,
-    blobs,
     descended,
     federation_of,
+    gaussian_clients,
     mean_of,
     models_sha,
-    played,
+    run_federation,
     state_of,
     tensors,
     world_of,
@@ -27,8 +27,8 @@ W, V = "features.first.weight", "classifier.weight"
 
 
 def test_first_turns_have_a_loss_of_log_2_and_no_gradient_from_it() -> None:
-    world, plain = world_of("moon", model=DROPOUT), world_of("fedavg", model=DROPOUT)
-    moon, fedavg = federation_of(world), federation_of(plain)
+    spec, plain = world_of("moon", model=DROPOUT), world_of("fedavg", model=DROPOUT)
+    moon, fedavg = federation_of(spec), federation_of(plain)
     losses = [federation.step().metrics["train/loss"] for federation in (moon, fedavg)]
     assert losses[0] - losses[1] == pytest.approx(math.log(2), abs=1e-12)
     assert models_sha(moon) == models_sha(fedavg)
@@ -39,9 +39,9 @@ def test_first_turns_have_a_loss_of_log_2_and_no_gradient_from_it() -> None:
 
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; the second contrasts with the mean and with each client's own last model."""
-    mu, tau, sizes, clients = 2.0, 0.3, [12, 9, 15], tensors(blobs())
-    federation = played({"name": "moon", "mu": mu, "tau": tau}, model="linear-body", local={"batch_size": 99}, rounds=2)
-    start = federation_of(federation.world).server.model
+    mu, tau, sizes, clients = 2.0, 0.3, [12, 9, 15], tensors(gaussian_clients())
+    federation = run_federation({"name": "moon", "mu": mu, "tau": tau}, model="linear-body", local={"batch_size": 99}, rounds=2)
+    start = federation_of(federation.spec).server.model
     own = [descended(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y)) for x, y in clients]
     mean = mean_of(own, sizes)
 

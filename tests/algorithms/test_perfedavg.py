@@ -9,14 +9,14 @@ from torch import Tensor
 
 from flray import trees
 from flray.algorithms import perfedavg
-from flray.algorithms.gradients import gradient_at
+from flray.algorithms.common.gradients import gradient_at
 from tests.algorithms.conftest import (
     assert_weights,
-    blobs,
     federation_of,
+    gaussian_clients,
     mean_of,
     models_sha,
-    played,
+    run_federation,
     softmax_gradient,
     tensors,
     world_of,
@@ -39,21 +39,21 @@ def test_first_order_step_by_hand() -> None:
     """Softmax regression, all samples in each batch: w - beta grad(w - alpha grad(w)), then the plain mean."""
     w = initial()
     ends = [{NAME: w - BETA * softmax_gradient(w - ALPHA * softmax_gradient(w, x, y), x, y)}
-            for x, y in tensors(blobs())]
-    assert_weights(played(per("fo"), **FULL).server.model, mean_of(ends, [1, 1, 1]))
+            for x, y in tensors(gaussian_clients())]
+    assert_weights(run_federation(per("fo"), **FULL).server.model, mean_of(ends, [1, 1, 1]))
 
 
 def test_hessian_free_step_by_hand_and_by_the_hessian() -> None:
     w = initial()
     ends, exact = [], []
-    for x, y in tensors(blobs()):
+    for x, y in tensors(gaussian_clients()):
         g = softmax_gradient(w - ALPHA * softmax_gradient(w, x, y), x, y)
         change = softmax_gradient(w + DELTA * g, x, y) - softmax_gradient(w - DELTA * g, x, y)
         ends.append({NAME: w - BETA * (g - ALPHA * change / (2 * DELTA))})
         _, product = torch.autograd.functional.hvp(lambda v, x=x, y=y: F.cross_entropy(x @ v.T, y), w, g)
         assert product.norm() > 0.01
         exact.append({NAME: w - BETA * (g - ALPHA * product)})
-    found = played(per("hf", delta=DELTA), **FULL).server.model
+    found = run_federation(per("hf", delta=DELTA), **FULL).server.model
     torch.testing.assert_close(found[NAME], mean_of(ends, [1, 1, 1])[NAME], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(found[NAME], mean_of(exact, [1, 1, 1])[NAME], rtol=1e-7, atol=1e-8)
 
@@ -63,15 +63,15 @@ def test_batches_are_independent_and_only_the_second_moves_the_statistics(monkey
 
     def watched(client: Any, batch: Any, *others: Any) -> Any:
         values = trees.sha256(client.weights(frozenset(client.parameters)))
-        counts = [int(client.bench.entries["features.middle.num_batches_tracked"])]
+        counts = [int(client.resident.entries["features.middle.num_batches_tracked"])]
         found = gradient_at(client, batch, *others)
-        counts.append(int(client.bench.entries["features.middle.num_batches_tracked"]))
+        counts.append(int(client.resident.entries["features.middle.num_batches_tracked"]))
         assert trees.sha256(client.weights(frozenset(client.parameters))) == values
         seen.append((batch.phase.tag, counts[1] - counts[0], batch.x))
         return found
 
     monkeypatch.setattr(perfedavg, "gradient_at", watched)
-    federation_of(world_of(per("hf"), blobs((12,)), model={"name": "two-layer", "dropout": 0.2})).step()
+    federation_of(world_of(per("hf"), gaussian_clients((12,)), model={"name": "two-layer", "dropout": 0.2})).step()
     assert [(tag, moved) for tag, moved, _ in seen] == [
         ("inner", 0), ("train", 1), ("third", 0), ("third", 0)] * 3
     for step in range(3):
@@ -87,8 +87,8 @@ def test_batches_are_independent_and_only_the_second_moves_the_statistics(monkey
 def test_both_forms_differ_from_fedavg_and_from_each_other(form: str) -> None:
     settings = {"rounds": 2, "model": {"name": "two-layer", "dropout": 0.2}, "aggregation": {"weights": "uniform"}}
     other = "hf" if form == "fo" else "fo"
-    digest = models_sha(played(per(form), **settings))
-    assert digest not in (models_sha(played("fedavg", **settings)), models_sha(played(per(other), **settings)))
+    digest = models_sha(run_federation(per(form), **settings))
+    assert digest not in (models_sha(run_federation("fedavg", **settings)), models_sha(run_federation(per(other), **settings)))
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
@@ -96,11 +96,11 @@ def test_personal_models_are_some_plain_steps_from_the_global_one(steps: int) ->
     """Steps of size alpha on the training data, whatever the local optimiser; also more than an epoch has batches."""
     settings = {"model": "one-layer", "local": {"batch_size": 99, "optimizer": "adam", "weight_decay": 0.1,
                                                 "lr_decay": 0.5, "clip_norm": 1e-3}}
-    federation = played(per("fo", adapt_steps=steps), rounds=2, **settings)
+    federation = run_federation(per("fo", adapt_steps=steps), rounds=2, **settings)
     before = federation.sha256()
     metrics = federation.evaluate()
     assert federation.sha256() == before
-    for i, (x, y) in enumerate(tensors(blobs())):
+    for i, (x, y) in enumerate(tensors(gaussian_clients())):
         w = federation.server.model[NAME]
         for _ in range(steps):
             w = w - ALPHA * softmax_gradient(w, x, y)
@@ -110,6 +110,6 @@ def test_personal_models_are_some_plain_steps_from_the_global_one(steps: int) ->
 
 def test_clipping_and_the_local_optimiser_act_on_the_meta_gradient() -> None:
     """Clipped to a tiny norm, every client moves by lr times that norm."""
-    federation = played(per("fo"), blobs((12,)), model="one-layer", local={"batch_size": 99, "clip_norm": 1e-3})
-    distance = (federation.server.model[NAME] - federation_of(federation.world).server.model[NAME]).norm()
+    federation = run_federation(per("fo"), gaussian_clients((12,)), model="one-layer", local={"batch_size": 99, "clip_norm": 1e-3})
+    distance = (federation.server.model[NAME] - federation_of(federation.spec).server.model[NAME]).norm()
     assert float(distance) == pytest.approx(0.1 * 1e-3, rel=1e-5)

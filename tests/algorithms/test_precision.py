@@ -11,14 +11,14 @@ import torch
 from flray import registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.samples import Batch
-from flray.data.tasks import Classification
+from flray.algorithms.common.samples import Batch
+from flray.config.loader import load
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
-from flray.federation.world import make_world
-from flray.loading import load
-from tests.algorithms.conftest import federation_of, played, settings_for, world_of
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.spec import build_spec
+from flray.tasks.base import Classification
+from tests.algorithms.conftest import federation_of, run_federation, settings_for, world_of
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 
@@ -37,7 +37,7 @@ def test_every_method_keeps_its_weights_and_outputs_in_float32(name: str, monkey
     monkeypatch.setattr(Classification, "loss", watched)
     digests = []
     for precision in ("float32", "bfloat16"):
-        federation = played(name, rounds=2, local={"precision": precision}, **settings_for(name))
+        federation = run_federation(name, rounds=2, local={"precision": precision}, **settings_for(name))
         values = [v for weights in federation.server.models.values() for v in weights.values()]
         assert {v.dtype for v in values} <= {torch.float32, torch.int64}
         assert all(bool(torch.isfinite(v).all()) for v in values)
@@ -65,10 +65,10 @@ def test_features_gradients_and_velocity_are_float32() -> None:
 
 def test_it_learns_as_well_and_resumes_to_the_same_bits(digits: dict[str, Any], tmp_path: Path) -> None:
     def federation(precision: str) -> Federation:
-        world = make_world(load({"experiment": {
+        spec = build_spec(load({"experiment": {
             **digits, "local": {"batch_size": 32, "lr": 0.05, "precision": precision, "momentum": 0.9, "epochs": 4},
             "data": "digits-sklearn", "participation": {"fraction": 0.75}}}).experiment)
-        return Federation(world, InlineExecutor(world))
+        return Federation(spec, InlineExecutor(spec))
 
     plain, lowered, resumed = federation("float32"), federation("bfloat16"), federation("bfloat16")
     accuracy = []

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.client import Client
-from flray.config import Local
+from flray.config.experiment import Local
+from flray.config.loader import load
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.spec import build_spec
 
 
 def names(annotation: typing.Any) -> list[str]:
@@ -27,12 +27,12 @@ AUGMENTATIONS = names(Local.model_fields["augment"].annotation)
 
 def seen(augment: str, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], list[Tensor]]:
     """Return the public batches of one round by client and number, each time a client looked at one."""
-    world = make_world(load({"experiment": {
+    spec = build_spec(load({"experiment": {
         "data": {"name": "digits-sklearn", "samples": 16}, "model": "lenet", "models": {"rotated": "simple-cnn"},
         "algorithm": {"name": "fcclplus", "public_size": 30, "public_batch_size": 15}, "rounds": 1,
         "local": {"augment": augment}, "tracking": {"uri": None}}}).experiment)
     batches: dict[tuple[int, int], list[Tensor]] = {}
-    kind = type(world.algorithm)
+    kind = type(spec.algorithm)
     original = kind.public_batch
 
     def watched(self: typing.Any, client: Client, index: int) -> Tensor:
@@ -41,7 +41,7 @@ def seen(augment: str, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int],
         return batch
 
     monkeypatch.setattr(kind, "public_batch", watched)
-    Federation(world, InlineExecutor(world)).step()
+    Federation(spec, InlineExecutor(spec)).step()
     return batches
 
 

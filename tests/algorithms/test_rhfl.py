@@ -11,10 +11,10 @@ from torch import Tensor
 
 from flray import registry, trees
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import blobs, federation_of, played, state_of, tensors, world_of
+from tests.algorithms.conftest import federation_of, gaussian_clients, run_federation, state_of, tensors, world_of
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.05, "batch_size": 100, "epochs": 2}
-CLIENTS = blobs((10, 9, 12))
+CLIENTS = gaussian_clients((10, 9, 12))
 DATA = tensors(CLIENTS)
 W = "classifier.weight"
 
@@ -32,7 +32,7 @@ def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, 
     """Linear networks without bias, Adam, three public batches a round, full private batches, three rounds."""
     federation = federation_of(world_of({"name": "rhfl", "public_batch_size": 8, **options}, CLIENTS, local=ADAM,
                                         model="one-layer"))
-    algorithm, public = federation.world.algorithm, torch.from_numpy(federation.world.data.public)
+    algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     weights = [federation.server.model[W].clone().requires_grad_() for _ in CLIENTS]
     before: list[float] = []
     for number in range(3):
@@ -81,17 +81,17 @@ def personal(federation: Federation) -> str:
 
 def test_with_cross_entropy_it_differs_from_local_training_by_the_public_steps_alone() -> None:
     settings: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 2}
-    alone = personal(played("local", **settings))
+    alone = personal(run_federation("local", **settings))
     plain = {"name": "rhfl", "a": 1.0, "b": 0.0}
-    assert personal(played({**plain, "public_passes": 0}, **settings)) == alone
-    assert personal(played(plain, **settings)) != alone
-    assert personal(played({"name": "rhfl", "public_passes": 0}, **settings)) != alone
+    assert personal(run_federation({**plain, "public_passes": 0}, **settings)) == alone
+    assert personal(run_federation(plain, **settings)) != alone
+    assert personal(run_federation({"name": "rhfl", "public_passes": 0}, **settings)) != alone
 
 
 def test_equal_clients_teach_each_other_nothing() -> None:
-    same = [blobs((12,))[0]] * 3
+    same = [gaussian_clients((12,))[0]] * 3
     settings: dict[str, Any] = {"model": "one-layer", "local": {"epochs": 0}, "rounds": 2}
-    federation = played("rhfl", same, **settings)
+    federation = run_federation("rhfl", same, **settings)
     for i in range(3):
         torch.testing.assert_close(state_of(federation, i)["personal"][W], federation.server.model[W],
                                    rtol=0, atol=1e-15)
@@ -122,8 +122,8 @@ def test_who_joins_later_counts_as_neither_improving_nor_worsening() -> None:
 
 def test_participants_may_have_different_networks_and_may_be_averaged_where_they_do_not() -> None:
     wide = {"client1": {"name": "two-layer", "width": 7}}
-    assert len(played("rhfl", models=wide, rounds=2).server.models) == 2
-    federation = played({"name": "rhfl", "average": True}, rounds=1, local={"epochs": 0})
+    assert len(run_federation("rhfl", models=wide, rounds=2).server.models) == 2
+    federation = run_federation({"name": "rhfl", "average": True}, rounds=1, local={"epochs": 0})
     (first, *others) = [trees.sha256(state_of(federation, i)["personal"]) for i in range(3)]
     assert others == [first, first]
 

@@ -9,10 +9,10 @@ import torch
 
 from flray.errors import ConfigError
 from tests.algorithms.conftest import (
-    blobs,
     federation_of,
+    gaussian_clients,
     models_sha,
-    played,
+    run_federation,
     softmax_gradient,
     state_of,
     tensors,
@@ -26,7 +26,7 @@ W = "classifier.weight"
 @pytest.mark.parametrize("option", ["I", "II"])
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
 def test_two_rounds_by_hand_with_partial_participation(option: str, server_lr: float) -> None:
-    clients = blobs()
+    clients = gaussian_clients()
     federation = federation_of(world_of({"name": "scaffold", "option": option, "server_lr": server_lr}, clients,
                                         participation={"clients": 2}, **FULL))
     w = federation.server.model[W].clone()
@@ -54,7 +54,7 @@ def test_two_rounds_by_hand_with_partial_participation(option: str, server_lr: f
 
 def test_counts_steps_and_not_epochs() -> None:
     """Option II after round 1 is the mean of the gradients seen: the displacement over (optimiser steps x lr)."""
-    clients = blobs((12,))
+    clients = gaussian_clients((12,))
     federation = federation_of(world_of("scaffold", clients, model="one-layer",
                                         local={"batch_size": 4, "epochs": 2, "lr": 0.05}))
     start = federation.server.model[W].clone()
@@ -65,7 +65,7 @@ def test_counts_steps_and_not_epochs() -> None:
 
 def test_counts_the_steps_a_straggler_managed() -> None:
     settings = {"participation": {"stragglers": 1.0, "straggler_work": 0.5}}
-    federation = federation_of(world_of("scaffold", blobs((12,)), model="one-layer", **settings,
+    federation = federation_of(world_of("scaffold", gaussian_clients((12,)), model="one-layer", **settings,
                                         local={"batch_size": 4, "epochs": 2, "lr": 0.05}))
     start = federation.server.model[W].clone()
     federation.step()
@@ -74,42 +74,42 @@ def test_counts_the_steps_a_straggler_managed() -> None:
 
 
 def test_uses_the_round_s_decayed_learning_rate() -> None:
-    federation = federation_of(world_of("scaffold", blobs((12,)), model="one-layer",
+    federation = federation_of(world_of("scaffold", gaussian_clients((12,)), model="one-layer",
                                         local={"batch_size": 100, "lr": 0.2, "lr_decay": 0.5}))
     federation.step()
     start = federation.server.model[W].clone()
     federation.step()
-    ((x, y),) = tensors(blobs((12,)))
+    ((x, y),) = tensors(gaussian_clients((12,)))
     torch.testing.assert_close(state_of(federation, 0)["c"][W], softmax_gradient(start, x, y), rtol=1e-9, atol=1e-12)
 
 
 def test_its_first_round_is_uniform_fedavg() -> None:
-    uniform = played("fedavg", aggregation={"weights": "uniform"})
-    assert models_sha(played("scaffold")) == models_sha(uniform)
+    uniform = run_federation("fedavg", aggregation={"weights": "uniform"})
+    assert models_sha(run_federation("scaffold")) == models_sha(uniform)
 
 
 def test_its_second_round_is_not() -> None:
-    uniform = played("fedavg", rounds=2, aggregation={"weights": "uniform"})
-    assert models_sha(played("scaffold", rounds=2)) != models_sha(uniform)
+    uniform = run_federation("fedavg", rounds=2, aggregation={"weights": "uniform"})
+    assert models_sha(run_federation("scaffold", rounds=2)) != models_sha(uniform)
 
 
 def test_c_is_the_mean_of_all_c_i_under_full_participation() -> None:
-    federation = played("scaffold", rounds=3)
+    federation = run_federation("scaffold", rounds=3)
     for name, c in federation.server.state["c"].items():
         mean = torch.stack([state_of(federation, i)["c"][name] for i in range(3)]).mean(0)
         torch.testing.assert_close(c, mean, rtol=1e-9, atol=1e-12)
 
 
 def test_one_client_follows_sequential_sgd() -> None:
-    one = blobs((10,))
-    found, expected = (played(name, one, rounds=3).server.model for name in ("scaffold", "fedavg"))
+    one = gaussian_clients((10,))
+    found, expected = (run_federation(name, one, rounds=3).server.model for name in ("scaffold", "fedavg"))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-11)
 
 
 def test_control_variates_cover_parameters_only() -> None:
-    federation = played("scaffold")
-    names = {name for name, _ in federation.world.build("two-layer").named_parameters()}
+    federation = run_federation("scaffold")
+    names = {name for name, _ in federation.spec.build("two-layer").named_parameters()}
     assert set(federation.server.state["c"]) == names == set(state_of(federation, 0)["c"])
 
 
@@ -117,4 +117,4 @@ def test_control_variates_cover_parameters_only() -> None:
 def test_option_two_refuses_what_its_formula_does_not_hold_for(local: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="option: I"):
         world_of("scaffold", local=local)
-    assert played({"name": "scaffold", "option": "I"}, local=local).rounds_done == 1
+    assert run_federation({"name": "scaffold", "option": "I"}, local=local).rounds_done == 1

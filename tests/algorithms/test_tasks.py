@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from flray import registry
-from flray.config import Config
+from flray.config.experiment import Config
 from flray.errors import ConfigError
-from flray.federation.world import World, make_world
+from flray.federation.spec import FederationSpec, build_spec
 from tests.algorithms.conftest import federation_of, settings_for
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
@@ -24,8 +24,8 @@ FEW_SHOT = {"data": {"name": "glyphs", "classes": 8, "unseen": 3, "samples": 12,
 BINARY = {"data": {"name": "eeg-synthetic", "samples": 20}, "model": {"name": "mlp", "hidden": [6], "norm": "batch"}}
 
 
-def world_of(name: str, task: dict[str, Any], **settings: Any) -> World:
-    return make_world(Config.model_validate({"experiment": {
+def world_of(name: str, task: dict[str, Any], **settings: Any) -> FederationSpec:
+    return build_spec(Config.model_validate({"experiment": {
         "algorithm": name, **task, **settings_for(name), "resources": {"gpus_per_actor": 0}, **settings}}).experiment)
 
 
@@ -36,13 +36,13 @@ def needs(name: str) -> frozenset[str]:
 
 def runs(name: str, task: dict[str, Any], metric: str) -> None:
     """Play two rounds; what is learnt is finite and was changed, and the task's metrics are there."""
-    world = world_of(name, task)
-    federation = federation_of(world)
+    spec = world_of(name, task)
+    federation = federation_of(spec)
     before = federation.sha256()
     metrics = [federation.step().metrics for _ in range(2)][-1]
     assert federation.sha256() != before
     assert all(bool(torch.isfinite(v).all()) for w in federation.server.models.values() for v in w.values())
-    for view in world.algorithm.views:
+    for view in spec.algorithm.views:
         assert 0 <= metrics[{"global": f"global/local/{metric}", "personal": f"personal/local/{metric}"}[view]] <= 1
 
 

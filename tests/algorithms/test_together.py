@@ -15,17 +15,17 @@ from flray.errors import ConfigError
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
 from flray.models import SplitModel
-from tests.algorithms.conftest import blobs, federation_of, state_of, world_of
+from tests.algorithms.conftest import federation_of, gaussian_clients, state_of, world_of
 
 SIZES = (12, 9, 15, 7, 10)  # batches of 4: other numbers of steps, other last batches; one of a single sample
 
 
-def played(name: Any, together: int, rounds: int = 2, local: dict[str, Any] | None = None, block: int = 5,
+def run_federation(name: Any, together: int, rounds: int = 2, local: dict[str, Any] | None = None, block: int = 5,
            **changes: Any) -> Federation:
-    world = world_of(name, blobs(SIZES), aggregation={"block": block, **changes.pop("aggregation", {})},
+    spec = world_of(name, gaussian_clients(SIZES), aggregation={"block": block, **changes.pop("aggregation", {})},
                      local={"momentum": 0.9, "weight_decay": 0.01, "epochs": 2, **(local or {}),
                             "clients_per_step": together}, **changes)
-    federation = federation_of(world)
+    federation = federation_of(spec)
     for _ in range(rounds):
         federation.step()
     return federation
@@ -45,7 +45,7 @@ def assert_near(ours: Federation, theirs: Federation) -> None:
                          ids=str)
 @pytest.mark.parametrize("together", [2, 5])
 def test_it_is_the_same_training(name: Any, together: int) -> None:
-    assert_near(played(name, together), played(name, 1))
+    assert_near(run_federation(name, together), run_federation(name, 1))
 
 
 @pytest.mark.parametrize("changes", [
@@ -54,14 +54,14 @@ def test_it_is_the_same_training(name: Any, together: int) -> None:
     {"aggregation": {"buffers": "local"}}, {"local": {"lr_decay": 0.5, "batch_size": 20}}, {"local": {"epochs": 0}},
     {"models": {"client1": {"name": "two-layer", "width": 7}}}], ids=str)
 def test_so_it_is_under_other_settings(changes: dict[str, Any]) -> None:
-    ours, theirs = played("fedavg", 3, **changes), played("fedavg", 1, **changes)
+    ours, theirs = run_federation("fedavg", 3, **changes), run_federation("fedavg", 1, **changes)
     for key, model in theirs.server.models.items():
         for entry, value in model.items():
             torch.testing.assert_close(ours.server.models[key][entry], value, rtol=1e-10, atol=1e-10)
 
 
 def test_what_is_tracked_of_each_client_is_the_same() -> None:
-    ours, theirs = (played("fedavg", together, rounds=0).step().metrics for together in (5, 1))
+    ours, theirs = (run_federation("fedavg", together, rounds=0).step().metrics for together in (5, 1))
     tracked = [name for name in theirs if name.startswith("train/") and "seconds" not in name]
     assert {"train/loss", "train/steps", *(f"train/loss/client/client{i}" for i in range(5))} <= set(tracked)
     for name in tracked:
@@ -70,24 +70,24 @@ def test_what_is_tracked_of_each_client_is_the_same() -> None:
 
 def test_resuming_gives_the_same_bits(tmp_path: Path) -> None:
     changes = {"participation": {"fraction": 0.8}, "block": 3}
-    whole = played("fedbn", 2, rounds=1, **changes)
+    whole = run_federation("fedbn", 2, rounds=1, **changes)
     checkpoint.save(whole, tmp_path)
     whole.step()
-    resumed = played("fedbn", 2, rounds=0, **changes)
+    resumed = run_federation("fedbn", 2, rounds=0, **changes)
     assert checkpoint.restore(resumed, tmp_path) == 1
     resumed.step()
     assert resumed.sha256() == whole.sha256()
-    assert_near(whole, played("fedbn", 1, **changes))
+    assert_near(whole, run_federation("fedbn", 1, **changes))
 
 
 def test_the_step_is_really_shared() -> None:
     """One forward pass for clients of a size, not one each."""
     counts = []
     for together in (1, 5):
-        federation = played("fedavg", together, rounds=0)
+        federation = run_federation("fedavg", together, rounds=0)
         calls: list[int] = []
-        bench = federation.executor._player._workshop.bench("two-layer")  # type: ignore[attr-defined]
-        bench.model.features.first.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        resident = federation.executor._runner._resources.resident("two-layer")  # type: ignore[attr-defined]
+        resident.model.features.first.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         federation.step()
         counts.append(len(calls))
     assert counts[1] < counts[0]
@@ -120,7 +120,7 @@ def branching(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 ], ids=str)
 def test_what_cannot_be_is_refused_before_the_first_round(name: str, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match="experiment.local.clients_per_step.*" + reason):
-        played(name, 3, rounds=0, **changes)
+        run_federation(name, 3, rounds=0, **changes)
 
 
 def test_methods_vouch_for_their_own_loss_alone() -> None:

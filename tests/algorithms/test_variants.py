@@ -16,11 +16,11 @@ import pandas as pd
 import pytest
 
 from flray import registry
-from flray.federation.inline import InlineExecutor
-from flray.federation.world import make_world
-from flray.loading import load
-from flray.metrics.summary import course
-from tests.algorithms.conftest import blobs, federation_of, played
+from flray.config.loader import load
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.spec import build_spec
+from flray.metrics.summary import trajectory
+from tests.algorithms.conftest import federation_of, gaussian_clients, run_federation
 
 Both = tuple[Any, Any]
 
@@ -98,10 +98,10 @@ def test_each_value_can_be_set_alone(method: str, row: str, option: str) -> None
 
 ADAM = {"optimizer": "adam", "lr": 0.02, "batch_size": 4, "epochs": 2}
 PUBLIC = {"public_batch_size": 8}
-COMING_AND_GOING = {"clients": blobs((6, 9, 12), skew=True), "participation": {"clients": 1},
+COMING_AND_GOING = {"clients": gaussian_clients((6, 9, 12), skew=True), "participation": {"clients": 1},
                     "local": {"epochs": 2, "lr": 0.01}}
 SETTINGS: Mapping[str, dict[str, Any]] = {
-    "fedskc": COMING_AND_GOING, "fcclplus": {"local": ADAM}, "fedco2": {"clients": blobs((6, 9, 15))},
+    "fedskc": COMING_AND_GOING, "fcclplus": {"local": ADAM}, "fedco2": {"clients": gaussian_clients((6, 9, 15))},
     "lgmix": {"local": {"epochs": 2, "lr": 0.1}}}
 SPECIAL: Mapping[str, dict[str, Any]] = {
     # One client a round has all the weight either way.
@@ -121,7 +121,7 @@ IMAGES = ("augment", "inputs")
 def digest(method: str, special: Mapping[str, Any], **options: Any) -> str:
     settings = {**SETTINGS[method], **{k: v for k, v in special.items() if k not in ("options", "values")}}
     given = {**base(method), **(PUBLIC if method == "fcclplus" else {}), **special.get("options", {}), **options}
-    return played({"name": method, **given}, settings.pop("clients", None), rounds=4, **settings).sha256()
+    return run_federation({"name": method, **given}, settings.pop("clients", None), rounds=4, **settings).sha256()
 
 
 @pytest.mark.parametrize(("method", "row", "option"), [case for case in OPTIONS if case[2] not in (*IMAGES, "lr")])
@@ -136,10 +136,10 @@ def test_rows_about_images_change_what_is_learnt(method: str, row: str, option: 
     found = []
     for value in ROWS[method, row][option]:
         options = {"public_size": 8, "public_batch_size": 8} if method == "fcclplus" else {}
-        world = make_world(load({"experiment": {
+        spec = build_spec(load({"experiment": {
             "data": {"name": "digits-sklearn", "samples": 8}, "model": "lenet", "rounds": 1, "tracking": {"uri": None},
             "algorithm": {"name": method, **options, option: value}}}).experiment)
-        federation = federation_of(world, InlineExecutor(world))
+        federation = federation_of(spec, InlineExecutor(spec))
         federation.step()
         found.append(federation.sha256())
     assert found[0] != found[1]
@@ -148,8 +148,8 @@ def test_rows_about_images_change_what_is_learnt(method: str, row: str, option: 
 def test_fedskc_local_lr() -> None:
     """Null is the experiment's rate, 0.01 unless given: the paper's."""
     assert load({"experiment": {"data": "random", "model": "lenet", "algorithm": "fedskc"}}).experiment.local.lr == 0.01
-    settings = {"clients": blobs((6, 9, 12)), "rounds": 2}
-    paper, fast, same = (played({"name": "fedskc", "lr": lr}, local={"lr": rate}, **settings).sha256()
+    settings = {"clients": gaussian_clients((6, 9, 12)), "rounds": 2}
+    paper, fast, same = (run_federation({"name": "fedskc", "lr": lr}, local={"lr": rate}, **settings).sha256()
                          for lr, rate in ((None, 0.01), (0.1, 0.01), (None, 0.1)))
     assert paper != fast == same
 
@@ -159,7 +159,7 @@ def test_fedskc_local_lr() -> None:
 def test_fedskc_reported_value() -> None:
     """Top-1 of the last round, whose mean over seeds tables show, and the maximum over rounds stand side by side."""
     history = pd.DataFrame({"round": [1, 2, 3], "global/common/accuracy": [0.5, 0.7, 0.6]})
-    went = course(history, "global/common/accuracy", 1)
+    went = trajectory(history, "global/common/accuracy", 1)
     assert (went.last, went.best) == (0.6, 0.7)
 
 

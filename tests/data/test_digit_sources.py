@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from flray.data.cache import read_arrays
-from flray.data.digit_sources import SOURCES, Source, get_source, read_mnist, read_optdigits, read_usps
+from flray.data.datasets.digit_sources import SOURCES, Source, get_source, read_mnist, read_optdigits, read_usps
+from flray.data.sources.cache import read_arrays
 from flray.errors import DataError
 from tests.data.conftest import N_MNIST, N_OPTDIGITS, N_USPS, mnist_csv, sdist, usps_mat, wheel
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from flray.data import federate, get, load_dataset
-from flray.data.cache import read_arrays
-from flray.data.digits5 import RECIPE, build_digits5
-from flray.data.images import resize
+from flray.data.datasets.digits5 import RECIPE, build_digits5
+from flray.data.sources.cache import read_arrays
+from flray.data.sources.images import resize
 from flray.errors import DataError
 from tests.data.conftest import N_MNIST, N_OPTDIGITS
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flray.data.domainnet import TEN
-from flray.data.federate import load_dataset
+from flray.data.datasets.domainnet import TEN
+from flray.data.federated import load_dataset
 from flray.data.types import DataSet
 from flray.errors import FlrayError
 from tests.data.pictures import edit, found, trees

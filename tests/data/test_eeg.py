@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flray.data import eeg
-from flray.data.eeg_synthetic import trials
-from flray.data.federate import load_dataset
-from flray.data.tangent import covariances
+from flray.data.datasets import eeg
+from flray.data.datasets.eeg_synthetic import trials
+from flray.data.datasets.tangent_space import covariances
+from flray.data.federated import load_dataset
 from flray.errors import FlrayError
 
 
@@ -60,7 +60,7 @@ class Paradigms:
 
 def test_events_become_labels_by_name() -> None:
     answer = np.zeros((3, 2, 5)), np.array(["right_hand", "feet", "right_hand"]), None
-    x, y = eeg.imagery(answer, Paradigms, 8.0, 32.0)
+    x, y = eeg.imagery_trials(answer, Paradigms, 8.0, 32.0)
     assert y.tolist() == [1, 0, 1] and x.shape == (3, 2, 5)
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from flray.data import load_dataset
-from flray.data.episodes import FewShot
-from flray.data.federate import federate
+from flray.data.federated import federate
 from flray.errors import DataError
 from flray.functional import prototypical_loss
 from flray.models import build, layer_taps
+from flray.tasks.few_shot import FewShot
 
 TASK = FewShot(way=3, shot=2, queries=4, test=40)
 
@@ -70,8 +70,8 @@ def test_an_evaluation_equals_the_loss_and_tells_embeddings_apart() -> None:
     assert again == found["noise"]
     # one episode of everything: the mean loss is the training loss of the same episode
     one = FewShot(way=3, shot=2, queries=4, test=1, seed=5)
-    from flray import keys
-    (episode,) = one.episodes(known, keys.numpy_generator(5, "batches", extra="test episodes"), 1)
+    from flray import rng
+    (episode,) = one.episodes(known, rng.numpy_generator(5, "batches", extra="test episodes"), 1)
     rows = torch.from_numpy(episode.reshape(-1))
     loss = prototypical_loss(torch.from_numpy(noise)[rows].double(), torch.from_numpy(known)[rows], 2)
     assert one.summarise({"label": known, "embedding": noise})["loss"] == pytest.approx(float(loss), rel=1e-12)

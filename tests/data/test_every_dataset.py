@@ -14,10 +14,10 @@ from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from flray.cli import invoke
-from flray.data.cifar import COARSE, FC100_COARSE
-from flray.data.federate import load_dataset
-from flray.data.images import colour, resize
+from flray.cli.main import invoke
+from flray.data.datasets.cifar import COARSE, FC100_COARSE
+from flray.data.federated import load_dataset
+from flray.data.sources.images import resize, to_colour
 from flray.data.types import DataSet
 from flray.registry import datasets
 from tests.data.layouts import LAYOUTS, Known, Written
@@ -107,7 +107,7 @@ def test_sklearns_digits_have_their_targets() -> None:
     upright = resize(digits.images * (255 / 16), 32)
     undone: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
         "plain": lambda x: x, "inverted": lambda x: 255 - x, "rotated": lambda x: np.rot90(x, -1, axes=(2, 3))}
-    known = {image.tobytes(): target for image, target in zip(colour(upright), digits.target, strict=True)}
+    known = {image.tobytes(): target for image, target in zip(to_colour(upright), digits.target, strict=True)}
     left = np.bincount(digits.target)
     for domain in dataset.domains:
         x, y = np.concatenate([domain.train_x, domain.test_x]), np.concatenate([domain.train_y, domain.test_y])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flray.data import DataSet, Domain, FederatedData, federate, load_dataset
-from flray.data.federate import match_test
+from flray.data.federated import assign_test_samples
 from flray.errors import ConfigError, DataError, FlrayError
 from flray.registry import partitions
 
@@ -102,7 +102,7 @@ def test_match_test_by_hand() -> None:
     trains = [np.array([0, 1, 2]), np.array([3, 4]), np.array([5])]
     groups = np.array([0, 0, 1, 0, 1, 1])  # class 0: 2, 1, 0 samples; class 1: 1, 1, 1; class 2: none, so sizes 3, 2, 1
     test_groups = np.array([0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 2])
-    tests = match_test(trains, groups, test_groups, 3)
+    tests = assign_test_samples(trains, groups, test_groups, 3)
     # Class 0: 4, 2, 0. Class 1: 2/3 each, the two go to the emptiest, 2 and 1. Class 2: 1.5, 1, 0.5: the last to 2.
     assert [t.tolist() for t in tests] == [[0, 1, 2, 3, 8], [4, 5, 6, 9], [7, 10]]
 

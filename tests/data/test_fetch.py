@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from flray.data import get, load_dataset
-from flray.data.digit_sources import SOURCES, Source
-from flray.data.fetch import fetch, member
+from flray.data.datasets.digit_sources import SOURCES, Source
+from flray.data.sources.download import fetch, member
 from flray.errors import DataError
 
 

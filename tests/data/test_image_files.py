@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
-from flray.data.federate import load_dataset
-from flray.data.image_files import Folder, Zip, check_proportions, decoded, open_store, same_content
+from flray.data.federated import load_dataset
+from flray.data.sources.image_files import Folder, Zip, check_proportions, content_groups, decode_images, open_store
 from flray.errors import DataError, FlrayError
 from tests.data.pictures import picture, pixels_of, trees, zipped
 
@@ -27,7 +27,7 @@ def test_only_the_same_bytes_share_a_number(tmp_path: Path) -> None:
                           ("f", long + b"2"), ("g", long + b"1"), ("h", b""), ("i", b"")):
         (home / f"{name}.png").write_bytes(content)
     for store in (Folder(home), Zip(zipped(home, tmp_path / "x.zip"))):
-        assert same_content(store, store.items()).tolist() == [0, 1, 0, 3, 4, 5, 4, 7, 7]
+        assert content_groups(store, store.items()).tolist() == [0, 1, 0, 3, 4, 5, 4, 7, 7]
 
 
 def test_files_of_different_size_are_not_read(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_files_of_different_size_are_not_read(tmp_path: Path) -> None:
     items = store.items()
     for path in tmp_path.iterdir():
         path.unlink()
-    assert same_content(store, items).tolist() == [0, 1, 2]
+    assert content_groups(store, items).tolist() == [0, 1, 2]
 
 
 def test_many_images_come_in_order(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_many_images_come_in_order(tmp_path: Path) -> None:
     for n in range(count):
         picture(tmp_path / f"{n:04d}.png", n % 300)
     store = Folder(tmp_path)
-    for n, image in enumerate(decoded(store, store.items(), 8)):
+    for n, image in enumerate(decode_images(store, store.items(), 8)):
         assert np.array_equal(image, pixels_of(n % 300))
     assert n == count - 1
 
@@ -57,7 +57,7 @@ def test_the_first_damaged_file_is_named(tmp_path: Path) -> None:
         (tmp_path / f"{n:02d}.png").write_bytes(b"junk")
     store = Folder(tmp_path)
     with pytest.raises(DataError, match=r"/07\.png: cannot be decoded"):
-        list(decoded(store, store.items(), 8))
+        list(decode_images(store, store.items(), 8))
 
 
 def test_a_place_is_a_folder_an_archive_or_nothing(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def only(folder: Path, mode: str = "RGB", size: int = 8) -> NDArray[np.uint8]:
     store = Folder(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (image,) = decoded(store, store.items(), size, mode)
+        (image,) = decode_images(store, store.items(), size, mode)
     return image
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flray.data import image_sets
-from flray.data.arrays import file_of
-from flray.data.federate import federate, load_dataset
+from flray.data.federated import federate, load_dataset
+from flray.data.sources import image_sets
+from flray.data.sources.memmap import backing_file
 from flray.data.types import DataSet, Pooled
 from flray.errors import FlrayError
 from tests.data.pictures import trees
@@ -39,7 +39,7 @@ def test_pooling_copies_nothing(pacs: Path, tmp_path: Path, way: bool) -> None:
     dataset = load(pacs, tmp_path, way)
     pooled = Pooled.of(dataset)
     assert np.shares_memory(pooled.x, dataset.domains[0].train_x)
-    assert (file_of(np.moveaxis(pooled.x, 1, -1)) is not None) is way
+    assert (backing_file(np.moveaxis(pooled.x, 1, -1)) is not None) is way
     parts = [d.train_x for d in dataset.domains] + [d.test_x for d in dataset.domains]
     assert np.array_equal(pooled.x, np.concatenate(parts))
 
@@ -61,7 +61,7 @@ def test_mapped_images_travel_as_their_files_name(pacs: Path, tmp_path: Path) ->
         assert len(sent) < data.x.nbytes / 2
         arrived = pickle.loads(sent)
         assert np.array_equal(arrived.x, data.x)
-        assert file_of(np.moveaxis(arrived.x, 1, -1)) == file_of(np.moveaxis(data.x, 1, -1))
+        assert backing_file(np.moveaxis(arrived.x, 1, -1)) == backing_file(np.moveaxis(data.x, 1, -1))
     (file,) = tmp_path.rglob("x.npy")
     file.unlink()
     with pytest.raises(FlrayError, match=r"x\.npy: cannot be read on this node.*data\.mapped"):
@@ -74,7 +74,7 @@ def test_images_larger_than_a_quarter_of_the_free_memory_are_mapped(pacs: Path, 
     for free, way in ((4 * size, False), (4 * size - 1, True)):
         monkeypatch.setattr(image_sets, "_free_memory", lambda free=free: free)
         x = Pooled.of(load(pacs, tmp_path, None)).x
-        assert (file_of(np.moveaxis(x, 1, -1)) is not None) is way
+        assert (backing_file(np.moveaxis(x, 1, -1)) is not None) is way
 
 
 def test_an_altered_cache_is_noticed(pacs: Path, tmp_path: Path) -> None:

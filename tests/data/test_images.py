@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from flray.data import DataSet, Domain
-from flray.data.checks import checked
-from flray.data.images import bundled_photos, channel_statistics, over_photos, photo_crops, resize
+from flray.data.dataset_checks import validate_dataset
+from flray.data.sources.images import bundled_photos, channel_statistics, over_photos, photo_crops, resize
 from flray.errors import DataError
 
 
@@ -84,5 +84,5 @@ def test_what_has_no_statistics_is_one_line(part: np.ndarray[Any, Any]) -> None:
 def test_a_wrong_mean_is_one_line(mean: Any, std: Any, words: str, dtype: type) -> None:
     x, y = np.zeros((2, 3, 4, 4), dtype=dtype), np.zeros(2, dtype=np.int64)
     with pytest.raises(DataError, match=f"^data set own: .*{words}") as error:
-        checked("own", DataSet("own", (Domain("d", "real", x, y, x, y),), ("a", "b"), mean, std))
+        validate_dataset("own", DataSet("own", (Domain("d", "real", x, y, x, y),), ("a", "b"), mean, std))
     assert str(error.value).isprintable()

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from flray.cli import invoke
-from flray.data.archives import FILES
-from flray.data.listing import Entry, inventory
+from flray.cli.main import invoke
+from flray.data.inventory import Entry, list_datasets
+from flray.data.sources.archives import FILES
 from flray.registry import datasets
 from tests.data.pictures import trees
 
 
 def built_in(root: Path) -> dict[str, Entry]:
     """Return the entries of flray's own sets; other tests of this process may have registered some more."""
-    return {entry.name: entry for entry in inventory(root) if entry.name not in datasets.added()}
+    return {entry.name: entry for entry in list_datasets(root) if entry.name not in datasets.added()}
 
 
 def test_every_set_has_a_source_and_a_way_to_it(tmp_path: Path) -> None:
     entries = built_in(tmp_path)
-    assert {entry.name for entry in inventory(tmp_path)} == set(datasets.names())
+    assert {entry.name for entry in list_datasets(tmp_path)} == set(datasets.names())
     for entry in entries.values():
         assert entry.what and entry.source
         assert entry.present is (entry.source == "comes with flray")
@@ -46,8 +46,8 @@ def test_what_is_there_is_said_to_be_there(name: str, files: list[str], tmp_path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     entries = built_in(tmp_path).values()
-    here = {entry.name for entry in entries if entry.present and entry.source != "comes with flray"}
-    assert here == {name}
+    tmp_cwd = {entry.name for entry in entries if entry.present and entry.source != "comes with flray"}
+    assert tmp_cwd == {name}
 
 
 def test_both_commands_list_them(capsys: pytest.CaptureFixture[str], tmp_path: Path,

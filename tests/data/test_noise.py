@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from flray.config import Config
-from flray.data.noise import sample_noise
-from flray.federation.cluster import InlineFederation
-from flray.federation.workshop import Workshop
-from flray.federation.world import make_world
+from flray.config.experiment import Config
+from flray.data.sample_noise import sample_noise
+from flray.federation.ray_backend.handle import InlineFederation
+from flray.federation.spec import build_spec
+from flray.federation.worker.resources import WorkerResources
 
 
 def test_the_numbers_are_standard_normal_and_independent() -> None:
@@ -33,10 +33,10 @@ def settings(noise: float) -> dict[str, object]:
 
 
 def test_a_client_sees_its_samples_with_its_noise() -> None:
-    worlds = [make_world(Config.model_validate({"experiment": settings(noise)}).experiment) for noise in (0.0, 0.6)]
-    clean, noisy = (Workshop(world, torch.device("cpu")) for world in worlds)
+    specs = [build_spec(Config.model_validate({"experiment": settings(noise)}).experiment) for noise in (0.0, 0.6)]
+    clean, noisy = (WorkerResources(spec, torch.device("cpu")) for spec in specs)
     spreads = []
-    for client in worlds[0].data.clients:
+    for client in specs[0].data.clients:
         for rows in (client.train, client.test):
             positions = torch.arange(len(rows))
             (before, y), (after, labels) = (p.samples(rows).take(positions) for p in (clean, noisy))
@@ -46,16 +46,16 @@ def test_a_client_sees_its_samples_with_its_noise() -> None:
             assert torch.equal(again.flip(0), after)
             spreads.append(float((after - before).std()))
     assert spreads == pytest.approx([0, 0, 0.2, 0.2, 0.4, 0.4, 0.6, 0.6], abs=0.01)
-    assert worlds[0].data.noise is None
-    assert worlds[0].data.partition_fingerprint != worlds[1].data.partition_fingerprint
+    assert specs[0].data.noise is None
+    assert specs[0].data.partition_fingerprint != specs[1].data.partition_fingerprint
     assert all(np.array_equal(a.train, b.train) and np.array_equal(a.test, b.test)
-               for a, b in zip(worlds[0].data.clients, worlds[1].data.clients, strict=True))
+               for a, b in zip(specs[0].data.clients, specs[1].data.clients, strict=True))
 
 
 def test_noise_changes_what_is_learnt_at_noisy_clients() -> None:
     digests = []
     for noise in (0.0, 0.6, 0.6):
-        federation = InlineFederation(make_world(Config.model_validate({"experiment": settings(noise)}).experiment),
+        federation = InlineFederation(build_spec(Config.model_validate({"experiment": settings(noise)}).experiment),
                                       lambda line: None)
         federation.step()
         digests.append(federation.sha256())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flray.data.numpy_pickles import read_pickled_arrays
+from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import FlrayError
 
 NUMERIC = np._core.numeric  # type: ignore[attr-defined]
@@ -34,7 +34,7 @@ def refused(tmp_path: Path, content: bytes) -> str:
     "os\nsystem", "posix\nsystem", "builtins\neval", "builtins\nexec", "builtins\ngetattr", "builtins\n__import__",
     "subprocess\nPopen", "numpy\nload", "numpy\nmemmap", "numpy\nfromfile", "numpy.testing\nrundocs",
     "numpy._core.multiarray\nfrombuffer", "numpy.ma.core\n_mareconstruct", "functools\npartial", "_codecs\ndecode",
-    "numpy\nndarray.tofile", "torch\nload", "flray.data.numpy_pickles\nread_pickled_arrays"])
+    "numpy\nndarray.tofile", "torch\nload", "flray.data.sources.safe_unpickle\nread_pickled_arrays"])
 def test_references_are_refused_before_they_are_called(reference: str, tmp_path: Path) -> None:
     """With every opcode that can call something: REDUCE, INST, OBJ, NEWOBJ, and the protocol-4 reference."""
     module, name = reference.split("\n")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from flray.config.sections import Shift
 from flray.data import DataSet, FederatedData, federate, load_dataset
-from flray.sections import Shift
 from tests.data.layouts import LAYOUTS
 from tests.data.pictures import found
 from tests.data.test_splits import OPTIONS, numbered

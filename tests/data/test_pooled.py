@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 
-from flray.data.federate import federate
+from flray.data.federated import federate
 from flray.data.types import DataSet, Domain, Pooled
 
 

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flray.config.loader import load, schema
 from flray.data import load_dataset
-from flray.data.public import fitted, public_images
+from flray.data.public import fit_to_shape, public_images
 from flray.errors import ConfigError, FlrayError
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
-from flray.federation.world import SharedData, World, make_world
-from flray.federation.world import load_dataset as loaded
-from flray.loading import load, schema
-from flray.tuning.preparing import data_key
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.spec import FederationSpec, SharedDataset, build_spec
+from flray.federation.spec import load_dataset as loaded
+from flray.tuning.resources import data_key
 
 
-def world_of(**changes: Any) -> World:
+def world_of(**changes: Any) -> FederationSpec:
     content = {"data": {"name": "digits-sklearn", "samples": 24}, "model": {"name": "lenet", "norm": "batch"},
                "algorithm": {"name": "fcclplus", "public_size": 20, "public_batch_size": 10}, "rounds": 1,
                "tracking": {"uri": None}, "resources": {"executor": "inline"}, **changes}
-    return make_world(load({"experiment": content}).experiment)
+    return build_spec(load({"experiment": content}).experiment)
 
 
 def test_photos_are_a_data_set_of_crops() -> None:
@@ -50,7 +50,7 @@ def test_a_choice_of_training_images_of_all_domains() -> None:
 @pytest.mark.parametrize(("old", "new"), [(8, 32), (28, 32), (64, 32), (32, 28), (50, 32), (32, 1)])
 def test_resampling_is_that_of_pillow(old: int, new: int) -> None:
     images = np.random.default_rng(old).integers(0, 256, (3, 3, old, old + 4), dtype=np.uint8)
-    found = fitted(images, (3, new, new))
+    found = fit_to_shape(images, (3, new, new))
     for image, result in zip(images, found, strict=True):
         expected = np.asarray(Image.fromarray(image.transpose(1, 2, 0)).resize((new, new), Image.Resampling.BILINEAR))
         assert np.abs(result.astype(int) - expected.transpose(2, 0, 1)).max() <= 1
@@ -58,14 +58,14 @@ def test_resampling_is_that_of_pillow(old: int, new: int) -> None:
 
 def test_constant_images_stay_what_they_are() -> None:
     images = np.stack([np.full((1, 13, 13), value, dtype=np.uint8) for value in (0, 7, 255)])
-    found = fitted(images, (3, 32, 20))
+    found = fit_to_shape(images, (3, 32, 20))
     assert found.shape == (3, 3, 32, 20)
     assert [set(image.ravel().tolist()) for image in found] == [{0}, {7}, {255}]
 
 
 def test_colours_become_their_luma() -> None:
     image = np.array([250, 100, 40], dtype=np.uint8).reshape(1, 3, 1, 1).repeat(6, 2).repeat(6, 3)
-    found = fitted(image, (1, 6, 6))
+    found = fit_to_shape(image, (1, 6, 6))
     assert found.shape == (1, 1, 6, 6) and set(found.ravel().tolist()) == {138}  # 0.299 250 + 0.587 100 + 0.114 40
 
 
@@ -82,8 +82,8 @@ def test_an_experiment_names_its_public_data() -> None:
 def test_it_is_trained_on() -> None:
     digests = []
     for public in (None, {"name": "photos", "samples": 20}, {"name": "digits-sklearn", "samples": 20}):
-        world = world_of(public=public)
-        federation = Federation(world, InlineExecutor(world))
+        spec = world_of(public=public)
+        federation = Federation(spec, InlineExecutor(spec))
         federation.step()
         digests.append(federation.sha256())
     assert len(set(digests)) == 3
@@ -102,8 +102,8 @@ def test_the_section_survives_saving_and_is_known_to_sweeps() -> None:
     assert load(content, ["public=photos"]).experiment.public.options["samples"] == 5000
     keys = {data_key(load(content, [f"public.samples={n}"]).experiment) for n in (9, 10)}
     assert len(keys) == 2
-    shared = SharedData.of(loaded("digits-sklearn", experiment.data.options, experiment.public))
-    assert len(make_world(experiment, shared).data.public) == len(make_world(experiment).data.public) == 9
+    shared = SharedDataset.of(loaded("digits-sklearn", experiment.data.options, experiment.public))
+    assert len(build_spec(experiment, shared).data.public) == len(build_spec(experiment).data.public) == 9
     forms = schema()["$defs"]["PublicChoice"]["anyOf"]
     assert all("samples" in form["properties"] for form in forms if "properties" in form)
 
@@ -124,7 +124,7 @@ def test_private_features_and_other_channels_are_refused() -> None:
     with pytest.raises(ConfigError, match="private images only"):
         world_of(data="random", public="photos")
     with pytest.raises(ConfigError, match="2 channels"):
-        fitted(np.zeros((1, 3, 4, 4), np.uint8), (2, 4, 4))
+        fit_to_shape(np.zeros((1, 3, 4, 4), np.uint8), (2, 4, 4))
 
 
 def test_a_method_without_public_data_is_told_how_to_get_some() -> None:

@@ -5,9 +5,9 @@ import pytest
 from PIL import Image
 
 from flray import registry
-from flray.cli import invoke
+from flray.cli.main import invoke
 from flray.data import DataSet, Domain, federate, load_dataset
-from flray.data.show import Holdings, bubble_chart, partition_table
+from flray.data.partition_plot import ClientHoldings, bubble_chart, partition_table
 
 
 def test_the_table_counts_what_clients_hold() -> None:
@@ -32,7 +32,7 @@ def test_a_pooled_client_lists_all_origins() -> None:
 def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> None:
     data = federate(load_dataset("random", {"samples": 2000, "shape": [1]}), "dirichlet-equal",
                     {"clients": clients, "alpha": 0.5}, 0)
-    bubble_chart(Holdings.of(data), tmp_path / "new" / "chart.png")
+    bubble_chart(ClientHoldings.of(data), tmp_path / "new" / "chart.png")
     with Image.open(tmp_path / "new" / "chart.png") as image:
         pixels = np.asarray(image.convert("RGB")).astype(int)
     assert pixels.shape[1] < 4000
@@ -47,7 +47,7 @@ def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> No
 def test_many_clients_become_columns_of_one_picture(tmp_path: Path) -> None:
     dataset = load_dataset("digits-sklearn")
     data = federate(dataset, "domains", {"clients_per_domain": 60}, 0)
-    bubble_chart(Holdings.of(data), tmp_path / "chart.png")
+    bubble_chart(ClientHoldings.of(data), tmp_path / "chart.png")
     with Image.open(tmp_path / "chart.png") as image:
         pixels = np.asarray(image.convert("RGB")).astype(int)
     assert pixels.shape[1] < 2400

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flray.config import Config
+from flray.config.experiment import Config
+from flray.config.loader import ConfigErrors, load
+from flray.config.sections import Shift
 from flray.data import DataSet, Domain, FederatedData, federate
 from flray.data.splits import by_client
 from flray.errors import ConfigError, DataError
-from flray.loading import ConfigErrors, load
 from flray.registry import partitions
-from flray.sections import Shift
 
 
 def numbered(sizes: list[tuple[int, int]], classes: int = 4, coarse: bool = True) -> DataSet:

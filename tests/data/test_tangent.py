@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.linalg import eigvalsh, logm
 
-from flray.data.tangent import covariances, log_euclidean_mean, padded, tangent_vectors
+from flray.data.datasets.tangent_space import covariances, log_euclidean_mean, pad_vectors, tangent_vectors
 
 TRIALS = np.random.default_rng(0).standard_normal((6, 4, 50))
 
@@ -34,7 +34,7 @@ def test_mean_and_vectors_by_definition() -> None:
 
 
 def test_padding() -> None:
-    made = padded(np.ones((2, 3)), 5)
+    made = pad_vectors(np.ones((2, 3)), 5)
     assert made.dtype == np.float32 and made.tolist() == [[1, 1, 1, 0, 0]] * 2
     with pytest.raises(ValueError, match="length 3, expected at most 2"):
-        padded(np.ones((2, 3)), 2)
+        pad_vectors(np.ones((2, 3)), 2)

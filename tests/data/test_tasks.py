@@ -10,24 +10,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flray.config.sections import Shift
 from flray.data import load_dataset
-from flray.data.federate import federate
-from flray.data.tasks import NAMES, task
+from flray.data.federated import federate
 from flray.errors import ConfigError, DataError, FlrayError
 from flray.functional import dice_loss
 from flray.models import build
-from flray.sections import Shift
+from flray.tasks.base import NAMES, make_task
 
 
 def measured(name: str, outputs: Tensor, targets: Tensor, classes: tuple[str, ...] = ()) -> dict[str, float]:
-    kind = task(name, classes)
-    return kind.summarise({k: v.numpy() for k, v in kind.evidence(outputs, targets).items()})
+    kind = make_task(name, classes)
+    return kind.summarise({k: v.numpy() for k, v in kind.predictions(outputs, targets).items()})
 
 
 def test_names_and_unknown_ones() -> None:
-    assert [task(name).name for name in NAMES] == list(NAMES)
+    assert [make_task(name).name for name in NAMES] == list(NAMES)
     with pytest.raises(FlrayError, match="unknown task 'regression'; one of classification, binary"):
-        task("regression")
+        make_task("regression")
 
 
 def test_binary_has_two_logits_and_their_difference_as_score() -> None:
@@ -37,7 +37,7 @@ def test_binary_has_two_logits_and_their_difference_as_score() -> None:
     assert found["loss"] == pytest.approx(float(F.cross_entropy(logits, labels)), rel=1e-6)
     assert {k: found[k] for k in ("accuracy", "auc", "sensitivity", "specificity", "f1")} == {
         "accuracy": 0.5, "auc": 0.5, "sensitivity": 0.5, "specificity": 0.5, "f1": 0.5}
-    score = task("binary").evidence(logits, labels)["score"]
+    score = make_task("binary").predictions(logits, labels)["score"]
     torch.testing.assert_close(score, torch.softmax(logits.double(), 1)[:, 1])
 
 
@@ -73,7 +73,7 @@ def test_no_samples_give_nan(name: str) -> None:
 
 def test_a_network_for_classes_is_refused_in_segmentation() -> None:
     data = federate(load_dataset("fundus-synthetic", {"samples": 5, "size": 16}), "domains", {}, 0)
-    kind = task("segmentation", data.classes)
+    kind = make_task("segmentation", data.classes)
     kind.check_network("unet", build("unet", data.shape, 2, {"width": 1, "depth": 2}, 0, torch.float64), data)
     with pytest.raises(ConfigError, match=r"found lenet; .*\[2, 16, 16\], and it returns \[2\]; for example unet"):
         kind.check_network("lenet", build("lenet", data.shape, 2, {}, 0), data)
@@ -84,15 +84,15 @@ def test_data_of_another_kind_are_refused() -> None:
     digits = federate(load_dataset("digits-sklearn", {"samples": 20}), "domains", {}, 0)
     for name in ("classification", "binary", "few-shot"):
         with pytest.raises(DataError, match=f"{name} needs class labels"):
-            task(name).check(masks)
+            make_task(name).check(masks)
     with pytest.raises(DataError, match="a binary task has 2 classes, found 10"):
-        task("binary").check(digits)
+        make_task("binary").check(digits)
     with pytest.raises(DataError, match=r"needs masks, uint8 \[10, 32, 32\] per sample, found int64 \[\]"):
-        task("segmentation", digits.classes).check(digits)
+        make_task("segmentation", digits.classes).check(digits)
     with pytest.raises(DataError, match=r"needs masks, uint8 \[1, 16, 16\] per sample, found uint8 \[2, 16, 16\]"):
-        task("segmentation", ("disc",)).check(masks)
-    task("segmentation", masks.classes).check(masks)
-    task("classification").check(digits)
+        make_task("segmentation", ("disc",)).check(masks)
+    make_task("segmentation", masks.classes).check(masks)
+    make_task("classification").check(digits)
 
 
 def test_masks_are_partitioned_without_classes() -> None:

@@ -7,8 +7,8 @@ import signal
 import threading
 import time
 
-from flray.federation.cluster import RayFederation
 from flray.federation.federation import Federation
+from flray.federation.ray_backend.handle import RayFederation
 
 
 def step_while_an_actor_is_killed(federation: RayFederation | Federation, actors: list[int], after: float = 0.15

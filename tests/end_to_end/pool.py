@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flray.federation.clients import RayExecutor
-from flray.federation.federation import Federation, Warn
-from flray.federation.world import World
+from flray.federation.federation import Federation, Notify
+from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.spec import FederationSpec
 
 
 class Pool:
@@ -20,28 +20,28 @@ class Pool:
         self.actors = actors
         self.executor: RayExecutor | None = None
 
-    def executor_for(self, world: World) -> RayExecutor:
+    def executor_for(self, spec: FederationSpec) -> RayExecutor:
         """Return the actors, made ready for a world."""
         import ray
 
         # Next to no CPU, so that several pools find room on the same Ray.
-        config = world.config.model_copy(update={
-            "resources": world.config.resources.model_copy(update={"cpus_per_actor": 0.1})})
-        put = ray.put(world)
+        config = spec.config.model_copy(update={
+            "resources": spec.config.resources.model_copy(update={"cpus_per_actor": 0.1})})
+        put = ray.put(spec)
         if self.executor is None:
             self.executor = RayExecutor(put, config, self.actors, 0)
         else:
             self.executor.reset(put, config)
         return self.executor
 
-    def federation(self, world: World, warn: Warn = print) -> Federation:
+    def federation(self, spec: FederationSpec, warn: Notify = print) -> Federation:
         """Return a new federation of a world on the actors."""
-        return Federation(world, self.executor_for(world), warn)
+        return Federation(spec, self.executor_for(spec), warn)
 
-    def played(self, world: World) -> Federation:
+    def run_federation(self, spec: FederationSpec) -> Federation:
         """Return a federation after all its rounds."""
-        federation = self.federation(world)
-        for _ in range(world.config.rounds):
+        federation = self.federation(spec)
+        for _ in range(spec.config.rounds):
             federation.step()
         return federation
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flray.cli import invoke
+from flray.cli.main import invoke
 
 GOOD: dict[str, Any] = {"experiment": {
     "data": "digits-sklearn", "model": "lenet", "algorithm": "fedavg", "rounds": 1,
@@ -63,12 +63,12 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_line_exit_code_two_nothing_created(
-        here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+        tmp_cwd: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     content, words = CASES[case]
-    monkeypatch.setenv("FLRAY_DATA", str(here / "no-data"))
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "no-data"))
     if "GPU" in case or "actors" in case:
         content["experiment"]["resources"]["executor"] = "ray"
-    file = here / "x.yaml"
+    file = tmp_cwd / "x.yaml"
     file.write_text(yaml.safe_dump(content))
     assert invoke(["run", "x.yaml"]) == 2
     captured = capsys.readouterr()
@@ -76,7 +76,7 @@ def test_one_line_exit_code_two_nothing_created(
     assert len(lines) == 1, captured.err
     for word in words:
         assert word in lines[0]
-    assert [p.name for p in here.iterdir()] == ["x.yaml"]
+    assert [p.name for p in tmp_cwd.iterdir()] == ["x.yaml"]
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -86,16 +86,16 @@ def test_one_line_exit_code_two_nothing_created(
     ("experiment: 3\n", ["experiment"]),
 ])
 def test_a_file_that_is_no_configuration(
-        here: Path, capsys: pytest.CaptureFixture[str], text: str, words: list[str]) -> None:
-    (here / "x.yaml").write_text(text)
+        tmp_cwd: Path, capsys: pytest.CaptureFixture[str], text: str, words: list[str]) -> None:
+    (tmp_cwd / "x.yaml").write_text(text)
     assert invoke(["run", "x.yaml"]) == 2
     message = capsys.readouterr().err.strip()
     assert len(message.splitlines()) == 1
     assert all(word in message for word in words)
 
 
-def test_a_missing_file_names_the_nearest(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "demo.yaml").write_text("")
+def test_a_missing_file_names_the_nearest(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_cwd / "demo.yaml").write_text("")
     assert invoke(["run", "dem.yaml"]) == 2
     assert "dem.yaml: no such file; did you mean 'demo.yaml'?" in capsys.readouterr().err
 
@@ -104,16 +104,16 @@ def test_a_missing_file_names_the_nearest(here: Path, capsys: pytest.CaptureFixt
     ("local.lr", ["key=value"]), ("local.lr=fast", ["experiment.local.lr", "'fast'"]),
     ("local.lr.x=1", ["leads into a value"]), ("algorithm.mu=1", ["algorithm.mu", "no option"]),
 ])
-def test_bad_overrides(here: Path, capsys: pytest.CaptureFixture[str], override: str, words: list[str]) -> None:
-    (here / "x.yaml").write_text(yaml.safe_dump(changed("experiment.local", {"lr": 0.1})))
+def test_bad_overrides(tmp_cwd: Path, capsys: pytest.CaptureFixture[str], override: str, words: list[str]) -> None:
+    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump(changed("experiment.local", {"lr": 0.1})))
     assert invoke(["run", "x.yaml", override]) == 2
     message = capsys.readouterr().err.strip()
     assert len(message.splitlines()) == 1
     assert all(word in message for word in words), message
 
 
-def test_several_mistakes_are_a_line_each(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "x.yaml").write_text(yaml.safe_dump(changed("experiment.local", {"lr": -1, "epochs": "x", "momentun": 0})))
+def test_several_mistakes_are_a_line_each(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump(changed("experiment.local", {"lr": -1, "epochs": "x", "momentun": 0})))
     assert invoke(["run", "x.yaml"]) == 2
     message = capsys.readouterr().err.strip()
     assert len(message.splitlines()) == 3

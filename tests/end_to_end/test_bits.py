@@ -15,13 +15,14 @@ import ray
 import yaml
 
 import flray
-from flray import bits, rundir, running
-from flray.cli import invoke
+from flray import bits
+from flray.cli.main import invoke
+from flray.config.loader import load
 from flray.errors import FlrayError
-from flray.federation.clients import ClientActor
 from flray.federation.federation import Federation
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.federation.ray_backend.executor import ClientActor
+from flray.federation.spec import build_spec
+from flray.runs import directory, runner
 from tests.end_to_end.pool import Pools
 
 LOWEST = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE",
@@ -51,7 +52,7 @@ def noted(process: subprocess.Popen[str], folder: Path) -> dict[str, Any]:
     if process.returncode == 2 and re.search(UNKNOWN_HERE, errors):
         return {"refused": errors}
     assert process.returncode == 0, errors
-    return rundir.read(folder / "runs/experiment/001")
+    return directory.read(folder / "runs/experiment/001")
 
 
 @wide
@@ -84,7 +85,7 @@ def test_portable_bits_reach_the_processes_of_a_local_ray(tmp_path: Path) -> Non
 
 
 def test_this_process_is_refused_in_one_line(
-        here: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+        tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     digits["resources"] = {"bits": "portable", "executor": "inline"}
     Path("x.yaml").write_text(yaml.safe_dump({"experiment": digits}))
     assert invoke(["run", "x.yaml"]) == invoke(["run", "x.yaml", "local.compile=true"]) == 2
@@ -92,49 +93,49 @@ def test_this_process_is_refused_in_one_line(
     assert "flray.portable()" in first and "experiment.local.compile" in second
     with pytest.raises(FlrayError, match="found numpy and torch imported"):
         flray.portable()
-    assert sorted(p.name for p in here.iterdir()) == ["x.yaml"]
+    assert sorted(p.name for p in tmp_cwd.iterdir()) == ["x.yaml"]
 
 
 def interrupted(digits: dict[str, Any]) -> Path:
     """Return a run that has begun and played nothing."""
     digits["resources"] = {"executor": "inline"}
-    folder = running.run({"experiment": {**digits, "rounds": 1}}).folder
-    rundir.update(folder, status="interrupted")
+    folder = runner.run({"experiment": {**digits, "rounds": 1}}).folder
+    directory.update(folder, status="interrupted")
     return folder
 
 
 def test_a_run_is_not_resumed_on_another_kind_of_cpu_unless_it_is_asked_for(
-        here: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+        tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     folder = interrupted(digits)
-    cpu = rundir.read(folder)["cpu"]
+    cpu = directory.read(folder)["cpu"]
     assert cpu["kinds"] == bits.kinds() and cpu["bits"] == "native"
-    digest = rundir.read(folder)["sha256"]
-    rundir.update(folder, cpu={**cpu, "model": "Another", "kinds": {**cpu["kinds"], "mkl": "0"}})
+    digest = directory.read(folder)["sha256"]
+    directory.update(folder, cpu={**cpu, "model": "Another", "kinds": {**cpu["kinds"], "mkl": "0"}})
     assert invoke(["resume", str(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "began on Another" in line and " mkl compute other last bits" in line and "--other-cpu" in line
-    assert rundir.read(folder)["status"] == "interrupted"
+    assert directory.read(folder)["status"] == "interrupted"
     assert invoke(["resume", str(folder), "--other-cpu"]) == 0
-    after = rundir.read(folder)
+    after = directory.read(folder)
     assert after["sha256"] == digest and [c["kinds"] for c in after["other_cpus"]] == [bits.kinds()]
-    tags = [event["tags"] for event in map(json.loads, (folder / rundir.JOURNAL).read_text().splitlines())
+    tags = [event["tags"] for event in map(json.loads, (folder / directory.JOURNAL).read_text().splitlines())
             if event["type"] == "tags"]
     assert any("cpu.other" in found for found in tags)
 
 
 @pytest.mark.parametrize("change", [{"cpu": None}, {"versions": {"torch": "2.6.0", "numpy": "2.0.0"}}], ids=str)
 def test_runs_of_before_and_of_other_versions_are_resumed_as_ever(change: dict[str, Any]) -> None:
-    run = {"versions": rundir.versions(), "cpu": {"kinds": dict.fromkeys(bits.kinds(), "0")}}
+    run = {"versions": directory.versions(), "cpu": {"kinds": dict.fromkeys(bits.kinds(), "0")}}
     assert bits.check_same("run", run)
     assert not bits.check_same("run", {**run, **change})
 
 
-def test_the_setting_is_kept_by_a_resumed_run(here: Path, digits: dict[str, Any]) -> None:
+def test_the_setting_is_kept_by_a_resumed_run(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     folder = interrupted(digits)
-    config = folder / rundir.CONFIG
+    config = folder / directory.CONFIG
     config.write_text(config.read_text().replace("bits: native", "bits: portable"))
     with pytest.raises(FlrayError, match=r"resources\.bits is portable and was native"):
-        running.resume(folder)
+        runner.resume(folder)
 
 
 def test_the_installed_versions_have_recorded_bits() -> None:
@@ -144,15 +145,15 @@ def test_the_installed_versions_have_recorded_bits() -> None:
 @wide
 @pytest.mark.slow
 def test_a_pool_over_several_kinds_of_cpu_is_told(digits: dict[str, Any], pools: Pools) -> None:
-    world = make_world(load({"experiment": digits}).experiment)
-    executor = pools[1].executor_for(world)
+    spec = build_spec(load({"experiment": digits}).experiment)
+    executor = pools[1].executor_for(spec)
     worker = executor.workers[0]
     ray.kill(worker.actor)
     other = ray.remote(ClientActor).options(runtime_env={"env_vars": {"ATEN_CPU_CAPABILITY": "default"}})
-    worker.actor = other.remote(executor._world, 1)
+    worker.actor = other.remote(executor._spec, 1)
     worker.starting = worker.actor.describe.remote()
     lines: list[str] = []
-    federation = Federation(world, executor, lines.append)
+    federation = Federation(spec, executor, lines.append)
     federation.step()
     federation.step()
     assert lines.count(bits.MIXED) == 1

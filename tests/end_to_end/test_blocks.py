@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from flray.federation.cluster import InlineFederation, RayFederation, plan_for
-from flray.federation.executor import ClientError
+from flray.config.loader import load
 from flray.federation.federation import Federation
-from flray.federation.world import World, make_world
-from flray.loading import load
+from flray.federation.messages import ClientError
+from flray.federation.ray_backend.handle import InlineFederation, RayFederation, plan_pool
+from flray.federation.spec import FederationSpec, build_spec
 from tests.end_to_end.killing import step_while_an_actor_is_killed
 from tests.end_to_end.pool import Pools
 from tests.end_to_end.test_failures import BROKEN
@@ -21,22 +21,22 @@ from tests.end_to_end.test_failures import BROKEN
 everywhere = pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedadam"])
 
 
-def world_of(digits: dict[str, Any], method: str, **changes: Any) -> World:
+def world_of(digits: dict[str, Any], method: str, **changes: Any) -> FederationSpec:
     """In float64, for the sums of float32 weights times whole numbers are exact as a rule, whatever their order."""
     local = {**digits["local"], "precision": "float64", **changes.pop("local", {})}
     content = {**digits, "algorithm": method, "partition": {"name": "iid", "clients": 10}, "aggregation": {"block": 3},
                "participation": {"fraction": 0.8}, "local": local, **changes}
-    return make_world(load({"experiment": content}).experiment)
+    return build_spec(load({"experiment": content}).experiment)
 
 
-def broken(here: Path, digits: dict[str, Any], method: str, **changes: Any) -> World:
-    (here / "broken.py").write_text(BROKEN)
+def broken(tmp_cwd: Path, digits: dict[str, Any], method: str, **changes: Any) -> FederationSpec:
+    (tmp_cwd / "broken.py").write_text(BROKEN)
     return world_of(digits, method, plugins=["broken.py"], participation={}, **changes)
 
 
-def inline(world: World, warn: Callable[[str], None] = print) -> InlineFederation:
-    federation = InlineFederation(world, warn)
-    for _ in range(world.config.rounds):
+def inline(spec: FederationSpec, warn: Callable[[str], None] = print) -> InlineFederation:
+    federation = InlineFederation(spec, warn)
+    for _ in range(spec.config.rounds):
         federation.step()
     return federation
 
@@ -45,55 +45,55 @@ def inline(world: World, warn: Callable[[str], None] = print) -> InlineFederatio
 @everywhere
 @pytest.mark.parametrize("actors", [1, 2])
 def test_number_of_actors_does_not_matter(digits: dict[str, Any], pools: Pools, method: str, actors: int) -> None:
-    world = world_of(digits, method)
-    here, there = InlineFederation(world, print), pools[actors].federation(world)
-    for _ in range(world.config.rounds):
-        ours, theirs = here.step().metrics, there.step().metrics
+    spec = world_of(digits, method)
+    tmp_cwd, there = InlineFederation(spec, print), pools[actors].federation(spec)
+    for _ in range(spec.config.rounds):
+        ours, theirs = tmp_cwd.step().metrics, there.step().metrics
         same = [n for n in ours if not n.startswith(("time/", "memory/", "train/seconds"))]
         assert {n: ours[n] for n in same} == {n: theirs[n] for n in same}
         assert "bytes/up" in same and "train/loss" in same
-    assert here.sha256() == there.sha256()
-    assert here.sha256() != inline(world_of(digits, method, aggregation={})).sha256()
+    assert tmp_cwd.sha256() == there.sha256()
+    assert tmp_cwd.sha256() != inline(world_of(digits, method, aggregation={})).sha256()
 
 
 @everywhere
 def test_restored_from_a_checkpoint(tmp_path: Path, digits: dict[str, Any], method: str) -> None:
-    world = world_of(digits, method)
-    first, second = InlineFederation(world, print), InlineFederation(world, print)
+    spec = world_of(digits, method)
+    first, second = InlineFederation(spec, print), InlineFederation(spec, print)
     first.step()
     first.save(tmp_path, 1)
     assert second.restore(tmp_path) == 1
     for _ in range(2):
         second.step()
-    assert second.sha256() == inline(world).sha256()
+    assert second.sha256() == inline(spec).sha256()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_client_actor_killed_in_the_middle_of_a_block(digits: dict[str, Any], pools: Pools, method: str) -> None:
-    world = world_of(digits, method, local={"epochs": 5})
-    executor = pools[2].executor_for(world)
-    federation = Federation(world, executor)
+    spec = world_of(digits, method, local={"epochs": 5})
+    executor = pools[2].executor_for(spec)
+    federation = Federation(spec, executor)
     federation.step()
     victim = step_while_an_actor_is_killed(federation, executor.pids())
     federation.step()
     assert victim not in executor.pids()
-    assert federation.sha256() == inline(world).sha256()
+    assert federation.sha256() == inline(spec).sha256()
 
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_client_that_fails_is_left_out_of_its_block_and_no_other(
-        here: Path, digits: dict[str, Any], executor: str, request: pytest.FixtureRequest) -> None:
+        tmp_cwd: Path, digits: dict[str, Any], executor: str, request: pytest.FixtureRequest) -> None:
     lines: list[str] = []
-    world = broken(here, digits, "breaks", faults={"on_client_error": "skip"}, rounds=2, resources={"actors": 2})
+    spec = broken(tmp_cwd, digits, "breaks", faults={"on_client_error": "skip"}, rounds=2, resources={"actors": 2})
     federation: InlineFederation | RayFederation
     if executor == "inline":
-        federation = InlineFederation(world, lines.append)
+        federation = InlineFederation(spec, lines.append)
     else:
-        federation = RayFederation(world, plan_for(world, request.getfixturevalue("ray_here")), lines.append)
+        federation = RayFederation(spec, plan_pool(spec, request.getfixturevalue("ray_here")), lines.append)
     try:
         metrics = [federation.step().metrics for _ in range(2)]
-        assert federation.sha256() == inline(world).sha256()
+        assert federation.sha256() == inline(spec).sha256()
     finally:
         federation.close()
     assert [m["cohort/left_out"] for m in metrics] == [0, 1]
@@ -101,14 +101,14 @@ def test_a_client_that_fails_is_left_out_of_its_block_and_no_other(
     (line,) = lines
     assert "left out: client 2 (client2), round 2, train: ValueError: this batch is not to my taste at" in line
     # Left out by the plain mean it leaves the same model, but for the last bits of other sums.
-    plain = inline(broken(here, digits, "breaks", faults={"on_client_error": "skip"}, rounds=2, aggregation={}))
-    blocked = inline(world)
+    plain = inline(broken(tmp_cwd, digits, "breaks", faults={"on_client_error": "skip"}, rounds=2, aggregation={}))
+    blocked = inline(spec)
     for name, value in plain.federation.server.model.items():
         torch.testing.assert_close(blocked.federation.server.model[name], value, rtol=1e-12, atol=1e-12)
 
 
-def test_a_client_that_fails_ends_the_run_at_once(here: Path, digits: dict[str, Any]) -> None:
-    federation = InlineFederation(broken(here, digits, "breaks", aggregation={"block": 10}), print)
+def test_a_client_that_fails_ends_the_run_at_once(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+    federation = InlineFederation(broken(tmp_cwd, digits, "breaks", aggregation={"block": 10}), print)
     federation.step()
     with pytest.raises(ClientError, match=r"^client 2 \(client2\), round 2, train: ValueError: this .*broken.py:\d+"):
         federation.step()
@@ -120,12 +120,12 @@ def test_a_client_that_fails_ends_the_run_at_once(here: Path, digits: dict[str, 
     ("crashes", {"on_client_error": "skip", "attempts": 2}, {0, 1, 2},
      "round 1, train: its actor died 2 times while playing this block"),
 ])
-def test_a_block_that_hangs_or_dies_is_left_out(here: Path, digits: dict[str, Any], ray_here: dict[str, float],
+def test_a_block_that_hangs_or_dies_is_left_out(tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float],
                                                 method: str, faults: dict[str, Any], left_out: set[int],
                                                 text: str) -> None:
     lines: list[str] = []
-    world = broken(here, digits, method, faults=faults, resources={"actors": 2})
-    federation = RayFederation(world, plan_for(world, ray_here), lines.append)
+    spec = broken(tmp_cwd, digits, method, faults=faults, resources={"actors": 2})
+    federation = RayFederation(spec, plan_pool(spec, ray_here), lines.append)
     try:
         metrics = federation.step().metrics
         if method == "hangs":

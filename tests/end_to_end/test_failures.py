@@ -11,12 +11,12 @@ import psutil
 import pytest
 import yaml
 
-from flray import running
-from flray.cli import invoke
-from flray.federation.cluster import RayFederation, plan_for
-from flray.federation.world import make_world
-from flray.loading import load
-from flray.rounds import Silence
+from flray.cli.main import invoke
+from flray.config.loader import load
+from flray.federation.ray_backend.handle import RayFederation, plan_pool
+from flray.federation.spec import build_spec
+from flray.runs import runner
+from flray.runs.loop import NullProgress
 
 BROKEN = '''
 import os
@@ -74,43 +74,43 @@ class Crashes(Algorithm):
 '''
 
 
-def broken(here: Path, digits: dict[str, Any], **changes: Any) -> str:
-    (here / "broken.py").write_text(BROKEN)
+def broken(tmp_cwd: Path, digits: dict[str, Any], **changes: Any) -> str:
+    (tmp_cwd / "broken.py").write_text(BROKEN)
     content = {**digits, "plugins": ["broken.py"], **changes}
-    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
     return "x.yaml"
 
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def test_the_first_line_names_client_round_exception_file_and_line(
-        here: Path, digits: dict[str, Any], executor: str, capsys: pytest.CaptureFixture[str]) -> None:
-    file = broken(here, digits, algorithm="breaks", resources={"executor": executor})
+        tmp_cwd: Path, digits: dict[str, Any], executor: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = broken(tmp_cwd, digits, algorithm="breaks", resources={"executor": executor})
     assert invoke(["run", file]) == 1
     lines = capsys.readouterr().err.splitlines()
     line = BROKEN.splitlines().index('            raise ValueError("this batch is not to my taste")') + 1
     assert lines[0] == (f"client 2 (rotated), round 2, train: ValueError: this batch is not to my taste "
-                        f"at {here / 'broken.py'}:{line}")
+                        f"at {tmp_cwd / 'broken.py'}:{line}")
     assert any(text.startswith("Traceback") for text in lines[1:])
 
 
-def test_a_failing_client_can_be_left_out_and_is_reported(here: Path, digits: dict[str, Any],
+def test_a_failing_client_can_be_left_out_and_is_reported(tmp_cwd: Path, digits: dict[str, Any],
                                                          capsys: pytest.CaptureFixture[str]) -> None:
-    file = broken(here, digits, algorithm="breaks", resources={"executor": "inline"},
+    file = broken(tmp_cwd, digits, algorithm="breaks", resources={"executor": "inline"},
                   faults={"on_client_error": "skip"})
     assert invoke(["run", file]) == 0
     assert "left out: client 2 (rotated), round 2, train: ValueError" in capsys.readouterr().out
-    history = running.resume(here / "runs" / "digits" / "001").history
+    history = runner.resume(tmp_cwd / "runs" / "digits" / "001").history
     assert list(history["cohort/left_out"]) == [0, 1, 0]
     assert history["train/steps"][1] == history["train/steps"][0] * 3 / 4
 
 
 @pytest.mark.slow
-def test_a_client_that_hangs_is_left_out_after_the_timeout(here: Path, digits: dict[str, Any],
+def test_a_client_that_hangs_is_left_out_after_the_timeout(tmp_cwd: Path, digits: dict[str, Any],
                                                            ray_here: dict[str, float]) -> None:
-    file = broken(here, digits, algorithm="hangs", rounds=3, faults={"round_timeout": 8.0}, resources={"actors": 2})
+    file = broken(tmp_cwd, digits, algorithm="hangs", rounds=3, faults={"round_timeout": 8.0}, resources={"actors": 2})
     lines: list[str] = []
-    world = make_world(load(here / file).experiment)
-    federation = RayFederation(world, plan_for(world, ray_here), lines.append)
+    spec = build_spec(load(tmp_cwd / file).experiment)
+    federation = RayFederation(spec, plan_pool(spec, ray_here), lines.append)
     try:
         rounds = [federation.step().metrics for _ in range(3)]
     finally:
@@ -124,9 +124,9 @@ def test_a_client_that_hangs_is_left_out_after_the_timeout(here: Path, digits: d
     assert measured[1] - measured[2] == {"personal/local/accuracy/client/rotated"}
 
 
-def test_a_round_in_which_nobody_answers_ends_the_run(here: Path, digits: dict[str, Any],
+def test_a_round_in_which_nobody_answers_ends_the_run(tmp_cwd: Path, digits: dict[str, Any],
                                                       capsys: pytest.CaptureFixture[str]) -> None:
-    file = broken(here, digits, algorithm="mute", resources={"executor": "inline"},
+    file = broken(tmp_cwd, digits, algorithm="mute", resources={"executor": "inline"},
                   faults={"on_client_error": "skip"})
     assert invoke(["run", file]) == 1
     message = capsys.readouterr().err.strip()
@@ -136,12 +136,12 @@ def test_a_round_in_which_nobody_answers_ends_the_run(here: Path, digits: dict[s
 
 @pytest.mark.slow
 def test_a_client_that_kills_its_process_is_named_after_some_attempts(
-        here: Path, digits: dict[str, Any], ray_here: dict[str, float]) -> None:
-    file = broken(here, digits, algorithm="crashes", faults={"on_client_error": "skip", "attempts": 2},
+        tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]) -> None:
+    file = broken(tmp_cwd, digits, algorithm="crashes", faults={"on_client_error": "skip", "attempts": 2},
                   resources={"actors": 2})
     lines: list[str] = []
-    world = make_world(load(here / file).experiment)
-    federation = RayFederation(world, plan_for(world, ray_here), lines.append)
+    spec = build_spec(load(tmp_cwd / file).experiment)
+    federation = RayFederation(spec, plan_pool(spec, ray_here), lines.append)
     try:
         metrics = federation.step().metrics
     finally:
@@ -152,14 +152,14 @@ def test_a_client_that_kills_its_process_is_named_after_some_attempts(
 
 
 @pytest.mark.slow
-def test_a_dead_server_actor_is_replaced_and_the_bits_stay(here: Path, digits: dict[str, Any],
+def test_a_dead_server_actor_is_replaced_and_the_bits_stay(tmp_cwd: Path, digits: dict[str, Any],
                                                            ray_here: dict[str, float]) -> None:
-    whole = running.run({"experiment": {**digits, "name": "whole"}}, ["resources.executor=inline", "rounds=4"])
+    whole = runner.run({"experiment": {**digits, "name": "whole"}}, ["resources.executor=inline", "rounds=4"])
     killed: list[int] = []
 
     lines: list[str] = []
 
-    class Killer(Silence):
+    class Killer(NullProgress):
         def round(self, finished: Any, metric: str) -> None:
             if finished.number == 2 and not killed:
                 servers = [p for p in psutil.Process().children(recursive=True)
@@ -170,7 +170,7 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(here: Path, digits: d
         def say(self, line: str) -> None:
             lines.append(line)
 
-    result = running.run({"experiment": digits}, ["rounds=4", "resources.actors=2"], progress=Killer())
+    result = runner.run({"experiment": digits}, ["rounds=4", "resources.actors=2"], progress=Killer())
     assert killed
     assert "the server actor died; going on from the last checkpoint" in lines
     assert result.sha256 == whole.sha256
@@ -184,37 +184,37 @@ AT_THE_SERVER = {
     "apply": "def apply(self, server, architecture, mean):", "refine": "def refine(self, server):"}
 
 
-def breaks_at_the_server(here: Path, digits: dict[str, Any], hook: str, what: str, executor: str = "inline") -> str:
-    (here / "mine.py").write_text("from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
+def breaks_at_the_server(tmp_cwd: Path, digits: dict[str, Any], hook: str, what: str, executor: str = "inline") -> str:
+    (tmp_cwd / "mine.py").write_text("from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
                                   f"@register_algorithm('mine')\nclass Mine(Algorithm):\n    {hook}\n        {what}\n")
     content = {**digits, "plugins": ["mine.py"], "algorithm": "mine", "resources": {"executor": executor, "actors": 1}}
-    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
     return "x.yaml"
 
 
 @pytest.mark.parametrize("hook", AT_THE_SERVER)
 def test_a_method_that_raises_at_the_server_is_named_with_hook_exception_file_and_line(
-        here: Path, digits: dict[str, Any], hook: str, capsys: pytest.CaptureFixture[str]) -> None:
+        tmp_cwd: Path, digits: dict[str, Any], hook: str, capsys: pytest.CaptureFixture[str]) -> None:
     block = ["aggregation.block=2"] if hook == "apply" else []
-    assert invoke(["run", breaks_at_the_server(here, digits, AT_THE_SERVER[hook], "return {}['weight']"), *block]) == 1
+    assert invoke(["run", breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER[hook], "return {}['weight']"), *block]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"mine at the server, round 1, {hook}: KeyError: 'weight' at {here / 'mine.py'}:6"
+    assert lines[0] == f"mine at the server, round 1, {hook}: KeyError: 'weight' at {tmp_cwd / 'mine.py'}:6"
 
 
 @pytest.mark.parametrize(("kept", "words"), [
     ("server.state['x'] = [1]", "server.state: "), ("server.metrics['x'] = 'high'", "server.metrics: ValueError")])
 def test_what_a_method_keeps_at_the_server_and_cannot_be_kept_is_named(
-        here: Path, digits: dict[str, Any], kept: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["run", breaks_at_the_server(here, digits, AT_THE_SERVER["refine"], kept)]) == 1
+        tmp_cwd: Path, digits: dict[str, Any], kept: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["run", breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER["refine"], kept)]) == 1
     assert f"mine at the server, round 1, {words}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hook", ["server_setup", "refine"])
 def test_a_method_that_raises_in_the_server_actor_is_named_too(
-        here: Path, digits: dict[str, Any], hook: str, ray_here: dict[str, float],
+        tmp_cwd: Path, digits: dict[str, Any], hook: str, ray_here: dict[str, float],
         capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["run", breaks_at_the_server(here, digits, AT_THE_SERVER[hook], "1 / 0", "ray")]) == 1
+    assert invoke(["run", breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER[hook], "1 / 0", "ray")]) == 1
     assert f"mine at the server, round 1, {hook}: ZeroDivisionError" in capsys.readouterr().err.splitlines()[0]
 
 
@@ -231,11 +231,11 @@ class HalfWay(Algorithm):
 
 
 @pytest.mark.slow
-def test_a_new_algorithm_from_a_string_runs_on_ray(here: Path, digits: dict[str, Any],
+def test_a_new_algorithm_from_a_string_runs_on_ray(tmp_cwd: Path, digits: dict[str, Any],
                                                   ray_here: dict[str, float]) -> None:
     exec(compile(f"from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n{OWN}", "own", "exec"),
          {"__name__": "own"})
-    results = {(method, executor): running.run({"experiment": digits}, [
+    results = {(method, executor): runner.run({"experiment": digits}, [
         f"algorithm={method}", f"resources.executor={executor}", "resources.actors=2"]).sha256
         for method, executor in (("half-way", "ray"), ("half-way", "inline"), ("fedavg", "inline"))}
     assert results["half-way", "ray"] == results["half-way", "inline"] != results["fedavg", "inline"]

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from flray import running, tuning
-from flray.rounds import Silence
+from flray import tuning
+from flray.runs import runner
+from flray.runs.loop import NullProgress
 from flray.tuning import progress
 
 
 def seen(uri: str, metric: str) -> set[int]:
     """Return the rounds of a metric that MLflow holds now, over all runs."""
     from flray.tracking.address import database_path
-    from flray.tracking.connection import connect
+    from flray.tracking.client import connect
 
     database = database_path(uri)
     assert database is not None
@@ -36,30 +37,30 @@ def wait_for(round_: int, uri: str) -> None:
 
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
-def test_every_round_of_a_run_is_seen_while_it_goes_on(here: Path, digits: dict[str, Any], executor: str,
+def test_every_round_of_a_run_is_seen_while_it_goes_on(tmp_cwd: Path, digits: dict[str, Any], executor: str,
                                                        request: pytest.FixtureRequest) -> None:
     if executor == "ray":
         request.getfixturevalue("ray_here")
-    uri = f"sqlite:///{here}/mlflow.db"
+    uri = f"sqlite:///{tmp_cwd}/mlflow.db"
     waited: list[int] = []
 
-    class Watched(Silence):
+    class Watched(NullProgress):
         def round(self, finished: Any, metric: str) -> None:
             wait_for(finished.number, uri)
             waited.append(finished.number)
 
-    running.run({"experiment": {**digits, "tracking": {"uri": uri}, "resources": {"executor": executor, "actors": 1}
+    runner.run({"experiment": {**digits, "tracking": {"uri": uri}, "resources": {"executor": executor, "actors": 1}
                                 if executor == "ray" else {"executor": executor}}}, progress=Watched())
     assert waited == [1, 2, 3]
 
 
 @pytest.mark.slow
-def test_every_round_of_a_sweep_is_seen_while_it_goes_on(here: Path, digits: dict[str, Any],
+def test_every_round_of_a_sweep_is_seen_while_it_goes_on(tmp_cwd: Path, digits: dict[str, Any],
                                                          ray_here: dict[str, float]) -> None:
-    uri = f"sqlite:///{here}/mlflow.db"
+    uri = f"sqlite:///{tmp_cwd}/mlflow.db"
     waited: list[int] = []
 
-    class Watched(progress.Silence):
+    class Watched(progress.NullProgress):
         def round(self, number: str, label: str, done: int, rounds: int, score: float, left: float) -> None:
             wait_for(done, uri)
             waited.append(done)

@@ -21,13 +21,13 @@ import pytest
 from ray import cloudpickle
 
 from flray import registry, trees
-from flray.data.builtin import SKLEARN_DOMAINS
+from flray.data.datasets.embedded import SKLEARN_DOMAINS
 from flray.data.types import DataSet, Domain
-from flray.federation.clients import RayExecutor
-from flray.federation.executor import Handle, Job, Result
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
-from flray.federation.world import World
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.messages import Ref, TaskInput, TaskResult
+from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.spec import FederationSpec
 from flray.models import SplitModel
 from flray.trees import Packed
 from tests.algorithms import conftest as hand_made
@@ -105,7 +105,7 @@ def part_of(federation: Federation, part: str) -> str:
 def test_identities_of_the_four_papers(pool: Pool, digits: dict[str, Any], identity: str) -> None:
     one, part, other, other_part, settings = IDENTITIES[identity]
     settings = {"data": {"name": "digits-sklearn", "samples": 48}, **settings}
-    found = [part_of(pool.played(world_of(digits, method, **settings)), which)
+    found = [part_of(pool.run_federation(world_of(digits, method, **settings)), which)
              for method, which in ((one, part), (other, other_part))]
     assert found[0] == found[1]
 
@@ -115,7 +115,7 @@ def test_identities_of_the_four_papers(pool: Pool, digits: dict[str, Any], ident
 def test_identities_of_the_baselines(pool: Pool, method: Options, other: Options, settings: Options,
                                      digest: Any) -> None:
     settings = {"model": NORMED, **settings}
-    found = [digest(pool.played(hand_made.world_of(name, **settings))) for name in (method, other)]
+    found = [digest(pool.run_federation(hand_made.world_of(name, **settings))) for name in (method, other)]
     assert found[0] == found[1]
 
 
@@ -123,12 +123,12 @@ def test_identities_of_the_baselines(pool: Pool, method: Options, other: Options
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_method_has_the_same_bits_on_actors_and_inline(pool: Pool, name: str) -> None:
-    def world() -> World:
+    def spec() -> FederationSpec:
         local = {"precision": "float32", "batch_size": 8, "lr": 0.05}
         return hand_made.world_of(name, model=NORMED, rounds=3, **hand_made.settings_for(name),
                                   **hand_made.partial(name), local=local)
 
-    assert pool.played(world()).sha256() == inline_digest(world())
+    assert pool.run_federation(spec()).sha256() == inline_digest(spec())
 
 
 # --- actors killed ------------------------------------------------------------------------------------------------
@@ -147,23 +147,23 @@ class Killing:
         self.stages: list[str] = []
         self.victim = 0
 
-    def put(self, packed: Packed) -> Handle:
+    def put(self, packed: Packed) -> Ref:
         return self.pool.put(packed)
 
-    def fetch(self, handle: Handle) -> Packed:
+    def fetch(self, handle: Ref) -> Packed:
         return self.pool.fetch(handle)
 
-    def play(self, jobs: Sequence[Job], timeout: float | None = None, idle: float | None = None) -> Iterator[Result]:
-        turn = jobs[0].turn
-        killing = turn.kind == "stage" and (turn.round, turn.stage.name, turn.stage.index) == self.at
+    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
+        client_task = jobs[0].client_task
+        killing = client_task.kind == "stage" and (client_task.round, client_task.stage.name, client_task.stage.index) == self.at
         if killing:
             self.victim = self.pool.pids()[0]
             killer = threading.Thread(target=self.kill)
             killer.start()
             if not self.cpu_seconds:
                 killer.join()
-        self.stages.append(f"{turn.stage.name} {turn.stage.index}")
-        yield from self.pool.play(jobs, timeout, idle)
+        self.stages.append(f"{client_task.stage.name} {client_task.stage.index}")
+        yield from self.pool.run_tasks(jobs, timeout, idle)
         if killing:
             assert not killer.is_alive(), "the stage was over before the actor was killed"
 
@@ -197,17 +197,17 @@ class Killing:
 def test_actor_killed_in_the_middle_of_a_round(pool: Pool, digits: dict[str, Any], method: Options,
                                                at: tuple[int, str, int], cpu_seconds: float) -> None:
     epochs = 8 if cpu_seconds else 1  # a turn that takes several times as long as the actor is left alive
-    world = world_of(digits, method, rounds=3, local={**digits["local"], "epochs": epochs})
-    killing = Killing(pool.executor_for(world), at, cpu_seconds)
-    federation = Federation(world, killing, warn=lambda line: None)
-    for _ in range(world.config.rounds):
+    spec = world_of(digits, method, rounds=3, local={**digits["local"], "epochs": epochs})
+    killing = Killing(pool.executor_for(spec), at, cpu_seconds)
+    federation = Federation(spec, killing, warn=lambda line: None)
+    for _ in range(spec.config.rounds):
         federation.step()
     pids = killing.pool.pids()
     assert killing.victim and killing.victim not in pids and len(pids) == ACTORS
     if at[1] == "collaborate":
         where = killing.stages.index("killed")
         assert killing.stages[where - 1:where + 2] == [f"collaborate {at[2] - 1}", "killed", f"collaborate {at[2]}"]
-    assert federation.sha256() == inline_digest(world)
+    assert federation.sha256() == inline_digest(spec)
 
 
 # --- different networks -------------------------------------------------------------------------------------------
@@ -215,14 +215,14 @@ def test_actor_killed_in_the_middle_of_a_round(pool: Pool, digits: dict[str, Any
 NETWORKS = ("lenet", "simple-cnn", "cnn", "resnet8")
 
 
-def four_networks(digits: dict[str, Any]) -> World:
+def four_networks(digits: dict[str, Any]) -> FederationSpec:
     return world_of(digits, opt("fcclplus", **SMALL_PUBLIC), rounds=2, data={"name": "digits-sklearn", "samples": 32},
                     models=dict(zip(SKLEARN_DOMAINS, NETWORKS, strict=True)), participation={"fraction": 1.0})
 
 
 def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(pool: Pool, digits: dict[str, Any]) -> None:
-    world = four_networks(digits)
-    federation = Federation(world, pool.executor_for(world), warn=lambda line: None)
+    spec = four_networks(digits)
+    federation = Federation(spec, pool.executor_for(spec), warn=lambda line: None)
     federation.step()
     metrics = federation.step().metrics
     assert pool.executor is not None
@@ -235,7 +235,7 @@ def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(pool: Poo
     assert metrics["memory/peak/actor"] == max(metrics[f"memory/peak/actor/{n}"] for n in range(ACTORS))
     assert metrics["memory/peak/actor"] >= 0.9 * max(resident.values())
     assert metrics["memory/peak/server"] > 100e6
-    assert federation.sha256() == inline_digest(world)
+    assert federation.sha256() == inline_digest(spec)
 
 
 def test_no_other_instance_is_left_anywhere(digits: dict[str, Any]) -> None:
@@ -243,9 +243,9 @@ def test_no_other_instance_is_left_anywhere(digits: dict[str, Any]) -> None:
         gc.collect()
         return sum(type(thing) is SplitModel for thing in gc.get_objects())
 
-    world, before = four_networks(digits), instances()
-    executor = InlineExecutor(world)
-    federation = Federation(world, executor)
+    spec, before = four_networks(digits), instances()
+    executor = InlineExecutor(spec)
+    federation = Federation(spec, executor)
     for _ in range(2):
         federation.step()
         assert instances() - before == 2 * len(NETWORKS)

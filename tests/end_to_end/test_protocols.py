@@ -11,37 +11,39 @@ import torch
 import yaml
 
 import flray
-from flray import running, trees
-from flray.cli import invoke
-from flray.config import Config
-from flray.display import show_result
+from flray import trees
+from flray.cli.display import show_result
+from flray.cli.main import invoke
+from flray.config.experiment import Config
 from flray.errors import ConfigError
-from flray.federation import evaluation, player
+from flray.federation import evaluation
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
-from flray.federation.world import make_world
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.spec import build_spec
+from flray.federation.worker import client_runner
+from flray.runs import runner
 
 INLINE = {"resources": {"executor": "inline"}}
 
 
 def federation(digits: dict[str, Any], **settings: Any) -> Federation:
-    world = make_world(Config.model_validate({"experiment": {**digits, **INLINE, **settings}}).experiment)
-    return Federation(world, InlineExecutor(world), warn=lambda line: None)
+    spec = build_spec(Config.model_validate({"experiment": {**digits, **INLINE, **settings}}).experiment)
+    return Federation(spec, InlineExecutor(spec), warn=lambda line: None)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedbn"])
 def test_validation_is_measured_on_each_clients_own_samples(
         digits: dict[str, Any], algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(player, "BLOCK", 50)
-    monkeypatch.setattr(evaluation, "BLOCK", 50)
+    monkeypatch.setattr(client_runner, "EVAL_CHUNK", 50)
+    monkeypatch.setattr(evaluation, "EVAL_CHUNK", 50)
     running_ = federation(digits, algorithm=algorithm, split=[0.6, 0.25, 0.15])
     metrics = running_.step().metrics
     view = "global" if algorithm == "fedavg" else "personal"
-    data = running_.world.data
+    data = running_.spec.data
     by_hand = []
     for i, client in enumerate(data.clients):
         player_ = running_.executor._player
-        model = player_._workshop.bench("lenet").model.eval()
+        model = player_._workshop.resident("lenet").model.eval()
         state = running_.states[i]
         weights = dict(running_.server.models["lenet"])
         if state is not None:
@@ -66,7 +68,7 @@ def test_validation_parts_change_no_test_metric(digits: dict[str, Any]) -> None:
     assert not any("validation" in name for name in federation(digits).step().metrics)
 
 
-def test_the_protocol_decides_what_is_reported(digits: dict[str, Any], here: Path,
+def test_the_protocol_decides_what_is_reported(digits: dict[str, Any], tmp_cwd: Path,
                                                capsys: pytest.CaptureFixture[str]) -> None:
     settings = {**digits, **INLINE, "rounds": 6, "local": {**digits["local"], "lr": 0.5},
                 "evaluation": {"validation": 0.3, "every": 2, "last": 2, "protocol": "best"}}
@@ -76,7 +78,7 @@ def test_the_protocol_decides_what_is_reported(digits: dict[str, Any], here: Pat
     best = measured.loc[measured["global/validation/accuracy"].idxmax()]
     assert result.reported.values["global/common/accuracy"] == best["global/common/accuracy"]
     assert result.metrics["global/common/accuracy"] == measured["global/common/accuracy"].iloc[-1]
-    again = running.resume(result.folder)
+    again = runner.resume(result.folder)
     assert again.reported == result.reported
     means = flray.run({"experiment": {**settings, "evaluation": {**settings["evaluation"], "protocol": "mean-last"}}})
     assert means.reported.values["global/common/accuracy"] == \
@@ -93,8 +95,8 @@ def test_the_best_round_needs_validation_samples(digits: dict[str, Any]) -> None
     federation(digits, evaluation={"protocol": "best"}, split=[0.6, 0.2, 0.2])
 
 
-def test_a_wrong_protocol_is_refused(digits: dict[str, Any], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": {**digits, **INLINE}}))
+def test_a_wrong_protocol_is_refused(digits: dict[str, Any], tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": {**digits, **INLINE}}))
     assert invoke(["run", "x.yaml", "evaluation.protocol=mean"]) == 2
     assert "experiment.evaluation.protocol: found 'mean'; input should be 'last', 'best' or 'mean-last'" in \
         capsys.readouterr().err

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from flray import resume_checks, rundir, running, tuning
-from flray.cli import invoke
+from flray import tuning
+from flray.cli.main import invoke
+from flray.config.loader import load
 from flray.errors import FlrayError
-from flray.loading import load
-from flray.tuning.space import resolved
+from flray.runs import directory, resume_checks, runner
+from flray.tuning.space import resolve_sweep
 
 
 def write(folder: Path, digits: dict[str, Any], **changes: Any) -> Path:
@@ -28,7 +29,7 @@ def write(folder: Path, digits: dict[str, Any], **changes: Any) -> Path:
 
 
 def recorded(run: Path) -> list[int]:
-    journal = run / rundir.JOURNAL
+    journal = run / directory.JOURNAL
     if not journal.exists():
         return []
     events = [json.loads(line) for line in journal.read_bytes().split(b"\n") if line.endswith(b"}")]
@@ -66,19 +67,19 @@ def mlflow_points(database: Path, metric: str) -> list[tuple[int, float]]:
     ("fedavg", "inline", (1,)), ("fedbn", "inline", (2, 3)), ("scaffold", "inline", (3,)), ("scaffold", "ray", (2,)),
     ("fedskc", "inline", (2,)),
 ])
-def test_driver_killed_and_resumed(here: Path, digits: dict[str, Any], method: str, executor: str,
+def test_driver_killed_and_resumed(tmp_cwd: Path, digits: dict[str, Any], method: str, executor: str,
                                    kill_at: tuple[int, ...]) -> None:
     changes: dict[str, Any] = {
         "algorithm": method, "rounds": 5, "participation": {"fraction": 0.75},
         "tracking": {"uri": "sqlite:///mlflow.db"}, "local": {**digits["local"], "epochs": 3}}
-    file = write(here, digits, **changes)
-    whole = running.run({"experiment": {**digits, **changes, "name": "whole", "tracking": {"uri": None},
+    file = write(tmp_cwd, digits, **changes)
+    whole = runner.run({"experiment": {**digits, **changes, "name": "whole", "tracking": {"uri": None},
                                         "resources": {"executor": "inline"}}})
-    run = here / "runs" / "digits" / "001"
+    run = tmp_cwd / "runs" / "digits" / "001"
     command = [sys.executable, "-m", "flray.run", "x.yaml", f"resources.executor={executor}"]
     for number, kill in enumerate(kill_at):
         if number:
-            command = [sys.executable, "-c", "import sys; from flray.cli import invoke; "
+            command = [sys.executable, "-c", "import sys; from flray.cli.main import invoke; "
                        "sys.exit(invoke(['resume', 'digits']))"]
         process = subprocess.Popen(command, cwd=file.parent, text=True, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT)
@@ -86,12 +87,12 @@ def test_driver_killed_and_resumed(here: Path, digits: dict[str, Any], method: s
         process.kill()
         process.communicate(timeout=60)
         assert len(recorded(run)) < 5, "the run was over before it was killed"
-    resumed = running.resume(run)
+    resumed = runner.resume(run)
     assert resumed.sha256 == whole.sha256
     assert list(resumed.history["round"]) == [1, 2, 3, 4, 5]
     steady = [c for c in whole.history.columns if not str(c).startswith(("time/", "memory/", "train/seconds"))]
     assert resumed.history[steady].equals(whole.history[steady])
-    points = mlflow_points(here / "mlflow.db", "train/loss")
+    points = mlflow_points(tmp_cwd / "mlflow.db", "train/loss")
     assert [step for step, _ in points] == [1, 2, 3, 4, 5]
     assert [value for _, value in points] == list(whole.history["train/loss"])
 
@@ -123,33 +124,33 @@ class Watched(registry.algorithms.get({method!r})):
     ("fccl", {"pretrain_epochs": 1, "public_size": 40, "public_batch_size": 16}, "collaborate", 1, "inline"),
     ("fcclplus", {"public_size": 40, "public_batch_size": 16}, "collaborate", 2, "ray"),
 ])
-def test_driver_killed_in_the_middle_of_a_round(here: Path, digits: dict[str, Any], method: str,
+def test_driver_killed_in_the_middle_of_a_round(tmp_cwd: Path, digits: dict[str, Any], method: str,
                                                 options: dict[str, Any], stage: str, index: int,
                                                 executor: str) -> None:
     """FCCL's and FCCL+'s in the middle of their three public batches."""
-    mark = here / "killed here"
-    (here / "watched.py").write_text(WATCHED.format(method=method, stage=stage, index=index, mark=str(mark)))
-    whole = running.run({"experiment": {**digits, "name": "whole", "algorithm": {"name": method, **options},
+    mark = tmp_cwd / "killed here"
+    (tmp_cwd / "watched.py").write_text(WATCHED.format(method=method, stage=stage, index=index, mark=str(mark)))
+    whole = runner.run({"experiment": {**digits, "name": "whole", "algorithm": {"name": method, **options},
                                         "resources": {"executor": "inline"}}})
-    file = write(here, digits, plugins=["watched.py"], algorithm={"name": "watched", **options},
+    file = write(tmp_cwd, digits, plugins=["watched.py"], algorithm={"name": "watched", **options},
                  resources={"executor": executor, "actors": 2 if executor == "ray" else "auto"})
     process = driver(file)
     until(mark.exists, process)
     process.kill()
     process.communicate(timeout=60)
-    run = here / "runs" / "digits" / "001"
+    run = tmp_cwd / "runs" / "digits" / "001"
     assert recorded(run) == [1]
-    assert running.resume(run).sha256 == whole.sha256
+    assert runner.resume(run).sha256 == whole.sha256
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_on_ray_that_is_asked_to_end_can_be_resumed(here: Path, digits: dict[str, Any], number: int,
+def test_a_run_on_ray_that_is_asked_to_end_can_be_resumed(tmp_cwd: Path, digits: dict[str, Any], number: int,
                                                           code: int) -> None:
     """In this process: tests/test_stopping.py."""
-    file = write(here, digits, rounds=6, local={**digits["local"], "epochs": 3})
-    whole = running.run(load(file).model_dump(mode="json"), ["resources.executor=inline", "name=whole"])
-    run = here / "runs" / "digits" / "001"
+    file = write(tmp_cwd, digits, rounds=6, local={**digits["local"], "epochs": 3})
+    whole = runner.run(load(file).model_dump(mode="json"), ["resources.executor=inline", "name=whole"])
+    run = tmp_cwd / "runs" / "digits" / "001"
     process = driver(file, "resources.executor=ray")
     until(lambda: len(recorded(run)) >= 2, process)
     process.send_signal(number)
@@ -157,41 +158,41 @@ def test_a_run_on_ray_that_is_asked_to_end_can_be_resumed(here: Path, digits: di
     assert process.returncode == code, output
     assert "go on with: flray resume runs/digits/001" in output
     assert "Traceback" not in output
-    assert rundir.read(run)["status"] == "interrupted"
-    assert list((run / rundir.CHECKPOINT).glob("round-*.json"))
-    resumed = running.resume(run)
+    assert directory.read(run)["status"] == "interrupted"
+    assert list((run / directory.CHECKPOINT).glob("round-*.json"))
+    resumed = runner.resume(run)
     assert resumed.sha256 == whole.sha256
     assert list(resumed.history["round"]) == [1, 2, 3, 4, 5, 6]
 
 
-def test_resuming_a_finished_run_returns_its_result(here: Path, digits: dict[str, Any]) -> None:
-    first = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=2"])
-    again = running.resume(first.folder)
+def test_resuming_a_finished_run_returns_its_result(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+    first = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=2"])
+    again = runner.resume(first.folder)
     assert again.sha256 == first.sha256
     assert again.history.equals(first.history)
 
 
-def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own(here: Path, digits: dict[str, Any]) -> None:
-    runs = [running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"]) for _ in range(2)]
+def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+    runs = [runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"]) for _ in range(2)]
     assert [str(r.folder) for r in runs] == ["runs/digits/001", "runs/digits/002"]
     assert runs[0].sha256 == runs[1].sha256
 
 
-def test_a_run_that_still_runs_is_not_resumed(here: Path, digits: dict[str, Any]) -> None:
-    from flray.tracking.journal import Journal
+def test_a_run_that_still_runs_is_not_resumed(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+    from flray.runs.journal import Journal
 
-    result = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
-    rundir.update(result.folder, status="running")
-    with Journal(result.folder / rundir.JOURNAL), pytest.raises(FlrayError, match="still runs"):
-        running.resume(result.folder)
+    result = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
+    directory.update(result.folder, status="running")
+    with Journal(result.folder / directory.JOURNAL), pytest.raises(FlrayError, match="still runs"):
+        runner.resume(result.folder)
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "changed", "manifest"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
-        here: Path, digits: dict[str, Any], damage: str, capsys: pytest.CaptureFixture[str]) -> None:
-    result = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=3"])
-    rundir.update(result.folder, status="interrupted")
-    kept = result.folder / rundir.CHECKPOINT
+        tmp_cwd: Path, digits: dict[str, Any], damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=3"])
+    directory.update(result.folder, status="interrupted")
+    kept = result.folder / directory.CHECKPOINT
 
     def spoil(number: int) -> Path:
         victim = kept / (f"round-{number:06d}.json" if damage == "manifest" else f"server-{number:06d}.safetensors")
@@ -207,10 +208,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
     said = " ".join(capsys.readouterr().out.split())
     assert victim.name in said and ("missing" if damage == "gone" else "damaged") in said
     assert "going on from the checkpoint before it, round-000002.json" in said
-    resumed = running.resume(result.folder)
+    resumed = runner.resume(result.folder)
     assert resumed.sha256 == result.sha256
     assert list(resumed.history["round"]) == [1, 2, 3]
-    rundir.update(result.folder, status="interrupted")
+    directory.update(result.folder, status="interrupted")
     for number in (2, 3):
         victim = spoil(number)
     assert invoke(["resume", str(result.folder)]) == 2
@@ -220,50 +221,50 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    config = yaml.safe_load((folder / rundir.CONFIG).read_text())
+    config = yaml.safe_load((folder / directory.CONFIG).read_text())
     change(config["experiment"])
-    (folder / rundir.CONFIG).write_text(yaml.safe_dump(config))
+    (folder / directory.CONFIG).write_text(yaml.safe_dump(config))
 
 
-def test_other_data_than_at_the_start_are_refused(here: Path, digits: dict[str, Any]) -> None:
-    result = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
-    rundir.update(result.folder, status="interrupted")
+def test_other_data_than_at_the_start_are_refused(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+    result = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
+    directory.update(result.folder, status="interrupted")
     rewrite(result.folder, lambda experiment: experiment["data"].update(samples=95))
-    settings = rundir.read(result.folder)["settings"]  # so that these are those of the beginning, and the files are not
-    rundir.update(result.folder, settings={**settings, "data.samples": "95"})
+    settings = directory.read(result.folder)["settings"]  # so that these are those of the beginning, and the files are not
+    directory.update(result.folder, settings={**settings, "data.samples": "95"})
     with pytest.raises(FlrayError, match="the data differ from those the run began with"):
-        running.resume(result.folder)
+        runner.resume(result.folder)
 
 
 @pytest.mark.parametrize("status", ["interrupted", "finished"])
-def test_other_settings_than_at_the_start_are_refused(here: Path, digits: dict[str, Any], status: str) -> None:
-    result = running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
-    rundir.update(result.folder, status=status)
+def test_other_settings_than_at_the_start_are_refused(tmp_cwd: Path, digits: dict[str, Any], status: str) -> None:
+    result = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
+    directory.update(result.folder, status=status)
     rewrite(result.folder, lambda experiment: experiment.update(rounds=3, seed=5))
     with pytest.raises(FlrayError, match=r"config\.yaml: experiment\.rounds is 3 and was 1, experiment\.seed is 5 and "
                                          r"was \d+; put it back"):
-        running.resume(result.folder)
+        runner.resume(result.folder)
     rewrite(result.folder, lambda experiment: experiment.update(rounds=1, seed=digits.get("seed", 0)))
     rewrite(result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=2))
     with pytest.raises(FlrayError, match=r"resources\.cpus_per_actor is 2\.0 and was 1\.0"):
-        running.resume(result.folder)
+        runner.resume(result.folder)
     rewrite(result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=1, actors=2))
     rewrite(result.folder, lambda experiment: experiment["checkpoint"].update(keep=3))
-    assert running.resume(result.folder).sha256 == result.sha256
+    assert runner.resume(result.folder).sha256 == result.sha256
 
 
 @pytest.mark.parametrize("kept", ["run.json", "journal"])
-def test_settings_taken_out_or_put_in_are_noticed(here: Path, digits: dict[str, Any], kept: str) -> None:
+def test_settings_taken_out_or_put_in_are_noticed(tmp_cwd: Path, digits: dict[str, Any], kept: str) -> None:
     inline = ["resources.executor=inline", "rounds=1", "algorithm=local"]
-    result = running.run({"experiment": digits}, inline)
+    result = runner.run({"experiment": digits}, inline)
     if kept == "journal":  # where an older flray kept them
-        content = rundir.read(result.folder)
+        content = directory.read(result.folder)
         del content["settings"]
-        rundir.write(result.folder, "run", content)
-    rundir.update(result.folder, status="interrupted")
+        directory.write(result.folder, "run", content)
+    directory.update(result.folder, status="interrupted")
     rewrite(result.folder, lambda experiment: experiment.update(models={"mnist": "mlp"}))
     with pytest.raises(FlrayError, match=r"experiment\.models is not there and was \{\}"):
-        running.resume(result.folder)
+        runner.resume(result.folder)
 
 
 SWEEP = {"space": {"local.lr": {"grid": [0.01, 0.02]}}, "sweep": {"seeds": [0]},
@@ -282,43 +283,43 @@ SWEEP = {"space": {"local.lr": {"grid": [0.01, 0.02]}}, "sweep": {"seeds": [0]},
 ])
 @pytest.mark.parametrize("status", ["interrupted", "finished"])
 def test_a_sweep_whose_settings_were_edited_is_not_resumed(
-        here: Path, digits: dict[str, Any], change: Callable[[dict[str, Any]], None], said: str, status: str) -> None:
-    config = resolved(load({"experiment": digits, **SWEEP}))
-    folder = rundir.create(config.experiment.output, config.experiment.name)
-    rundir.save_config(folder, config)
-    rundir.write(folder, "sweep", {**rundir.new_identity(), "status": status,
+        tmp_cwd: Path, digits: dict[str, Any], change: Callable[[dict[str, Any]], None], said: str, status: str) -> None:
+    config = resolve_sweep(load({"experiment": digits, **SWEEP}))
+    folder = directory.create(config.experiment.output, config.experiment.name)
+    directory.save_config(folder, config)
+    directory.write(folder, "sweep", {**directory.new_identity(), "status": status,
                                    "settings": resume_checks.settings_text(config, "sweep")})
-    content = yaml.safe_load((folder / rundir.CONFIG).read_text())
+    content = yaml.safe_load((folder / directory.CONFIG).read_text())
     content["sweep"].update(concurrency=1, max_failures=0)  # these may be
-    (folder / rundir.CONFIG).write_text(yaml.safe_dump(content))
-    resume_checks.check_unchanged(folder, resolved(load(folder / rundir.CONFIG)))
+    (folder / directory.CONFIG).write_text(yaml.safe_dump(content))
+    resume_checks.check_unchanged(folder, resolve_sweep(load(folder / directory.CONFIG)))
     change(content)
-    (folder / rundir.CONFIG).write_text(yaml.safe_dump(content))
+    (folder / directory.CONFIG).write_text(yaml.safe_dump(content))
     with pytest.raises(FlrayError, match=said):
         tuning.resume(folder)
 
 
-def test_a_cluster_s_address_is_not_ignored(here: Path, digits: dict[str, Any]) -> None:
+def test_a_cluster_s_address_is_not_ignored(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     with pytest.raises(FlrayError, match=r"--address auto: resources\.executor is inline"):
-        running.run({"experiment": digits}, ["resources.executor=inline"], address="auto")
-    assert list(here.iterdir()) == []
+        runner.run({"experiment": digits}, ["resources.executor=inline"], address="auto")
+    assert list(tmp_cwd.iterdir()) == []
 
 
 def test_a_run_is_resumed_from_another_folder_into_the_same_database(
-        here: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    result = running.run({"experiment": {**digits, "rounds": 2, "resources": {"executor": "inline"},
+        tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    result = runner.run({"experiment": {**digits, "rounds": 2, "resources": {"executor": "inline"},
                                          "tracking": {"uri": "sqlite:///mlflow.db"}}})
     folder = result.folder.resolve()
-    rundir.update(folder, status="interrupted")
-    (here / "elsewhere").mkdir()
-    monkeypatch.chdir(here / "elsewhere")
-    assert running.resume(folder).sha256 == result.sha256
-    assert list((here / "elsewhere").iterdir()) == []
-    assert [step for step, _ in mlflow_points(here / "mlflow.db", "train/loss")] == [1, 2]
+    directory.update(folder, status="interrupted")
+    (tmp_cwd / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_cwd / "elsewhere")
+    assert runner.resume(folder).sha256 == result.sha256
+    assert list((tmp_cwd / "elsewhere").iterdir()) == []
+    assert [step for step, _ in mlflow_points(tmp_cwd / "mlflow.db", "train/loss")] == [1, 2]
 
 
-def test_unknown_runs_name_the_nearest(here: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    running.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
+def test_unknown_runs_name_the_nearest(tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
     assert invoke(["resume", "digit"]) == 2
     assert "did you mean 'digits'?" in capsys.readouterr().err
-    assert [p.name for p in here.iterdir()] == ["runs"]
+    assert [p.name for p in tmp_cwd.iterdir()] == ["runs"]

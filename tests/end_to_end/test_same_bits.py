@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from flray import registry
-from flray.federation.cluster import RayFederation, plan_for
-from flray.federation.executor import Job, Result
+from flray.config.loader import load
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
-from flray.federation.world import World, make_world
-from flray.loading import load
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.messages import TaskInput, TaskResult
+from flray.federation.ray_backend.handle import RayFederation, plan_pool
+from flray.federation.spec import FederationSpec, build_spec
 from tests.end_to_end.killing import step_while_an_actor_is_killed
 from tests.end_to_end.pool import Pools
 
@@ -23,14 +23,14 @@ TRAINS_AT_SERVER = {"name": "feddf", "steps": 10}
 everywhere = pytest.mark.parametrize("method", [*METHODS, TRAINS_AT_SERVER], ids=str)
 
 
-def world_of(digits: dict[str, Any], method: str | dict[str, Any], **changes: Any) -> World:
+def world_of(digits: dict[str, Any], method: str | dict[str, Any], **changes: Any) -> FederationSpec:
     digits = {**digits, "algorithm": method, "participation": {"fraction": 0.75}, **changes}
-    return make_world(load({"experiment": digits}).experiment)
+    return build_spec(load({"experiment": digits}).experiment)
 
 
-def inline_digest(world: World) -> str:
-    federation = Federation(world, InlineExecutor(world))
-    for _ in range(world.config.rounds):
+def inline_digest(spec: FederationSpec) -> str:
+    federation = Federation(spec, InlineExecutor(spec))
+    for _ in range(spec.config.rounds):
         federation.step()
     return federation.sha256()
 
@@ -38,35 +38,35 @@ def inline_digest(world: World) -> str:
 class Backwards(InlineExecutor):
     """Plays the last client first."""
 
-    def play(self, jobs: Sequence[Job], timeout: float | None = None, idle: float | None = None) -> Iterator[Result]:
-        yield from reversed(list(super().play(list(reversed(jobs)), timeout, idle)))
+    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
+        yield from reversed(list(super().run_tasks(list(reversed(jobs)), timeout, idle)))
 
 
 @everywhere
 def test_client_order_does_not_matter(digits: dict[str, Any], method: Any) -> None:
-    world = world_of(digits, method)
-    federation = Federation(world, Backwards(world))
-    for _ in range(world.config.rounds):
+    spec = world_of(digits, method)
+    federation = Federation(spec, Backwards(spec))
+    for _ in range(spec.config.rounds):
         federation.step()
-    assert federation.sha256() == inline_digest(world)
+    assert federation.sha256() == inline_digest(spec)
 
 
 @pytest.mark.slow
 @everywhere
 @pytest.mark.parametrize("actors", [1, 2, 4])
 def test_number_of_actors_does_not_matter(digits: dict[str, Any], pools: Pools, method: Any, actors: int) -> None:
-    world = world_of(digits, method)
-    assert pools[actors].played(world).sha256() == inline_digest(world)
+    spec = world_of(digits, method)
+    assert pools[actors].run_federation(spec).sha256() == inline_digest(spec)
 
 
 @pytest.mark.slow
 def test_the_server_may_be_an_actor_too(digits: dict[str, Any], ray_here: dict[str, float]) -> None:
-    world = world_of(digits, "scaffold", resources={"actors": 2})
-    federation = RayFederation(world, plan_for(world, ray_here), print)
+    spec = world_of(digits, "scaffold", resources={"actors": 2})
+    federation = RayFederation(spec, plan_pool(spec, ray_here), print)
     try:
-        for _ in range(world.config.rounds):
+        for _ in range(spec.config.rounds):
             federation.step()
-        assert federation.sha256() == inline_digest(world)
+        assert federation.sha256() == inline_digest(spec)
     finally:
         federation.close()
 
@@ -80,11 +80,11 @@ def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
 
     registry.augmentations.register("upside-down")(upside_down)
     try:
-        world = world_of(digits, method, split=[0.6, 0.2, 0.2],
+        spec = world_of(digits, method, split=[0.6, 0.2, 0.2],
                          shift={"long_tail": 3, "ratio": 0.8, "noise": 0.5},
                          local={**digits["local"], "augment": ["crop", "jitter", "upside-down"]})
-        federation, inline = pools[2].federation(world), Federation(world, InlineExecutor(world))
-        for _ in range(world.config.rounds):
+        federation, inline = pools[2].federation(spec), Federation(spec, InlineExecutor(spec))
+        for _ in range(spec.config.rounds):
             ours, theirs = (f.step().metrics for f in (federation, inline))
             measured = {n: v for n, v in theirs.items() if n.startswith(("global/", "personal/"))}
             assert any("/validation/" in name for name in measured)
@@ -97,12 +97,12 @@ def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_client_actor_killed_in_the_middle_of_a_round(digits: dict[str, Any], pools: Pools, method: str) -> None:
-    world = world_of(digits, method, local={**digits["local"], "epochs": 10})
-    executor = pools[2].executor_for(world)
-    federation = Federation(world, executor)
+    spec = world_of(digits, method, local={**digits["local"], "epochs": 10})
+    executor = pools[2].executor_for(spec)
+    federation = Federation(spec, executor)
     federation.step()
     victim = step_while_an_actor_is_killed(federation, executor.pids())
     federation.step()
     after = executor.pids()
     assert victim not in after and len(after) == 2
-    assert federation.sha256() == inline_digest(world)
+    assert federation.sha256() == inline_digest(spec)

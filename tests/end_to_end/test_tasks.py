@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import flray
-from flray.cli import invoke
+from flray.cli.main import invoke
+from flray.config.loader import load
 from flray.errors import FlrayError
-from flray.federation.cluster import RayFederation, plan_for
+from flray.federation.diagnostics import collect_diagnostics, partition_summary
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
-from flray.federation.portrait import partition, portrait
-from flray.federation.world import SharedData, load_dataset, make_world
-from flray.loading import load
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.ray_backend.handle import RayFederation, plan_pool
+from flray.federation.spec import SharedDataset, build_spec, load_dataset
 
 FUNDUS: dict[str, Any] = {
     "name": "fundus", "rounds": 6, "data": {"name": "fundus-synthetic", "samples": 20, "size": 32},
@@ -37,7 +37,7 @@ EEG: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "view"), [
     ("fedavg", "global/common"), ("fedbn", "personal/local"), ("lgmix", "personal/local")])
-def test_dice_rises_over_the_rounds(here: Path, method: str, view: str) -> None:
+def test_dice_rises_over_the_rounds(tmp_cwd: Path, method: str, view: str) -> None:
     history = flray.run({"experiment": {**FUNDUS, "algorithm": method}}).history
     dice, distance = history[f"{view}/dice"].to_numpy(), history[f"{view}/hausdorff95"].to_numpy()
     assert dice[-1] > 0.45 and dice[-1] > dice[0] + 0.25
@@ -47,14 +47,14 @@ def test_dice_rises_over_the_rounds(here: Path, method: str, view: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedskc"])
-def test_unseen_characters_are_told_apart(here: Path, method: str) -> None:
+def test_unseen_characters_are_told_apart(tmp_cwd: Path, method: str) -> None:
     history = flray.run({"experiment": {**GLYPHS, "algorithm": method}}).history
     accuracy = history["global/common/accuracy"]
     assert accuracy.iloc[-1] > 0.6 and accuracy.iloc[-1] > accuracy.iloc[0] + 0.05  # chance is 0.2
 
 
 @pytest.mark.slow
-def test_auc_of_eeg(here: Path) -> None:
+def test_auc_of_eeg(tmp_cwd: Path) -> None:
     result = flray.run({"experiment": EEG})
     assert result.metric == "personal/local/accuracy"
     assert result.metrics["personal/local/auc"] > 0.8
@@ -63,7 +63,7 @@ def test_auc_of_eeg(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_from_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_the_command_line(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {**FUNDUS, "rounds": 2, "data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
              "model": {"name": "unet", "width": 2, "depth": 2}, "tracking": {"uri": "sqlite:///mlflow.db"}}
     Path("fundus.yaml").write_text(json.dumps({"experiment": small}))
@@ -86,26 +86,26 @@ def test_figures_of_classes_are_left_out_of_other_tasks() -> None:
     """What reports keep of every run exists for masks too; what they draw of logits does not."""
     small = {**FUNDUS, "data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
              "model": {"name": "unet", "width": 2, "depth": 2}}
-    world = make_world(load({"experiment": small}).experiment)
-    kept = partition(world)
+    spec = build_spec(load({"experiment": small}).experiment)
+    kept = partition_summary(spec)
     assert kept["classes"] == ["with masks of disc, cup"]
     assert [client["train"] for client in kept["clients"]] == [[4]] * 6
-    assert portrait(Federation(world, InlineExecutor(world))) == {}
+    assert collect_diagnostics(Federation(spec, InlineExecutor(spec))) == {}
 
 
 def test_masks_lie_in_the_shared_samples_alone() -> None:
     dataset = load_dataset("fundus-synthetic", {"samples": 10, "size": 16})
-    shared, config = SharedData.of(dataset), load({"experiment": FUNDUS}).experiment
+    shared, config = SharedDataset.of(dataset), load({"experiment": FUNDUS}).experiment
     assert shared.outline.domains[1].train_y.nbytes == 0 and len(shared.outline.domains[1].train_y) == 8
     assert shared.samples.y.nbytes == 60 * 2 * 16 * 16
     small = config.model_copy(update={"data": config.data.model_copy(update={"options": {"samples": 10, "size": 16}})})
-    world = make_world(small, shared)
-    assert world.without_samples().data.y.nbytes == 0
-    assert world.without_samples().with_samples(shared.samples).data.y is shared.samples.y
-    alone = make_world(small.model_copy(update={"rounds": 1}))
-    assert alone.data.partition_fingerprint == world.data.partition_fingerprint
+    spec = build_spec(small, shared)
+    assert spec.without_samples().data.y.nbytes == 0
+    assert spec.without_samples().with_samples(shared.samples).data.y is shared.samples.y
+    alone = build_spec(small.model_copy(update={"rounds": 1}))
+    assert alone.data.partition_fingerprint == spec.data.partition_fingerprint
     digests = []
-    for one in (alone, world):
+    for one in (alone, spec):
         federation = Federation(one, InlineExecutor(one))
         federation.step()
         digests.append(federation.sha256())
@@ -121,9 +121,9 @@ def test_masks_lie_in_the_shared_samples_alone() -> None:
               "episodes": {"way": 3, "shot": 2, "queries": 2, "test": 5}, "algorithm": "fedskc"})])
 def test_ray_gives_the_same_bits(ray_here: dict[str, float], experiment: dict[str, Any],
                                  changes: dict[str, Any]) -> None:
-    world = make_world(load({"experiment": {**experiment, **changes, "resources": {"actors": 2}}}).experiment)
-    inline = Federation(world, InlineExecutor(world))
-    ray = RayFederation(world, plan_for(world, ray_here), print)
+    spec = build_spec(load({"experiment": {**experiment, **changes, "resources": {"actors": 2}}}).experiment)
+    inline = Federation(spec, InlineExecutor(spec))
+    ray = RayFederation(spec, plan_pool(spec, ray_here), print)
     try:
         for _ in range(2):
             expected, found = inline.step().metrics, ray.step().metrics
@@ -150,6 +150,6 @@ def test_a_sweep_minimises_distances() -> None:
     ({"model": "lenet"}, r"experiment\.model: found lenet; .*one map per structure, \[2, 32, 32\], and it ret"),
     ({"model": {"name": "unet", "depth": 6}}, "needs images of at least 64x64"),
 ])
-def test_what_cannot_be_is_refused(here: Path, changes: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused(tmp_cwd: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(FlrayError, match=message):
         flray.run({"experiment": {**FUNDUS, "rounds": 1, **changes}})

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from flray import registry
+from flray.config.loader import load
 from flray.data.types import DataSet, Domain
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.spec import build_spec
 
 SIZES = {"lonely": 1, "pair": 2, "five": 5}
 
@@ -41,10 +41,10 @@ def _sites() -> Iterator[None]:
 
 
 def federation(model: Any, **settings: Any) -> Federation:
-    world = make_world(load({"experiment": {
+    spec = build_spec(load({"experiment": {
         "data": "sites", "partition": "domains", "model": model, "algorithm": "fedavg", "rounds": 1,
         "resources": {"executor": "inline"}, "tracking": {"uri": None}, **settings}}).experiment)
-    return Federation(world, InlineExecutor(world), lambda line: None)
+    return Federation(spec, InlineExecutor(spec), lambda line: None)
 
 
 @pytest.mark.parametrize("model", [{"name": "mlp", "norm": "batch"}, {"name": "lenet", "norm": "batch"},

@@ -8,73 +8,73 @@ from typing import Any
 import pytest
 import torch
 
-from flray.cli import invoke
+from flray.cli.main import invoke
+from flray.config.loader import load
 from flray.errors import RunFailedError
-from flray.federation import process_loss
-from flray.federation.cluster import InlineFederation, LostServerError
-from flray.federation.executor import LostObjectError
-from flray.federation.federation import Federation, Round
-from flray.federation.inline import InlineExecutor
-from flray.federation.player import first_line
-from flray.federation.world import make_world
-from flray.loading import load
-from flray.rounds import Rounds, Silence
-from flray.tracking.journal import Journal
+from flray.federation.federation import Federation, RoundResult
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.messages import ObjectLostError
+from flray.federation.ray_backend import process_loss
+from flray.federation.ray_backend.handle import InlineFederation, ServerLostError
+from flray.federation.spec import build_spec
+from flray.federation.worker.client_runner import error_summary
+from flray.runs.journal import Journal
+from flray.runs.loop import NullProgress, RoundLoop
 
 
 class Dying(InlineFederation):
     """A federation in this process that is lost before some of its calls, as one on Ray is."""
 
-    def __init__(self, world: Any, steps: dict[int, int], restores: int = 0) -> None:
-        super().__init__(world, print)
+    def __init__(self, spec: Any, steps: dict[int, int], restores: int = 0) -> None:
+        super().__init__(spec, print)
         self.steps, self.restores = steps, restores
 
-    def step(self) -> Round:
+    def step(self) -> RoundResult:
         """Be lost before a round as often as it says."""
         upcoming = self.federation.rounds_done + 1
         if self.steps.get(upcoming, 0) > 0:
             self.steps[upcoming] -= 1
-            raise (LostServerError("gone") if upcoming % 2 else LostObjectError("gone"))
+            raise (ServerLostError("gone") if upcoming % 2 else ObjectLostError("gone"))
         return super().step()
 
     def restore(self, folder: Path) -> int:
         """Be lost while going to a checkpoint as often as it says."""
         if self.restores > 0:
             self.restores -= 1
-            raise LostServerError("gone")
+            raise ServerLostError("gone")
         return super().restore(folder)
 
 
-def played(here: Path, digits: dict[str, Any], name: str, steps: dict[int, int], **losses: int) -> tuple[str, Journal]:
+def run_federation(tmp_cwd: Path, digits: dict[str, Any], name: str, steps: dict[int, int], **losses: int) -> tuple[str, Journal]:
     # No checkpoint is due before the last round: what is saved is saved because of the losses.
-    world = make_world(load({"experiment": {**digits, "rounds": 6, "checkpoint": {"every": 100}}}).experiment)
-    journal = Journal(here / name / "journal.jsonl")
-    return Rounds(world, Dying(world, dict(steps), **losses), here / name, journal, Silence()).play(), journal
+    spec = build_spec(load({"experiment": {**digits, "rounds": 6, "checkpoint": {"every": 100}}}).experiment)
+    journal = Journal(tmp_cwd / name / "journal.jsonl")
+    return RoundLoop(spec, Dying(spec, dict(steps), **losses), tmp_cwd / name, journal, NullProgress()).run(), journal
 
 
-def test_a_run_outlives_any_number_of_losses_with_rounds_in_between(here: Path, digits: dict[str, Any]) -> None:
-    whole, _ = played(here, digits, "whole", {})
-    digest, journal = played(here, digits, "lost", {2: 3, 3: 3, 4: 3, 6: 3}, restores=1)
+def test_a_run_outlives_any_number_of_losses_with_rounds_in_between(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+    whole, _ = run_federation(tmp_cwd, digits, "whole", {})
+    digest, journal = run_federation(tmp_cwd, digits, "lost", {2: 3, 3: 3, 4: 3, 6: 3}, restores=1)
     assert digest == whole
     assert [event["round"] for event in journal.rounds()] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(("steps", "restores"), [({3: 99}, 0), ({}, 4)])
-def test_a_run_that_gets_nowhere_ends_as_failed(here: Path, digits: dict[str, Any], steps: dict[int, int],
+def test_a_run_that_gets_nowhere_ends_as_failed(tmp_cwd: Path, digits: dict[str, Any], steps: dict[int, int],
                                                 restores: int) -> None:
     with pytest.raises(RunFailedError, match=r"gone; 4 losses with no finished round in between; go on with: flray re"):
-        played(here, digits, "lost", steps, restores=restores)
+        run_federation(tmp_cwd, digits, "lost", steps, restores=restores)
 
 
-@pytest.mark.parametrize("error", [LostServerError("the server actor died: gone"), LostObjectError("gone")])
+@pytest.mark.parametrize("error", [ServerLostError("the server actor died: gone"), ObjectLostError("gone")])
 def test_a_failed_run_is_one_line_and_exit_code_1(error: RunFailedError, monkeypatch: pytest.MonkeyPatch,
                                                   capsys: pytest.CaptureFixture[str]) -> None:
-    from flray import running
+    from flray.runs import runner
 
     def lose(*arguments: Any, **settings: Any) -> None:
         raise error
 
-    monkeypatch.setattr(running, "run", lose)
+    monkeypatch.setattr(runner, "run", lose)
     assert invoke(["run", "x.yaml"]) == 1
     assert capsys.readouterr().err == f"flray: {error}\n"
 
@@ -85,7 +85,7 @@ def test_every_way_in_which_ray_ends_a_process_is_a_loss() -> None:
     for error in (exceptions.OutOfMemoryError("low on memory"), exceptions.ActorDiedError(),
                   exceptions.ActorUnavailableError("", None), exceptions.WorkerCrashedError(),
                   exceptions.NodeDiedError("")):
-        assert isinstance(error, process_loss.PROCESS_LOST)
+        assert isinstance(error, process_loss.ACTOR_DIED_ERRORS)
     assert "memory monitor" in process_loss.last_line(exceptions.OutOfMemoryError("1 worker(s) were killed\n..."))
 
 
@@ -95,17 +95,17 @@ def test_every_way_in_which_ray_ends_a_process_is_a_loss() -> None:
 def test_a_lack_of_memory_is_told_as_what_it_is(allocate: Any) -> None:
     with pytest.raises((MemoryError, RuntimeError)) as caught:
         list(allocate())
-    assert first_line(caught.value).startswith(f"out of memory ({type(caught.value).__name__}")
-    assert first_line(ValueError("a\nb")) == "ValueError: a"
+    assert error_summary(caught.value).startswith(f"out of memory ({type(caught.value).__name__}")
+    assert error_summary(ValueError("a\nb")) == "ValueError: a"
 
 
 def test_the_servers_sums_do_not_depend_on_the_environments_threads(digits: dict[str, Any]) -> None:
-    world = make_world(load({"experiment": digits}).experiment)
-    executor = InlineExecutor(world)
+    spec = build_spec(load({"experiment": digits}).experiment)
+    executor = InlineExecutor(spec)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)  # as OMP_NUM_THREADS=3 does for a process on Ray
-        Federation(world, executor)
+        Federation(spec, executor)
         assert torch.get_num_threads() == 1  # resources.cpus_per_actor
     finally:
         torch.set_num_threads(before)
@@ -116,13 +116,13 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(digits: dict[str, Any]
     """The monitor watches the whole machine, so a test cannot have it strike; its error comes by a real reference."""
     import ray
 
-    from flray.federation.clients import RayExecutor
-    from flray.federation.playing import Play
+    from flray.federation.ray_backend.executor import RayExecutor
+    from flray.federation.ray_backend.scheduler import SingleTasks
 
-    world = make_world(load({"experiment": {**digits, "rounds": 1, "resources": {"actors": 1}}}).experiment)
-    whole = InlineFederation(world, print)
+    spec = build_spec(load({"experiment": {**digits, "rounds": 1, "resources": {"actors": 1}}}).experiment)
+    whole = InlineFederation(spec, print)
     whole.step()
-    executor = RayExecutor(ray.put(world), world.config, 1, 0.0)
+    executor = RayExecutor(ray.put(spec), spec.config, 1, 0.0)
 
     @ray.remote(num_cpus=0, num_returns=3, max_retries=0)
     def end() -> None:
@@ -130,17 +130,17 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(digits: dict[str, Any]
 
     left = {0: 1, 2: 1}
 
-    class Ended(Play):
+    class Ended(SingleTasks):
         def _call(self, actor: Any, job: Any) -> list[Any]:
-            if left.get(job.turn.client, 0) and job.turn.kind == "stage":
-                left[job.turn.client] -= 1
+            if left.get(job.client_task.client, 0) and job.client_task.kind == "stage":
+                left[job.client_task.client] -= 1
                 return list(end.remote())
             return super()._call(actor, job)
 
-    executor.play = lambda jobs, timeout=None, idle=None: Ended(executor, jobs, timeout, idle).results()  # type: ignore[method-assign]
+    executor.run_tasks = lambda jobs, timeout=None, idle=None: Ended(executor, jobs, timeout, idle).results()  # type: ignore[method-assign]
     first = executor.pids()
     try:
-        federation = Federation(world, executor)
+        federation = Federation(spec, executor)
         assert federation.step().metrics["cohort/left_out"] == 0
         assert federation.sha256() == whole.federation.sha256()
         assert sum(left.values()) == 0

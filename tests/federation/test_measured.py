@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from flray.config.loader import load
 from flray.errors import ConfigError
-from flray.federation.evaluation import check_metric, measured_metrics
+from flray.federation.evaluation import available_metrics, check_metric
 from flray.federation.federation import Federation
-from flray.federation.inline import InlineExecutor
-from flray.federation.world import World, make_world
-from flray.loading import load
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.spec import FederationSpec, build_spec
 from tests.end_to_end.test_tasks import EEG, FUNDUS, GLYPHS
 
 
-def world_of(experiment: dict[str, Any], **changes: Any) -> World:
-    return make_world(load({"experiment": {**experiment, **changes}}).experiment)
+def world_of(experiment: dict[str, Any], **changes: Any) -> FederationSpec:
+    return build_spec(load({"experiment": {**experiment, **changes}}).experiment)
 
 
 @pytest.mark.parametrize(("task", "changes"), [
@@ -25,12 +25,12 @@ def world_of(experiment: dict[str, Any], **changes: Any) -> World:
 ])
 def test_the_names_are_those_of_an_evaluation(digits: dict[str, Any], task: str, changes: dict[str, Any]) -> None:
     changes = {name: value for name, value in changes.items() if name != "models"}
-    world = world_of({"digits": digits, "fundus": FUNDUS, "eeg": EEG, "glyphs": GLYPHS}[task], **changes)
-    federation = Federation(world, InlineExecutor(world))
+    spec = world_of({"digits": digits, "fundus": FUNDUS, "eeg": EEG, "glyphs": GLYPHS}[task], **changes)
+    federation = Federation(spec, InlineExecutor(spec))
     found = federation.evaluate()
-    assert {name for name in found if name.count("/") == 2} == set(measured_metrics(world))
+    assert {name for name in found if name.count("/") == 2} == set(available_metrics(spec))
     for name in found:
-        check_metric(world, name, "sweep.metric")
+        check_metric(spec, name, "sweep.metric")
 
 
 @pytest.mark.parametrize(("name", "said"), [
@@ -40,9 +40,9 @@ def test_the_names_are_those_of_an_evaluation(digits: dict[str, Any], task: str,
     ("acc\nuracy", "there are global/common/accuracy, global/common/loss, global/local/accuracy"),
 ])
 def test_a_metric_that_will_never_be_measured_is_refused(digits: dict[str, Any], name: str, said: str) -> None:
-    world = world_of(digits)
+    spec = world_of(digits)
     with pytest.raises(ConfigError) as caught:
-        check_metric(world, name, "sweep.metric")
+        check_metric(spec, name, "sweep.metric")
     assert str(caught.value).startswith(f"sweep.metric: found {name!r}; ") and said in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-    check_metric(world, "train/loss", "sweep.metric")
+    check_metric(spec, "train/loss", "sweep.metric")

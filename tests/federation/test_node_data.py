@@ -9,26 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flray import running
-from flray.data.cache import data_root, write_arrays
+from flray.config.loader import load
+from flray.data.sources.cache import data_root, write_arrays
 from flray.data.types import Pooled
 from flray.errors import DataError
-from flray.federation import world
-from flray.federation.nodedata import node_samples
-from flray.federation.world import load_dataset, make_world
-from flray.loading import load
+from flray.federation import spec
+from flray.federation.ray_backend.node_cache import node_samples
+from flray.federation.spec import build_spec, load_dataset
+from flray.runs import runner
 
 
 @pytest.fixture(autouse=True)
-def shared(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def shared(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shared folder with a small MNIST."""
-    monkeypatch.setenv("FLRAY_DATA", str(here / "shared"))
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "shared"))
     generator = np.random.default_rng(0)
     write_arrays(data_root() / "mnist", {
         "train_x": generator.integers(0, 256, (300, 28, 28), dtype=np.uint8),
         "train_y": generator.integers(0, 10, 300), "test_x": generator.integers(0, 256, (60, 28, 28), dtype=np.uint8),
         "test_y": generator.integers(0, 10, 60)})
-    world._datasets.clear()
+    spec._datasets.clear()
 
 
 def settings(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def settings(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
 
 def test_samples_are_the_same_and_mapped(digits: dict[str, Any]) -> None:
     config = load({"experiment": settings(digits, data="node")}).experiment
-    fingerprint = make_world(config).data.fingerprint
+    fingerprint = build_spec(config).data.fingerprint
     found = node_samples(config, fingerprint)
     whole = Pooled.of(load_dataset("mnist", config.data.options))
     assert np.array_equal(found.x, whole.x) and np.array_equal(found.y, whole.y)
@@ -49,21 +49,21 @@ def test_samples_are_the_same_and_mapped(digits: dict[str, Any]) -> None:
     assert folder.stat().st_mtime_ns == before
 
 
-def test_a_node_without_the_data_is_named(digits: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_the_data_is_named(digits: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load({"experiment": settings(digits, data="node")}).experiment
     with pytest.raises(DataError, match=r"differs from the head's \(fingerprint \w+, there 000000000000\)"):
         node_samples(config, "0" * 64)
-    monkeypatch.setenv("FLRAY_DATA", str(here / "empty"))
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "empty"))
     with pytest.raises(DataError, match=f"node {socket.gethostname()}: data set mnist is not in .*run `flray data get"):
         node_samples(config, "1" * 64)
 
 
 @pytest.mark.slow
-def test_a_run_with_data_from_the_nodes(digits: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inline = running.run({"experiment": settings(digits, executor="inline")})
+def test_a_run_with_data_from_the_nodes(digits: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline = runner.run({"experiment": settings(digits, executor="inline")})
     content = {"experiment": settings(digits, data="node", actors=2)}
-    assert running.run(content).sha256 == inline.sha256
+    assert runner.run(content).sha256 == inline.sha256
     # The driver has the data in memory; a Ray that is started now does not find them.
-    monkeypatch.setenv("FLRAY_DATA", str(here / "none"))
-    with pytest.raises(DataError, match=f"node {socket.gethostname()}: data set mnist is not in {here}/none"):
-        running.run(content)
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "none"))
+    with pytest.raises(DataError, match=f"node {socket.gethostname()}: data set mnist is not in {tmp_cwd}/none"):
+        runner.run(content)

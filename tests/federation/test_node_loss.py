@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from flray import running, tuning
-from flray.rounds import Silence
-from flray.tracking.journal import read_events
+from flray import tuning
+from flray.runs import runner
+from flray.runs.journal import read_events
+from flray.runs.loop import NullProgress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -44,7 +45,7 @@ def rounds(pattern: str) -> int:
     return max((sum(e["type"] == "round" for e in read_events(p)) for p in Path().glob(pattern)), default=0)
 
 
-class Lines(Silence):
+class Lines(NullProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -69,22 +70,22 @@ def disturbed(nodes: Any, call: Any, pattern: str) -> Any:
     return found[0]
 
 
-def test_a_run_survives_the_loss_of_a_node(here: Path, digits: dict[str, Any], nodes: Any) -> None:
-    whole = running.run({"experiment": {**work(digits), "name": "whole", "resources": {"executor": "inline"}}})
+def test_a_run_survives_the_loss_of_a_node(tmp_cwd: Path, digits: dict[str, Any], nodes: Any) -> None:
+    whole = runner.run({"experiment": {**work(digits), "name": "whole", "resources": {"executor": "inline"}}})
     progress = Lines()
     # The states of round 2 are in no checkpoint yet, so those on the node are gone: the run goes back to the beginning.
     settings = {**work(digits), "name": "lost", "checkpoint": {"every": 3, "min_seconds": 0}}
-    result = disturbed(nodes, lambda: running.run({"experiment": settings}, progress=progress),
+    result = disturbed(nodes, lambda: runner.run({"experiment": settings}, progress=progress),
                        "runs/lost/001/journal.jsonl")
     assert result.sha256 == whole.sha256
     assert list(result.history["round"]) == [1, 2, 3, 4]
     assert any("lost with the node" in line for line in progress.lines)
 
 
-def test_a_sweep_survives_the_loss_of_a_node(here: Path, digits: dict[str, Any], nodes: Any) -> None:
-    content = {"experiment": {**work(digits), "name": "sweep", "output": str(here / "runs")},
+def test_a_sweep_survives_the_loss_of_a_node(tmp_cwd: Path, digits: dict[str, Any], nodes: Any) -> None:
+    content = {"experiment": {**work(digits), "name": "sweep", "output": str(tmp_cwd / "runs")},
                "space": {"local.lr": {"grid": [0.02, 0.05]}}}
-    whole = {lr: running.run({"experiment": {**work(digits), "resources": {"executor": "inline"}}}, [f"local.lr={lr}"])
+    whole = {lr: runner.run({"experiment": {**work(digits), "resources": {"executor": "inline"}}}, [f"local.lr={lr}"])
              for lr in (0.02, 0.05)}
     result = disturbed(nodes, lambda: tuning.tune(content), "runs/sweep/001/trials/*/journal.jsonl")
     table = result.results.set_index("local.lr")

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
+from flray.config.loader import ConfigErrors, load
 from flray.errors import ConfigError
-from flray.federation.cluster import RayFederation, plan_for
-from flray.federation.placement import Plan, make_plan
-from flray.federation.probe import Gpu, Need, Survey, worthwhile
-from flray.federation.world import make_world
-from flray.loading import ConfigErrors, load
+from flray.federation.ray_backend.handle import RayFederation, plan_pool
+from flray.federation.ray_backend.memory_probe import Gpu, ResourceSurvey, TaskFootprint, should_probe
+from flray.federation.ray_backend.placement import Plan, make_plan
+from flray.federation.spec import build_spec
 
 GIB = 2**30
 
 
 def plan(digits: dict[str, Any], available: dict[str, float], clients: int = 20, cohort: int = 20, nodes: Any = (),
-         survey: Survey | None = None, **resources: Any) -> Plan:
+         survey: ResourceSurvey | None = None, **resources: Any) -> Plan:
     return make_plan(load({"experiment": {**digits, "resources": resources}}).experiment, clients, cohort, available,
                      nodes, survey)
 
@@ -29,7 +29,7 @@ def plan(digits: dict[str, Any], available: dict[str, float], clients: int = 20,
 def test_the_plan_in_words(digits: dict[str, Any]) -> None:
     assert str(plan(digits, {"CPU": 8, "GPU": 1})) == \
         "20 clients (20 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 5 turns per actor and round"
-    measured = Survey(Need(GIB, 3 * GIB), (Gpu("a", 0, 16 * GIB),))
+    measured = ResourceSurvey(TaskFootprint(GIB, 3 * GIB), (Gpu("a", 0, 16 * GIB),))
     assert str(plan(digits, {"CPU": 8, "GPU": 1}, cohort=8, survey=measured)) == (
         "20 clients (8 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 2 turns per actor and round "
         "(an actor takes 3.0 GiB)")
@@ -56,13 +56,13 @@ def test_a_block_is_one_actor_s(digits: dict[str, Any]) -> None:
 ])
 def test_gpus_are_packed_by_free_memory(digits: dict[str, Any], need: int, free: tuple[int, ...], share: float,
                                         actors: int) -> None:
-    survey = Survey(Need(GIB, need * GIB), tuple(Gpu("a", i, f * GIB) for i, f in enumerate(free)))
+    survey = ResourceSurvey(TaskFootprint(GIB, need * GIB), tuple(Gpu("a", i, f * GIB) for i, f in enumerate(free)))
     found = plan(digits, {"CPU": 64, "GPU": len(free)}, survey=survey)
     assert (found.gpus_per_actor, found.actors) == (share, actors)
 
 
 def test_a_full_gpu_is_named(digits: dict[str, Any]) -> None:
-    survey = Survey(Need(GIB, 3 * GIB), (Gpu("node-a", 0, 40 * GIB), Gpu("node-b", 1, 2 * GIB)))
+    survey = ResourceSurvey(TaskFootprint(GIB, 3 * GIB), (Gpu("node-a", 0, 40 * GIB), Gpu("node-b", 1, 2 * GIB)))
     with pytest.raises(ConfigError, match=r"GPU 1 of node-b has 2\.0 GiB free and a turn takes 3\.0"):
         plan(digits, {"CPU": 8, "GPU": 2}, survey=survey)
 
@@ -70,8 +70,8 @@ def test_a_full_gpu_is_named(digits: dict[str, Any]) -> None:
 def test_main_memory_limits_the_actors_too(digits: dict[str, Any]) -> None:
     nodes = [{"CPU": 8.0, "memory": 8.0 * GIB}]
     assert plan(digits, {"CPU": 8}, nodes=nodes).actors == 8
-    assert plan(digits, {"CPU": 8}, nodes=nodes, survey=Survey(Need(2 * GIB))).actors == 3
-    assert plan(digits, {"CPU": 8}, nodes=nodes, survey=Survey(Need(20 * GIB))).actors == 1
+    assert plan(digits, {"CPU": 8}, nodes=nodes, survey=ResourceSurvey(TaskFootprint(2 * GIB))).actors == 3
+    assert plan(digits, {"CPU": 8}, nodes=nodes, survey=ResourceSurvey(TaskFootprint(20 * GIB))).actors == 1
 
 
 def test_an_actor_does_not_span_two_nodes(digits: dict[str, Any]) -> None:
@@ -100,16 +100,16 @@ def test_more_gpus_than_there_are(digits: dict[str, Any]) -> None:
 
 PROBE = """
 import sys, torch
-from flray.federation.probe import probe
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.federation.ray_backend.memory_probe import measure_footprint
+from flray.federation.spec import build_spec
+from flray.config.loader import load
 torch.set_num_threads(1)
-world = make_world(load({"experiment": {
+spec = build_spec(load({"experiment": {
     "data": {"name": "random", "samples": 400, "shape": [3, 32, 32], "classes": 10}, "rounds": 2,
     "partition": {"name": "iid", "clients": 4}, "model": {"name": sys.argv[1]}, "algorithm": "fedavg",
     "local": {"batch_size": int(sys.argv[2]), "clients_per_step": int(sys.argv[3])}, "aggregation": {"block": 4},
     "evaluation": {"every": 2}, "tracking": {"uri": None}}}).experiment)
-print(probe(world, torch.device("cpu")).memory)
+print(measure_footprint(spec, torch.device("cpu")).memory)
 """
 
 
@@ -128,12 +128,12 @@ def test_a_probe_sees_what_a_turn_takes() -> None:
 
 
 def test_memory_is_measured_where_it_may_matter(digits: dict[str, Any]) -> None:
-    world = make_world(load({"experiment": digits}).experiment)
-    assert not worthwhile(world, [{"CPU": 4.0, "memory": 8.0 * GIB}])
-    assert worthwhile(world, [{"CPU": 16.0, "memory": 8.0 * GIB}])
-    assert worthwhile(world, [{"CPU": 1.0, "memory": 64.0 * GIB}, {"CPU": 4.0, "GPU": 1.0, "memory": 64.0 * GIB}])
-    fixed = make_world(load({"experiment": {**digits, "resources": {"actors": 2, "gpus_per_actor": 0}}}).experiment)
-    assert not worthwhile(fixed, [{"CPU": 4.0, "GPU": 1.0}])
+    spec = build_spec(load({"experiment": digits}).experiment)
+    assert not should_probe(spec, [{"CPU": 4.0, "memory": 8.0 * GIB}])
+    assert should_probe(spec, [{"CPU": 16.0, "memory": 8.0 * GIB}])
+    assert should_probe(spec, [{"CPU": 1.0, "memory": 64.0 * GIB}, {"CPU": 4.0, "GPU": 1.0, "memory": 64.0 * GIB}])
+    fixed = build_spec(load({"experiment": {**digits, "resources": {"actors": 2, "gpus_per_actor": 0}}}).experiment)
+    assert not should_probe(fixed, [{"CPU": 4.0, "GPU": 1.0}])
 
 
 @pytest.fixture(scope="module")
@@ -152,13 +152,13 @@ def two_nodes() -> Iterator[dict[str, float]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_fake_gpus_of_two_nodes_are_shared_in_quarters(here: Path, digits: dict[str, Any],
+def test_fake_gpus_of_two_nodes_are_shared_in_quarters(tmp_cwd: Path, digits: dict[str, Any],
                                                        two_nodes: dict[str, float]) -> None:
     def run(**resources: Any) -> tuple[Plan, str, int]:
         settings = {**digits, "partition": {"name": "iid", "clients": 3}, "resources": resources}
-        world = make_world(load({"experiment": settings}).experiment)
-        chosen = plan_for(world, two_nodes)
-        federation = RayFederation(world, chosen, print)
+        spec = build_spec(load({"experiment": settings}).experiment)
+        chosen = plan_pool(spec, two_nodes)
+        federation = RayFederation(spec, chosen, print)
         try:
             federation.step()
             return chosen, federation.sha256(), len(set(federation.client_pids()))

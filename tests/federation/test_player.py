@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 import torch
 
-from flray.config import Config
-from flray.federation.player import Player
-from flray.federation.world import make_world
+from flray.config.experiment import Config
+from flray.federation.spec import build_spec
+from flray.federation.worker.client_runner import ClientRunner
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_images_are_normalised_per_channel(digits: dict[str, Any], layout: str, precision: str) -> None:
     digits["local"] |= {"memory_format": layout, "precision": precision}
-    player = Player(make_world(Config.model_validate({"experiment": digits}).experiment), torch.device("cpu"), 1)
-    data, dtype = player.world.data, getattr(torch, precision)
+    runner = ClientRunner(build_spec(Config.model_validate({"experiment": digits}).experiment), torch.device("cpu"), 1)
+    data, dtype = runner.spec.data, getattr(torch, precision)
     rows = data.clients[1].train[:7]
-    x, y = player._workshop.samples(rows).take(torch.arange(7))
+    x, y = runner._resources.samples(rows).take(torch.arange(7))
     raw = torch.from_numpy(data.x[rows]).to(torch.float64)
     mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (data.mean, data.std))
     torch.testing.assert_close(x, ((raw / 255 - mean) / std).to(dtype))
     assert x.is_contiguous(memory_format=getattr(torch, f"{layout}_format" if layout == "contiguous" else layout))
     assert y.tolist() == data.y[rows].tolist()
     # Public samples may have another size than private ones.
-    small = player._workshop._prepare(torch.from_numpy(data.x[rows][:, :, :5, :9]))
+    small = runner._resources._prepare(torch.from_numpy(data.x[rows][:, :, :5, :9]))
     assert torch.equal(small, x[:, :, :5, :9])

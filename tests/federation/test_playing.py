@@ -8,39 +8,39 @@ import pytest
 
 from flray import trees
 from flray.algorithms.base import Stage
-from flray.federation.clients import RayExecutor
-from flray.federation.executor import Job, Turn
-from flray.federation.playing import BLOCK, Play
-from flray.federation.world import make_world
-from flray.loading import load
+from flray.config.loader import load
+from flray.federation.messages import ClientTask, TaskInput
+from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.ray_backend.scheduler import SCHEDULING_WINDOW, SingleTasks
+from flray.federation.spec import build_spec
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("large", "most"), [(False, BLOCK), (True, 6)])
+@pytest.mark.parametrize(("large", "most"), [(False, SCHEDULING_WINDOW), (True, 6)])
 def test_replies_do_not_pile_up(digits: dict[str, Any], ray_here: dict[str, float], large: bool, most: int,
                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """The first clients have the least work and so would come last; the others' replies must not wait for them."""
     import ray
 
-    from flray.federation import playing
+    from flray.federation.ray_backend import scheduler
 
     if large:
-        monkeypatch.setattr(playing, "KEPT", 1)  # as if a reply filled the memory: two waiting and one at each actor
+        monkeypatch.setattr(scheduler, "MAX_BUFFERED_REPLY_BYTES", 1)  # as if a reply filled the memory: two waiting and one at each actor
     config = {**digits, "partition": {"name": "iid", "clients": 192}, "local": {"epochs": 1, "batch_size": 2},
               "resources": {"actors": 2}}
-    world = make_world(load({"experiment": config}).experiment)
-    executor = RayExecutor(ray.put(world), world.config, 2, 0.0)
-    weights = world.build("lenet").state_dict()
+    spec = build_spec(load({"experiment": config}).experiment)
+    executor = RayExecutor(ray.put(spec), spec.config, 2, 0.0)
+    weights = spec.build("lenet").state_dict()
     common = executor.put(trees.pack({"weights": dict(weights)}))
-    jobs = [Job(Turn("stage", client, 0, "lenet", Stage(), token="a", cost=float(client)), common)
+    jobs = [TaskInput(ClientTask("stage", client, 0, "lenet", Stage(), token="a", cost=float(client)), common)
             for client in range(192)]
-    play = Play(executor, jobs, None)
+    run_tasks = SingleTasks(executor, jobs, None)
     held, clients = 0, []
     try:
-        for result in play.results():
-            clients.append(result.turn.client)
+        for result in run_tasks.results():
+            clients.append(result.client_task.client)
             under_way = sum(len(worker.waiting) for worker in executor.workers)
-            held = max(held, len(play._done) + under_way)
+            held = max(held, len(run_tasks._done) + under_way)
     finally:
         executor.close()
     assert clients == list(range(192))

@@ -147,10 +147,10 @@ def test_period_review_on_trees_and_masks(poison: float) -> None:
     now[3], before[1] = poison, poison
     current = {"w": torch.tensor([1.0, 2.0], dtype=F64), "n": torch.tensor(7)}
     previous = {"w": torch.tensor([3.0, -2.0], dtype=F64), "n": torch.tensor(5)}
-    reviewed = period_review(current, previous, now, before, 0.9, present_now=present_now,
+    apply_period_review = period_review(current, previous, now, before, 0.9, present_now=present_now,
                              present_before=present_before)
-    np.testing.assert_allclose(reviewed["w"], [0.9 + 0.1 * rho * 2, 1.8 - 0.1 * rho * 4], rtol=1e-12)
-    assert reviewed["n"].item() == 7 and current["w"].tolist() == [1.0, 2.0]
+    np.testing.assert_allclose(apply_period_review["w"], [0.9 + 0.1 * rho * 2, 1.8 - 0.1 * rho * 4], rtol=1e-12)
+    assert apply_period_review["n"].item() == 7 and current["w"].tolist() == [1.0, 2.0]
     moved = period_review(current, previous, now, before, 0.9, present_now=present_now, present_before=present_before,
                           review="interpolate")
     np.testing.assert_allclose(moved["w"], [1 + 0.1 * rho * 2, 2 - 0.1 * rho * 4], rtol=1e-12)

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from flray.cli import invoke
+from flray.cli.main import invoke
 
 LIMIT, WAIT = 10, 60
 """Seconds of work, and seconds on a busy machine, after which an answer counts as none."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flray.cli import invoke
+from flray.cli.main import invoke
 from tests.hostile.asking import asked
 from tests.hostile.values import GOOD
 
@@ -44,7 +44,7 @@ def texts(path: Path) -> list[str]:
 
 
 @pytest.fixture
-def run(here: Path) -> Path:
+def run(tmp_cwd: Path) -> Path:
     """The folder of a run of two rounds, tracked in a database."""
     content = GOOD["experiment"] | {"name": "r", "rounds": 2, "data": {"name": "digits-sklearn", "samples": 96},
                                     "checkpoint": {"min_seconds": 0}, "tracking": {"uri": "sqlite:///m.db"}}

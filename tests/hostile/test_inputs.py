@@ -11,7 +11,7 @@ from tests.hostile.asking import asked
 
 
 @pytest.mark.parametrize("kind", inputs.ALL)
-def test_one_line_exit_code_two_and_nothing_left(kind: str, here: Path) -> None:
+def test_one_line_exit_code_two_and_nothing_left(kind: str, tmp_cwd: Path) -> None:
     answers = {}
     for name, (write, typed) in inputs.ALL[kind].items():
         write()

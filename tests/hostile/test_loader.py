@@ -10,11 +10,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flray.config import Config
+from flray.config.experiment import Config
+from flray.config.loader import load, parse_override
+from flray.config.shapes import copy_plain
+from flray.config.yaml_files import parse
 from flray.errors import ConfigErrors, FlrayError
-from flray.forms import plain
-from flray.loading import load, parse_override
-from flray.reading import parse
 from tests.hostile.values import places, with_value
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(
@@ -79,7 +79,7 @@ def test_any_text_is_plain_yaml_or_refused_in_a_line(text: str) -> None:
 @given(CONTENT)
 def test_what_yaml_wrote_is_read_as_it_was(content: Any) -> None:
     try:
-        value = plain(content)
+        value = copy_plain(content)
     except FlrayError:
         return
     text = yaml.safe_dump(value, allow_unicode=True)

@@ -19,7 +19,7 @@ CHOSEN = sorted(ALL) if os.environ.get("FLRAY_HOSTILE_ALL") else random.Random(0
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_one_line_exit_code_two_and_nothing_left(name: str, here: Path) -> None:
+def test_one_line_exit_code_two_and_nothing_left(name: str, tmp_cwd: Path) -> None:
     write, typed = ALL[name]
     write()
     assert started(typed, PYTHONDONTWRITEBYTECODE="1") == ""

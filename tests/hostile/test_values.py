@@ -7,13 +7,13 @@ from pathlib import Path
 
 import yaml
 
+from flray.config.loader import load
 from flray.errors import FlrayError
-from flray.loading import load
 from tests.hostile import values
 from tests.hostile.asking import asked
 
 ASKED = 150
-"""Values that go by way of a file and the command line; all of them go through `flray.loading.load`."""
+"""Values that go by way of a file and the command line; all of them go through `flray.config.loader.load`."""
 
 
 def answer(case: values.Case) -> str:
@@ -44,7 +44,7 @@ def test_bad_values_of_the_components_options_are_refused_in_one_line() -> None:
     assert wrong(random.Random(0).sample(cases, 1500)) == []
 
 
-def test_bad_values_in_a_file_are_one_line_exit_code_two_and_nothing_left(here: Path) -> None:
+def test_bad_values_in_a_file_are_one_line_exit_code_two_and_nothing_left(tmp_cwd: Path) -> None:
     cases = random.Random(1).sample([*values.of_settings(), *values.of_components()], ASKED)
     answers = {}
     for path, value in cases:

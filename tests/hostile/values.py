@@ -12,7 +12,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from flray import registry
-from flray.loading import schema
+from flray.config.loader import schema
 
 GOOD: dict[str, Any] = {"experiment": {
     "data": "digits-sklearn", "model": "lenet", "algorithm": "fedavg", "rounds": 1,

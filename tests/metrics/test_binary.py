@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, recall_score, roc_auc_score
 
-from flray.metrics.binary import binary_metrics
+from flray.tasks.binary import binary_metrics
 
 
 def test_by_hand() -> None:

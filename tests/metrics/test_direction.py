@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flray.metrics.direction import lower_is_better, measure_of
+from flray.metrics.direction import lower_is_better, measure_name
 
 
 @pytest.mark.parametrize(("metric", "measure", "lower"), [
@@ -17,5 +17,5 @@ from flray.metrics.direction import lower_is_better, measure_of
     ("auc", "auc", False),
 ])
 def test_measure_and_direction(metric: str, measure: str, lower: bool) -> None:
-    assert measure_of(metric) == measure
+    assert measure_name(metric) == measure
     assert lower_is_better(metric) is lower

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flray.cli import invoke
+from flray.cli.main import invoke
 from flray.errors import DataError
 from flray.metrics.names import check_clients, clean_name, metric_name
 
@@ -83,17 +83,17 @@ def hospitals(root, *, seed: int = 0, names: str):
 
 
 def test_such_a_run_is_refused_before_the_first_round_and_odd_names_are_shown_in_one_line(
-        here: Path, digits: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
-    (here / "plugin.py").write_text(PLUGIN)
+        tmp_cwd: Path, digits: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_cwd / "plugin.py").write_text(PLUGIN)
     content = {**digits, "rounds": 1, "model": "linear", "resources": {"executor": "inline"}}
     for name, domains in (("two", "hospital(1);hospital[1]"), ("odd", "[/x] hospital;a\nb\x85;=1+1")):
         content["data"] = {"name": "hospitals", "names": domains}
-        (here / f"{name}.yaml").write_text(yaml.safe_dump({"experiment": {**content, "plugins": ["plugin.py"]}}))
+        (tmp_cwd / f"{name}.yaml").write_text(yaml.safe_dump({"experiment": {**content, "plugins": ["plugin.py"]}}))
     assert invoke(["run", "two.yaml"]) == 2
     out, err = capfd.readouterr()
     assert "the clients 'hospital(1)' and 'hospital[1]' have one name in MLflow, 'hospital_1_'" in err
     assert (len(err.splitlines()), out) == (1, "")
-    assert not (here / "runs").exists()
+    assert not (tmp_cwd / "runs").exists()
     assert invoke(["run", "odd.yaml"]) == 0
     assert invoke(["data", "show", "odd.yaml"]) == 0
     out, err = capfd.readouterr()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.metrics.segmentation import dice_coefficient, hausdorff_distance
+from flray.tasks.segmentation import dice_coefficient, hausdorff_distance
 
 
 def box(top: int, left: int, height: int, width: int, size: int = 24) -> np.ndarray:

@@ -7,19 +7,19 @@ import math
 import pandas as pd
 import pytest
 
-from flray.metrics.summary import Course, course, report, rounds_to_target, validation_metric
+from flray.metrics.summary import MetricTrajectory, rounds_to_target, summarise_history, trajectory, validation_metric
 
 HISTORY = pd.DataFrame({"round": [1, 2, 3, 4, 5], "a": [0.1, 0.5, math.nan, 0.5, 0.3]})
 
 
 def test_course() -> None:
-    assert course(HISTORY, "a", 2) == Course(last=0.3, mean_of_last=0.4, rounds=2, best=0.5, best_round=2)
-    assert course(HISTORY, "a", 99).rounds == 4
+    assert trajectory(HISTORY, "a", 2) == MetricTrajectory(last=0.3, mean_of_last=0.4, rounds=2, best=0.5, best_round=2)
+    assert trajectory(HISTORY, "a", 99).rounds == 4
 
 
 def test_a_metric_never_measured_is_named() -> None:
     with pytest.raises(ValueError, match="b was never measured"):
-        course(HISTORY, "b", 2)
+        trajectory(HISTORY, "b", 2)
 
 
 @pytest.mark.parametrize(("target", "round_"), [(0.1, 1), (0.4, 2), (0.51, None)])
@@ -38,34 +38,34 @@ VALIDATED = pd.DataFrame({
 
 
 def test_the_last_round_is_reported_for_each_metric() -> None:
-    reported = report(VALIDATED, "personal/local/accuracy", "last", 2)
+    reported = summarise_history(VALIDATED, "personal/local/accuracy", "last", 2)
     assert reported.words == "after 6 rounds"
     assert reported.values["personal/local/accuracy"] == 0.7 and reported.values["time/round"] == 6
 
 
 def test_the_best_round_is_chosen_on_validation_not_on_test() -> None:
-    reported = report(VALIDATED, "personal/local/accuracy", "best", 2)
+    reported = summarise_history(VALIDATED, "personal/local/accuracy", "best", 2)
     assert reported.words == "round 2 of 6, best on validation"  # the first of two equals
     assert reported.values["personal/local/accuracy"] == 0.5
     assert reported.values["personal/local/accuracy/client/a"] == 1
     assert reported.values["personal/local/loss"] == 0.3
-    by_loss = report(VALIDATED, "personal/local/loss", "best", 2)
+    by_loss = summarise_history(VALIDATED, "personal/local/loss", "best", 2)
     assert by_loss.words.startswith("round 4") and by_loss.values["personal/local/loss"] == 0.2
 
 
 def test_the_mean_is_over_evaluated_rounds() -> None:
-    reported = report(VALIDATED, "personal/local/accuracy", "mean-last", 2)
+    reported = summarise_history(VALIDATED, "personal/local/accuracy", "mean-last", 2)
     assert reported.words == "mean of the last 2 evaluations"
     assert reported.values["personal/local/accuracy"] == pytest.approx(0.8)
     assert reported.values["personal/local/accuracy/client/a"] == 2.5
-    assert report(VALIDATED, "personal/local/accuracy", "mean-last", 9).values["personal/local/accuracy"] == \
+    assert summarise_history(VALIDATED, "personal/local/accuracy", "mean-last", 9).values["personal/local/accuracy"] == \
         pytest.approx(0.7)
 
 
 def test_what_was_never_measured_or_validated_is_reported_as_last() -> None:
-    assert report(VALIDATED, "time/round", "best", 2).values["time/round"] == 6
-    assert report(VALIDATED.iloc[:1], "personal/local/accuracy", "best", 2).values == {"time/round": 1.0}
-    assert report(pd.DataFrame({"round": pd.Series(dtype="int64")}), "a", "mean-last", 2).values == {}
+    assert summarise_history(VALIDATED, "time/round", "best", 2).values["time/round"] == 6
+    assert summarise_history(VALIDATED.iloc[:1], "personal/local/accuracy", "best", 2).values == {"time/round": 1.0}
+    assert summarise_history(pd.DataFrame({"round": pd.Series(dtype="int64")}), "a", "mean-last", 2).values == {}
 
 
 @pytest.mark.parametrize(("metric", "validation"), [
@@ -77,6 +77,6 @@ def test_validation_metric(metric: str, validation: str | None) -> None:
 
 def test_a_distance_is_best_where_it_is_lowest() -> None:
     history = pd.DataFrame({"round": [1, 2, 3], "global/common/hausdorff95": [9.0, 2.0, 4.0]})
-    went = course(history, "global/common/hausdorff95", 2)
+    went = trajectory(history, "global/common/hausdorff95", 2)
     assert (went.best, went.best_round, went.mean_of_last) == (2.0, 2, 3.0)
     assert rounds_to_target(history, "global/common/hausdorff95", 5.0) == 2

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from flray.errors import FlrayError
-from flray.models import build, faster
+from flray.models import acceleration, build
 
 CASES: list[tuple[str, Mapping[str, Any]]] = [
     ("resnet8", {"width": 8}), ("resnet8", {"width": 8, "norm": "group"}), ("lenet", {}), ("mlp", {})]
@@ -29,7 +29,7 @@ def images(count: int = 6) -> torch.Tensor:
 @cases
 def test_bfloat16_stays_within_the_network(name: str, options: Mapping[str, Any]) -> None:
     plain, lowered = network(name, options), network(name, options)
-    faster.in_bfloat16(lowered)
+    acceleration.in_bfloat16(lowered)
     assert list(lowered.state_dict()) == list(plain.state_dict())
     inside: list[torch.dtype] = []
     next(m for m in lowered.modules() if isinstance(m, (nn.Conv2d, nn.Linear))).register_forward_hook(
@@ -51,8 +51,8 @@ def test_bfloat16_stays_within_the_network(name: str, options: Mapping[str, Any]
 
 def test_a_copy_computes_likewise_with_its_own_values() -> None:
     lowered, other = network("lenet", {}), network("lenet", {}, seed=1)
-    faster.in_bfloat16(lowered)
-    faster.in_bfloat16(other)
+    acceleration.in_bfloat16(lowered)
+    acceleration.in_bfloat16(other)
     twin = copy.deepcopy(lowered)
     twin.load_state_dict(other.state_dict())
     assert torch.equal(twin(images()), other(images()))
@@ -71,7 +71,7 @@ def compiled(name: str, options: Mapping[str, Any], batch_size: int = 6) -> tupl
         return run
 
     torch._dynamo.reset()
-    faster.compiled(model, batch_size, backend=noting)
+    acceleration.compile_model(model, batch_size, backend=noting)
     return model, sizes
 
 
@@ -131,8 +131,8 @@ def test_both_together_are_bfloat16_compiled() -> None:
     torch._dynamo.reset()
     lowered, both = network("lenet", {}), network("lenet", {})
     for model in (lowered, both):
-        faster.in_bfloat16(model)
-    faster.compiled(both, 6, backend="eager")
+        acceleration.in_bfloat16(model)
+    acceleration.compile_model(both, 6, backend="eager")
     torch.testing.assert_close(both(images()), lowered(images()))
     assert both.features(images()).dtype == torch.float32
 
@@ -144,7 +144,7 @@ class Branching(nn.Module):
 
 def test_a_network_that_has_no_graph_is_refused_in_one_line() -> None:
     model = Branching()
-    faster.compiled(model, 6, backend="eager")
+    acceleration.compile_model(model, 6, backend="eager")
     with pytest.raises(FlrayError, match=r"^local.compile: torch.compile failed on this .*; set it to false$"):
         model(images())
     assert torch.equal(model(images(5)).sum().abs(), images(5).sum().abs())

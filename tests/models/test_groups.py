@@ -6,7 +6,7 @@ from torch import nn
 
 from flray.errors import FlrayError
 from flray.models import SplitModel, batch_norm_modules, build, layer_taps, norm_layer, select
-from flray.models.groups import others
+from flray.models.groups import complement
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_expressions(resnet: nn.Module) -> None:
 @pytest.mark.parametrize("group", [
     "none", "all", "classifier", "classifier+batch_norm", "features - batch_norm", "all-features+buffers-classifier"])
 def test_others_is_the_complement(resnet: nn.Module, group: str) -> None:
-    chosen, rest = select(resnet, group), select(resnet, others(group))
+    chosen, rest = select(resnet, group), select(resnet, complement(group))
     assert not chosen & rest and chosen | rest == frozenset(resnet.state_dict())
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from flray.errors import FlrayError
-from flray.papers import COLUMNS, PAPERS, reported, tables
+from flray.papers import COLUMNS, PAPERS, printed_numbers, tables
 
 
 def _all() -> list[tuple[str, str]]:
@@ -9,7 +9,7 @@ def _all() -> list[tuple[str, str]]:
 
 
 def test_all_2455_printed_numbers_are_there() -> None:
-    frames = {key: reported(*key) for key in _all()}
+    frames = {key: printed_numbers(*key) for key in _all()}
     assert len(frames) == 46
     assert sum(map(len, frames.values())) == 2455
     for (paper, table), frame in frames.items():
@@ -27,7 +27,7 @@ def test_all_2455_printed_numbers_are_there() -> None:
 ])
 def test_numbers_as_printed(paper: str, table: str, where: dict[str, str], value: float, spread: float | None
                             ) -> None:
-    frame = reported(paper, table)
+    frame = printed_numbers(paper, table)
     for column, wanted in where.items():
         frame = frame[frame[column] == wanted]
     assert len(frame) == 1
@@ -37,7 +37,7 @@ def test_numbers_as_printed(paper: str, table: str, where: dict[str, str], value
 
 def test_every_value_is_a_number_or_said_not_to_be() -> None:
     for key in _all():
-        frame = reported(*key)
+        frame = printed_numbers(*key)
         odd = frame[frame["number"].isna() & (frame["metric"] != "backbone")]
         assert all(note.startswith("illegible") or "setting table" in note for note in odd["note"]), key
         assert (frame["spread"].notna() == (frame["std"] != "")).all(), key
@@ -50,13 +50,13 @@ def test_tables_come_in_the_order_of_the_paper() -> None:
 
 
 def test_what_is_handed_out_can_be_changed_safely() -> None:
-    frame = reported("fedco2", "table1")
+    frame = printed_numbers("fedco2", "table1")
     frame["method"] = "x"
-    assert "fedco2" in set(reported("fedco2", "table1")["method"])
+    assert "fedco2" in set(printed_numbers("fedco2", "table1")["method"])
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(FlrayError, match="fedco2"):
-        reported("fedco", "table1")
+        printed_numbers("fedco", "table1")
     with pytest.raises(FlrayError, match="table1"):
-        reported("fedskc", "table9")
+        printed_numbers("fedskc", "table9")

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from flray import registry, rundir, suites
-from flray.arms import PREFIX
-from flray.loading import load
-from flray.report import kept
-from flray.tuning.space import columns, points, resolved, settings
+from flray import registry
+from flray.config import suites
+from flray.config.arms import PREFIX
+from flray.config.loader import load
+from flray.results import export
+from flray.runs import directory
+from flray.tuning.space import enumerate_settings, flatten_setting, resolve_sweep, trial_specs
 
 FOLDER = Path(__file__).parents[2] / "search_spaces" / "papers"
 KEPT = sorted(FOLDER.glob("*/*.results.csv"))
@@ -23,9 +25,9 @@ def test_some_are_kept() -> None:
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_kept_results_are_those_of_their_suite(path: Path) -> None:
     name = f"{path.parent.name}/{path.name.removesuffix('.results.csv')}"
-    config = resolved(load(suites.files(FOLDER)[name]))
-    planned = {(*columns(point.setting).values(), point.seed): point for point in points(config, settings(config))}
-    frame = kept.read(path)
+    config = resolve_sweep(load(suites.files(FOLDER)[name]))
+    planned = {(*flatten_setting(point.setting).values(), point.seed): point for point in trial_specs(config, enumerate_settings(config))}
+    frame = export.read(path)
     axes = [f"{PREFIX}{axis}" for axis in config.arms]
     found = list(frame[[*axes, "seed"]].itertuples(index=False, name=None))
     assert len(found) == len(set(found)) and set(found) <= set(planned)
@@ -38,8 +40,8 @@ def test_kept_results_are_those_of_their_suite(path: Path) -> None:
         assert (row["rounds"], row["data"]) == (experiment.rounds, experiment.data.name)
         assert 0 < row["value"] <= 100 and 0 < row["worst"] <= row["own"]
         assert len(row["data_sha256"]) == len(row["partition_sha256"]) == 64
-        assert set(rundir.versions()) >= {"python", "flray", "torch", "numpy"} and row["torch"] and row["flray"]
-    domains = [str(column) for column in frame.columns if str(column).startswith(kept.DOMAIN)]
+        assert set(directory.versions()) >= {"python", "flray", "torch", "numpy"} and row["torch"] and row["flray"]
+    domains = [str(column) for column in frame.columns if str(column).startswith(export.DOMAIN)]
     assert all(frame[domain].between(0, 100).all() for domain in domains)
     assert frame["data_sha256"].nunique() == frame["data"].nunique() == 1
     partitions = frame.groupby("seed")["partition_sha256"].nunique()
@@ -48,8 +50,8 @@ def test_kept_results_are_those_of_their_suite(path: Path) -> None:
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_their_table_can_be_made_again(path: Path) -> None:
-    frame = kept.read(path)
-    made = kept.table(frame)
+    frame = export.read(path)
+    made = export.table(frame)
     for label, row in made.rows.items():
         values = frame[frame[f"{PREFIX}method"] == label]["value"]
         assert row[0].mean == pytest.approx(values.mean()) and row[0].std == pytest.approx(values.std())

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flray import registry, suites
-from flray.config import Config, Experiment, ModelChoice
-from flray.data import camelyon, digit_archives, domainnet, folders, fundus
+from flray import registry
+from flray.config import suites
+from flray.config.experiment import Config, Experiment, ModelChoice
+from flray.config.loader import load
+from flray.config.yaml_files import read_with_base
+from flray.data.datasets import camelyon, class_folders, digit_archives, domainnet, fundus
 from flray.data.types import DataSet, Domain
-from flray.federation.cluster import InlineFederation
-from flray.federation.world import make_world
-from flray.loading import load
-from flray.reading import read_with_base
-from flray.tuning.space import points, resolved, settings
+from flray.federation.ray_backend.handle import InlineFederation
+from flray.federation.spec import build_spec
+from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
 FILES = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
 SHAPES: dict[str, tuple[Sequence[str], int, tuple[int, ...]]] = {  # domains, classes, shape without the size
@@ -86,14 +87,14 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _loaded(name: str) -> Config:
-    return resolved(load(FILES[name]))
+    return resolve_sweep(load(FILES[name]))
 
 
 def test_the_stand_ins_have_the_domains_of_the_real_sets() -> None:
     real: dict[str, Sequence[str]] = {
         "digits5": tuple(digit_archives.DOMAINS), "camelyon17": camelyon.CENTRES, "fundus": fundus.DOMAINS,
-        "domainnet": tuple(domainnet.DOMAINS), "office31": tuple(folders.OFFICE31.domains),
-        "office-caltech10": tuple(folders.OFFICE_CALTECH10.domains), "office-home": tuple(folders.OFFICE_HOME.domains)}
+        "domainnet": tuple(domainnet.DOMAINS), "office31": tuple(class_folders.OFFICE31.domains),
+        "office-caltech10": tuple(class_folders.OFFICE_CALTECH10.domains), "office-home": tuple(class_folders.OFFICE_HOME.domains)}
     assert {name: tuple(SHAPES[name][0]) for name in real} == {name: tuple(names) for name, names in real.items()}
 
 
@@ -103,11 +104,11 @@ def test_a_suite_is_expanded_to_as_many_runs_as_it_says(name: str) -> None:
     assert suites.unknown_names(content) == []
     assert set(suites.data_names(content)) <= set(SHAPES)
     config = _loaded(name)
-    made = points(config, settings(config))
+    made = trial_specs(config, enumerate_settings(config))
     assert len(made) == suites.run_count(content)
     small = suites.smoke(config)
     axes = [set(one) for one in zip(*(
-        p.setting.items() for p in points(small, settings(small))), strict=True)]
+        p.setting.items() for p in trial_specs(small, enumerate_settings(small))), strict=True)]
     assert axes == [set(one) for one in zip(*(p.setting.items() for p in made), strict=True)], "smoke leaves arms out"
 
 
@@ -129,8 +130,8 @@ def _narrow(experiment: Experiment) -> Experiment:
 @pytest.mark.parametrize("name", FILES)
 def test_the_first_run_of_a_suites_smoke_form(name: str) -> None:
     config = suites.smoke(_loaded(name))
-    experiment = _narrow(points(config, settings(config)[:1])[0].experiment)
-    federation = InlineFederation(make_world(experiment), lambda line: None)
+    experiment = _narrow(trial_specs(config, enumerate_settings(config)[:1])[0].experiment)
+    federation = InlineFederation(build_spec(experiment), lambda line: None)
     try:
         metrics = federation.step().metrics
     finally:

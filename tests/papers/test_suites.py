@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from flray import suites
-from flray.papers import reported, tables
-from flray.papers.section import PaperTable
-from flray.reading import read_with_base
-from flray.report.table import printed_rows
+from flray.config import suites
+from flray.config.paper import PaperTable
+from flray.config.yaml_files import read_with_base
+from flray.papers import printed_numbers, tables
+from flray.results.table import printed_rows
 
 ALL = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
 FILES = {name: path for name, path in ALL.items() if "/local" not in name}  # those on other data are no tables
@@ -66,7 +66,7 @@ def test_every_printed_number_has_exactly_one_cell(name: str) -> None:
             found = printed_rows(paper, arms, metric)
             assert not found["client"].duplicated().any(), (arms, metric)
             used += list(found.index)
-    frame = reported(paper.name, paper.table)
+    frame = printed_numbers(paper.name, paper.table)
     wanted = frame[~frame["metric"].str.endswith("delta")]
     assert len(used) == len(set(used))
     missing = wanted.drop(index=[index for index in used if index in wanted.index])

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flray import rundir
-from flray.loading import load
-from flray.tuning.space import points, resolved, settings
-from flray.tuning.trials import TrialFolder
+from flray.config.loader import load
+from flray.runs import directory
+from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
+from flray.tuning.trial_store import TrialFolder
 
 FINAL = {("none", "CIFAR-10"): (0.70, 0.72), ("full", "CIFAR-10"): (0.80, 0.84),
          ("none", "CIFAR-100"): (0.50, 0.52), ("full", "CIFAR-100"): (0.50, 0.50)}
@@ -40,16 +40,16 @@ def content(tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
     """The sweep's folder; accuracy rises by 0.1 a round to the values of `FINAL`."""
-    config = resolved(load(content))
+    config = resolve_sweep(load(content))
     folder = tmp_path / "made" / "001"
     folder.mkdir(parents=True)
-    rundir.save_config(folder, config)
-    rundir.write(folder, "sweep", {**rundir.new_identity(), "status": "finished"})
-    for point in points(config, settings(config)):
+    directory.save_config(folder, config)
+    directory.write(folder, "sweep", {**directory.new_identity(), "status": "finished"})
+    for point in trial_specs(config, enumerate_settings(config)):
         trial = TrialFolder(folder, point.number)
         trial.create(point, config)
         final = FINAL[point.setting["arms.modules"], point.setting["arms.data"]][point.seed]
-        journal = trial.begin(point, rundir.read(folder), config)
+        journal = trial.begin(point, directory.read(folder), config)
         for round_ in range(1, 5):
             value = final - 0.1 * (4 - round_)
             journal.record_round(round_, {

@@ -7,28 +7,29 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from flray import cli, rundir
+from flray.cli import main
 from flray.errors import DataError, FlrayError
-from flray.report import kept
-from flray.report.source import from_folder
+from flray.results import export
+from flray.results.load import load_folder
+from flray.runs import directory
 
 
 def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path: Path) -> None:
-    rundir.update(sweep / "trials" / "0008", status="running", sha256=None)
+    directory.update(sweep / "trials" / "0008", status="running", sha256=None)
     path = tmp_path / "new" / "results.csv"
-    assert kept.keep(from_folder(sweep), path) == (7, 0, 1)
-    frame = kept.read(path)
+    assert export.keep_results(load_folder(sweep), path) == (7, 0, 1)
+    frame = export.read(path)
     assert list(frame.columns) == [
-        "suite", "algorithm", "arms.modules", "arms.data", *kept.MEASURED, *kept.LAST]
+        "suite", "algorithm", "arms.modules", "arms.data", *export.MEASURED, *export.LAST]
     first = frame.iloc[0]
     assert (first["suite"], first["algorithm"], first["arms.modules"], first["seed"], first["rounds"]) \
         == ("made", "fedskc", "none", 0, 4)
     assert first["value"] == pytest.approx(70.0) and first["own"] == pytest.approx(70.0)
     assert first["worst"] == pytest.approx(65.0) and first["others"] == pytest.approx(70.0)
     assert (first["bytes_up"], first["bytes_down"], first["seconds"]) == (4_000_000, 8_000_000, 6.0)
-    assert first["sha256"] == "ab" * 32 and first["torch"] == rundir.versions()["torch"]
+    assert first["sha256"] == "ab" * 32 and first["torch"] == directory.versions()["torch"]
     assert (first["data"], first["origins"]) == ("digits-sklearn", "d real")
-    made = kept.table(frame)
+    made = export.table(frame)
     assert list(made.rows) == ["full CIFAR-10", "none CIFAR-10", "none CIFAR-100", "full CIFAR-100"]
     best, second = made.rows["full CIFAR-10"][0], made.rows["none CIFAR-10"][0]
     assert best.mean == pytest.approx(82.0) and best.std == pytest.approx(2 * math.sqrt(2)) and best.best
@@ -43,8 +44,8 @@ def test_domains_have_the_mean_of_their_clients(sweep: Path, tmp_path: Path) -> 
         held["clients"][1]["domain"] = "e"
         held["fingerprints"] = {"data": "d" * 64, "partition": "e" * 64}
         (trial / "partition.json").write_text(json.dumps(held))
-    kept.keep(from_folder(sweep), tmp_path / "r.csv")
-    first = kept.read(tmp_path / "r.csv").iloc[0]
+    export.keep_results(load_folder(sweep), tmp_path / "r.csv")
+    first = export.read(tmp_path / "r.csv").iloc[0]
     assert first["domain/d"] == pytest.approx(75.0) and first["domain/e"] == pytest.approx(65.0)
     assert (first["data_sha256"], first["partition_sha256"]) == ("d" * 64, "e" * 64)
 
@@ -54,7 +55,7 @@ def test_fingerprints_of_earlier_versions_lie_with_the_checkpoint(sweep: Path) -
         place = sweep / "tune" / "001" / "0001" / f"checkpoint_{round_}"
         place.mkdir(parents=True)
         (place / f"round-{round_:06d}.json").write_text(json.dumps({"data": f"{round_}", "partition": "p"}))
-    trials = from_folder(sweep).trials
+    trials = load_folder(sweep).trials
     assert trials[0].fingerprints == {"data": "4", "partition": "p"} and trials[1].fingerprints == {}
 
 
@@ -62,79 +63,79 @@ def test_what_is_no_kept_file_is_neither_read_nor_replaced(sweep: Path, tmp_path
     other = tmp_path / "other.csv"
     other.write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="without the columns suite"):
-        kept.keep(from_folder(sweep), other)
+        export.keep_results(load_folder(sweep), other)
     assert other.read_text() == "a,b\n1,2\n"
     good = tmp_path / "good.csv"
-    kept.keep(from_folder(sweep), good)
+    export.keep_results(load_folder(sweep), good)
     before = good.read_bytes()
-    assert kept.keep(from_folder(sweep), good) == (0, 8, 0)
+    assert export.keep_results(load_folder(sweep), good) == (0, 8, 0)
     assert good.read_bytes() == before
     good.write_text(good.read_text().replace("ab" * 32, "ab" * 31, 1))
     with pytest.raises(DataError, match="64 hexadecimal digits"):
-        kept.read(good)
+        export.read(good)
     with pytest.raises(DataError, match="no kept results"):
-        kept.read(tmp_path / "nowhere.csv")
+        export.read(tmp_path / "nowhere.csv")
 
 
 def test_nothing_finished_is_nothing_to_keep(sweep: Path, tmp_path: Path) -> None:
     for trial in sweep.glob("trials/*"):
-        rundir.update(trial, status="running")
+        directory.update(trial, status="running")
     with pytest.raises(FlrayError, match="no run has finished"):
-        kept.keep(from_folder(sweep), tmp_path / "r.csv")
+        export.keep_results(load_folder(sweep), tmp_path / "r.csv")
 
 
 def test_the_command(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.csv"
-    assert cli.invoke(["report", str(sweep), "--keep", str(path)]) == 0
+    assert main.invoke(["report", str(sweep), "--keep", str(path)]) == 0
     assert f"kept: 8 finished runs in {path}" in capsys.readouterr().out
-    assert cli.invoke(["report", str(path), "--to", str(tmp_path / "out")]) == 0
+    assert main.invoke(["report", str(path), "--to", str(tmp_path / "out")]) == 0
     assert "82.00 ± 2.83" in capsys.readouterr().out
     assert "| full CIFAR-10 | **82.00 ± 2.83** |" in (tmp_path / "out" / "r.md").read_text(encoding="utf-8")
 
 
 def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
-    first, second = from_folder(sweep), from_folder(sweep)
+    first, second = load_folder(sweep), load_folder(sweep)
     first.trials, second.trials = first.trials[:3], second.trials[1:]
-    assert kept.keep(first, path) == (3, 0, 0)
+    assert export.keep_results(first, path) == (3, 0, 0)
     before = path.read_text().splitlines()
-    assert kept.keep(second, path) == (5, 2, 0)
+    assert export.keep_results(second, path) == (5, 2, 0)
     after = path.read_text().splitlines()
     assert (after[:4], len(after)) == (before, 9)
     for trial in second.trials:  # another sweep, which varies something else
         trial.setting = {"local.lr": 0.1, "=odd": "+name"}
     second.name = "other"
-    assert kept.keep(second, path) == (7, 0, 0)
-    frame = kept.read(path)
+    assert export.keep_results(second, path) == (7, 0, 0)
+    frame = export.read(path)
     assert len(frame) == 15
     assert frame["local.lr"].tolist() == [""] * 8 + ["0.1"] * 7
     assert frame["=odd"].tolist() == [""] * 8 + ["+name"] * 7
     assert frame["arms.data"].tolist()[8:] == [""] * 7
-    assert kept.keep(first, path) == (0, 3, 0)
+    assert export.keep_results(first, path) == (0, 3, 0)
 
 
 def rows(path: Path, *changes: dict[str, object]) -> pd.DataFrame:
     """Keep a row for each change of a first one and return what is read."""
     first = {"suite": "s", "algorithm": "fedavg", "algorithm.mu": "", "seed": 0, "rounds": 5, "protocol": "last round",
              "metric": "global/common/accuracy", "value": 50.0, "own": 50.0, "others": 50.0, "worst": 40.0,
-             **dict.fromkeys(kept.LAST, ""), "sha256": "ab" * 32, "data": "mnist", "origins": "m real"}
+             **dict.fromkeys(export.LAST, ""), "sha256": "ab" * 32, "data": "mnist", "origins": "m real"}
     pd.DataFrame([first | change for change in changes]).to_csv(path, index=False)
-    return kept.read(path)
+    return export.read(path)
 
 
 def test_a_row_is_named_whole(tmp_path: Path) -> None:
     prox = {"algorithm": "fedprox", "algorithm.mu": 0.1}
-    made = kept.table(rows(tmp_path / "r.csv", {}, {"seed": 1}, prox, prox | {"seed": 1, "value": 60.0}))
+    made = export.table(rows(tmp_path / "r.csv", {}, {"seed": 1}, prox, prox | {"seed": 1, "value": 60.0}))
     assert {label: sorted(row[0].values.items()) for label, row in made.rows.items()} == {
         "fedprox mu=0.1": [(0, 50.0), (1, 60.0)], "fedavg": [(0, 50.0), (1, 50.0)]}
 
 
 def test_what_differs_is_not_pooled(tmp_path: Path) -> None:
-    made = kept.table(rows(tmp_path / "r.csv", {}, {"seed": 1, "rounds": 2}, {"algorithm": "fedprox"},
+    made = export.table(rows(tmp_path / "r.csv", {}, {"seed": 1, "rounds": 2}, {"algorithm": "fedprox"},
                            {"algorithm": "fedprox", "data": "svhn"}))
     assert set(made.rows) == {"fedavg · 5 rounds", "fedavg · 2 rounds", "fedprox · mnist", "fedprox · svhn"}
     assert "rounds: 5; 2" in made.notes
-    again = kept.table(rows(tmp_path / "r.csv", {}, {"value": 52.0, "sha256": "cd" * 32}))
+    again = export.table(rows(tmp_path / "r.csv", {}, {"value": 52.0, "sha256": "cd" * 32}))
     assert again.rows["fedavg"][0].values == {0: 52.0}
     assert "kept more than once, of which the last counts: fedavg seed 0" in again.notes
 

@@ -16,18 +16,19 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from flray import rundir
-from flray.csvfiles import csv_text, read_csv
+from flray.config.loader import load
 from flray.errors import one_line
-from flray.loading import load
-from flray.report import make, plain
-from flray.report.page import _main
-from flray.report.table import Cell, Column, Table
-from flray.tuning.finishing import finish, text_table
-from flray.tuning.result import SweepResult
-from flray.tuning.space import points, resolved
-from flray.tuning.space import settings as settings_of
-from flray.tuning.trials import TrialFolder
+from flray.files.csv_files import csv_text, read_csv
+from flray.reporting import make
+from flray.reporting import text as text_tables
+from flray.reporting.html import _main
+from flray.results.sweep import SweepResult
+from flray.results.table import Cell, Column, Table
+from flray.runs import directory
+from flray.tuning.space import enumerate_settings as settings_of
+from flray.tuning.space import resolve_sweep, trial_specs
+from flray.tuning.summary import finish, text_table
+from flray.tuning.trial_store import TrialFolder
 
 EVIL = ("high [/x]", "low [red]", "=1+1", "+1", "-1", "@SUM(A1)", "\tx", "'=1", "''+", "<script>alert(1)</script>",
         "a|b", "`code`", "**bold**", "_it_ self", "a\nb", "\x1b[31mred", "100 %", "a_b", "c:\\x", "{x}", "$x^2$", "~a~",
@@ -71,7 +72,7 @@ class Texts(HTMLParser):
 @examples
 def test_the_terminal_shows_a_name_as_it_is(name: str) -> None:
     out = io.StringIO()
-    Console(file=out, width=400, force_terminal=False).print(plain.terminal(table_of(name), ()))
+    Console(file=out, width=400, force_terminal=False).print(text_tables.terminal(table_of(name), ()))
     lines = out.getvalue().split("\n")
     assert any(f"- {one_line(name)}".rstrip() == line.rstrip() for line in lines)
     assert any(f"- failed: {one_line(name)}".rstrip() == line.rstrip() for line in lines)
@@ -82,7 +83,7 @@ def test_the_terminal_shows_a_name_as_it_is(name: str) -> None:
 @examples
 def test_markdown_shows_a_name_as_it_is(name: str) -> None:
     shown = Texts(MarkdownIt("commonmark", {"html": True}).enable("table").enable("strikethrough").render(
-        plain.markdown(table_of(name), ())))
+        text_tables.markdown(table_of(name), ())))
     assert shown.tags <= {"h2", "table", "thead", "tbody", "tr", "th", "td", "ul", "li", "p", "strong"}
     wanted = one_line(name).strip()
     assert [cell.strip() for cell in shown.cells].count(wanted) >= 4, shown.cells  # title, heading, head, row, note
@@ -103,12 +104,12 @@ COMMANDS = {r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciici
 def read_tex(text: str) -> str:
     """Return what LaTeX sets for a text of ours."""
     pattern = re.compile("|".join(map(re.escape, sorted(COMMANDS, key=len, reverse=True))) + r"|\$\\([a-z]+)\$")
-    return pattern.sub(lambda found: COMMANDS.get(found[0]) or plain._GREEK[found[1]], text)
+    return pattern.sub(lambda found: COMMANDS.get(found[0]) or text_tables._GREEK[found[1]], text)
 
 
 @examples
 def test_latex_sets_a_name_as_it_is(name: str) -> None:
-    text = plain.latex(table_of(name))
+    text = text_tables.latex(table_of(name))
     lines = text.split("\n")
     assert all(line == one_line(line) for line in lines)
     rows = [line for line in lines if line.endswith(r"\\") and "1.00" in line]
@@ -143,24 +144,24 @@ def swept(content: dict[str, Any], tmp_path: Path) -> SweepResult:
     del content["paper"]
     content["arms"] = {"axis": {name: {} for name in SETTABLE}}
     content["sweep"]["seeds"] = [0]
-    config = resolved(load(content))
+    config = resolve_sweep(load(content))
     folder = tmp_path / "made" / "001"
     folder.mkdir(parents=True)
-    rundir.save_config(folder, config)
-    rundir.write(folder, "sweep", {**rundir.new_identity(), "status": "finished"})
-    for point in points(config, settings_of(config)):
+    directory.save_config(folder, config)
+    directory.write(folder, "sweep", {**directory.new_identity(), "status": "finished"})
+    for point in trial_specs(config, settings_of(config)):
         trial = TrialFolder(folder, point.number)
         trial.create(point, config)
-        journal = trial.begin(point, rundir.read(folder), config)
+        journal = trial.begin(point, directory.read(folder), config)
         journal.record_round(1, {"global/common/accuracy": 0.5, "global/local/accuracy/client/[b] _a": 0.5,
                                  "time/round": 1.0})
         last = point.setting["arms.axis"] == SETTABLE[-1]
         trial.end(journal, "failed" if last else "finished", metric="global/common/accuracy",
                   **({"failure": "KeyError: [/x] \x1b[31m <b>"} if last else {"sha256": "ab" * 32}))
         journal.close()
-    from flray.tracking.journal import Journal
+    from flray.runs.journal import Journal
 
-    with Journal(folder / rundir.JOURNAL) as journal:
+    with Journal(folder / directory.JOURNAL) as journal:
         journal.start(uid="u", experiment="e", name="n")
         return finish(folder, config, journal)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flray.report import make, svg
-from flray.report.figures import figures
-from flray.report.source import from_folder
+from flray.reporting import charts, make
+from flray.reporting.figures import figures
+from flray.results.load import load_folder
 
 VOID = {"meta", "img", "br"}
 
@@ -48,30 +48,30 @@ def test_the_page_is_whole_and_needs_nothing_else(sweep: Path, tmp_path: Path) -
 
 
 def test_every_figure_that_was_tracked_is_there_and_no_other(sweep: Path) -> None:
-    titles = [title for title, _, _ in figures(from_folder(sweep))]
+    titles = [title for title, _, _ in figures(load_folder(sweep))]
     assert titles == ["Learning curves", "Accuracy against bytes", "Clients", "Who holds what",
                       "Aggregation weights of FedSKC (GDA)", "Personal and global models, layer by layer",
                       "Correlation between classes", "Features"]
     for trial in sweep.glob("trials/*"):
         for file in trial.glob("p*"):
             file.unlink()
-    titles = [title for title, _, _ in figures(from_folder(sweep))]
+    titles = [title for title, _, _ in figures(load_folder(sweep))]
     assert titles == ["Learning curves", "Accuracy against bytes", "Clients", "Aggregation weights of FedSKC (GDA)"]
 
 
 def test_the_worst_client_is_marked(sweep: Path) -> None:
-    (clients,) = [content for title, content, _ in figures(from_folder(sweep)) if title == "Clients"]
+    (clients,) = [content for title, content, _ in figures(load_folder(sweep)) if title == "Clients"]
     bars = re.findall(r'<rect class="f(\d)"[^>]*><title>(\w): ([\d.]+) %', clients)
     assert bars[:2] == [("0", "a", "75.00"), ("1", "b", "65.00")]  # the first seed's: both are of one domain
     for path in sweep.glob("trials/*/partition.json"):
         path.write_text(path.read_text().replace('"domain": "d"', '"domain": "e"', 1))
-    (clients,) = [content for title, content, _ in figures(from_folder(sweep)) if title == "Clients"]
+    (clients,) = [content for title, content, _ in figures(load_folder(sweep)) if title == "Clients"]
     bars = re.findall(r'<rect class="f(\d)"[^>]*><title>(\w): ([\d.]+) %', clients)
     assert bars[:2] == [("0", "a", "76.00"), ("1", "b", "66.00")]
 
 
 def test_of_a_loss_the_worst_client_has_the_most(sweep: Path) -> None:
-    source = from_folder(sweep)
+    source = load_folder(sweep)
     for trial in source.trials:
         trial.metric = "global/common/loss"
         for client in "ab":
@@ -81,7 +81,7 @@ def test_of_a_loss_the_worst_client_has_the_most(sweep: Path) -> None:
 
 
 def test_a_line_is_broken_where_a_round_is_missing(sweep: Path) -> None:
-    source = from_folder(sweep)
+    source = load_folder(sweep)
     for trial in source.trials:
         trial.history.loc[1, "fedskc/e_k/client/a"] = float("nan")
     (weights,) = [content for title, content, _ in figures(source) if title.startswith("Aggregation weights")]
@@ -91,7 +91,7 @@ def test_a_line_is_broken_where_a_round_is_missing(sweep: Path) -> None:
 
 
 def test_a_setting_without_traffic_is_not_in_the_legend_of_bytes(sweep: Path) -> None:
-    source = from_folder(sweep)
+    source = load_folder(sweep)
     for trial in source.trials:
         if trial.setting["arms.modules"] == "none":
             trial.history[["bytes/up", "bytes/down"]] = 0.0
@@ -111,27 +111,27 @@ def test_what_was_not_tracked_is_said(sweep: Path, tmp_path: Path) -> None:
     (0.0, 1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (1.0, 4.0, [1, 2, 3, 4]), (0.0, 0.031, [0, 0.01, 0.02, 0.03]),
     (3.0, 3.0, [3.0])])
 def test_ticks_are_round_numbers(low: float, high: float, found: list[float]) -> None:
-    assert svg.ticks(low, high) == pytest.approx(found)
+    assert charts.ticks(low, high) == pytest.approx(found)
 
 
 def test_points_lie_where_they_should() -> None:
-    plot = svg.Plot((0, 10), (0, 1), width=200, height=100)
+    plot = charts.Plot((0, 10), (0, 1), width=200, height=100)
     (x0, y0), (x1, y1), (half, _) = plot.at(0, 0), plot.at(10, 1), plot.at(5, 0)
     assert half == pytest.approx((x0 + x1) / 2) and y1 < y0
 
 
 def test_long_numbers_of_an_axis_have_room() -> None:
-    plot = svg.Plot((0, 1), (0.1249970, 0.1250005))
+    plot = charts.Plot((0, 1), (0.1249970, 0.1250005))
     starts = [float(x) - 6.3 * len(word) for x, word in re.findall(
         r'text-anchor="end" x="([\d.]+)" y="[\d.]+">([^<]*)<', plot.svg())]
     assert len(starts) >= 3 and min(starts) >= 0
 
 
 def test_whatever_a_name_holds_it_is_text() -> None:
-    plot = svg.Plot((0, 1), (0, 1), title='<b>"x" & y')
+    plot = charts.Plot((0, 1), (0, 1), title='<b>"x" & y')
     plot.line([(0, 0), (1, 1)], 0, "</svg>")
     assert "<b>" not in plot.svg() and plot.svg().count("</svg>") == 1
 
 
 def test_matrices_are_pictures_of_their_size() -> None:
-    assert 'src="data:image/png;base64,' in svg.matrix(np.eye(3), "m") and 'alt="m"' in svg.matrix(np.eye(3), "m")
+    assert 'src="data:image/png;base64,' in charts.matrix(np.eye(3), "m") and 'alt="m"' in charts.matrix(np.eye(3), "m")

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import yaml
 
-from flray import rundir
 from flray.errors import FlrayError
-from flray.report.costs import costs
-from flray.report.measures import lower_is_better, value
-from flray.report.plain import latex, markdown
-from flray.report.significance import compare
-from flray.report.source import Source, from_folder
-from flray.report.table import SMOKE_NOTE, main_table
+from flray.reporting.text import latex, markdown
+from flray.results.costs import costs
+from flray.results.load import ResultSet, load_folder
+from flray.results.measures import lower_is_better, value
+from flray.results.significance import compare
+from flray.results.table import SMOKE_NOTE, main_table
+from flray.runs import directory
 
 
 def test_the_papers_table_with_printed_numbers_differences_and_the_best(sweep: Path) -> None:
-    table = main_table(from_folder(sweep))
+    table = main_table(load_folder(sweep))
     assert list(table.rows) == ["none", "full"] and table.heads == [["CIFAR-10"], ["CIFAR-100"]]
     none, full = table.rows["none"], table.rows["full"]
     assert none[0].mean == pytest.approx(71.0) and none[0].std == pytest.approx(math.sqrt(2))
@@ -33,7 +33,7 @@ def test_the_papers_table_with_printed_numbers_differences_and_the_best(sweep: P
 
 
 def test_best_and_second_are_compared_seed_by_seed(sweep: Path) -> None:
-    (head, first), (_, second) = main_table(from_folder(sweep)).comparisons
+    (head, first), (_, second) = main_table(load_folder(sweep)).comparisons
     assert (head, first.best, first.second, first.seeds) == ("CIFAR-10", "full", "none", 2)
     assert first.difference == pytest.approx(11.0)  # (80 - 70, 84 - 72): t = 11, one degree of freedom
     assert first.p == pytest.approx(2 * (0.5 - math.atan(11.0) / math.pi), rel=1e-6)
@@ -47,7 +47,7 @@ def test_comparisons_that_say_nothing_say_so() -> None:
 
 
 def test_measures(sweep: Path) -> None:
-    trial = from_folder(sweep).trials[0]
+    trial = load_folder(sweep).trials[0]
     assert value(trial, "auto") == pytest.approx(70.0)
     assert value(trial, "own/accuracy", "a") == pytest.approx(75.0)
     assert value(trial, "others/accuracy", "a") == pytest.approx(65.0)  # what the one model does on b
@@ -60,13 +60,13 @@ def test_measures(sweep: Path) -> None:
 
 
 def test_the_round_that_is_best_on_validation_counts(sweep: Path) -> None:
-    trial = from_folder(sweep).trials[0]
+    trial = load_folder(sweep).trials[0]
     trial.history["global/validation/accuracy"] = [0.1, 0.9, 0.9, 0.3]
     assert value(trial, "auto", rule="best") == pytest.approx(50.0)
 
 
 def test_a_domains_value_is_the_mean_of_its_clients(sweep: Path) -> None:
-    trial = from_folder(sweep).trials[0]
+    trial = load_folder(sweep).trials[0]
     trial.history = trial.history.rename(columns={
         f"global/local/accuracy/client/{old}": f"global/local/accuracy/client/{new}"
         for old, new in (("a", "usps0"), ("b", "usps1"))})
@@ -74,17 +74,17 @@ def test_a_domains_value_is_the_mean_of_its_clients(sweep: Path) -> None:
 
 
 def test_costs(sweep: Path) -> None:
-    found = {(cost.group, cost.label): cost for cost in costs(from_folder(sweep))}
+    found = {(cost.group, cost.label): cost for cost in costs(load_folder(sweep))}
     one = found["CIFAR-10", "full"]
     assert one.target == pytest.approx(0.9 * 0.82)
     assert one.rounds == pytest.approx(3.5)  # 0.80 and 0.84 after four rounds, 0.70 and 0.74 after three
     assert (one.up, one.down, one.seconds, one.round_seconds) == (4e6, 8e6, 6.0, 1.5)
     assert found["CIFAR-10", "none"].rounds == math.inf
-    assert costs(from_folder(sweep), 0.55)[0].rounds == pytest.approx(3.0)
+    assert costs(load_folder(sweep), 0.55)[0].rounds == pytest.approx(3.0)
 
 
 def test_markdown_and_latex_hold_the_table(sweep: Path) -> None:
-    source = from_folder(sweep)
+    source = load_folder(sweep)
     table = main_table(source)
     text = markdown(table, costs(source))
     assert "| full | **82.00 ± 2.83**<br>82.35 (-0.35) | 50.00 ± 0.00<br>58.15 (-8.15) |" in text
@@ -97,7 +97,7 @@ def test_markdown_and_latex_hold_the_table(sweep: Path) -> None:
 
 
 def test_latex_of_a_wide_table_is_scaled_to_the_line(sweep: Path) -> None:
-    table = main_table(from_folder(sweep))
+    table = main_table(load_folder(sweep))
     wide = replace(table, heads=table.heads * 4, rows={name: cells * 4 for name, cells in table.rows.items()})
     lines = latex(wide).splitlines()
     assert lines[4:6] == [r"\resizebox{\linewidth}{!}{%", r"\begin{tabular}{lrrrrrrrr}"]
@@ -105,52 +105,52 @@ def test_latex_of_a_wide_table_is_scaled_to_the_line(sweep: Path) -> None:
 
 
 def test_a_sweep_without_a_paper_has_a_row_per_setting_best_first(sweep: Path) -> None:
-    config = yaml.safe_load((sweep / rundir.CONFIG).read_text())
+    config = yaml.safe_load((sweep / directory.CONFIG).read_text())
     config["paper"] = None
-    (sweep / rundir.CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
-    table = main_table(from_folder(sweep))
+    (sweep / directory.CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
+    table = main_table(load_folder(sweep))
     assert list(table.rows) == ["full CIFAR-10", "none CIFAR-10", "none CIFAR-100", "full CIFAR-100"]
     assert table.heads == [["score"], ["a"], ["b"]]
     assert table.rows["full CIFAR-10"][1].mean == pytest.approx(87.0)
 
 
 def test_failed_and_missing_trials_are_said(sweep: Path) -> None:
-    rundir.update(sweep / "trials" / "0001", status="failed", failure="ValueError: no\ntrace")
-    rundir.update(sweep / "trials" / "0002", status="running")
-    table = main_table(from_folder(sweep))
+    directory.update(sweep / "trials" / "0001", status="failed", failure="ValueError: no\ntrace")
+    directory.update(sweep / "trials" / "0002", status="running")
+    table = main_table(load_folder(sweep))
     assert "failed: none CIFAR-10 seed 0: ValueError: no" in table.notes
     assert "1 of 8 trials have not ended: the table is not complete" in table.notes
     assert "none · CIFAR-10: 1 of 2 seeds" in table.notes
     assert "not ended, counted with what it has reached: none CIFAR-10 seed 1, round 4" in table.notes
-    rundir.update(sweep / "trials" / "0003", status="failed", failure="ValueError: no")
-    assert "none: 1 of 2 seeds" in main_table(from_folder(sweep)).notes  # once, where it is so in every column
+    directory.update(sweep / "trials" / "0003", status="failed", failure="ValueError: no")
+    assert "none: 1 of 2 seeds" in main_table(load_folder(sweep)).notes  # once, where it is so in every column
 
 
 def test_nothing_to_report_is_refused(content: dict[str, Any], sweep: Path) -> None:
     for journal in sweep.glob("trials/*/journal.jsonl"):
         journal.write_text("")
     with pytest.raises(FlrayError, match="nothing to report"):
-        from_folder(sweep)
+        load_folder(sweep)
 
 
 def test_a_row_of_the_paper_that_is_not_run_shows_its_printed_numbers(sweep: Path) -> None:
-    config = yaml.safe_load((sweep / rundir.CONFIG).read_text())
+    config = yaml.safe_load((sweep / directory.CONFIG).read_text())
     config["arms"]["modules"] |= {"LCL": {}, "unheard of": {}}
     config["paper"]["printed"]["modules"]["LCL"] = {"method": "fedskc", "setting": "dirichlet:0.2,ablation:lcl"}
-    (sweep / rundir.CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
-    table = main_table(from_folder(sweep))
+    (sweep / directory.CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
+    table = main_table(load_folder(sweep))
     assert list(table.rows) == ["none", "full", "LCL"]
     assert [cell.printed for cell in table.rows["LCL"]] == [80.45, 56.83]
     assert all(math.isnan(cell.mean) and not cell.best for cell in table.rows["LCL"])
 
 
-def edited(sweep: Path, change: Callable[[dict[str, Any]], None]) -> Source:
+def edited(sweep: Path, change: Callable[[dict[str, Any]], None]) -> ResultSet:
     """Return the sweep with another configuration."""
-    path = sweep / rundir.CONFIG
+    path = sweep / directory.CONFIG
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
     change(config)
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return from_folder(sweep)
+    return load_folder(sweep)
 
 
 def test_an_odd_printed_number_is_named_by_row_and_column(sweep: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_odd_printed_number_is_named_by_row_and_column(sweep: Path) -> None:
 
 
 def test_a_smoke_run_says_so_first(sweep: Path) -> None:
-    assert "smoke" not in markdown(main_table(from_folder(sweep)), ())
+    assert "smoke" not in markdown(main_table(load_folder(sweep)), ())
     table = main_table(edited(sweep, lambda config: config["experiment"].update(name="made-smoke")))
     assert table.title.endswith(" (smoke run)") and table.notes[0] == SMOKE_NOTE
     assert all("(smoke run)" in form and "its numbers mean nothing" in form
@@ -171,11 +171,11 @@ def test_a_smoke_run_says_so_first(sweep: Path) -> None:
 
 
 def test_one_seed_has_no_deviation(sweep: Path) -> None:
-    assert "Mean ± standard deviation over 2 seeds; shares" in markdown(main_table(from_folder(sweep)), ())
+    assert "Mean ± standard deviation over 2 seeds; shares" in markdown(main_table(load_folder(sweep)), ())
     for trial in sorted(sweep.glob("trials/*")):
-        if rundir.read(trial)["seed"] == 1:
+        if directory.read(trial)["seed"] == 1:
             shutil.rmtree(trial)
-    shown = markdown(main_table(from_folder(sweep)), ())
+    shown = markdown(main_table(load_folder(sweep)), ())
     assert "Values of one seed, without a deviation; shares" in shown and "±" not in shown.replace("± 0.", "")
 
 

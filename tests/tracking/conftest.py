@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flray.tracking.journal import JOURNAL, Journal
+from flray.runs.journal import JOURNAL, Journal
 
 Point = tuple[int, float, int]  # step, value, time [ms]
 

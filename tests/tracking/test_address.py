@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flray.cli import invoke
+from flray.cli.main import invoke
 from flray.errors import FlrayError
 from flray.tracking.address import check
 
@@ -32,21 +32,21 @@ def below_a_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [a_folder, a_text, a_loop, below_a_file])
-def test_what_is_no_database_is_refused_before_the_first_round(make: Callable[[Path], None], here: Path,
+def test_what_is_no_database_is_refused_before_the_first_round(make: Callable[[Path], None], tmp_cwd: Path,
                                                                digits: dict[str, Any],
                                                                capfd: pytest.CaptureFixture[str]) -> None:
-    (here / "x").mkdir()
-    make(here / "x" / "m.db")
+    (tmp_cwd / "x").mkdir()
+    make(tmp_cwd / "x" / "m.db")
     content = {**digits, "tracking": {"uri": "sqlite:///x/m.db"}, "resources": {"executor": "inline"}}
-    (here / "run.yaml").write_text(yaml.safe_dump({"experiment": content}))
-    (here / "tune.yaml").write_text(yaml.safe_dump({"experiment": content, "space": {"local.lr": {"grid": [0.1]}}}))
-    before = sorted(here.rglob("*"))
+    (tmp_cwd / "run.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    (tmp_cwd / "tune.yaml").write_text(yaml.safe_dump({"experiment": content, "space": {"local.lr": {"grid": [0.1]}}}))
+    before = sorted(tmp_cwd.rglob("*"))
     for command in ("run", "tune"):
         assert invoke([command, f"{command}.yaml"]) == 2
         out, err = capfd.readouterr()
         assert err.startswith("flray: tracking.uri 'sqlite:///") and "x/m.db cannot be used (" in err
         assert (len(err.splitlines()), out) == (1, "")
-    assert sorted(here.rglob("*")) == before
+    assert sorted(tmp_cwd.rglob("*")) == before
 
 
 @pytest.mark.parametrize("uri", [
@@ -70,18 +70,18 @@ def test_a_good_address_leaves_nothing_behind(tmp_path: Path) -> None:
     assert (tmp_path / "m.db").stat().st_size == 0
 
 
-def test_a_report_from_a_server_that_is_away_is_one_line(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_report_from_a_server_that_is_away_is_one_line(tmp_cwd: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert invoke(["report", "x", "--uri", "http://127.0.0.1:9"]) == 2
     out, err = capfd.readouterr()
     assert err == "flray: tracking at http://127.0.0.1:9: nobody answers there (connection refused)\n"
     assert out == ""
-    assert list(here.iterdir()) == []
+    assert list(tmp_cwd.iterdir()) == []
 
 
-def test_a_report_makes_no_database(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_report_makes_no_database(tmp_cwd: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert invoke(["report", "x", "--uri", "sqlite:///absent.db"]) == 2
-    assert f"there is no database {here}/absent.db" in capfd.readouterr().err
-    a_text(here / "text.db")
+    assert f"there is no database {tmp_cwd}/absent.db" in capfd.readouterr().err
+    a_text(tmp_cwd / "text.db")
     assert invoke(["report", "x", "--uri", "sqlite:///text.db"]) == 2
     assert len(capfd.readouterr().err.splitlines()) == 1
-    assert [path.name for path in here.iterdir()] == ["text.db"]
+    assert [path.name for path in tmp_cwd.iterdir()] == ["text.db"]

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from flray import rundir, storage
-from flray.cli import invoke
+from flray.cli.main import invoke
+from flray.config.loader import load
 from flray.errors import FlrayError
-from flray.loading import load
+from flray.files import storage
+from flray.runs import directory
 from flray.tracking.address import resolve_uri
-from flray.tracking.secrets import redacted, without_secrets
-from flray.tracking.sender import MlflowSender
+from flray.tracking.exporter import MlflowExporter
+from flray.tracking.secrets import redact, without_secrets
 
 S = "hunter2-0123"
 
@@ -41,8 +42,8 @@ S = "hunter2-0123"
     (f"s3://id:ab/{S}@bucket/x", "s3://***:***@bucket/x"),
     (f"no connection to http://{S}@host:1 (refused)", "no connection to http://***@host:1 (refused)")])
 def test_every_form_of_a_secret_is_taken_out(uri: str, shown: str) -> None:
-    assert redacted(uri) == shown
-    assert redacted(shown) == shown
+    assert redact(uri) == shown
+    assert redact(shown) == shown
 
 
 @pytest.mark.parametrize("text", [
@@ -50,7 +51,7 @@ def test_every_form_of_a_secret_is_taken_out(uri: str, shown: str) -> None:
     "mysql://host/db?charset=utf8&ssl_key=/a/key.pem", "s3://bucket/x?region=eu-west-1", "a=1&password=2", "ann:b@c",
     "databricks", "['a://b', 'c']"])
 def test_what_is_no_secret_stays(text: str) -> None:
-    assert redacted(text) == text
+    assert redact(text) == text
 
 
 @pytest.mark.parametrize("said", [
@@ -68,53 +69,53 @@ def test_secrets_within_a_connection_string_are_found_in_what_a_driver_says() ->
     assert without_secrets(f"Login failed: {S}", uri) == "Login failed: ***"
 
 
-def test_nothing_secret_in_files_mlflow_or_messages(here: Path, digits: dict[str, Any],
+def test_nothing_secret_in_files_mlflow_or_messages(tmp_cwd: Path, digits: dict[str, Any],
                                                     capfd: pytest.CaptureFixture[str],
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"http://{S}1@127.0.0.1:1/?token={S}2&pass%77d={S}3#access_token={S}4"
     shown = "http://***@127.0.0.1:1/?token=***&pass%77d=***#access_token=***"
     content = {**digits, "tracking": {"uri": uri}, "rounds": 1, "resources": {"executor": "inline"}}
-    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
     assert invoke(["run", "x.yaml"]) == 0
-    (here / "x.yaml").unlink()
+    (tmp_cwd / "x.yaml").unlink()
     out, err = capfd.readouterr()
     assert shown in out
-    folder = here / "runs/digits/001"
-    assert load(folder / rundir.CONFIG).experiment.tracking.uri == shown
-    assert invoke(["sync", "digits", "--uri", f"sqlite:///{here}/m.db"]) == 0
+    folder = tmp_cwd / "runs/digits/001"
+    assert load(folder / directory.CONFIG).experiment.tracking.uri == shown
+    assert invoke(["sync", "digits", "--uri", f"sqlite:///{tmp_cwd}/m.db"]) == 0
     assert invoke(["sync", "digits"]) == 2
     assert invoke(["report", "digits", "--uri", uri]) == 2
     more, errors = capfd.readouterr()
     assert "set MLFLOW_TRACKING_URI" in errors
     assert S not in out + err + more + errors
-    files = [path for path in here.rglob("*") if path.is_file()]
+    files = [path for path in tmp_cwd.rglob("*") if path.is_file()]
     assert {"config.yaml", "journal.jsonl", "run.json", "tracking.json", "m.db"} <= {path.name for path in files}
     for path in files:
         assert S.encode() not in path.read_bytes(), path
     # The whole address comes from the environment when the run is taken up again.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert resolve_uri(shown) == uri
-    assert MlflowSender(folder, shown).uri == shown
+    assert MlflowExporter(folder, shown).uri == shown
 
 
-def test_a_driver_that_is_not_there_is_told_of_without_the_password(here: Path, digits: dict[str, Any],
+def test_a_driver_that_is_not_there_is_told_of_without_the_password(tmp_cwd: Path, digits: dict[str, Any],
                                                                     capfd: pytest.CaptureFixture[str]) -> None:
     content = {**digits, "tracking": {"uri": f"postgresql+asyncpg2://ann:{S}@h/db?password={S}"}}
-    (here / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
     assert invoke(["run", "x.yaml", "resources.executor=inline"]) == 2
     out, err = capfd.readouterr()
     assert S not in out + err
     assert "postgresql+asyncpg2://ann:***@h/db?password=***" in err
     assert len(err.splitlines()) == 1
-    assert not (here / "runs").exists()
+    assert not (tmp_cwd / "runs").exists()
 
 
 @pytest.mark.parametrize("address", [f"s3://id:{S}@bucket/x", f"s3://id:a/{S}@bucket", f"gs://{S}@bucket",
                                      f"s3://bucket/x?secret_key={S}"])
-def test_storage_takes_no_keys_in_addresses(address: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLRAY_WORK", str(here / "work"))
-    for act in (storage.workplace, storage.filesystem):
+def test_storage_takes_no_keys_in_addresses(address: str, tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "work"))
+    for act in (storage.local_cache_of, storage.filesystem):
         with pytest.raises(FlrayError, match="keep keys out of addresses") as error:
             act(address)
         assert S not in str(error.value)
-    assert list(here.iterdir()) == []
+    assert list(tmp_cwd.iterdir()) == []

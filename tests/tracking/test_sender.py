@@ -12,18 +12,18 @@ import pytest
 from mlflow import MlflowClient
 
 from flray.errors import FlrayError
+from flray.runs.journal import Journal
 from flray.tracking import cursor
 from flray.tracking.address import resolve_uri
-from flray.tracking.connection import RefusedError, http_limits
-from flray.tracking.journal import Journal
-from flray.tracking.sender import MlflowSender
+from flray.tracking.client import TrackingRejectedError, http_limits
+from flray.tracking.exporter import MlflowExporter
 
 MakeRun = Callable[..., Journal]
 Points = Callable[[str, str, str], list[tuple[int, float, int]]]
 Recorded = Callable[[Journal, str], list[tuple[int, float, int]]]
 
 
-def run_id_of(sender: MlflowSender) -> str:
+def run_id_of(sender: MlflowExporter) -> str:
     found = cursor.load(sender.run_dir, sender.uri).run_id
     assert found is not None
     return found
@@ -39,9 +39,9 @@ def test_a_whole_run(make_run: MakeRun, store: str, tmp_path: Path, points: Poin
     (tmp_path / "run" / "plots" / "curve.png").write_bytes(b"picture")
     journal.artifact("plots/curve.png", "plots")
     journal.end("FINISHED")
-    sender = MlflowSender(tmp_path / "run", store)
+    sender = MlflowExporter(tmp_path / "run", store)
     assert sender.unsent() == 5
-    assert sender.pump() == 0
+    assert sender.flush() == 0
     assert (sender.reason, sender.notices) == (None, [])
 
     client = MlflowClient(tracking_uri=store)
@@ -69,8 +69,8 @@ def test_sending_everything_again_changes_nothing(
     journal = make_run(params={"lr": "0.1"})
     for round_ in range(5):
         journal.record_round(round_, {"loss": 1 / (round_ + 1), "bad": math.nan, "up": math.inf})
-    sender = MlflowSender(tmp_path / "run", store)
-    sender.pump()
+    sender = MlflowExporter(tmp_path / "run", store)
+    sender.flush()
     first = run_id_of(sender)
     sent = cursor.load(tmp_path / "run", sender.uri)
     for lost in ("the cursor", "only its offset"):
@@ -78,8 +78,8 @@ def test_sending_everything_again_changes_nothing(
         if lost == "only its offset":
             cursor.save(tmp_path / "run", cursor.Cursor(sent.uri, sent.run_id, sent.experiment_id, 0))
         journal.record_round(len(journal.rounds()), {"loss": 7.0, "bad": math.nan, "up": math.inf})
-        again = MlflowSender(tmp_path / "run", store)
-        assert again.pump() == 0
+        again = MlflowExporter(tmp_path / "run", store)
+        assert again.flush() == 0
         assert run_id_of(again) == first
     assert points(store, first, "loss") == recorded(journal, "loss")
     assert [step for step, _, _ in points(store, first, "bad")] == list(range(7))
@@ -97,9 +97,9 @@ def test_killed_between_making_the_run_and_writing_the_cursor(
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from flray.tracking import sender\n"
-        "sender.save = lambda _, cursor: cursor.run_id and os.kill(os.getpid(), signal.SIGKILL)\n"
-        "sender.MlflowSender(Path(sys.argv[1]), sys.argv[2]).pump()\n"
+        "from flray.tracking import exporter\n"
+        "exporter.save = lambda _, cursor: cursor.run_id and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "exporter.MlflowExporter(Path(sys.argv[1]), sys.argv[2]).flush()\n"
     )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run"), store], env=os.environ, timeout=120)
     assert killed.returncode == -9
@@ -107,8 +107,8 @@ def test_killed_between_making_the_run_and_writing_the_cursor(
     experiment = client.get_experiment_by_name(tmp_path.name)
     (made,) = client.search_runs([experiment.experiment_id])
     assert not (tmp_path / "run" / "tracking.json").exists()
-    sender = MlflowSender(tmp_path / "run", store)
-    assert sender.pump() == 0
+    sender = MlflowExporter(tmp_path / "run", store)
+    assert sender.flush() == 0
     assert run_id_of(sender) == made.info.run_id
     assert len(client.search_runs([experiment.experiment_id])) == 1
     assert points(store, made.info.run_id, "loss") == recorded(journal, "loss")
@@ -120,7 +120,7 @@ def test_rounds_played_again_by_another_host_are_not_sent_twice(
     journal = make_run()
     for round_ in range(1, 5):
         journal.record_round(round_, {"loss": 1 / round_, **{f"m{i}": float(i) for i in range(600)}})
-    MlflowSender(tmp_path / "run", store).pump()
+    MlflowExporter(tmp_path / "run", store).flush()
     sent = cursor.load(tmp_path / "run", resolve_uri(store))
     # The copy in object storage is older than what MLflow has: it ends after round 2, and so does its cursor.
     copy = make_run("copy", uid=f"{tmp_path.name}-run")
@@ -132,7 +132,7 @@ def test_rounds_played_again_by_another_host_are_not_sent_twice(
     again = Journal(tmp_path / "copy" / "journal.jsonl")
     for round_ in range(3, 8):
         again.record_round(round_, {"loss": 1 / round_, **{f"m{i}": float(i) for i in range(600)}})
-    assert MlflowSender(tmp_path / "copy", store).pump() == 0
+    assert MlflowExporter(tmp_path / "copy", store).flush() == 0
     assert sent.run_id is not None
     assert points(store, sent.run_id, "loss") == [*recorded(journal, "loss"), *recorded(again, "loss")[4:]]
     assert [step for step, _, _ in points(store, sent.run_id, "m599")] == list(range(1, 8))
@@ -141,11 +141,11 @@ def test_rounds_played_again_by_another_host_are_not_sent_twice(
 def test_values_that_replace_others_are_the_ones_shown(make_run: MakeRun, store: str, tmp_path: Path) -> None:
     journal = make_run()
     journal.record_round(3, {"trials/failed": 1.0, "best/score": 0.25})
-    MlflowSender(tmp_path / "run", store).pump()
+    MlflowExporter(tmp_path / "run", store).flush()
     assert not journal.record_round(3, {"trials/failed": 0.0})
     assert journal.record_round(3, {"trials/failed": 0.0, "best/score": 0.5}, replace=True)
-    sender = MlflowSender(tmp_path / "run", store)
-    assert sender.pump() == 0
+    sender = MlflowExporter(tmp_path / "run", store)
+    assert sender.flush() == 0
     shown = MlflowClient(tracking_uri=store).get_run(run_id_of(sender)).data.metrics
     assert shown == {"trials/failed": 0.0, "best/score": 0.5}
     assert journal.history().to_dict("records") == [{"round": 3, **shown}]
@@ -160,8 +160,8 @@ def test_many_metrics_in_one_round_and_many_rounds_at_once(
     for round_ in range(2, 52):
         journal.record_round(round_, {f"m{i}": round_ + i / 100 for i in range(100)})
     journal.record_round(52, {})
-    sender = MlflowSender(tmp_path / "run", store)
-    assert sender.pump() == 0
+    sender = MlflowExporter(tmp_path / "run", store)
+    assert sender.flush() == 0
     run = MlflowClient(tracking_uri=store).get_run(run_id_of(sender))
     assert run.data.metrics["client/2499"] == 2499.0
     assert len(run.data.metrics) == 2600
@@ -176,9 +176,9 @@ def test_a_stop_leaves_the_rest_for_later(
     for round_ in range(30):
         journal.record_round(round_, {f"m{i}": 1.0 for i in range(100)})
     answers = iter([False] * 15 + [True])
-    sender = MlflowSender(tmp_path / "run", store)
-    assert sender.pump(stop=lambda: next(answers)) == 20
-    assert sender.pump() == 0
+    sender = MlflowExporter(tmp_path / "run", store)
+    assert sender.flush(stop=lambda: next(answers)) == 20
+    assert sender.flush() == 0
     assert points(store, run_id_of(sender), "m0") == recorded(journal, "m0")
 
 
@@ -186,13 +186,13 @@ def test_trials_hang_below_the_sweep_whoever_comes_first(make_run: MakeRun, stor
     make_run("sweep")
     make_run("trial", parent=f"{tmp_path.name}-sweep")
     make_run("moved", parent=f"{tmp_path.name}-sweep")
-    trial = MlflowSender(tmp_path / "trial", store, parent_dir=tmp_path / "sweep")
-    assert trial.pump() == 0
-    sweep = MlflowSender(tmp_path / "sweep", store)
+    trial = MlflowExporter(tmp_path / "trial", store, parent_dir=tmp_path / "sweep")
+    assert trial.flush() == 0
+    sweep = MlflowExporter(tmp_path / "sweep", store)
     assert sweep.unsent() == 1  # only the run was made, its settings are still to be sent
-    assert sweep.pump() == 0
-    moved = MlflowSender(tmp_path / "moved", store)
-    assert moved.pump() == 0
+    assert sweep.flush() == 0
+    moved = MlflowExporter(tmp_path / "moved", store)
+    assert moved.flush() == 0
     client = MlflowClient(tracking_uri=store)
     for child in (trial, moved):
         assert client.get_run(run_id_of(child)).data.tags["mlflow.parentRunId"] == run_id_of(sweep)
@@ -205,8 +205,8 @@ def test_a_resumed_run_goes_on_in_the_same_run(
     journal.record_round(0, {"loss": 2.0})
     journal.record_round(1, {"loss": 1.0})
     journal.end("KILLED")
-    sender = MlflowSender(tmp_path / "run", store)
-    sender.pump()
+    sender = MlflowExporter(tmp_path / "run", store)
+    sender.flush()
     client = MlflowClient(tracking_uri=store)
     assert client.get_run(run_id_of(sender)).info.status == "KILLED"
     journal.close()
@@ -214,10 +214,10 @@ def test_a_resumed_run_goes_on_in_the_same_run(
     journal.resume()
     for round_, loss in enumerate([2.0, 1.0, 0.5]):
         journal.record_round(round_, {"loss": loss})
-    assert sender.pump() == 0
+    assert sender.flush() == 0
     assert client.get_run(run_id_of(sender)).info.status == "RUNNING"
     journal.end("FINISHED")
-    assert sender.pump() == 0
+    assert sender.flush() == 0
     assert client.get_run(run_id_of(sender)).info.status == "FINISHED"
     assert points(store, run_id_of(sender), "loss") == recorded(journal, "loss")
     assert [value for _, value, _ in points(store, run_id_of(sender), "loss")] == [2.0, 1.0, 0.5]
@@ -229,24 +229,24 @@ def test_a_run_the_server_forgot_is_sent_again(
     journal = make_run()
     journal.record_round(0, {"loss": 0.5})
     cursor.save(tmp_path / "run", cursor.Cursor(resolve_uri(store), "f" * 32, "1", 0))
-    sender = MlflowSender(tmp_path / "run", store)
-    assert sender.pump() == 0
+    sender = MlflowExporter(tmp_path / "run", store)
+    assert sender.flush() == 0
     assert points(store, run_id_of(sender), "loss") == recorded(journal, "loss")
 
 
 def test_a_deleted_experiment_and_a_deleted_run_are_said_clearly(make_run: MakeRun, store: str, tmp_path: Path) -> None:
     journal = make_run()
-    sender = MlflowSender(tmp_path / "run", store)
-    sender.pump()
+    sender = MlflowExporter(tmp_path / "run", store)
+    sender.flush()
     client = MlflowClient(tracking_uri=store)
     client.delete_run(run_id_of(sender))
     journal.record_round(0, {"loss": 1.0})
-    with pytest.raises(RefusedError, match="active"):
-        sender.pump()
+    with pytest.raises(TrackingRejectedError, match="active"):
+        sender.flush()
     client.delete_experiment(client.get_experiment_by_name(tmp_path.name).experiment_id)
     (tmp_path / "run" / "tracking.json").unlink()
-    with pytest.raises(RefusedError, match="is deleted there; restore it"):
-        sender.pump()
+    with pytest.raises(TrackingRejectedError, match="is deleted there; restore it"):
+        sender.flush()
 
 
 def test_what_cannot_be_sent_does_not_hold_up_the_rest(
@@ -258,8 +258,8 @@ def test_what_cannot_be_sent_does_not_hold_up_the_rest(
     journal.artifact("gone.png")
     journal.artifact("../secret")
     journal.record_round(0, {"loss": 1.0})
-    sender = MlflowSender(tmp_path / "run", store)
-    assert sender.pump() == 0
+    sender = MlflowExporter(tmp_path / "run", store)
+    assert sender.flush() == 0
     assert [words in notice for words, notice in zip(("lr", "gone.png", "secret"), sender.notices, strict=True)]
     client = MlflowClient(tracking_uri=store)
     assert client.list_artifacts(run_id_of(sender)) == []
@@ -270,23 +270,23 @@ def test_what_cannot_be_sent_does_not_hold_up_the_rest(
 def test_an_unreachable_server_costs_little_and_raises_nothing(make_run: MakeRun, tmp_path: Path) -> None:
     journal = make_run()
     journal.record_round(0, {"loss": 1.0})
-    sender = MlflowSender(tmp_path / "run", "http://127.0.0.1:9")
-    assert sender.pump() == 2
+    sender = MlflowExporter(tmp_path / "run", "http://127.0.0.1:9")
+    assert sender.flush() == 2
     assert sender.reason == "nobody answers there (connection refused)"
 
 
 @pytest.mark.parametrize("uri", ["htp://host", "mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:", ""])
 def test_an_address_of_no_use_is_refused_at_once(tmp_path: Path, uri: str) -> None:
     with pytest.raises(FlrayError, match="tracking address"):
-        MlflowSender(tmp_path, uri)
+        MlflowExporter(tmp_path, uri)
 
 
 def test_a_database_that_cannot_be_used_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     make_run()
     (tmp_path / "text").write_text("this is not a database, but it is long enough to be looked at " * 20)
     for path in (tmp_path / "run", tmp_path / "text", tmp_path / "text" / "x.db"):
-        with pytest.raises(RefusedError) as error:
-            MlflowSender(tmp_path / "run", f"sqlite:///{path}").pump()
+        with pytest.raises(TrackingRejectedError) as error:
+            MlflowExporter(tmp_path / "run", f"sqlite:///{path}").flush()
         assert "\n" not in str(error.value)
         assert str(path) in str(error.value)
 
@@ -316,12 +316,12 @@ def test_two_processes_on_a_fresh_database(
         for round_ in range(40):
             journals[-1].record_round(round_, {f"m{i}": float(i + round_) for i in range(50)})
     code = (
-        "import sys; from pathlib import Path; from flray.tracking.connection import connect\n"
+        "import sys; from pathlib import Path; from flray.tracking.client import connect\n"
         "import mlflow.store.tracking.sqlalchemy_store\n"  # both are ready before either begins
-        "from flray.tracking.sender import MlflowSender\n"
+        "from flray.tracking.exporter import MlflowExporter\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
-        "sender = MlflowSender(Path(sys.argv[1]), sys.argv[2])\n"
-        "print(sender.pump(), sender.reason, sender.notices)\n"
+        "sender = MlflowExporter(Path(sys.argv[1]), sys.argv[2])\n"
+        "print(sender.flush(), sender.reason, sender.notices)\n"
     )
     uri = f"sqlite:///{tmp_path / 'fresh' / 'mlflow.db'}"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -355,19 +355,19 @@ def test_a_process_killed_while_making_the_database_leaves_no_broken_one(
         "import os, signal, sys\n"
         "from alembic.runtime import migration\n"
         "from pathlib import Path\n"
-        "from flray.tracking.sender import MlflowSender\n"
+        "from flray.tracking.exporter import MlflowExporter\n"
         "done = []\n"
         "original = migration.HeadMaintainer.update_to_step\n"
         "def update(*args):\n"
         "    done.append(1); original(*args); len(done) == 20 and os.kill(os.getpid(), signal.SIGKILL)\n"
         "migration.HeadMaintainer.update_to_step = update\n"
-        "MlflowSender(Path(sys.argv[1]), sys.argv[2]).pump()\n"
+        "MlflowExporter(Path(sys.argv[1]), sys.argv[2]).flush()\n"
     )
     arguments = [str(tmp_path / "run"), f"sqlite:///{database}"]
     killed = subprocess.run([sys.executable, "-c", code, *arguments], env=os.environ, timeout=120)
     assert killed.returncode == -9
     assert (tmp_path / "fresh" / ".mlflow.db.new").stat().st_size > 0
     assert not database.exists()
-    sender = MlflowSender(tmp_path / "run", arguments[1])
-    assert sender.pump() == 0
+    sender = MlflowExporter(tmp_path / "run", arguments[1])
+    assert sender.flush() == 0
     assert points(sender.uri, run_id_of(sender), "loss") == recorded(journal, "loss")

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from flray.runs.journal import Journal
 from flray.tracking import cursor
-from flray.tracking.journal import Journal
-from flray.tracking.sender import MlflowSender
+from flray.tracking.background import Tracker
+from flray.tracking.exporter import MlflowExporter
 from flray.tracking.sync import sync
-from flray.tracking.tracker import Tracker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 MakeRun = Callable[..., Journal]
@@ -78,7 +78,7 @@ def test_the_training_and_the_server_are_both_killed_and_the_run_is_resumed(
     make_run().close()
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from flray.tracking.journal import Journal; from flray.tracking.tracker import Tracker\n"
+        "from flray.runs.journal import Journal; from flray.tracking.background import Tracker\n"
         "run, uri, first, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])\n"
         "with Journal(run / 'journal.jsonl') as journal, Tracker(uri, print) as tracker:\n"
         "    tracker.register(run)\n"
@@ -129,8 +129,8 @@ def test_all_batches_sent_twice_over_http_leave_single_points(
     for round_ in range(30):
         journal.record_round(round_, {f"m{i}": 0.1 * i for i in range(100)} | {"bad": math.nan, "up": math.inf})
     for _ in range(2):
-        sender = MlflowSender(tmp_path / "run", server.uri)
-        assert sender.pump() == 0
+        sender = MlflowExporter(tmp_path / "run", server.uri)
+        assert sender.flush() == 0
         run_id = cursor.load(tmp_path / "run", server.uri).run_id
         assert run_id is not None
         (tmp_path / "run" / "tracking.json").unlink()

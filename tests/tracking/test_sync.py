@@ -7,9 +7,9 @@ import pytest
 from mlflow import MlflowClient
 
 from flray.errors import FlrayError
+from flray.runs.journal import Journal
 from flray.tracking import cursor
-from flray.tracking.journal import Journal
-from flray.tracking.sender import MlflowSender
+from flray.tracking.exporter import MlflowExporter
 from flray.tracking.sync import SyncReport, sync
 
 NOWHERE = "http://127.0.0.1:9"
@@ -48,7 +48,7 @@ def test_the_address_is_remembered_from_when_the_server_was_away(
     make_run()
     with pytest.raises(FlrayError, match="never been sent anywhere"):
         sync(tmp_path / "run")
-    MlflowSender(tmp_path / "run", NOWHERE).pump()
+    MlflowExporter(tmp_path / "run", NOWHERE).flush()
     with pytest.raises(FlrayError, match=f"tracking at {NOWHERE} is still away: nobody answers.*1 events of"):
         sync(tmp_path / "run")
 

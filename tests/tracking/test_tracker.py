@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flray.errors import FlrayError
+from flray.runs.journal import Journal
 from flray.tracking import cursor
-from flray.tracking.journal import Journal
-from flray.tracking.tracker import Tracker
+from flray.tracking.background import Tracker
 
 MakeRun = Callable[..., Journal]
 Points = Callable[[str, str, str], list[tuple[int, float, int]]]

@@ -5,21 +5,21 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+from flray.runs.journal import Journal
 from flray.tracking.cursor import Cursor, save
-from flray.tracking.journal import Journal
-from flray.tracking.sender import MlflowSender
-from flray.tracking.where import see_it
+from flray.tracking.exporter import MlflowExporter
+from flray.tracking.links import ui_links
 
 CHARTS = "/#/experiments/7/runs?workflowType=machine_learning&compareRunsMode=CHART"
 
 
 def test_where_the_charts_of_a_run_are(tmp_path: Path) -> None:
     local = "sqlite:////somewhere/mlflow.db"
-    assert see_it(local, tmp_path) == [f"see it: mlflow ui --backend-store-uri {local}"]  # nothing was sent yet
-    assert see_it("sqlite:////some where/mlflow.db", tmp_path)[0].endswith(" 'sqlite:////some where/mlflow.db'")
+    assert ui_links(local, tmp_path) == [f"see it: mlflow ui --backend-store-uri {local}"]  # nothing was sent yet
+    assert ui_links("sqlite:////some where/mlflow.db", tmp_path)[0].endswith(" 'sqlite:////some where/mlflow.db'")
     save(tmp_path, Cursor(local, "run", "7"))
-    assert see_it(local, tmp_path)[1:] == [f"charts: http://127.0.0.1:5000{CHARTS}"]
-    served = see_it("http://me:secret@host:5000/", tmp_path)
+    assert ui_links(local, tmp_path)[1:] == [f"charts: http://127.0.0.1:5000{CHARTS}"]
+    served = ui_links("http://me:secret@host:5000/", tmp_path)
     assert served[1].endswith(f"@host:5000{CHARTS}") and "secret" not in "".join(served)
 
 
@@ -29,8 +29,8 @@ def test_a_database_in_a_folder_of_any_name_is_the_one_that_is_written(
     folder.mkdir()
     with make_run() as journal:
         journal.record_round(1, {"a": 0.5})
-    sender = MlflowSender(tmp_path / "run", f"sqlite:///{folder / 'mlflow.db'}")
-    assert sender.pump() == 0, sender.reason
+    sender = MlflowExporter(tmp_path / "run", f"sqlite:///{folder / 'mlflow.db'}")
+    assert sender.flush() == 0, sender.reason
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder.name, "run"])
     with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
         assert database.execute("select key, value, step from metrics").fetchall() == [("a", 0.5, 1)]

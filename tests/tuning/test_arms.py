@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
+from flray.config.loader import load
+from flray.config.suites import smoke
 from flray.errors import FlrayError
-from flray.loading import load
-from flray.suites import smoke
-from flray.tuning.space import columns, label, points, resolved, settings
+from flray.tuning.space import enumerate_settings, flatten_setting, label, resolve_sweep, trial_specs
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def armed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_arms_multiply_with_each_other_the_space_and_the_seeds(armed: dict[str, Any]) -> None:
-    config = resolved(load({**armed, "space": {"local.epochs": {"grid": [1, 2]}}}))
-    made = points(config, settings(config))
+    config = resolve_sweep(load({**armed, "space": {"local.epochs": {"grid": [1, 2]}}}))
+    made = trial_specs(config, enumerate_settings(config))
     assert len(made) == 3 * 2 * 2 * 2
     assert [p.setting["arms.method"] for p in made[::8]] == ["fedavg", "prox", "fccl"]
     prox = made[8 + 4].experiment
@@ -32,15 +32,15 @@ def test_arms_multiply_with_each_other_the_space_and_the_seeds(armed: dict[str, 
     assert prox.partition.name == "domains" and prox.partition.options["clients_per_domain"] == 2
     assert made[0].experiment.local.lr == 0.05 and made[0].experiment.partition.options["clients"] == 3
     assert label(made[-1].setting) == "fccl skewed epochs=2"
-    assert columns(made[0].setting) == {"arms.method": "fedavg", "arms.data": "iid", "local.epochs": 1}
+    assert flatten_setting(made[0].setting) == {"arms.method": "fedavg", "arms.data": "iid", "local.epochs": 1}
 
 
 def test_only_and_skip_choose_among_the_arms(armed: dict[str, Any]) -> None:
     armed["sweep"] |= {"only": {"method": ["fccl", "prox"]}, "skip": [{"method": ["prox"], "data": ["iid"]}]}
-    assert [label(s) for s in settings(resolved(load(armed)))] == ["fccl iid", "fccl skewed", "prox skewed"]
+    assert [label(s) for s in enumerate_settings(resolve_sweep(load(armed)))] == ["fccl iid", "fccl skewed", "prox skewed"]
     armed["sweep"]["skip"] = [{"data": ["iid", "skewed"]}]
     with pytest.raises(FlrayError, match="every combination"):
-        resolved(load(armed))
+        resolve_sweep(load(armed))
 
 
 @pytest.mark.parametrize(("path", "value", "said"), [
@@ -55,22 +55,22 @@ def test_only_and_skip_choose_among_the_arms(armed: dict[str, Any]) -> None:
 ])
 def test_mistakes_are_refused(armed: dict[str, Any], path: str, value: Any, said: str) -> None:
     with pytest.raises(FlrayError, match=said):
-        config = resolved(load(armed, [(path, value)]))
-        points(config, settings(config))
+        config = resolve_sweep(load(armed, [(path, value)]))
+        trial_specs(config, enumerate_settings(config))
 
 
 def test_the_command_line_wins_over_the_arms(armed: dict[str, Any]) -> None:
-    config = resolved(load(armed, ["local.lr=0.3", "arms.method.prox.algorithm.mu=2", "sweep.seeds=[5]"]))
-    made = points(config, settings(config))
+    config = resolve_sweep(load(armed, ["local.lr=0.3", "arms.method.prox.algorithm.mu=2", "sweep.seeds=[5]"]))
+    made = trial_specs(config, enumerate_settings(config))
     assert {p.experiment.local.lr for p in made} == {0.3} and {p.seed for p in made} == {5}
     assert {p.experiment.algorithm.options.get("mu") for p in made if p.setting["arms.method"] == "prox"} == {2.0}
 
 
 def test_what_is_saved_is_loaded_again_alike(armed: dict[str, Any]) -> None:
-    config = resolved(load(armed))
-    again = resolved(load(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))))
-    assert [p.experiment for p in points(again, settings(again))] == [p.experiment for p in points(
-        config, settings(config))]
+    config = resolve_sweep(load(armed))
+    again = resolve_sweep(load(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))))
+    assert [p.experiment for p in trial_specs(again, enumerate_settings(again))] == [p.experiment for p in trial_specs(
+        config, enumerate_settings(config))]
 
 
 def test_a_file_lies_over_its_base(armed: dict[str, Any], tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_smoke_is_small_and_has_every_arm(armed: dict[str, Any]) -> None:
     armed["experiment"] |= {"rounds": 100, "local": {"epochs": 10, "batch_size": 64}}
     armed["arms"]["method"]["prox"] |= {"rounds": 300, "local.epochs": 20}
     armed["arms"]["data"]["iid"]["partition"]["clients"] = 30
-    config = resolved(smoke(resolved(load(armed))))
-    made = points(config, settings(config))
+    config = resolve_sweep(smoke(resolve_sweep(load(armed))))
+    made = trial_specs(config, enumerate_settings(config))
     assert [label(p.setting) for p in made] == ["fedavg iid", "fedavg skewed", "prox iid", "fccl iid"]
     assert {(p.experiment.rounds, p.experiment.local.epochs, p.experiment.subset) for p in made} == {(2, 1, 900)}
     assert made[-1].experiment.algorithm.options["public_size"] == 64

@@ -10,10 +10,10 @@ from ray.train._internal.storage import StorageContext
 from ray.tune.experiment import Trial
 from ray.tune.result_grid import ResultGrid
 
-from flray import rundir
-from flray.loading import load
-from flray.tuning.progress import Silence
-from flray.tuning.recorder import Recorder
+from flray.config.loader import load
+from flray.runs import directory
+from flray.tuning.callback import TrialRecorder
+from flray.tuning.progress import NullProgress
 from tests.tuning.test_step import trial_of
 
 
@@ -27,34 +27,34 @@ class Planted:
         return Path.touch, (self.target,)
 
 
-def test_a_checkpoint(content: dict[str, Any], here: Path) -> None:
+def test_a_checkpoint(content: dict[str, Any], tmp_cwd: Path) -> None:
     content["sweep"]["scheduler"] = "asha"  # a round for each step
-    first = trial_of(content, str(here / "tune"))
+    first = trial_of(content, str(tmp_cwd / "tune"))
     first.train()
-    saved = first.save(str(here / "saved"))
+    saved = first.save(str(tmp_cwd / "saved"))
     folder = Path(saved.checkpoint.path)
     pickle_file = folder / "_dict_checkpoint.pkl"  # the name under which Tune would keep a dict
-    pickle_file.write_bytes(pickle.dumps(Planted(here / "executed")))
-    again = trial_of(content, str(here / "tune"))
+    pickle_file.write_bytes(pickle.dumps(Planted(tmp_cwd / "executed")))
+    again = trial_of(content, str(tmp_cwd / "tune"))
     again.restore(saved)
-    assert not (here / "executed").exists()
+    assert not (tmp_cwd / "executed").exists()
     assert again.iteration == 1
     assert again._federation.sha256() == first._federation.sha256()
     assert again.step()["training_iteration"] == 2
     pickle.loads(pickle_file.read_bytes())
-    assert (here / "executed").exists()  # the trap works
+    assert (tmp_cwd / "executed").exists()  # the trap works
 
 
-def test_a_trial_s_last_error(content: dict[str, Any], here: Path) -> None:
-    trial = Trial("planted", stub=True, storage=StorageContext(str(here), "experiment", trial_dir_name="0001"))
+def test_a_trial_s_last_error(content: dict[str, Any], tmp_cwd: Path) -> None:
+    trial = Trial("planted", stub=True, storage=StorageContext(str(tmp_cwd), "experiment", trial_dir_name="0001"))
     trial.run_metadata.pickled_error_filename = "error.pkl"
     folder = Path(trial.storage.trial_fs_path)
     folder.mkdir(parents=True)
-    (folder / "error.pkl").write_bytes(pickle.dumps(Planted(here / "executed")))
-    rundir.write(here, "sweep", rundir.new_identity())
-    Recorder(here, load(content), {}, 0, None, Silence()).on_experiment_end([trial])
+    (folder / "error.pkl").write_bytes(pickle.dumps(Planted(tmp_cwd / "executed")))
+    directory.write(tmp_cwd, "sweep", directory.new_identity())
+    TrialRecorder(tmp_cwd, load(content), {}, 0, None, NullProgress()).on_experiment_end([trial])
     assert ResultGrid._populate_exception(trial) is None
-    assert not (here / "executed").exists()
+    assert not (tmp_cwd / "executed").exists()
     trial.run_metadata.pickled_error_filename = "error.pkl"
     ResultGrid._populate_exception(trial)
-    assert (here / "executed").exists()
+    assert (tmp_cwd / "executed").exists()

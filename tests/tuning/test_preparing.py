@@ -5,16 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flray.federation.world import SharedData, load_dataset, make_world
-from flray.loading import ConfigErrors, load
-from flray.tuning.preparing import Preparation
-from flray.tuning.space import points, resolved, settings
+from flray.config.loader import ConfigErrors, load
+from flray.federation.spec import SharedDataset, build_spec, load_dataset
+from flray.tuning.resources import TrialResources
+from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
 
 def _bundles(content: dict[str, Any], available: dict[str, float], trials: int, concurrency: int | str = "auto",
              **resources: Any) -> list[dict[str, float]]:
     content["experiment"]["resources"] = resources
-    return Preparation(available, trials, concurrency).bundles(load(content).experiment)
+    return TrialResources(available, trials, concurrency).bundles(load(content).experiment)
 
 
 @pytest.mark.parametrize(("cpus", "trials", "concurrency", "actors"), [
@@ -49,10 +49,10 @@ def test_gpus_are_shared(content: dict[str, Any]) -> None:
 def test_what_does_not_fit_is_refused_with_one_line_each(content: dict[str, Any]) -> None:
     content["space"] = {"participation.clients": {"grid": [2, 9]}, "resources.actors": {"grid": [1, 3]}}
     content["experiment"]["resources"] = {}
-    config = resolved(load(content))
-    made = points(config, settings(config))
+    config = resolve_sweep(load(content))
+    made = trial_specs(config, enumerate_settings(config))
     with pytest.raises(ConfigErrors) as caught:
-        Preparation({"CPU": 2.0}, len(made), "auto").check(made)
+        TrialResources({"CPU": 2.0}, len(made), "auto").check(made)
     lines = str(caught.value).splitlines()
     assert len(lines) == 2
     assert "experiment.participation.clients: found 9" in str(caught.value)
@@ -61,8 +61,8 @@ def test_what_does_not_fit_is_refused_with_one_line_each(content: dict[str, Any]
 
 def test_shared_data_make_the_same_world_without_a_copy(content: dict[str, Any]) -> None:
     experiment = load(content).experiment
-    shared = SharedData.of(load_dataset(experiment.data.name, experiment.data.options))
-    one, two = make_world(experiment), make_world(experiment, shared)
+    shared = SharedDataset.of(load_dataset(experiment.data.name, experiment.data.options))
+    one, two = build_spec(experiment), build_spec(experiment, shared)
     assert two.data.x is shared.samples.x
     assert np.array_equal(one.data.x, two.data.x) and np.array_equal(one.data.y, two.data.y)
     assert one.data.fingerprint == two.data.fingerprint

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flray import rundir
-from flray.loading import load
-from flray.tuning.result import SweepResult
-from flray.tuning.space import points, resolved, settings
-from flray.tuning.trials import TrialFolder, folders, next_session, suggested
+from flray.config.loader import load
+from flray.results.sweep import SweepResult
+from flray.runs import directory
+from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
+from flray.tuning.trial_store import TrialFolder, next_session, suggested_settings, trial_folders
 
 
 @pytest.fixture
 def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
     """A sweep's folder with two methods at two seeds, one trial stopped early, and a third method that failed."""
     content["space"] = {"algorithm": {"grid": ["fedavg", {"name": "fedprox", "mu": 0.5}, "local"]}}
-    config = resolved(load(content))
-    rundir.save_config(tmp_path, config)
-    rundir.write(tmp_path, "sweep", rundir.new_identity())
-    parent = rundir.read(tmp_path)
+    config = resolve_sweep(load(content))
+    directory.save_config(tmp_path, config)
+    directory.write(tmp_path, "sweep", directory.new_identity())
+    parent = directory.read(tmp_path)
     finals = {"0001": (0.8, 3), "0002": (0.9, 3), "0003": (0.6, 3), "0004": (0.5, 1)}
-    for point in points(config, settings(config)):
+    for point in trial_specs(config, enumerate_settings(config)):
         folder = TrialFolder(tmp_path, point.number)
         folder.create(point, config)
         journal = folder.begin(point, parent, config)
@@ -81,10 +81,10 @@ def test_the_table_says_what_matters(sweep: Path) -> None:
 
 
 def test_the_folder_is_all_a_resume_needs(sweep: Path) -> None:
-    assert [f.number for f in folders(sweep)] == [f"{i:04d}" for i in range(1, 7)]
-    assert suggested(sweep, seeds=2) == [
+    assert [f.number for f in trial_folders(sweep)] == [f"{i:04d}" for i in range(1, 7)]
+    assert suggested_settings(sweep, seeds=2) == [
         {"algorithm": "fedavg"}, {"algorithm": {"mu": 0.5, "name": "fedprox"}}, {"algorithm": "local"}]
-    assert folders(sweep)[3].scores() == [(1, 0.5)]
+    assert trial_folders(sweep)[3].scores() == [(1, 0.5)]
     assert next_session(str(sweep / "tune")) == "001"
     (sweep / "tune" / "007").mkdir(parents=True)
     assert next_session(str(sweep / "tune")) == "008"
@@ -96,13 +96,13 @@ def test_the_protocol_decides_the_score(content: dict[str, Any], tmp_path: Path,
                                         client: float) -> None:
     content["experiment"]["evaluation"] = {"validation": 0.2, "protocol": protocol, "last": 2, "every": 2}
     content["space"] = {"algorithm": {"grid": ["fedavg"]}}
-    config = resolved(load(content))
-    rundir.save_config(tmp_path, config)
-    rundir.write(tmp_path, "sweep", rundir.new_identity())
-    for point in points(config, settings(config)):
+    config = resolve_sweep(load(content))
+    directory.save_config(tmp_path, config)
+    directory.write(tmp_path, "sweep", directory.new_identity())
+    for point in trial_specs(config, enumerate_settings(config)):
         folder = TrialFolder(tmp_path, point.number)
         folder.create(point, config)
-        journal = folder.begin(point, rundir.read(tmp_path), config)
+        journal = folder.begin(point, directory.read(tmp_path), config)
         for round_, test, validation in ((2, 0.3, 0.4), (4, 0.7, 0.9), (6, 0.5, 0.8)):
             journal.record_round(round_ - 1, {"score": test - 0.2, "time/round": 1.0})  # not evaluated: an old score
             journal.record_round(round_, {

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from ray.tune.schedulers import TrialScheduler
 
-from flray.loading import load
-from flray.tuning.searching import OptunaSearch, _Bounds, scheduler
-from flray.tuning.space import Point, points, resolved, settings
+from flray.config.loader import load
+from flray.tuning.search import OptunaSearch, _Bounds, scheduler
+from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 
 
 class _Trial:
@@ -19,10 +19,10 @@ class _Trial:
         return self.number
 
 
-def _made(content: dict[str, Any], **sweep: Any) -> tuple[Any, dict[str, Point]]:
+def _made(content: dict[str, Any], **sweep: Any) -> tuple[Any, dict[str, TrialSpec]]:
     content["sweep"] = sweep
-    config = resolved(load(content))
-    return config, {point.number: point for point in points(config, settings(config))}
+    config = resolve_sweep(load(content))
+    return config, {point.number: point for point in trial_specs(config, enumerate_settings(config))}
 
 
 def _report(rule: Any, trial: _Trial, round_: int, score: float) -> str:
@@ -71,21 +71,21 @@ def test_a_resumed_trial_is_not_compared_with_itself(content: dict[str, Any]) ->
     assert _report(rule, trial, 1, 0.1) == TrialScheduler.CONTINUE
 
 
-def _search(content: dict[str, Any], known: list[Any]) -> tuple[OptunaSearch, list[Point]]:
+def _search(content: dict[str, Any], known: list[Any]) -> tuple[OptunaSearch, list[TrialSpec]]:
     content["space"] = {"local.lr": {"loguniform": [0.001, 1.0]}, "algorithm": {"choice": ["fedavg", "local"]}}
     content["sweep"] = {"search": "optuna", "samples": 12, "seeds": [0, 1]}
-    config = resolved(load(content))
-    made: list[Point] = []
+    config = resolve_sweep(load(content))
+    made: list[TrialSpec] = []
 
-    def make(setting: dict[str, Any], position: int) -> list[Point]:
-        new = points(config, [setting], first=position)
+    def make(setting: dict[str, Any], position: int) -> list[TrialSpec]:
+        new = trial_specs(config, [setting], first=position)
         made.extend(new)
         return new
 
     return OptunaSearch(config, known, make, lambda point: {"number": point.number}), made
 
 
-def _run(search: OptunaSearch, made: list[Point], trials: int) -> None:
+def _run(search: OptunaSearch, made: list[TrialSpec], trials: int) -> None:
     for i in range(trials):
         told = search.suggest(f"t{i}")
         assert isinstance(told, dict)
@@ -106,7 +106,7 @@ def test_suggestions_are_repeated_with_every_seed_and_get_better(content: dict[s
 def test_a_resumed_search_goes_on_from_the_folders(content: dict[str, Any]) -> None:
     first, made = _search(content, [])
     _run(first, made, 6)
-    left = points(resolved(load(content)), [made[4].setting], first=2)[1:]
+    left = trial_specs(resolve_sweep(load(content)), [made[4].setting], first=2)[1:]
     known = [(made[0].setting, [], [0.5, 0.7]), (made[2].setting, [], []), (made[4].setting, left, [0.25])]
     second, again = _search(content, known)
     assert [t.value for t in second._study.trials] == [0.6, None, None]
@@ -135,7 +135,7 @@ def test_a_resumed_search_suggests_what_an_unbroken_one_would(content: dict[str,
 def test_perturbed_values_stay_in_their_domains(content: dict[str, Any]) -> None:
     content["space"] = {"local.momentum": {"uniform": [0.1, 0.9]}, "local.epochs": {"randint": [1, 4]}}
     content["sweep"] = {"samples": 4, "scheduler": "pbt"}
-    bounds = _Bounds(resolved(load(content)).space)
+    bounds = _Bounds(resolve_sweep(load(content)).space)
     values = {"local.momentum": 1.08, "local.epochs": 4, "seed": 0}
     assert bounds({"point": {"values": values}})["point"]["values"] == {
         "local.momentum": 0.9, "local.epochs": 3, "seed": 0}

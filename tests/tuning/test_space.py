@@ -8,18 +8,18 @@ import pytest
 import yaml
 
 from flray import registry
-from flray.config import DatasetChoice
+from flray.config.experiment import DatasetChoice
+from flray.config.loader import ConfigErrors, load
 from flray.errors import FlrayError
-from flray.federation.world import make_world
-from flray.loading import ConfigErrors, load
-from flray.tuning.space import columns, label, points, resolved, settings
+from flray.federation.spec import build_spec
+from flray.tuning.space import enumerate_settings, flatten_setting, label, resolve_sweep, trial_specs
 
 SPACES = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
 
 
 def _settings(content: dict[str, Any], space: dict[str, Any], **sweep: Any) -> list[dict[str, Any]]:
     content["space"], content["sweep"] = space, sweep
-    return settings(resolved(load(content)))
+    return enumerate_settings(resolve_sweep(load(content)))
 
 
 def test_a_grid_is_tried_completely_and_once(content: dict[str, Any]) -> None:
@@ -64,8 +64,8 @@ def test_draws_that_come_twice_are_tried_once(content: dict[str, Any]) -> None:
 
 
 def test_every_seed_of_every_setting_is_a_trial(content: dict[str, Any]) -> None:
-    config = resolved(load(content))
-    made = points(config, settings(config))
+    config = resolve_sweep(load(content))
+    made = trial_specs(config, enumerate_settings(config))
     assert [(p.number, p.setting["local.lr"], p.seed) for p in made] == [
         ("0001", 0.02, 0), ("0002", 0.02, 1), ("0003", 0.1, 0), ("0004", 0.1, 1)]
     assert [(p.experiment.local.lr, p.experiment.seed) for p in made] == [(0.02, 0), (0.02, 1), (0.1, 0), (0.1, 1)]
@@ -74,24 +74,24 @@ def test_every_seed_of_every_setting_is_a_trial(content: dict[str, Any]) -> None
 
 def test_without_seeds_the_experiments_own_is_used(content: dict[str, Any]) -> None:
     content["experiment"]["seed"], content["sweep"] = 5, {}
-    assert resolved(load(content)).sweep.seeds == (5,)
+    assert resolve_sweep(load(content)).sweep.seeds == (5,)
 
 
 def test_whole_components_can_vary(content: dict[str, Any]) -> None:
     content["space"] = {"partition": {"grid": ["domains", {"name": "iid", "clients": 3}]},
                         "model": {"grid": ["lenet"]}}
-    config = resolved(load(content))
-    made = points(config, settings(config))
+    config = resolve_sweep(load(content))
+    made = trial_specs(config, enumerate_settings(config))
     assert made[2].experiment.partition.options["clients"] == 3
-    assert columns(made[2].setting) == {"partition": "iid", "partition.clients": 3, "model": "lenet"}
+    assert flatten_setting(made[2].setting) == {"partition": "iid", "partition.clients": 3, "model": "lenet"}
     assert label({"algorithm": {"name": "fedprox", "mu": 0.1}, "local.lr": 0.123456}) == "fedprox mu=0.1 lr=0.1235"
 
 
 def test_every_bad_setting_has_one_line(content: dict[str, Any]) -> None:
     content["space"] = {"local.momentum": {"grid": [0.0, 0.9]}, "local.lr": {"grid": [0.1]}}
-    config = resolved(load(content))
+    config = resolve_sweep(load(content))
     with pytest.raises(ConfigErrors) as caught:
-        points(config, [{"local.momentum": 1.5}, {"local.momentum": 0.5}, {"local.lr": -1.0}])
+        trial_specs(config, [{"local.momentum": 1.5}, {"local.momentum": 0.5}, {"local.lr": -1.0}])
     lines = str(caught.value).splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("space (momentum=1.5): experiment.local.momentum: found 1.5")
@@ -137,12 +137,12 @@ def test_plugins_are_found_again_from_any_folder(content: dict[str, Any], tmp_pa
 @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
 def test_every_space_that_comes_with_flray_can_be_run(path: Path) -> None:
     """Every setting is allowed and drawn or listed once; the first and the last fit a federation on other digits."""
-    config = resolved(load(path))
-    made = points(config, settings(config))
+    config = resolve_sweep(load(path))
+    made = trial_specs(config, enumerate_settings(config))
     assert config.experiment.name == path.stem and path.read_text().startswith("# ")
     assert path.stem == "quickstart" or config.experiment.algorithm.name == path.stem
     assert len({point.experiment.model_dump_json() for point in made}) == len(made) >= 2
     digits = {"data": DatasetChoice.model_validate("digits-sklearn")}  # the only ones that need no file, no public data
     for point in (made[0], made[-1]):
         if "public" not in registry.algorithms.get(point.experiment.algorithm.name).needs:
-            make_world(point.experiment.model_copy(update=digits))
+            build_spec(point.experiment.model_copy(update=digits))

@@ -12,24 +12,24 @@ import pytest
 
 from flray import registry
 from flray.algorithms.base import Algorithm
-from flray.loading import load
-from flray.metrics.summary import report
-from flray.tuning import trainable
-from flray.tuning.trainable import FederationTrial, Shared
+from flray.config.loader import load
+from flray.metrics.summary import summarise_history
+from flray.tuning import trial as trial_module
+from flray.tuning.trial import FederationTrial, SweepContext
 
 
 def trial_of(content: dict[str, Any], folder: str, recorded: int = 0) -> FederationTrial:
     class Trial(FederationTrial):
         trial_name = "0001"
 
-        def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
-            super().setup(config, Shared(load(content), {}, {}, folder))
+        def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
+            super().setup(config, SweepContext(load(content), {}, {}, folder))
 
     return Trial(config={"point": {"number": "0001", "values": {"seed": 0}, "bundles": [{"CPU": 1.0}],
                                    "recorded": recorded}})
 
 
-def played(trial: FederationTrial) -> tuple[list[int], list[int]]:
+def rounds_reported(trial: FederationTrial) -> tuple[list[int], list[int]]:
     """Return the rounds that a step carries over from a checkpoint, and those it plays."""
     result = trial.step()
     told, done = json.loads(result["report"]), result["training_iteration"]
@@ -39,12 +39,12 @@ def played(trial: FederationTrial) -> tuple[list[int], list[int]]:
 @pytest.fixture(autouse=True)
 def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # a trial puts its own in its place
-    monkeypatch.setattr(trainable, "STEP_SECONDS", 600.0)
+    monkeypatch.setattr(trial_module, "STEP_SECONDS", 600.0)
 
 
-def test_short_rounds_share_a_step(content: dict[str, Any], here: Any) -> None:
+def test_short_rounds_share_a_step(content: dict[str, Any], tmp_cwd: Any) -> None:
     content["experiment"]["checkpoint"] = {"min_seconds": 600}
-    result = trial_of(content, str(here)).step()
+    result = trial_of(content, str(tmp_cwd)).step()
     told = json.loads(result["report"])
     assert [sorted(metrics)[0] for metrics in told["rounds"]] == ["bytes/down"] * 3
     assert (result["training_iteration"], result["done"]) == (3, True)
@@ -56,55 +56,56 @@ def test_short_rounds_share_a_step(content: dict[str, Any], here: Any) -> None:
     {"sweep": {"scheduler": "asha"}},  # which compares rounds
     {"experiment": {"checkpoint": {"min_seconds": 0}}},  # which Tune writes between steps
 ])
-def test_a_round_that_others_wait_for_ends_the_step(content: dict[str, Any], here: Any,
+def test_a_round_that_others_wait_for_ends_the_step(content: dict[str, Any], tmp_cwd: Any,
                                                     changes: dict[str, Any]) -> None:
     for part, settings in changes.items():
         content[part] |= settings
-    trial = trial_of(content, str(here))
+    trial = trial_of(content, str(tmp_cwd))
     results = [trial.step() for _ in range(3)]
     assert [len(json.loads(result["report"])["rounds"]) for result in results] == [1, 1, 1]
     assert [result["done"] for result in results] == [False, False, True]
 
 
 def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
-        content: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content["experiment"] |= {"rounds": 6, "checkpoint": {"min_seconds": 0}}
-    monkeypatch.setattr(trainable, "CARRIED_SECONDS", 0.0)  # so that a checkpoint carries the rounds since the last one
-    trial = trial_of(content, str(here))
+    monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 0.0)  # so that a checkpoint carries the rounds since the last one
+    trial = trial_of(content, str(tmp_cwd))
     for round_ in range(1, 6):
         trial.step()
         if round_ in (2, 4):
-            (here / "001" / "0001" / f"checkpoint_{round_}").mkdir(parents=True)
-            trial.save_checkpoint(str(here / "001" / "0001" / f"checkpoint_{round_}"))
+            (tmp_cwd / "001" / "0001" / f"checkpoint_{round_}").mkdir(parents=True)
+            trial.save_checkpoint(str(tmp_cwd / "001" / "0001" / f"checkpoint_{round_}"))
     # The journal that a lost head leaves behind ends after round 4, 2, 1 or before the first.
-    assert played(trial_of(content, str(here), recorded=4)) == ([], [5])
-    assert played(trial_of(content, str(here), recorded=2)) == ([3, 4], [5])
-    assert played(trial_of(content, str(here), recorded=1)) == ([2], [3])  # the newest carries no round 2
-    monkeypatch.setattr(trainable, "CARRIED_SECONDS", 600.0)
-    assert played(trial_of(content, str(here), recorded=0)) == ([1, 2], [3])
+    assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=4)) == ([], [5])
+    assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=2)) == ([3, 4], [5])
+    assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=1)) == ([2], [3])  # the newest carries no round 2
+    monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 600.0)
+    assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=0)) == ([1, 2], [3])
 
 
 @pytest.mark.parametrize("protocol", ["last", "best", "mean-last"])
-def test_the_score_is_the_number_that_tables_report(content: dict[str, Any], here: Path, protocol: str) -> None:
+def test_the_score_is_the_number_that_tables_report(
+        content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
     content["experiment"] |= {"rounds": 8, "local": {"lr": 0.1, "batch_size": 8, "momentum": 0.5},
                               "checkpoint": {"min_seconds": 0},
                               "evaluation": {"protocol": protocol, "validation": 0.3, "last": 3}}
-    trial, rounds = trial_of(content, str(here)), []
+    trial, rounds = trial_of(content, str(tmp_cwd)), []
     for round_ in range(1, 9):
         result = trial.step()
         rounds += json.loads(result["report"])["rounds"]
         history = pd.DataFrame([{"round": n, **metrics} for n, metrics in enumerate(rounds, start=1)])
-        reported = report(history, "global/common/accuracy", protocol, 3).values["global/common/accuracy"]
+        reported = summarise_history(history, "global/common/accuracy", protocol, 3).values["global/common/accuracy"]
         assert result["score"] == reported == rounds[-1]["score"]
         if round_ == 4:
-            (here / "001" / "0001" / "checkpoint_4").mkdir(parents=True)
-            trial.save_checkpoint(str(here / "001" / "0001" / "checkpoint_4"))
-            trial = trial_of(content, str(here), recorded=4)
+            (tmp_cwd / "001" / "0001" / "checkpoint_4").mkdir(parents=True)
+            trial.save_checkpoint(str(tmp_cwd / "001" / "0001" / "checkpoint_4"))
+            trial = trial_of(content, str(tmp_cwd), recorded=4)
     differ = any(metrics["score"] != metrics["global/common/accuracy"] for metrics in rounds)
     assert differ == (protocol != "last")
 
 
-def test_rounds_before_a_failure_are_kept(content: dict[str, Any], here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_before_a_failure_are_kept(content: dict[str, Any], tmp_cwd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Fails(Algorithm):
         """Raises in round 3."""
 
@@ -116,7 +117,7 @@ def test_rounds_before_a_failure_are_kept(content: dict[str, Any], here: Any, mo
     registry.algorithms.names()
     monkeypatch.setitem(registry.algorithms._entries, "fails", Fails)
     content["experiment"] |= {"algorithm": "fails", "checkpoint": {"min_seconds": 600}}
-    result = trial_of(content, str(here)).step()
+    result = trial_of(content, str(tmp_cwd)).step()
     told = json.loads(result["report"])
     assert len(told["rounds"]) == 2 and result["training_iteration"] == 2 and result["done"]
     assert "no such luck" in told["failure"] and "sha256" not in told
@@ -132,11 +133,11 @@ class Goodbye:
         raise self.error
 
 
-def test_the_end_of_the_process_is_not_printed(content: dict[str, Any], here: Any,
+def test_the_end_of_the_process_is_not_printed(content: dict[str, Any], tmp_cwd: Any,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: seen.append(str(found.exc_value)))
-    trial_of(content, str(here))
+    trial_of(content, str(tmp_cwd))
     for error in (SystemExit(1), ValueError("to be seen")):
         thing = Goodbye(error)
         del thing

@@ -16,13 +16,14 @@ import pytest
 import yaml
 from rich.console import Console
 
-from flray import rundir, running, tuning
-from flray.cli import invoke
+from flray import tuning
+from flray.cli.main import invoke
+from flray.config.loader import load
 from flray.errors import FlrayError
-from flray.loading import load
-from flray.tracking.journal import read_events
-from flray.tuning.progress import Silence
-from flray.tuning.trials import folders
+from flray.runs import directory, runner
+from flray.runs.journal import read_events
+from flray.tuning.progress import NullProgress
+from flray.tuning.trial_store import trial_folders
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +38,7 @@ def ray_runs_already() -> Iterator[None]:
     ray.shutdown()
 
 
-class Lines(Silence):
+class Lines(NullProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -57,15 +58,15 @@ def test_killed_twice_it_ends_with_one_parent_and_eight_children(content: dict[s
 
     _killed("tune", str(file), when=lambda: (folder / "sweep.json").exists())
     _killed("resume", str(folder), when=lambda: _rounds(folder) >= 6)
-    before = {f.number: f.identity["uid"] for f in folders(folder)}
+    before = {f.number: f.identity["uid"] for f in trial_folders(folder)}
     rounds_before = _rounds(folder)
     result = tuning.resume(folder)
 
     assert len(result.results) == 8 and set(result.results["status"]) == {"finished"}
-    assert {f.number: f.identity["uid"] for f in folders(folder)} == before
+    assert {f.number: f.identity["uid"] for f in trial_folders(folder)} == before
     assert rounds_before < 8 * 4 == _rounds(folder)
     assert result.results["sha256"].nunique() == 8
-    for trial in folders(folder)[:2]:
+    for trial in trial_folders(folder)[:2]:
         alone = _alone(trial.path, tmp_path)
         assert trial.identity["sha256"] == alone.sha256
         figures = [sorted(path.name for path in (run / "figures").iterdir()) for run in (trial.path, alone.folder)]
@@ -93,17 +94,17 @@ def _killed(*arguments: str, when: Callable[[], bool]) -> None:
 
 
 def _rounds(folder: Path) -> int:
-    return sum(event["type"] == "round" for trial in folders(folder) for event in read_events(trial.path))
+    return sum(event["type"] == "round" for trial in trial_folders(folder) for event in read_events(trial.path))
 
 
-def _alone(trial: Path, tmp_path: Path) -> running.Result:
+def _alone(trial: Path, tmp_path: Path) -> runner.Result:
     """Run the trial's own configuration, inline and uninterrupted, as `flray run` does."""
     overrides = ["resources.executor=inline", f"output={tmp_path / 'alone'}", "tracking.uri=null"]
-    return running.run(trial / "config.yaml", overrides)
+    return runner.run(trial / "config.yaml", overrides)
 
 
 def _check_tracked(uri: str, folder: Path) -> None:
-    from flray.tracking.connection import connect
+    from flray.tracking.client import connect
 
     client = connect(uri)
     experiment = client.get_experiment_by_name("sweeps")
@@ -113,7 +114,7 @@ def _check_tracked(uri: str, folder: Path) -> None:
     assert len(parents) == 1 and len(children) == 8
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parents[0].info.run_id}
     assert {run.info.status for run in runs} == {"FINISHED"}
-    digests = {f.number: f.identity["sha256"] for f in folders(folder)}
+    digests = {f.number: f.identity["sha256"] for f in trial_folders(folder)}
     assert {run.data.tags["trial"]: run.data.tags["model.sha256"] for run in children} == digests
     for run in children:
         held = json.loads((folder / "trials" / run.data.tags["trial"] / "partition.json").read_text())
@@ -195,7 +196,7 @@ def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path)
     assert [process.returncode for process in processes] == [0, 0], outputs
     digests = {tuning.SweepResult(tmp_path / "runs" / "small" / n).results["sha256"][0] for n in ("001", "002")}
     assert len(digests) == 1
-    from flray.tracking.connection import connect
+    from flray.tracking.client import connect
 
     client = connect(f"sqlite:///{tmp_path}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("sweeps").experiment_id])
@@ -240,13 +241,13 @@ def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
     own.write_text(own.read_text().replace("client.id == 2", "client.id == 99"))
     assert invoke(["resume", str(folder)]) == 0
     parent = _parent(uri)
-    assert parent.info.status == "FINISHED" and set(rundir.read(folder)) >= {"status", "settings"}
+    assert parent.info.status == "FINISHED" and set(directory.read(folder)) >= {"status", "settings"}
     assert parent.data.metrics["trials/finished"] == 4.0 and parent.data.metrics["trials/failed"] == 0.0
     assert parent.data.metrics["best/score"] == tuning.SweepResult(folder).best["score"]
 
 
 def _parent(uri: str) -> Any:
-    from flray.tracking.connection import connect
+    from flray.tracking.client import connect
 
     client = connect(uri)
     runs = client.search_runs([client.get_experiment_by_name("sweeps").experiment_id])
@@ -272,14 +273,14 @@ def test_a_population_copies_and_perturbs_without_a_gap_and_a_kill_changes_nothi
     file.write_text(yaml.safe_dump(content))
     folder = tmp_path / "runs" / "small" / "001"
     _killed("tune", str(file), when=lambda: _rounds(folder) >= 14)
-    reached = [f.rounds_recorded() for f in folders(folder)]
+    reached = [f.rounds_recorded() for f in trial_folders(folder)]
     resumed = tuning.resume(folder)
     result = tuning.tune(file)
     assert min(reached) >= 2 and max(reached) < 6
     assert set(result.results["status"]) == {"finished"} and len(result.summary) == 4
-    changed = [f for f in folders(result.folder) if f.identity.get("setting_at_end")]
+    changed = [f for f in trial_folders(result.folder) if f.identity.get("setting_at_end")]
     assert len(changed) >= 2
-    for trial, again in zip(folders(result.folder), folders(resumed.folder), strict=True):
+    for trial, again in zip(trial_folders(result.folder), trial_folders(resumed.folder), strict=True):
         history, other = result.history(trial.number), resumed.history(trial.number)
         assert list(history["round"]) == list(other["round"]) == [1, 2, 3, 4, 5, 6]
         for name in ("score", "train/loss", "setting/local.lr", "setting/local.batch_size"):
@@ -293,7 +294,7 @@ def test_a_population_copies_and_perturbs_without_a_gap_and_a_kill_changes_nothi
 def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) -> None:
     import ray
 
-    class Free(Silence):
+    class Free(NullProgress):
         def __init__(self) -> None:
             self.gpus: list[float] = []
 

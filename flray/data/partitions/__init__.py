@@ -9,8 +9,8 @@ that takes ``domains`` keeps clients to their domain, any other one pools all do
 Data whose clients are sites (hospitals, recordings) have these sites as domains: ``domains`` is their partition.
 """
 
+from flray.data.partitions.allocation import Rows
 from flray.data.partitions.classes import pathological
-from flray.data.partitions.cutting import Rows
 from flray.data.partitions.dirichlet import dirichlet, dirichlet_equal, iid
 from flray.data.partitions.domains import by_domain, domain_dirichlet
 from flray.data.partitions.pachinko import pachinko

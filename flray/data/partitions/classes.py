@@ -7,10 +7,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from flray.data.partitions.cutting import Count, Rows, cut
+from flray.data.partitions.allocation import Count, Rows, cut
 from flray.errors import DataError
-from flray.keys import numpy_generator
 from flray.registry import register_partition
+from flray.rng import numpy_generator
 
 
 @register_partition("pathological")

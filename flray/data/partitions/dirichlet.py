@@ -7,9 +7,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from flray.data.partitions.cutting import Concentration, Count, MinSize, Rows, dirichlet_draw, redrawn
-from flray.keys import numpy_generator
+from flray.data.partitions.allocation import Concentration, Count, MinSize, Rows, dirichlet_draw, redrawn
 from flray.registry import register_partition
+from flray.rng import numpy_generator
 
 
 @register_partition("iid")

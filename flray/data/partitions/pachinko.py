@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.partitions.cutting import Concentration, Count, Rows
+from flray.data.partitions.allocation import Concentration, Count, Rows
 from flray.errors import DataError
-from flray.keys import numpy_generator
 from flray.registry import register_partition
+from flray.rng import numpy_generator
 
 
 @register_partition("pachinko")

@@ -1,0 +1,1 @@
+"""What several methods share: aggregation, batches, the resident model, public-data exchange."""

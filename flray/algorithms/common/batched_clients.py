@@ -1,0 +1,179 @@
+"""Several clients of one architecture in one step: their values stacked, each layer's work one call for all of them.
+
+A block's clients (``aggregation.block``) see their own batches in their own order, exactly as one after another; only
+the order in which a kernel adds differs. Every client is at the same step; one that has no batch left is done, and
+those whose last batch is smaller take that step in a call of their own, so that nothing is padded or masked.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from flray.algorithms.base import Algorithm
+from flray.algorithms.common.optimizers import make_optimizer
+from flray.algorithms.common.resident_model import ResidentModel
+from flray.algorithms.common.samples import Batch
+from flray.errors import ConfigError
+from flray.tasks.base import Task
+from flray.tasks.few_shot import FewShot
+
+if TYPE_CHECKING:
+    from flray.algorithms.client import Client
+    from flray.config.experiment import Experiment
+
+HOOKS = ("train", "begin", "phases", "step", "after_backward")
+"""What a method must leave as it is for its clients to be trained in one step."""
+
+
+def check_batchable(config: Experiment, algorithm: Algorithm, task: Task, model: nn.Module, shape: Sequence[int]) -> None:
+    """Refuse what cannot be trained so, before round 0.
+
+    Parameters
+    ----------
+    config : Experiment
+        Its settings.
+    algorithm : Algorithm
+        The method.
+    task : Task
+        What is learnt.
+    model : nn.Module
+        A network of the federation, not changed.
+    shape : sequence of int
+        Of one sample.
+
+    Raises
+    ------
+    ConfigError
+        Saying what is in the way, and what to set.
+    """
+    count, block = config.local.clients_per_step, config.aggregation.block
+    kind, name = type(algorithm), config.algorithm.name
+    changed = [hook for hook in HOOKS if getattr(kind, hook) is not getattr(Algorithm, hook)]
+    if kind.loss is not Algorithm.loss and not vars(kind).get("vectorised", False):
+        changed.append("loss")
+    reason = ""
+    if changed:
+        reason = f"{name} has its own {', '.join(changed)}; set it to 1"
+    elif block is None or block < count:
+        reason = f"they are neighbours of one block: set aggregation.block to {count} or more (it is {block})"
+    elif config.local.compile:
+        reason = "local.compile holds for one client's batch; set one of the two"
+    elif isinstance(task, FewShot):
+        reason = "episodes have no fixed shape; set it to 1"
+    elif ResidentModel(model, "all", False).random:
+        reason = "the network has dropout, whose draws belong to one client; set it to 1, or leave dropout out"
+    else:
+        try:
+            _dry_run(copy.deepcopy(model).to("meta"), shape)
+        except Exception as error:
+            reason = f"torch.vmap cannot run this network ({str(error).splitlines()[0]}); set it to 1"
+    if reason:
+        raise ConfigError("experiment.local.clients_per_step", str(count), reason)
+
+
+def train_batched(algorithm: Algorithm, clients: Sequence[Client]) -> list[dict[str, Tensor]]:
+    """Train clients of one architecture together, as `Algorithm.train` does one after another.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        One that `check` has let through.
+    clients : sequence of Client
+        Freshly made; they share a model, which is left with anyone's values.
+
+    Returns
+    -------
+    list of tree
+        Each client's parameters and buffers after training; losses and steps are recorded in the clients.
+    """
+    first, done = clients[0], []
+    for client in clients:
+        algorithm.receive(client)
+        client.check_received()
+        done.append(client.snapshot())
+    (phase,) = algorithm.phases(first)
+    streams = [client.run(phase) for client in clients]
+    values = {name: torch.stack([start[name] for start in done]) for name in done[0]}
+    weights = {name: nn.Parameter(values.pop(name)) for name in first.parameters}
+    optimizer = make_optimizer(list(weights.values()), first.local, first.round)
+    loss, left = _Loss(algorithm, first), set(range(len(clients)))
+    while True:
+        same_size: dict[int, dict[int, Batch]] = defaultdict(dict)
+        for i in sorted(left):
+            batch, _ = next(streams[i], (None, None))
+            if batch is None:
+                left.remove(i)  # what later steps do to its row is nobody's
+                done[i] = {name: value[i].detach().clone() for name, value in (*weights.items(), *values.items())}
+            else:
+                same_size[len(batch.y)][i] = batch
+        if not left:
+            break
+        optimizer.zero_grad(set_to_none=True)
+        for batches in same_size.values():
+            losses = _losses(loss, weights, values, batches, len(clients))
+            losses.sum().backward()
+            for i, value in zip(batches, losses, strict=True):
+                clients[i].record_loss(value)
+        if first.local.clip_norm is not None:
+            _clip([w.grad for w in weights.values() if w.grad is not None], first.local.clip_norm)
+        optimizer.step()
+    return done
+
+
+class _Loss(nn.Module):
+    """A method's loss as a function of the client's parameters, for `functional_call`."""
+
+    def __init__(self, algorithm: Algorithm, client: Client) -> None:
+        super().__init__()
+        self.model, self._algorithm, self._client = client.model, algorithm, client
+
+    def forward(self, parameters: dict[str, Any], x: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        """Return the scalar loss on one client's batch."""
+        client = copy.copy(self._client)
+        client.resident = copy.copy(client.resident)
+        client.resident.parameters = parameters
+        return self._algorithm.loss(client, Batch(self.model, x, y, batch.step, batch.phase, batch.last_epoch))
+
+
+def _losses(loss: _Loss, weights: Mapping[str, Tensor], buffers: dict[str, Tensor], batches: Mapping[int, Batch],
+            count: int) -> Tensor:
+    """Return the losses of some clients' batches of one size; their buffers are updated."""
+    some = None if len(batches) == count else torch.tensor(list(batches), device=next(iter(weights.values())).device)
+    mine = {name: value if some is None else value[some] for name, value in weights.items()}
+    kept = {name: value if some is None else value[some] for name, value in buffers.items()}
+    any_batch = next(iter(batches.values()))
+
+    def one(parameters: dict[str, Tensor], state: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        entries = {f"model.{name}": value for name, value in (*parameters.items(), *state.items())}
+        result: Tensor = functional_call(loss, entries, (parameters, x, y, any_batch))
+        return result
+
+    x, y = (torch.stack([getattr(batch, part) for batch in batches.values()]) for part in ("x", "y"))
+    losses: Tensor = vmap(one)(mine, kept, x, y)
+    if some is not None:
+        for name, value in kept.items():
+            buffers[name][some] = value
+    return losses
+
+
+def _clip(gradients: list[Tensor], limit: float) -> None:
+    """Clip each client's gradient to a norm, as `torch.nn.utils.clip_grad_norm_` does for one."""
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
+    factors = (limit / (norms + 1e-6)).clamp(max=1.0)
+    for g in gradients:
+        g.mul_(factors.view(-1, *[1] * (g.dim() - 1)))
+
+
+def _dry_run(model: nn.Module, shape: Sequence[int]) -> None:
+    """Run a network on the meta device for two clients at once, on shapes alone."""
+    entries = {name: torch.stack([value, value]) for name, value in model.state_dict().items()}
+    like = next(model.parameters())
+    x = torch.empty(2, 2, *shape, dtype=like.dtype, device="meta")
+    vmap(lambda state, inputs: functional_call(model.train(), state, (inputs,)))(entries, x)

@@ -1,0 +1,43 @@
+"""Gradients at other parameters than the model's, for methods whose step looks somewhere else first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from flray.algorithms.client import Client
+from flray.algorithms.common.samples import Batch
+
+
+def gradient_at(client: Client, batch: Batch, parameters: Mapping[str, Tensor],
+                buffers: Mapping[str, Tensor] | None = None) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the gradient of the task's loss on a batch at given parameters; the model's own are not touched.
+
+    The random state is left as it was, so that a forward pass that follows drops out the same units.
+
+    Parameters
+    ----------
+    client : Client
+        Whose model it is, in the mode that it is in.
+    batch : Batch
+        Its inputs and labels are used, never its outputs.
+    parameters : dict of Tensor
+        A value for each of the model's parameters.
+    buffers : dict of Tensor, optional
+        Buffers to use, and to update in place; by default the model's own.
+
+    Returns
+    -------
+    gradient : dict of Tensor
+        By the parameters' names.
+    loss : Tensor
+        Scalar.
+    """
+    leaves = {name: parameters[name].detach().clone().requires_grad_() for name in client.parameters}
+    with torch.random.fork_rng(devices=[client.device] if client.device.type == "cuda" else []):
+        outputs = functional_call(client.model, {**leaves, **(buffers or {})}, (batch.x,))
+    loss = client.task.loss(outputs, batch.y)
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)), loss.detach()

@@ -1,0 +1,209 @@
+"""The exchange that methods on public data share: one stage per public batch, outputs up, their reduction down."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from flray import rng
+from flray.algorithms.base import Algorithm, Phase, Stage, View
+from flray.algorithms.client import Client
+from flray.algorithms.common.aggregation import average_outputs
+from flray.algorithms.common.optimizers import load_optimizer_state, optimizer_state
+from flray.algorithms.common.variants import VariantParams
+from flray.algorithms.server import Replies, Server
+from flray.data.augment import augment_batch
+from flray.registry import Params, hyper
+
+Outputs = dict[str, Tensor]
+
+
+class ExchangeParams(Params):
+    """Hyper-parameters of every exchange on public data."""
+
+    public_size: int = hyper(5000, "public samples, chosen once (all where there are fewer)", "FCCL+ section 4", ge=2)
+    average: bool = hyper(False, "average all models between collaborative and local updating", "FCCL+ Table XV")
+    pretrain_epochs: int = hyper(0, "epochs of local training before a client's first round", "FCCL+: none", ge=0)
+
+
+class PublicParams(VariantParams, ExchangeParams):
+    """Hyper-parameters of an exchange per public batch; those without a default here depend on the variant."""
+
+    deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        "public_batch_size": (512, 256), "public_optimizer": ("kept", "fresh")}
+
+    public_batch_size: int | None = hyper(
+        None, "samples of a public batch", "FCCL+ section 4: 512; released code: 256", ge=2)
+    public_passes: int = hyper(1, "passes over the public samples per round", "FCCL+ section 4", ge=0)
+    public_optimizer: Literal["kept", "fresh"] | None = hyper(
+        None, "the optimiser lives for all public batches of a round, or for a single one",
+        "FCCL+ section 4: Adam, no more; released code: a new one per public batch")
+
+
+class PublicCollaboration(Algorithm):
+    """Whole models stay at the clients; on every public batch all compute outputs before anyone steps.
+
+    In stage b a client first steps on batch b - 1 with the server's reduction of its outputs, then computes its
+    outputs on batch b; the step on the last batch opens the stage after. Outputs are computed in train mode without
+    touching any buffer, and with the dropout masks of the step that follows, so that they are those of that step.
+    With ``average`` all models are averaged after the public batches (homogeneous mode of FCCL+, Table XV).
+    """
+
+    shared = "none"
+    views: tuple[View, ...] = ("personal",)
+    needs = frozenset({"public", "classification"})
+
+    def __init__(self, hp: Params | None = None) -> None:
+        super().__init__(hp)
+        if self.hp.average:
+            self.needs |= {"homogeneous"}
+
+    # --- what a method defines ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def public_outputs(self, client: Client, x: Tensor) -> Outputs:
+        """Return what the client says of a public batch."""
+
+    @abstractmethod
+    def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
+        """Return what the client minimises on a public batch."""
+
+    def local_settings(self, client: Client) -> dict[str, Any]:
+        """Return what the method changes in ``local``, on public and on private data. Default: nothing."""
+        return {}
+
+    def reduce(self, server: Server, replies: Replies) -> Outputs:
+        """Return what goes back to the clients. Default: the mean of their outputs."""
+        return average_outputs(replies, "outputs")
+
+    # --- client -------------------------------------------------------------------------------------------
+
+    def begin_stage(self, client: Client) -> None:
+        """Open any stage: load the client's model, before the first round pre-train it, settle the batch before."""
+        self.receive(client)
+        if "personal" not in client.state:
+            self.pretrain(client)
+        self.apply_reduced(client)
+
+    def pretrain(self, client: Client) -> None:
+        """Train on private data before the client's first round."""
+        phase = Phase("pretrain", epochs=self.hp.pretrain_epochs, local=self.local_settings(client))
+        for batch, optimizer in client.run(phase):
+            self.step(client, batch, optimizer)
+
+    def collaborate(self, client: Client) -> dict[str, Any]:
+        """Settle the batch before, then return the outputs on this one."""
+        self.begin_stage(client)
+        client.model.train()
+        buffers = client.snapshot(frozenset(client.resident.entries) - client.parameters.keys())
+        with torch.no_grad():
+            outputs = self.public_outputs(client, self.public_batch(client, client.stage_index))
+        client.load(buffers)
+        return {"outputs": outputs}
+
+    def apply_reduced(self, client: Client) -> None:
+        """Step on the public batch whose reduced outputs the server sent, if it sent any."""
+        reduced = client.message.get("reduced")
+        if not reduced:
+            return
+        kept = self.hp.public_optimizer == "kept"
+        optimizer = client.optimizer(Phase("public", local=self.local_settings(client)))
+        if kept:
+            load_optimizer_state(optimizer, client.parameters, client.state.get("optimizer", {}))
+        outputs = self.public_outputs(client, self.public_batch(client, client.message["batch"]))
+        self.public_step(client, self.public_loss(client, outputs, reduced), optimizer)
+        if kept:
+            client.state["optimizer"] = optimizer_state(optimizer, client.parameters)
+
+    def public_step(self, client: Client, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Step on a loss that is no local training and so does not count as such."""
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        client.clip_gradients()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        client.log("public_loss", loss)
+
+    def merge(self, client: Client) -> dict[str, Any]:
+        """Settle the last public batch, then send the whole model to be averaged."""
+        self.begin_stage(client)
+        return {"weights": client.snapshot()}
+
+    def train(self, client: Client) -> dict[str, Any]:
+        """Settle the last public batch or take over the averaged model, then train on private data."""
+        self.begin_stage(client)
+        client.load(client.message.get("merged", {}))
+        client.state.pop("optimizer", None)
+        self.begin(client)
+        for phase in self.phases(client):
+            for batch, optimizer in client.run(phase):
+                self.step(client, batch, optimizer)
+        return self.report(client)
+
+    def public_batch(self, client: Client, index: int) -> Tensor:
+        """Return a round's public batch, the same for every client, and fix the dropout masks that go with it."""
+        assert client.public is not None
+        x, _ = client.public.take(self.public_order(client.seed, client.round, len(client.public))[index])
+        if client.resident.random:
+            torch.manual_seed(rng.key(client.seed, "dropout", round=client.round, client=client.id,
+                                       extra=f"public/{index}"))
+        how = client.settings(Phase(local=self.local_settings(client))).augment
+        generator = rng.torch_generator(client.seed, "augmentation", round=client.round, client=-1,
+                                         extra=f"public/{index}")
+        return augment_batch(x, how, generator, client.public.normalisation)
+
+    def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
+        """Return the positions of a round's public batches; a last batch of one sample is left out."""
+        chosen = public_subset(seed, available, self.hp.public_size)
+        batches: list[Tensor] = []
+        for number in range(self.hp.public_passes):
+            generator = rng.torch_generator(seed, "public", round=round, client=-1, extra=number)
+            order = chosen[torch.randperm(len(chosen), generator=generator)]
+            batches += [batch for batch in order.split(self.hp.public_batch_size) if len(batch) > 1]
+        return batches
+
+    # --- server -------------------------------------------------------------------------------------------
+
+    def exchanges(self, server: Server) -> Iterable[Stage]:
+        """Yield one stage per public batch, one to average where that is on, then local training."""
+        for index in range(len(self.public_order(server.config.seed, server.round, server.num_public))):
+            yield Stage("collaborate", index)
+        if self.hp.average:
+            yield Stage("merge")
+        yield Stage("train")
+
+    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+        """Send the reduced outputs of the batch before, or the averaged model."""
+        return {name: server.state[name] for name in ("reduced", "batch", "merged") if name in server.state}
+
+    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
+        """Reduce the outputs, or average the models."""
+        drop_stage_state(server)
+        if stage.name == "collaborate":
+            reduced = self.reduce(server, replies)
+            if reduced:
+                server.state.update(reduced=reduced, batch=stage.index)
+        elif stage.name == "merge":
+            merged = average_outputs(replies, "weights")
+            if merged:
+                server.state["merged"] = merged
+
+    def refine(self, server: Server) -> None:
+        """Forget the round's outputs."""
+        drop_stage_state(server)
+
+
+def public_subset(seed: int, available: int, size: int) -> Tensor:
+    """Return the positions of the public samples that an experiment uses, the same in all rounds and for everyone."""
+    generator = rng.torch_generator(seed, "public", client=-1, extra="choice")
+    return torch.randperm(available, generator=generator)[:size]
+
+
+def drop_stage_state(server: Server) -> None:
+    """Drop what only the next stage needs."""
+    for entry in ("reduced", "batch", "merged"):
+        server.state.pop(entry, None)

@@ -1,0 +1,110 @@
+"""Batches and samples as an algorithm's hooks see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from flray.algorithms.base import Phase
+
+
+class Batch:
+    """One batch with the outputs of the client's model, computed when first asked for.
+
+    Attributes
+    ----------
+    x : Tensor [B, ...]
+        Normalised inputs.
+    y : Tensor of int64 [B] or of uint8 [B, K, H, W]
+        Labels, or for segmentation masks.
+    step : int
+        Number of the step within the phase, from 0.
+    phase : Phase
+        The phase it belongs to.
+    last_epoch : bool
+        Whether it belongs to the last epoch of the phase.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, step: int, phase: Phase,
+                 last_epoch: bool = True) -> None:
+        self.x, self.y, self.step, self.phase, self.last_epoch = x, y, step, phase, last_epoch
+        self._model = model
+
+    @cached_property
+    def features(self) -> Tensor:
+        """Penultimate features [B, d] of the client's model (the model must be split)."""
+        features: Tensor = self._model.features(self.x)  # type: ignore[operator]
+        return features
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """Outputs of the client's model, for classification the logits [B, C]."""
+        split = isinstance(getattr(self._model, "features", None), nn.Module)
+        outputs: Tensor = self._model.classifier(self.features) if split else self._model(self.x)  # type: ignore[operator]
+        return outputs
+
+
+class Samples:
+    """Rows of the resident data that belong to one client or to the public set; indexed on the device.
+
+    Parameters
+    ----------
+    x, y : Tensor
+        All samples of the federation, on the device; uint8 images or float features.
+    rows : Tensor of int64
+        Which of them.
+    prepare : callable
+        Normalises a batch of raw samples.
+    disturb : callable, optional
+        Adds to a batch of normalised samples what belongs to their rows.
+    normalisation : two Tensors, optional
+        Mean and standard deviation that pixels in [0, 1] are normalised with.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor | None, rows: Tensor, prepare: Callable[[Tensor], Tensor],
+                 disturb: Callable[[Tensor, Tensor], Tensor] | None = None,
+                 normalisation: tuple[Tensor, Tensor] | None = None) -> None:
+        self._x, self._y, self.rows, self._prepare, self._disturb = x, y, rows, prepare, disturb
+        self.normalisation = normalisation
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels of all samples, int64 [n]; for segmentation masks, uint8 [n, K, H, W]."""
+        if self._y is None:
+            raise ValueError("these samples have no labels")
+        return self._y[self.rows]
+
+    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return normalised inputs and labels at positions within these samples (labels -1 where there are none)."""
+        rows = self.rows[positions]
+        x = self._prepare(self._x[rows])
+        if self._disturb is not None:
+            x = self._disturb(x, rows)
+        return x, self._y[rows] if self._y is not None else torch.full_like(rows, -1)
+
+    def relabelled_by_index(self, positions: Tensor) -> Samples:
+        """Return the samples at some positions, each labelled with its number among these."""
+        rows = self.rows[positions]
+        numbers = torch.full((len(self._x),), -1, device=rows.device)
+        numbers[rows] = torch.arange(len(rows), device=rows.device)
+        return Samples(self._x, numbers, rows, self._prepare)
+
+    def in_order(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all samples in their stored order, in batches."""
+        for positions in torch.arange(len(self), device=self.rows.device).split(batch_size):
+            yield self.take(positions)
+
+
+def pooled(features: Tensor) -> Tensor:
+    """Return features [B, m] or, averaged over positions, feature maps [B, m, ...] as [B, m].
+
+    What was taken from within a network that computes in bfloat16 becomes float32, as what comes out of it is.
+    """
+    features = features.float() if features.dtype == torch.bfloat16 else features
+    return features if features.dim() == 2 else features.flatten(2).mean(2)

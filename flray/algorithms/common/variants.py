@@ -1,0 +1,55 @@
+"""Methods whose paper and released code differ: one switch, and every difference as a value of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from flray.config.experiment import Experiment
+from flray.config.experiment import Local as LocalSettings
+from flray.errors import ConfigError
+from flray.registry import Params, hyper
+
+
+class VariantParams(Params):
+    """Hyper-parameters with a ``variant`` switch.
+
+    Attributes
+    ----------
+    deviations : dict of str to (Any, Any)
+        For each hyper-parameter whose default depends on the variant, its value in the paper and in the authors'
+        released code. Such a hyper-parameter's own default is null, which stands for the variant's value.
+    """
+
+    deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {}
+
+    variant: Literal["paper", "released"] = hyper(
+        "paper", "which reading is run where the text and the authors' released code differ", "a decision: the text")
+
+    def resolved(self) -> Self:
+        """Fill in the variant's values where none is given."""
+        column = ("paper", "released").index(self.variant)
+        return self.model_copy(update={
+            name: values[column] for name, values in self.deviations.items() if getattr(self, name) is None})
+
+
+def refuse_overridden(config: Experiment, **values: Any) -> None:
+    """Refuse settings of ``local`` that the method would replace by values of its own.
+
+    Parameters
+    ----------
+    config : Experiment
+        The experiment.
+    **values : Any
+        The method's value of each setting; None where it has none.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is neither the engine's default nor the method's value.
+    """
+    for name, value in values.items():
+        given = getattr(config.local, name)
+        if value is not None and given not in (LocalSettings.model_fields[name].default, value):
+            raise ConfigError(f"experiment.local.{name}", str(given), f"{config.algorithm.name} trains with {value} "
+                              f"here; write algorithm.{name}: {given} instead")

@@ -1,0 +1,312 @@
+"""The command line: parse, call, print. A user's mistake is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flray.errors import FlrayError, MethodError, RunFailedError, disk_is_full, one_line
+from flray.interrupts import InterruptedRunError, signals_as_interrupt
+from flray.startup import freeze_gc, gc_disabled
+
+if TYPE_CHECKING:
+    from flray.results.sweep import SweepResult
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Which federated-learning method works under this data heterogeneity, at which settings, and how sure are we?",
+    epilog="Example: flray run demo.yaml local.lr=0.05; each command's own --help has one.")
+data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and look at partitions.",
+                       epilog="Example: flray data show digits-sklearn")
+app.add_typer(data_app, name="data")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flray {metadata.version('flray')}")
+        raise typer.Exit
+
+
+@app.callback()
+def all_commands(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True,
+                                          help="print flray's version")] = False,
+) -> None:
+    """Options of all commands; the help text is the app's."""
+
+
+
+# typer brings a click of its own or uses the one that is installed, depending on its version.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="the experiment or search space")]
+Overrides = Annotated[list[str] | None, typer.Argument(
+    metavar="[KEY=VALUE]...", help="settings that replace the file's, for example local.lr=0.05")]
+Address = Annotated[str | None, typer.Option(help="a running Ray cluster ('auto' on its head); default: this machine")]
+
+
+@app.command("run", epilog="Example: flray run demo.yaml algorithm=fedprox local.lr=0.05")
+def run_command(file: ConfigFile, overrides: Overrides = None, address: Address = None) -> None:
+    """Run one federation."""
+    with gc_disabled("flray.cli.display", "flray.runs.runner"):
+        from flray.cli import display
+        from flray.runs import runner
+
+    with display.RunProgress() as progress:
+        result = runner.run(file, overrides or (), address=address, progress=progress)
+    display.show_result(result)
+
+
+@app.command("tune", epilog="Example: flray tune search_spaces/quickstart.yaml sweep.seeds=[0]")
+def tune_command(
+    file: ConfigFile, overrides: Overrides = None, address: Address = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="only prove that every method runs: two small rounds")] = False,
+) -> None:
+    """Run a sweep over the file's space."""
+    with gc_disabled("flray.cli.display", "flray.tuning"):
+        from flray import tuning
+        from flray.cli import display
+
+    with display.SweepProgress() as progress:
+        result = tuning.tune(file, overrides or (), address=address, progress=progress, smoke=smoke)
+    _show_sweep(result)
+
+
+def _show_sweep(result: SweepResult) -> None:
+    """Show a sweep's end; one that brought nothing ends as a failed run does."""
+    from flray.cli import display
+
+    display.show_sweep(result)
+    if result.all_failed:
+        raise typer.Exit(1)
+
+
+@app.command("resume", epilog="Example: flray resume demo")
+def resume_command(
+    target: Annotated[str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")],
+    address: Address = None,
+    output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+    plugin: Annotated[list[str] | None, typer.Option(metavar="FILE.py", help="your own file in place of those that the "
+                                                     "run's settings name (may be given several times)")] = None,
+    other_cpu: Annotated[bool, typer.Option("--other-cpu", help="go on even if this CPU computes other last bits than "
+                                            "the one it began on")] = False,
+) -> None:
+    """Go on with an interrupted run or sweep, to the same bits."""
+    with gc_disabled("flray.cli.display", "flray.runs.runner"):
+        from flray.cli import display
+        from flray.runs import directory, runner
+
+    folder = directory.find(target, output)
+    if directory.folder_kind(folder) == "run":
+        with display.RunProgress() as progress:
+            result = runner.resume(folder, address=address, progress=progress, plugins=plugin or (),
+                                    other_cpu=other_cpu)
+        display.show_result(result)
+    else:
+        from flray import tuning
+
+        with display.SweepProgress() as sweep_progress:
+            swept = tuning.resume(folder, address=address, progress=sweep_progress, plugins=plugin or (),
+                                  other_cpu=other_cpu)
+        _show_sweep(swept)
+
+
+@app.command("report", epilog="Example: flray report demo --to tables")
+def report_command(
+    target: Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep's or run's folder, NAME/NUMBER, NAME for the "
+                                          "newest, with --uri an MLflow experiment, or a file that --keep wrote")],
+    to: Annotated[Path | None, typer.Option(help="folder to write to; default: report/ in the sweep's folder")] = None,
+    reach: Annotated[float | None, typer.Option(help="accuracy in percent for rounds-to-target; default: 90 % of the "
+                                                "best setting's")] = None,
+    uri: Annotated[str | None, typer.Option(help="read from this MLflow address instead of from a folder")] = None,
+    output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+    keep: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="also add a row per finished run here, with "
+                                              "versions and SHA-256, to be kept in a repository")] = None,
+) -> None:
+    """Table beside the printed numbers, costs, figures: here, as Markdown, LaTeX and one HTML page."""
+    from flray import reporting
+    from flray.cli import display
+    from flray.reporting.build import report_file
+
+    if target.endswith(".csv"):
+        table, files = report_file(Path(target), to)
+        display.console.print(reporting.terminal(table, ()))
+    else:
+        made = reporting.report(target, to=to, target=None if reach is None else reach / 100, uri=uri, base=output,
+                             keep=keep)
+        files = made.files
+        display.console.print(reporting.terminal(made.table, made.costs))
+        if made.said:
+            typer.echo(made.said)
+    for path in files:
+        typer.echo(str(path))
+
+
+@app.command("sync", epilog="Example: flray sync demo --uri http://127.0.0.1:5000")
+def sync_command(
+    target: Annotated[str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")],
+    uri: Annotated[str | None, typer.Option(help="another tracking server than the one in the run's settings")] = None,
+    output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+) -> None:
+    """Send what could not be sent to MLflow while the run went on."""
+    from flray.runs import directory
+    from flray.tracking.sync import sync
+
+    folder = directory.find(target, output)
+    uri = uri or directory.tracking_uri(folder)
+    if uri is None:
+        raise FlrayError(f"{folder}: tracking.uri is null in its settings; name a server with --uri")
+    typer.echo(str(sync(folder, uri)))
+
+
+@app.command("list", epilog="Example: flray list algorithms fedprox")
+def list_command(
+    what: Annotated[str, typer.Argument(help="algorithms, augmentations, datasets, models, partitions or papers")],
+    name: Annotated[str | None, typer.Argument(help="one with its options; papers: those that start so")] = None,
+    time: Annotated[bool, typer.Option("--time", help="papers: estimate hours from a small timed round")] = False,
+) -> None:
+    """Show what a YAML file may name, or the suites that make the papers' tables again."""
+    from flray.cli import papers, tables
+
+    if what == "papers":
+        papers.show_papers(name, time)
+    else:
+        tables.show_list(what, name)
+
+
+@app.command("schema", epilog="Example: flray schema > schema.json")
+def schema_command() -> None:
+    """Print the JSON schema of the YAML file, for editors that complete it."""
+    from flray.config.loader import schema
+
+    typer.echo(json.dumps(schema(), indent=1))
+
+
+@app.command("doctor", epilog="Example: flray doctor")
+def doctor_command() -> None:
+    """Show versions, CPUs, GPUs, data and what is missing."""
+    from flray.cli import tables
+
+    tables.show_doctor()
+
+
+@data_app.command("get", epilog="Example: flray data get digits5-local")
+def data_get(name: Annotated[str, typer.Argument(help="a data set, for example digits5-local")]) -> None:
+    """Download a data set into the cache, checked by checksum."""
+    from flray.data.fetching import get
+    from flray.data.sources.cache import data_root
+
+    get(name, data_root())
+
+
+@data_app.command("list", epilog="Example: flray data list")
+def data_list() -> None:
+    """Show every data set: its source, what must be done for it, whether it is there."""
+    from flray.cli import tables
+
+    tables.show_datasets()
+
+
+@data_app.command("show", epilog="Example: flray data show demo.yaml partition=domains --plot partition.png")
+def data_show(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml|NAME", help="an experiment, or a data set by its name")],
+    overrides: Overrides = None,
+    plot: Annotated[Path | None, typer.Option(help="write a bubble chart of the partition here (PNG)")] = None,
+) -> None:
+    """Show who holds which samples under a file's partition, or the samples of each domain of a data set."""
+    from flray.cli import tables
+
+    tables.show_partition(file, overrides or [], plot)
+
+
+def main(command: str | None = None) -> None:
+    """Entry point.
+
+    Parameters
+    ----------
+    command : str, optional
+        The one command that this process is for: ``python -m flray.tune``. Without it the first argument names one.
+    """
+    module = getattr(sys.modules.get("__main__"), "__spec__", None)
+    typed = f"python -m {module.name.removesuffix('.__main__')}" if module is not None else Path(sys.argv[0]).name
+    code = invoke(sys.argv[1:], command, typed, alone=True)
+    freeze_gc()
+    sys.exit(code)
+
+
+def invoke(arguments: list[str], command: str | None = None, typed: str = "flray", alone: bool = False) -> int:
+    """Run a command line.
+
+    Parameters
+    ----------
+    arguments : list of str
+        What was typed after the command's name.
+    command : str, optional
+        The command that the arguments are for, where they do not name it themselves.
+    typed : str
+        The command's name as it was typed, for usage lines.
+    alone : bool
+        Whether the process is there for this only, and may be started again where `flray.bits` needs it.
+
+    Returns
+    -------
+    int
+        0, 1 for a failed run, 2 for a mistake, 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
+    """
+    with signals_as_interrupt() as stop:
+        return stop.code(_invoke(arguments, command, typed, alone))
+
+
+def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) -> int:
+    from flray.bits import StartAgainError, start_again
+
+    try:
+        parser = typer.main.get_command(app)
+        if command is not None:
+            parser = parser.commands[command]  # type: ignore[attr-defined]
+        ended = parser.main(arguments, prog_name=typed, standalone_mode=False)
+        if ended == 130:  # typer's own word for Ctrl-C
+            raise KeyboardInterrupt
+        return ended if isinstance(ended, int) else 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("stopped", err=True)
+        return 130
+    except UsageError as error:
+        return _usage_error(error, typed)
+    except InterruptedRunError as error:
+        typer.echo(str(error), err=True)
+        return 130
+    except MethodError as error:
+        typer.echo(str(error), err=True)
+        return 1
+    except FlrayError as error:
+        if alone and isinstance(error, StartAgainError):
+            start_again()
+        typer.echo(f"flray: {error}", err=True)
+        return 1 if isinstance(error, RunFailedError) else 2
+    except OSError as error:
+        if not disk_is_full(error):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        typer.echo(one_line(f"flray: no space left on the disk{where}; make room, then go on with flray resume"),
+                   err=True)
+        return 1
+
+
+def _usage_error(error: Any, typed: str) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":  # its text is the whole help
+        error.show()
+    else:
+        path = error.ctx.command_path if error.ctx is not None else typed
+        typer.echo(one_line(f"flray: {error.format_message()} (usage: {path} --help)"), err=True)
+    return 2
+
+
+if __name__ == "__main__":
+    main()

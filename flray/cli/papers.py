@@ -1,0 +1,208 @@
+"""The table behind ``flray list papers``: what each suite runs, whether its data are there, how long it takes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from flray import registry
+from flray.config import suites
+from flray.config.experiment import Experiment
+from flray.config.loader import load
+from flray.config.yaml_files import read_with_base
+from flray.data.sources.cache import data_root
+from flray.errors import FlrayError
+from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
+
+_SUBSETS, _BATCH = (96, 192), 48
+"""Training samples per domain (or per client, where a partition names the number of clients) of the timed rounds, and
+their largest batch."""
+_ABSENT = "*"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One suite.
+
+    Attributes
+    ----------
+    name, title : str
+        ``fedco2/table1`` and what it shows.
+    runs : int
+        Settings times seeds.
+    data : tuple of str
+        Data sets by name.
+    problem : str
+        Why it cannot be run now, empty if it can.
+    absent : mapping of str to str
+        Data sets that are not there, with their own messages.
+    hours : float or None
+        Of all runs one after another on this machine; None where not timed.
+    """
+
+    name: str
+    title: str
+    runs: int
+    data: tuple[str, ...]
+    problem: str
+    hours: float | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def availability(self) -> str:
+        """Whether the data are there, in a word."""
+        there = sum(name not in self.absent for name in self.data)
+        return "yes" if there == len(self.data) else f"{there} of {len(self.data)}" if there else "no"
+
+    @property
+    def messages(self) -> list[str]:
+        """What is missing, and what can be done about it."""
+        if self.absent or not self.problem:
+            return list(self.absent.values())
+        return [f"{self.name}: {self.problem}"]
+
+
+def list_suites(names: str | None = None, timed: bool = False) -> Iterator[Suite]:
+    """Yield the suites.
+
+    Parameters
+    ----------
+    names : str, optional
+        Only those whose name starts with this.
+    timed : bool
+        Play small rounds of every suite that can be run, to estimate its hours.
+    """
+    for name, path in suites.files().items():
+        if names is None or name.startswith(names):
+            yield _describe(name, path, timed)
+
+
+def show_papers(names: str | None, timed: bool) -> None:
+    """Print the suites of the papers' tables: runs, data, whether the data are there, and hours."""
+    from flray.cli.display import console
+
+    found: list[Suite] = []
+    with console.status("") as status:
+        for suite in list_suites(names, timed):
+            found.append(suite)
+            status.update(f"{suite.name} is looked at")
+    console.print(papers_table(found, timed))
+    if timed:
+        console.print(f"hours: {_processor()} hours of all runs one after another on this machine, from two small "
+                      "rounds of each method; good to a factor of two")
+    else:
+        console.print("hours: flray list papers NAME --time, for example flray list papers fedskc/local --time")
+    for message in dict.fromkeys(text for suite in found for text in suite.messages):
+        console.print(f"- {message}")
+
+
+def papers_table(found: Iterable[Suite], timed: bool) -> Table:
+    """Return the table of suites."""
+    made = Table(title="suites (flray tune search_spaces/papers/SUITE.yaml; with --smoke in minutes)",
+                 title_justify="left", caption_justify="left", caption=f"{_ABSENT} is not here: see below",
+                 box=box.SIMPLE_HEAD)
+    for heading in ("suite", "what it shows", "runs", "data", "here"):
+        made.add_column(heading, justify="right" if heading == "runs" else "left",
+                        no_wrap=heading not in ("what it shows", "data"),
+                        max_width=33 if heading == "data" else None)  # so that a row takes two lines of 120 columns
+    if timed:
+        made.add_column("hours", justify="right", no_wrap=True)
+    for suite in found:
+        named = [f"{name}{_ABSENT if name in suite.absent else ''}" for name in suite.data]
+        hours = [] if not timed else ["" if suite.hours is None else f"{suite.hours:.2g}"]
+        made.add_row(suite.name, suite.title, str(suite.runs), ", ".join(named), suite.availability, *hours)
+    return made
+
+
+def _describe(name: str, path: Path, timed: bool) -> Suite:
+    content = read_with_base(path)
+    title = str((content.get("paper") or {}).get("title") or "the paper's question on data that can be had offline")
+    runs, named = suites.run_count(content), tuple(suites.data_names(content))
+    missing = suites.unknown_names(content)
+    if missing:
+        lost = {word.removeprefix("data "): f"{name} needs {word}, which is unknown here" for word in missing}
+        return Suite(name, title, runs, named, f"unknown here: {', '.join(missing)}", absent=lost)
+    try:
+        config = resolve_sweep(load(path))
+        trials = trial_specs(config, enumerate_settings(config))
+    except FlrayError as error:
+        return Suite(name, title, runs, named, str(error).splitlines()[0])
+    data = {trial.experiment.data.name: trial.experiment for trial in trials}
+    absent = {name: text for name, one in data.items() if (text := _missing_data(_key(one)))}
+    problem, hours = f"without data: {', '.join(absent)}" if absent else "", None
+    if timed and not absent:
+        try:
+            hours = estimate_hours(trials)
+        except FlrayError as error:  # a partition that so few samples do not fill
+            problem = f"no estimate: {str(error).splitlines()[0]}"
+    return Suite(name, title, len(trials), tuple(data), problem, hours, absent)
+
+
+def estimate_hours(trials: list[TrialSpec]) -> float:
+    """Return the hours of all runs of a sweep one after another, from two small rounds of each method on each data set.
+
+    A round's seconds are taken to be a constant (public data, aggregation) plus a part that grows with the training
+    samples it goes through; few samples and twice as many give both. What happens once, such as pre-training, and
+    differences between options of one method are left out.
+    """
+    from flray.federation.spec import dataset_for
+
+    pace: dict[str, tuple[float, float]] = {}
+    seconds = 0.0
+    for trial in trials:
+        one = trial.experiment
+        key = f"{one.algorithm.name} {one.data.model_dump_json()} {one.model.model_dump_json()}"
+        if key not in pace:
+            (few, short), (many, long) = (_time_small_run(one, subset) for subset in _SUBSETS)
+            slope = max(0.0, (long - short) / (many - few))
+            pace[key] = max(0.0, short - slope * few), slope or long / many
+        constant, slope = pace[key]
+        size = sum(len(domain.train_y) for domain in dataset_for(one).domains)
+        seconds += one.rounds * (constant + slope * size * one.local.epochs)
+    return seconds / 3600
+
+
+def _time_small_run(experiment: Experiment, subset: int) -> tuple[float, float]:
+    """Return how many training samples the clients of a small run hold, and the seconds of its second round."""
+    from flray.federation.ray_backend.handle import InlineFederation
+    from flray.federation.spec import build_spec
+
+    local = experiment.local.model_copy(update={"epochs": 1, "batch_size": min(_BATCH, experiment.local.batch_size)})
+    most = subset * max(1, int(experiment.partition.options.get("clients", 1)))
+    spec = build_spec(experiment.model_copy(update={"subset": most, "rounds": 2, "local": local}))
+    federation = InlineFederation(spec, lambda line: None)
+    try:
+        federation.step()  # the first round also loads and compiles
+        begun = time.perf_counter()
+        federation.step()
+        return float(sum(len(client.train) for client in spec.data.clients)), time.perf_counter() - begun
+    finally:
+        federation.close()
+
+
+def _processor() -> str:
+    import torch
+
+    return "GPU" if torch.cuda.is_available() else "CPU"
+
+
+def _key(experiment: Experiment) -> tuple[str, str]:
+    return experiment.data.name, experiment.data.model_dump_json()
+
+
+@cache
+def _missing_data(key: tuple[str, str]) -> str:
+    """Return the data set's own message where its files are not there."""
+    name, options = key[0], {k: v for k, v in json.loads(key[1]).items() if k != "name"}
+    try:
+        registry.datasets.get(name)(data_root(), **options)
+    except FlrayError as error:
+        return str(error).splitlines()[0]
+    return ""

@@ -1,0 +1,139 @@
+"""Tables of what there is: components, data sets, who holds which data, and this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from flray import registry
+from flray.cli.display import console
+from flray.errors import FlrayError, nearest, one_line
+
+
+def show_list(what: str, name: str | None) -> None:
+    """Print the registered names of a kind, or one with its options.
+
+    Raises
+    ------
+    FlrayError
+        If the kind or the name is unknown.
+    """
+    if what not in registry.ALL:
+        raise FlrayError(f"nothing called {what!r} to list{nearest(what, registry.ALL)}; "
+                         f"one of {', '.join(registry.ALL)}")
+    entries = registry.ALL[what]
+    if name is None and what == "algorithms":
+        table = Table("name", "method", "shared", "needs", "evaluated", title_justify="left",
+                      title=f"{what} (details: flray list {what} NAME)")
+        for entry in entries.names():
+            method = entries.get(entry)
+            shared = method.shared if isinstance(method.shared, str) else "by its settings"
+            table.add_row(entry, _summary_line(method), shared,
+                          ", ".join(sorted(method.needs)), ", ".join(method.views))
+        console.print(table)
+        return
+    if name is None and what == "datasets":
+        show_datasets()
+        return
+    if name is None:
+        table = Table("name", "what it is", title=f"{what} (details: flray list {what} NAME)", title_justify="left")
+        for entry in entries.names():
+            table.add_row(entry, _first_line(entries.get(entry)))
+        console.print(table)
+        return
+    item = entries.get(name)
+    console.print(f"{name}: {_first_line(item)}")
+    if what == "datasets":
+        from flray.data.inventory import list_datasets
+
+        (found,) = [one for one in list_datasets() if one.name == name]
+        console.print(f"source: {found.source}")
+        console.print("it is here" if found.present else f"to have it: {found.todo}")
+    table = Table("option", "default", "allowed", "meaning", "source")
+    options = entries.params(name).model_json_schema()
+    for option, field in options.get("properties", {}).items():
+        required = option in options.get("required", [])
+        table.add_row(option, "(required)" if required else repr(field.get("default")), allowed_values(field),
+                      field.get("description", ""), field.get("source", ""))
+    console.print(table if options.get("properties") else "it has no options")
+    for preset in getattr(entries.params(name), "presets", ()):
+        values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
+        console.print(f"preset {preset.name}: {values} ({preset.source})")
+
+
+def _summary_line(method: type) -> str:
+    """Return the first line of a method's file, or its own where it is a form of another method of that file."""
+    is_form = any(base.__module__ == method.__module__ for base in method.__mro__[1:])
+    return (not is_form and _first_line(sys.modules.get(method.__module__))) or _first_line(method)
+
+
+def _first_line(item: Any) -> str:
+    return (item.__doc__ or "").strip().splitlines()[0] if item.__doc__ else ""
+
+
+def allowed_values(field: dict[str, Any]) -> str:
+    """Return in words what a field of a JSON schema may be."""
+    forms = field.get("anyOf", [field])
+    words = []
+    for form in forms:
+        if "enum" in form:
+            words.append(" | ".join(map(str, form["enum"])))
+            continue
+        limits = [f"{sign} {form[key]:g}" for key, sign in (
+            ("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<")) if key in form]
+        words.append(" ".join([str(form.get("type", form.get("const", "any"))), *limits]))
+    return " or ".join(words)
+
+
+def show_datasets() -> None:
+    """Print every data set with its source, what must be done for it, and whether it is there."""
+    from flray.data.inventory import list_datasets
+    from flray.data.sources.cache import data_root
+
+    table = Table(title=f"datasets; DATA is {data_root()} (details: flray list datasets NAME)", title_justify="left")
+    table.add_column("name", no_wrap=True)
+    for heading in ("what it is", "source", "to have it", "here"):
+        table.add_column(heading, overflow="fold")
+    for entry in list_datasets():
+        table.add_row(entry.name, entry.what.removeprefix("Return "), entry.source, entry.todo,
+                      "yes" if entry.present else "no")
+    console.print(table)
+
+
+def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
+    """Print the table of a partition, of a file or of a data set by its name, and draw its bubble chart."""
+    from flray.config.loader import load
+    from flray.data.federated import federate, load_dataset
+    from flray.data.partition_plot import ClientHoldings, bubble_chart, check_picture, partition_table
+    from flray.federation.spec import build_spec
+
+    if plot is not None:
+        check_picture(plot)
+    if str(file) in registry.datasets.names() and not file.is_file():
+        whole = {"experiment": {"data": str(file), "model": "linear", "algorithm": "fedavg"}}
+        chosen = load(whole, overrides).experiment
+        data = federate(load_dataset(chosen.data.name, chosen.data.options), chosen.partition.name,
+                        chosen.partition.options, chosen.seed, chosen.evaluation.validation, split=chosen.split,
+                        shift=chosen.shift)
+    else:
+        data = build_spec(load(file, overrides).experiment).data
+    table = partition_table(data)
+    table = table.rename(columns=one_line).map(lambda value: one_line(value) if isinstance(value, str) else value)
+    console.print(table.to_string(index=False))
+    console.print(f"partition fingerprint: {data.partition_fingerprint}")
+    if plot is not None:
+        bubble_chart(ClientHoldings.of(data), plot)
+        console.print(f"chart: {plot}")
+
+
+def show_doctor() -> None:
+    """Print what `flray.cli.doctor.diagnose` finds."""
+    from flray.cli.doctor import diagnose
+
+    table = Table("what", "found", title="flray doctor", title_justify="left")
+    for name, found in diagnose():
+        table.add_row(name, found)
+    console.print(table)

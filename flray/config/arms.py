@@ -1,0 +1,144 @@
+"""Arms: named bundles of settings that a sweep compares, such as the rows and columns of a paper's table.
+
+``arms`` has one entry per axis, an axis one entry per arm, an arm the settings it changes::
+
+    arms:
+      method:
+        fedavg: {algorithm: fedavg}
+        fedprox: {algorithm: {name: fedprox, mu: 0.01}}
+      data:
+        two labels each: {partition: {name: pathological, classes_per_client: 2}}
+        "alpha = 0.3": {partition: {name: dirichlet, alpha: 0.3}}
+
+A sweep runs every combination of one arm per axis (less ``sweep.skip``), of the grids of ``space`` and of the seeds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flray.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from flray.config.experiment import Config
+
+PREFIX = "arms."
+"""A setting holds the name of the arm of an axis under this prefix and the axis."""
+
+
+def select_arms(config: Config) -> dict[str, list[str]]:
+    """Return the arms to run, by axis."""
+    return {axis: list(config.sweep.only.get(axis, arms)) for axis, arms in config.arms.items()}
+
+
+def combine_arms(config: Config) -> Iterator[dict[str, str]]:
+    """Yield every combination of arms to run, each axis under its prefix; one empty combination without arms."""
+    axes = select_arms(config)
+    for names in itertools.product(*axes.values()):
+        combination = dict(zip(axes, names, strict=True))
+        if not any(_matches(rule, combination) for rule in config.sweep.skip):
+            yield {f"{PREFIX}{axis}": name for axis, name in combination.items()}
+
+
+def expand_arms(config: Config, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings to change, in order: those of the arms axis by axis, then the others, outer ones first.
+
+    A preset comes before its neighbours, which it would replace.
+
+    Raises
+    ------
+    ConfigError
+        If an arm is not known.
+    """
+    def depth(item: tuple[str, Any]) -> tuple[int, bool, str]:
+        return item[0].count("."), not item[0].endswith(".preset"), item[0]
+
+    for axis, arms in config.arms.items():
+        name = values.get(f"{PREFIX}{axis}")
+        if name is not None and name not in arms:
+            raise ConfigError(f"arms.{axis}", repr(name), f"one of {', '.join(arms)}{nearest(str(name), arms)}")
+        yield from sorted(arms.get(str(name), {}).items(), key=depth)
+    yield from sorted(((path, value) for path, value in values.items() if not path.startswith(PREFIX)), key=depth)
+
+
+def override_arms(arms: Any, path: str) -> None:
+    """Let a setting given on the command line win over the arms that make the same one, in place.
+
+    Parameters
+    ----------
+    arms : mapping
+        The file's ``arms``, as read.
+    path : str
+        Dotted path, relative to ``experiment``.
+
+    Raises
+    ------
+    ConfigError
+        If an arm sets a whole that the path is a part of: it would be lost without a word.
+    """
+    for axis, one in (arms.items() if isinstance(arms, Mapping) else ()):
+        for name, settings in (one.items() if isinstance(one, Mapping) else ()):
+            for key in list(settings if isinstance(settings, dict) else ()):
+                own = key.removeprefix("experiment.")
+                if own == path or own.startswith(f"{path}."):
+                    del settings[key]
+                elif path.startswith(f"{own}."):
+                    raise ConfigError(path, "a setting of the whole sweep", f"the arm {name!r} sets the whole {own}; "
+                                      f"write arms.{axis}.{name}.{path}=VALUE for one arm, or replace {own}")
+
+
+def resolve_arm_path(content: Mapping[str, Any], parents: list[str], last: str) -> tuple[list[str], str]:
+    """Return where a path such as ``arms.method.fedprox.algorithm.mu`` leads: the keys on the way, and the last.
+
+    The keys of an arm are paths themselves; where the arm sets a whole that the path is a part of, it leads into it.
+    """
+    if len(parents) < 4:
+        return parents, last
+    inner = ".".join([*parents[3:], last])
+    arm: Any = content
+    for parent in parents[:3]:
+        arm = arm.get(parent) if isinstance(arm, Mapping) else None
+    whole = next((key for key in arm if inner.startswith(f"{key}.")), None) if isinstance(arm, Mapping) else None
+    if whole is None:
+        return parents[:3], inner
+    *rest, last = inner.removeprefix(f"{whole}.").split(".")
+    return [*parents[:3], whole, *rest], last
+
+
+def validate_arms(config: Config) -> Iterator[ConfigError]:
+    """Yield what is wrong with arms, ``sweep.only`` and ``sweep.skip`` themselves; the settings are checked apart."""
+    for axis, arms in config.arms.items():
+        if not arms:
+            yield ConfigError(f"arms.{axis}", "no arms", "name at least one, or leave the axis out")
+    rules = [("sweep.only", config.sweep.only), *((f"sweep.skip.{i}", r) for i, r in enumerate(config.sweep.skip))]
+    for where, rule in rules:
+        for axis, names in rule.items():
+            if axis not in config.arms:
+                yield ConfigError(f"{where}.{axis}", "an unknown axis", f"arms has {', '.join(config.arms) or 'none'}"
+                                  f"{nearest(axis, config.arms)}")
+                continue
+            for name in names:
+                if name not in config.arms[axis]:
+                    yield ConfigError(f"{where}.{axis}", repr(name), f"one of {', '.join(config.arms[axis])}"
+                                      f"{nearest(name, config.arms[axis])}")
+
+
+def deep_merge(base: Any, own: Any, path: tuple[str, ...] = ()) -> Any:
+    """Return a file's content laid over its base's: mappings are joined, anything else is replaced.
+
+    A component of another name replaces the base's with all its options. Under ``arms``, null takes an axis, an arm or
+    a setting of an arm away.
+    """
+    if not isinstance(base, Mapping) or not isinstance(own, Mapping):
+        return own
+    if "name" in own and own["name"] != base.get("name", own["name"]) and len(path) > 1:
+        return dict(own)
+    joined = {key: deep_merge(value, own[key], (*path, key)) if key in own else value for key, value in base.items()
+              if not (path[:1] == ("arms",) and key in own and own[key] is None)}
+    return joined | {key: value for key, value in own.items() if key not in base}
+
+
+def _matches(rule: Mapping[str, tuple[str, ...]], combination: Mapping[str, str]) -> bool:
+    return all(combination.get(axis) in names for axis, names in rule.items())

@@ -1,0 +1,163 @@
+"""The form of what was read or given: plain values for a configuration, and the mappings that flray itself wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy
+from pydantic import BaseModel, ValidationError
+
+from flray.config.yaml_files import DEPTH, VALUES, shorten
+from flray.errors import ConfigError, FlrayError, brief
+
+Kind = type | tuple[type, ...]
+
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+
+
+def read_json(path: Path, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None) -> dict[str, Any]:
+    """Return the mapping of a JSON file that flray wrote.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    needed, known : mapping of str to type or tuple of types
+        Keys that it must have, and those that it may have, with what their values are.
+
+    Raises
+    ------
+    FlrayError
+        If it is missing, damaged or of another form.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise FlrayError(f"{path}: cannot be read ({brief(error)}); restore it, or start anew") from None
+    if problem := shape_problem(content, needed, known):
+        raise FlrayError(f"{path}: {problem}, which is not what was written; restore it, or start anew")
+    return dict(content)
+
+
+class ClientRecord(BaseModel, strict=True):
+    """A client in ``partition.json``: how many training samples of each class it holds, and how many test samples."""
+
+    name: str
+    domain: str
+    train: list[int]
+    test: int
+
+
+class PartitionRecord(BaseModel, strict=True):
+    """Who holds what: the form of ``partition.json``."""
+
+    dataset: str
+    classes: list[str]
+    origins: dict[str, str]
+    clients: list[ClientRecord]
+
+
+def read_partition(path: Path) -> dict[str, Any]:
+    """Return who holds what, as `flray.federation.diagnostics.save_partition` wrote it.
+
+    Raises
+    ------
+    FlrayError
+        If it is missing, damaged or of another form.
+    """
+    found = read_json(path, {}, {"fingerprints": dict})
+    try:
+        held = PartitionRecord.model_validate(found)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise FlrayError(f"{path}: found {where} in another form than it was written; restore it, or take the file "
+                         "away") from None
+    if len({len(client.train) for client in held.clients}) > 1:
+        raise FlrayError(f"{path}: found clients with unlike numbers of classes; restore it, or take the file away")
+    return found
+
+
+def shape_problem(content: Any, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None) -> str:
+    """Return what is wrong with the form of a mapping that flray wrote; empty where nothing is.
+
+    Parameters
+    ----------
+    content : Any
+        What was read.
+    needed, known : mapping of str to type or tuple of types
+        As for `read_json`; a key may be a dotted path.
+    """
+    if not isinstance(content, dict):
+        return f"found {type(content).__name__} instead of a mapping"
+    for path, kind in {**needed, **(known or {})}.items():
+        *parents, key = path.split(".")
+        part = content
+        for parent in parents:
+            part = part.get(parent, {})
+            if not isinstance(part, dict):
+                return f"found {type(part).__name__} for {parent!r}"
+        if key not in part:
+            if path in needed:
+                return f"found nothing for {path!r}"
+        elif not isinstance(part[key], kind) or (isinstance(part[key], bool) and kind is int):
+            return f"found {type(part[key]).__name__} for {path!r}"
+    return ""
+
+
+def copy_plain(value: Any, path: str = "") -> Any:
+    """Return a copy of a configuration's content, made of mappings, lists, texts, numbers, truth values and null.
+
+    Parameters
+    ----------
+    value : Any
+        Content of a file, or what Python code gave: tuples, ranges, paths, NumPy's numbers and pydantic's models too.
+    path : str
+        Where it stands, for the message.
+
+    Raises
+    ------
+    ConfigError
+        If it holds anything else, an integer beyond 64 bits, a character that no setting may hold, or too much.
+    """
+    return _copy(value, path, 0, [0])
+
+
+def _copy(value: Any, path: str, depth: int, counted: list[int]) -> Any:
+    counted[0] += 1
+    if depth > DEPTH or counted[0] > VALUES:
+        raise ConfigError(path[:80] or "configuration", f"more than {DEPTH} parts within each other" if depth > DEPTH
+                          else f"more than {VALUES:,} keys and values", "write fewer")
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    elif isinstance(value, PurePath):
+        value = str(value)
+    elif isinstance(value, numpy.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        if not -2**63 <= value < 2**63:
+            raise ConfigError(path, "an integer of more than 64 bits", "between -2**63 and 2**63 - 1")
+        return value
+    if isinstance(value, str):
+        if bad := _FORBIDDEN.search(value):
+            raise ConfigError(path, shorten(value), f"no setting may hold the character {bad[0]!r}")
+        return value
+    if isinstance(value, Mapping):
+        content = {}
+        for key, one in value.items():
+            if not isinstance(key, str) or _FORBIDDEN.search(key):
+                raise ConfigError(path or "configuration", f"the key {shorten(str(key))} ({type(key).__name__})",
+                                  "keys are text: put it in quotes" if not isinstance(key, str) else "rename it")
+            content[key] = _copy(one, f"{path}.{key}" if path else key, depth + 1, counted)
+        return content
+    if isinstance(value, list | tuple | range):
+        if isinstance(value, range) and len(value) > VALUES:
+            raise ConfigError(path, f"{len(value):,} values", f"at most {VALUES:,}")
+        return [_copy(one, f"{path}.{position}", depth + 1, counted) for position, one in enumerate(value)]
+    raise ConfigError(path, f"a value of type {type(value).__name__}",
+                      "numbers, texts, true, false, null, lists and mappings only")

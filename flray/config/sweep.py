@@ -1,0 +1,150 @@
+"""The parts ``space`` and ``sweep`` of the YAML file: what is varied, and how the space is searched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from flray.config.sections import Section
+from flray.metrics.direction import lower_is_better
+
+
+class Grid(Section):
+    """Every value is tried."""
+
+    grid: list[Any] = Field(min_length=1)
+
+
+class Choice(Section):
+    """One of the values, drawn anew for each sample."""
+
+    choice: list[Any] = Field(min_length=1)
+
+
+class Interval(Section):
+    """Two ends, low below high."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Interval:
+        for name, (low, high) in self.model_dump().items():
+            if not low < high:
+                raise PydanticCustomError("interval", "{name}: the first number must be below the second",
+                                          {"name": name})
+            if not math.isfinite(high - low):
+                raise PydanticCustomError("interval", "{name}: the numbers are too far apart for a draw",
+                                          {"name": name})
+        return self
+
+
+class Uniform(Interval):
+    """A real number from an interval."""
+
+    uniform: tuple[float, float]
+
+
+class LogUniform(Interval):
+    """A positive real number, uniform on the logarithm."""
+
+    loguniform: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
+
+
+class RandInt(Interval):
+    """An integer from [low, high)."""
+
+    randint: tuple[int, int]
+
+
+def _domain_tag(value: Any) -> str | None:
+    """Return which of the forms a domain has: the one whose word it uses."""
+    if isinstance(value, Mapping):
+        return next((word for word in FORMS if word in value), None)
+    return next((word for word in FORMS if word in type(value).model_fields), None) \
+        if isinstance(value, Section) else None
+
+
+FORMS = ("grid", "choice", "uniform", "loguniform", "randint")
+Domain = Annotated[
+    Annotated[Grid, Tag("grid")] | Annotated[Choice, Tag("choice")] | Annotated[Uniform, Tag("uniform")]
+    | Annotated[LogUniform, Tag("loguniform")] | Annotated[RandInt, Tag("randint")],
+    Discriminator(_domain_tag, custom_error_type="domain", custom_error_message=(
+        "a domain is one of {grid: [...]}, {choice: [...]}, {uniform: [low, high]}, {loguniform: [low, high]}, "
+        "{randint: [low, high]}"))]
+
+
+Compared = Annotated[Literal["alike", "all"], Field(
+    description="alike: a trial is compared with those of the same method, data, partition, network and seed, so that "
+                "settings compete, not methods or repetitions; all: with every trial")]
+
+
+class Asha(Section):
+    """Asynchronous successive halving: the worse part of the trials stops early."""
+
+    name: Literal["asha"]
+    grace_period: int = Field(1, ge=1, description="rounds before a trial may be stopped")
+    reduction_factor: float = Field(3, gt=1)
+    compared: Compared = "alike"
+
+
+class Median(Section):
+    """Stops trials below the median of the others at the same round."""
+
+    name: Literal["median"]
+    grace_period: int = Field(1, ge=1)
+    min_samples: int = Field(3, ge=1)
+    compared: Compared = "alike"
+
+
+class Pbt(Section):
+    """Population based training: poor trials copy good ones and perturb the settings of `space`."""
+
+    name: Literal["pbt"]
+    perturbation_interval: int = Field(2, ge=1, description="rounds")
+    quantile: float = Field(0.25, gt=0, le=0.5)
+
+
+Scheduler = Annotated[Asha | Median | Pbt, Field(discriminator="name")]
+
+
+class Sweep(Section):
+    """How the space is searched."""
+
+    samples: int = Field(1, ge=1, description="draws from the space (each with every grid value)")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0,), min_length=1, description="repetitions of each setting")
+    only: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="by axis of arms: those to run")
+    skip: tuple[dict[str, tuple[str, ...]], ...] = Field(
+        (), description="combinations of arms that are not run: each lists arms by axis")
+    metric: str = Field("auto", description="auto: the method's main accuracy, personal or global")
+    mode: Literal["max", "min"] = Field("max", description="by default min for losses and distances, max otherwise")
+    search: Literal["random", "grid", "optuna"] = "random"
+    scheduler: Scheduler | None = None
+    concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    max_failures: int = Field(2, ge=0, description="times a crashed trial is tried again from its checkpoint")
+    seed: int = Field(0, ge=0, description="of the draws")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scheduler_by_name(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and isinstance(value.get("scheduler"), str):
+            return {**value, "scheduler": {"name": value["scheduler"]}}
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _direction(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and lower_is_better(str(value.get("metric", ""))):
+            if value.get("mode", "min") == "max":
+                raise PydanticCustomError("mode", "{metric} is better the lower it is: leave mode out or write min",
+                                          {"metric": value["metric"], "sub": ("mode",), "found": "max"})
+            return {**value, "mode": "min"}
+        return value
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Sweep:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise PydanticCustomError("seeds", "seeds must differ from each other", {"sub": ("seeds",)})
+        return self

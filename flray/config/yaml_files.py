@@ -1,0 +1,241 @@
+"""Read YAML files, one laid over another, so that whatever a file holds is either plain values or a line for the user.
+
+Stricter than YAML where YAML is lenient: a key that stands twice is refused, and so is what no setting can be (sets,
+binary data). A date is text.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flray.config.arms import deep_merge
+from flray.errors import FlrayError, brief, nearest
+
+PARTS = ("experiment", "arms", "space", "sweep", "paper")
+BYTES, VALUES, DEPTH, FILES = 2**20, 50_000, 64, 64
+"""Most bytes of a YAML file, most keys and values in it (an alias counts as what it stands for), deepest nesting, most
+files that one is laid over."""
+
+_KINDS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq"))
+_MERGE = "tag:yaml.org,2002:merge"
+_DATE = "tag:yaml.org,2002:timestamp"
+_HINTS = {
+    "mapping values are not allowed": "this line is indented otherwise than those above it, or a text with ': ' in it "
+                                      "lacks its quotes",
+    "cannot start any token": "indent with spaces, and put a text that begins with a special character in quotes",
+    "but found another document": "a file holds one configuration; take the line --- out",
+    "could not find expected ':'": "a key needs a colon and a space before its value",
+    "expected <block end>": "lines of one part are indented alike",
+}
+
+
+class Loader(yaml.SafeLoader):
+    """YAML's plain values; what is written as a date stays text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML declares it)
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _DATE]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node; a file with far too many is not read to its end."""
+        self._composed = getattr(self, "_composed", 0) + 1
+        node = super().compose_node(parent, index)
+        if self._composed > VALUES and node is not None:
+            raise _parser_error(f"more than {VALUES:,} keys and values", node)
+        return node
+
+    def get_single_data(self) -> Any:
+        """Return the one document's content, having checked its nodes."""
+        node = self.get_single_node()
+        if node is None:
+            return None
+        _Nodes(self).count(node, 1)
+        return self.construct_document(node)
+
+
+class _Nodes:
+    """Checks a document's nodes before anything is made of them.
+
+    Parameters
+    ----------
+    loader : Loader
+        Tells which keys are equal.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._counted: dict[int, int | None] = {}
+
+    def count(self, node: yaml.Node, depth: int) -> int:
+        """Return how many values a node stands for; each is looked at once, however often aliases name it."""
+        if id(node) in self._counted:
+            known = self._counted[id(node)]
+            if known is None:
+                raise _parser_error("an alias within what it stands for", node)
+            return known
+        if depth > DEPTH:
+            raise _parser_error(f"more than {DEPTH} parts within each other", node)
+        if node.tag not in _KINDS and not (node.tag == _MERGE and isinstance(node, yaml.ScalarNode)):
+            raise _parser_error(f"a value of the kind {node.tag.removeprefix('tag:yaml.org,2002:')!r}, which no setting is",
+                           node)
+        self._counted[id(node)] = None
+        total = 1
+        if isinstance(node, yaml.ScalarNode):
+            self._value(node)
+        if isinstance(node, yaml.MappingNode):
+            self._check_keys(node)
+            total += sum(self.count(key, depth + 1) + self.count(value, depth + 1) for key, value in node.value)
+        elif isinstance(node, yaml.SequenceNode):
+            total += sum(self.count(value, depth + 1) for value in node.value)
+        if total > VALUES:
+            raise _parser_error(f"more than {VALUES:,} keys and values, counting what aliases stand for", node)
+        self._counted[id(node)] = total
+        return total
+
+    def _check_keys(self, node: yaml.MappingNode) -> None:
+        seen: dict[Hashable, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _parser_error("a list or a mapping as a key", key)
+            value = self._value(key)
+            if value in seen:
+                raise _parser_error(f"the key {key.value!r} a second time (first in line {seen[value]}); keep one of them",
+                               key)
+            seen[value] = key.start_mark.line + 1
+
+    def _value(self, node: yaml.ScalarNode) -> Hashable:
+        if node.tag == _MERGE:
+            return str(node.value)
+        try:
+            value: Hashable = self._loader.construct_object(node)
+        except Exception:  # Python's own conversions raise what they like, for example a KeyError
+            raise _parser_error(f"{shorten(node.value)}, which is no {node.tag.rpartition(':')[2]}", node) from None
+        return value
+
+
+def shorten(text: str) -> str:
+    """Return a text in quotes, its end left out where it is long."""
+    return repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
+
+
+def _parser_error(found: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=f"found {found}", problem_mark=node.start_mark)
+
+
+def parse(text: str) -> Any:
+    """Return the content of a YAML text: mappings, lists, texts, numbers, truth values and null only.
+
+    Raises
+    ------
+    ValueError
+        If it is not YAML or holds anything else; one line that names line and column where they are known.
+    """
+    try:
+        return yaml.load(text, Loader)
+    except yaml.MarkedYAMLError as error:
+        problem = str(error.problem or error.context or "it cannot be understood")
+        hint = next((f"; {hint}" for sign, hint in _HINTS.items() if sign in problem), "")
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise ValueError(f"{where}{problem}{hint}") from None
+    except RecursionError:
+        raise ValueError(f"more than {DEPTH} parts within each other") from None
+    except Exception as error:  # a constructor fails with what Python's own conversions raise
+        raise ValueError(brief(error)) from None
+
+
+def read_text(path: Path) -> str:
+    """Return a small text file's content.
+
+    Raises
+    ------
+    FlrayError
+        If it is missing, no regular file, larger than `BYTES` or no UTF-8 text.
+    """
+    try:
+        kind = path.stat()
+        if stat.S_ISDIR(kind.st_mode):
+            inside = path / "config.yaml"
+            more = f", for example {inside}; an interrupted run goes on with: flray resume {path}" \
+                if inside.is_file() else ""
+            raise FlrayError(f"{path}: found a folder; name a file{more}")
+        if not stat.S_ISREG(kind.st_mode):
+            raise FlrayError(f"{path}: found no regular file; name one")
+        if kind.st_size > BYTES:
+            raise FlrayError(f"{path}: found {kind.st_size:,} bytes; at most {BYTES:,} are read")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = nearest(path.name, (p.name for p in path.parent.glob("*.y*ml"))) if path.parent.is_dir() else ""
+        raise FlrayError(f"{path}: no such file{near}") from None
+    except OSError as error:
+        raise FlrayError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise FlrayError(f"{path}: found no UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except ValueError as error:  # a name with NUL in it
+        raise FlrayError(f"{path}: cannot be read: {error}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a YAML file's mapping.
+
+    Raises
+    ------
+    FlrayError
+        If the file is missing, is not YAML, or holds something other than a mapping.
+    """
+    text = read_text(path)
+    try:
+        content = parse(text)
+    except ValueError as error:
+        place, separator, rest = str(error).partition(": ")
+        if separator and place.startswith("line "):
+            raise FlrayError(f"{path}, {place}: not valid YAML: {rest}") from None
+        raise FlrayError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise FlrayError(f"{path}: found {type(content).__name__}; "
+                         f"a mapping with the parts {', '.join(PARTS)} is needed")
+    return content
+
+
+def read_with_base(path: Path) -> dict[str, Any]:
+    """Return a YAML file's mapping laid over those of the files it names as ``base``, later ones over earlier ones.
+
+    Raises
+    ------
+    FlrayError
+        If a file cannot be read, or is its own base.
+    """
+    return _merge_base(path, (), [])
+
+
+def _merge_base(path: Path, within: tuple[Path, ...], read: list[Path]) -> dict[str, Any]:
+    whole = _resolve_base(path)
+    if whole in within:
+        raise FlrayError(f"{path}: found itself as its base; take one `base` out")
+    read.append(whole)
+    if len(read) > FILES:
+        raise FlrayError(f"{path}: base: found more than {FILES} files, repetitions among them; name fewer")
+    content = read_yaml(path)
+    bases = content.pop("base", None)
+    if bases is None:
+        bases = []
+    elif isinstance(bases, str):
+        bases = [bases]
+    if not isinstance(bases, list) or not all(isinstance(name, str) and name for name in bases):
+        raise FlrayError(f"{path}: base: found {shorten(str(bases))}; name a YAML file, or a list of them")
+    joined: Mapping[str, Any] = {}
+    for name in bases:
+        joined = deep_merge(joined, _merge_base(path.parent / name, (*within, whole), read))
+    return dict(deep_merge(joined, content))
+
+
+def _resolve_base(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name with NUL in it
+        raise FlrayError(f"{path}: cannot be read: {error}") from None

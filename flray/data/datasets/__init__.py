@@ -1,0 +1,1 @@
+"""The built-in data sets, one module for each or for a family."""

@@ -1,0 +1,231 @@
+"""Data sets that come as a few files from their makers' sites: found, fetched if need be, decoded once, kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from flray.data.sources.cache import MANIFEST, read_arrays, write_arrays
+from flray.data.sources.download import Progress
+from flray.errors import DataError
+
+Arrays = dict[str, NDArray[Any]]
+Place = Annotated[str | None, Field(description="folder of the files, default DATA/archives/NAME (DATA: $FLRAY_DATA or "
+                                                "~/.cache/flray)")]
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file at its maker's site.
+
+    Attributes
+    ----------
+    url, md5 : str
+        Where, and its checksum.
+    unpack : bool
+        Whether it is an archive of the files.
+    """
+
+    url: str
+    md5: str
+    unpack: bool = False
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a data set is read from.
+
+    Attributes
+    ----------
+    name : str
+        The data set's.
+    layouts : sequence of sequence of str
+        Sets of files, relative to the folder; the first set that is complete is read.
+    decode : callable
+        From the folder and the set of files to the arrays.
+    where : str
+        Where a user gets them, for the message.
+    downloads : callable
+        Returns the files that `flray data get` fetches; none for sets that must be fetched by hand.
+    elsewhere : sequence of Path
+        Other folders to look in, such as a system package's.
+    """
+
+    name: str
+    layouts: Sequence[Sequence[str]]
+    decode: Callable[[Path, Sequence[str]], Arrays]
+    where: str
+    downloads: Callable[[], Sequence[Download]] = tuple
+    elsewhere: Sequence[Path] = ()
+
+    def load(self, root: Path, path: str | None = None) -> Arrays:
+        """Return the arrays, decoding the files at the first use and whenever they have changed.
+
+        Raises
+        ------
+        DataError
+            If files are missing or cannot be decoded.
+        """
+        folder, names = self._find(root, path)
+        digest = hashlib.sha256()
+        for name in names:
+            facts = (folder / name).stat()
+            digest.update(os.fsencode(f"{folder / name}|{facts.st_size}|{facts.st_mtime_ns}"))
+        cache = root / self.name / digest.hexdigest()[:16]
+        if (cache / MANIFEST).exists():
+            return read_arrays(cache, self.name)
+        try:
+            arrays = self.decode(folder, names)
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"{self.name}: the files in {folder} cannot be decoded ({type(error).__name__}: {error}); "
+                            f"one of {', '.join(names)} is damaged or of another data set; fetch them again") from error
+        write_arrays(cache, arrays)
+        return arrays
+
+    @property
+    def fetched(self) -> bool:
+        """Whether `flray data get` downloads it."""
+        return self.downloads is not tuple
+
+    def present(self, root: Path) -> bool:
+        """Whether the files are at one of the usual places."""
+        return self.has(root, None)
+
+    def has(self, root: Path, path: str | None) -> bool:
+        """Whether the files are at a place, or without one at a usual place."""
+        try:
+            self._find(root, path)
+        except DataError:
+            return False
+        return True
+
+    def get(self, root: Path, progress: Progress) -> None:
+        """Fetch the files, unless they are there, and decode them.
+
+        Raises
+        ------
+        DataError
+            If one cannot be fetched.
+        """
+        try:
+            self._find(root, None)
+        except DataError:
+            self._download(root / "archives" / self.name, progress)
+        self.load(root)
+
+    def _download(self, folder: Path, progress: Progress) -> None:
+        downloads = self.downloads()
+        if not downloads:
+            raise DataError(self._absent(folder))
+        from torchvision.datasets.utils import download_and_extract_archive, download_url
+
+        for one in downloads:
+            progress(f"{self.name}: fetching {one.url}")
+            try:
+                if one.unpack:
+                    download_and_extract_archive(one.url, str(folder), md5=one.md5)
+                else:
+                    download_url(one.url, str(folder), md5=one.md5)
+            except Exception as error:
+                raise DataError(f"{self.name}: {one.url} could not be fetched ({error}); fetch it elsewhere and put it "
+                                f"into {folder}") from None
+
+    def _find(self, root: Path, path: str | None) -> tuple[Path, Sequence[str]]:
+        own = Path(path).expanduser() if path else root / "archives" / self.name
+        for folder in (own, *(() if path else self.elsewhere)):
+            for names in self.layouts:
+                if all((folder / name).is_file() for name in names):
+                    return folder, names
+        raise DataError(self._absent(own))
+
+    def _absent(self, folder: Path) -> str:
+        missing = [name for name in self.layouts[0] if not (folder / name).is_file()]
+        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        how = f"`flray data get {self.name}` fetches it, or put the files there" if self.downloads() else \
+            "put the files there"
+        return f"data set {self.name} is not there: {folder} lacks {some}. It comes from {self.where}; {how} " \
+               "(or give their folder as data.path)"
+
+
+def expect(path: Path, holds: bool, found: str, allowed: str) -> None:
+    """Refuse a file whose content is not what it should be.
+
+    Raises
+    ------
+    DataError
+        Naming the file, what was found and what is allowed.
+    """
+    if not holds:
+        raise DataError(f"{path}: {found}, expected {allowed}; fetch the file again")
+
+
+def whole_numbers(path: Path, values: Any) -> NDArray[np.int64]:
+    """Return labels as int64 of the same shape.
+
+    Raises
+    ------
+    DataError
+        If they are no numbers, or not whole ones.
+    """
+    array = np.asarray(values)
+    known = array.dtype.kind in "iufb" and bool(np.isfinite(array).all())
+    expect(path, known and bool((array == np.rint(array)).all()), f"labels of {array.dtype} that are no whole numbers",
+           "class numbers")
+    labels: NDArray[np.int64] = array.astype(np.int64)
+    return labels
+
+
+def check_labels(path: Path, labels: NDArray[Any], classes: int) -> None:
+    """Refuse labels outside 0 to `classes` - 1, and files that lack a class.
+
+    Raises
+    ------
+    DataError
+        Naming the file and the label.
+    """
+    expect(path, bool(len(labels)), "no samples", "at least one")
+    expect(path, int(labels.min()) >= 0 and int(labels.max()) < classes,
+           f"a label {int(labels.min()) if labels.min() < 0 else int(labels.max())}", f"0 to {classes - 1}")
+
+
+class DatasetSource(Protocol):
+    """A data set that does not come with flray: where it is from, and whether it is there."""
+
+    @property
+    def name(self) -> str:
+        """The data set's."""
+
+    @property
+    def where(self) -> str:
+        """Where a user gets it."""
+
+    @property
+    def fetched(self) -> bool:
+        """Whether `flray data get` downloads it."""
+
+    def present(self, root: Path) -> bool:
+        """Whether its files are at the usual place of a data cache."""
+
+    def get(self, root: Path, progress: Progress) -> None:
+        """Fetch it if that is possible and need be, and decode it."""
+
+
+FILES: dict[str, DatasetSource] = {}
+"""Every data set of this kind by name; the modules that define them put them here."""
+_Kind = TypeVar("_Kind", bound=DatasetSource)
+
+
+def register_source(files: _Kind) -> _Kind:
+    """Put a data set's files where `flray data get` and `flray data list` find them."""
+    FILES[files.name] = files
+    return files

@@ -1,0 +1,147 @@
+"""Arrays on disk: written at once or not at all, checked on every read, never executed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.errors import DataError
+from flray.files import storage
+
+MANIFEST = "manifest.json"
+
+
+def data_root() -> Path:
+    """Return the folder of the data cache: ``$FLRAY_DATA``, or ``~/.cache/flray``.
+
+    Where ``$FLRAY_DATA`` is an address (``s3://...``, ``gs://...``), this node's copy of it.
+    """
+    place = os.environ.get("FLRAY_DATA") or "~/.cache/flray"
+    return storage.local_cache_of(place) if storage.is_remote(place) else Path(place).expanduser()
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_arrays(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays as ``NAME.npy`` with a manifest of sizes and checksums, replacing what was there.
+
+    Parameters
+    ----------
+    folder : Path
+        Appears complete, by one rename; a process killed meanwhile leaves only a hidden folder beside it.
+    arrays : mapping of str to ndarray
+        Plain numeric arrays.
+    """
+    with new_folder(folder) as temporary:
+        for name, array in arrays.items():
+            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder to write ``NAME.npy`` files into that takes the place of `folder` when all went well.
+
+    Parameters
+    ----------
+    folder : Path
+        Appears complete, with a manifest of sizes and checksums; see `write_arrays`. After an error nothing of it is
+        left, nor of the folders above it that were made for it.
+    """
+    missing = [place for place in (folder.parent, *folder.parent.parents) if not place.exists()]
+    while True:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # taken away by another process, which had made it for nothing
+            temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            break
+    try:
+        yield temporary
+        files = {}
+        for path in sorted(temporary.iterdir()):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            files[path.name] = {"sha256": sha256_file(path), "bytes": path.stat().st_size}
+        with (temporary / MANIFEST).open("w") as manifest:
+            json.dump({"files": files}, manifest, indent=1)
+            manifest.flush()
+            os.fsync(manifest.fileno())
+        _put(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # there are others' folders in it by now
+            for place in missing:
+                place.rmdir()
+
+
+def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> dict[str, NDArray[Any]]:
+    """Read and verify what `write_arrays` wrote.
+
+    Parameters
+    ----------
+    folder : Path
+        Where it was written.
+    name : str
+        The data set, for the message that says how to get it.
+    mapped : collection of str
+        Arrays that stay on disk and are read where they are used.
+
+    Raises
+    ------
+    DataError
+        If a file is missing, truncated or altered; the message names it, and what to do.
+    """
+    remedy = f"run `flray data get {name}`"
+    manifest = folder / MANIFEST
+    place = os.environ.get("FLRAY_DATA", "")
+    if storage.is_remote(place) and folder.is_relative_to(data_root()):
+        source = f"{place.rstrip('/')}/{folder.relative_to(data_root())}"
+        remedy = f"run `flray data get {name}` where FLRAY_DATA is a folder and copy that folder to {place}"
+        if not manifest.exists() and not storage.fetch(source, folder):
+            raise DataError(f"data set {name} is not at {source}; {remedy}")
+    if not manifest.exists():
+        raise DataError(f"data set {name} is not in {folder}; {remedy}")
+    try:
+        files = {str(file): (str(facts["sha256"]), int(facts["bytes"]))
+                 for file, facts in json.loads(manifest.read_text())["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{manifest} is not a readable manifest ({error!r}); {remedy}") from None
+    arrays = {}
+    for file, (checksum, size) in files.items():
+        path = folder / file
+        if not path.exists():
+            raise DataError(f"{path} is missing; {remedy}")
+        if (found := path.stat().st_size) != size:
+            raise DataError(f"{path} has {found} bytes, expected {size}; {remedy}")
+        if (digest := sha256_file(path)) != checksum:
+            raise DataError(f"{path} was altered: sha256 is {digest}, expected {checksum}; {remedy}")
+        arrays[path.stem] = np.load(path, "r" if path.stem in mapped else None, allow_pickle=False)
+    return arrays
+
+
+def _put(new: Path, folder: Path) -> None:
+    """Rename a folder to where another one may be, or may appear meanwhile: other processes write here too."""
+    old = new.with_name(f"{new.name}.old")
+    while True:
+        try:
+            new.rename(folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(old)
+        shutil.rmtree(old, ignore_errors=True)

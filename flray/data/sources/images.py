@@ -1,0 +1,182 @@
+"""What image sets are made of: resizing, bundled photos, photo crops. Arrays are uint8 unless said otherwise."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from flray.errors import DataError
+
+Images = NDArray[np.uint8]
+
+# Standard deviation within a crop below which it counts as one colour: half of the bundled photos is smooth background.
+_MIN_CONTRAST = 20
+
+
+@cache
+def bundled_photos() -> tuple[Images, ...]:
+    """Return the photos that scikit-learn (and matplotlib, where installed with its sample data) carry, [H, W, 3]."""
+    import matplotlib
+    from sklearn.datasets import load_sample_images
+
+    photos = [np.asarray(photo, dtype=np.uint8) for photo in load_sample_images().images]
+    hopper = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
+    if hopper.exists():
+        with Image.open(hopper) as image:
+            photos.append(np.asarray(image.convert("RGB"), dtype=np.uint8))
+    return tuple(photos)
+
+
+def photo_crops(n: int, size: int, generator: np.random.Generator, max_scale: int = 8) -> Images:
+    """Return random square crops of the bundled photos; a crop of nearly one colour is drawn again, up to 10 times.
+
+    Parameters
+    ----------
+    n : int
+        How many.
+    size : int
+        Side of a crop in pixels.
+    generator : numpy.random.Generator
+        Chooses photo, scale, place and mirroring.
+    max_scale : int
+        A crop covers `size` times 1, 2, ... or `max_scale` pixels of its photo, averaged in blocks: more different
+        textures out of few photos.
+
+    Returns
+    -------
+    ndarray of uint8 [n, 3, size, size]
+    """
+    pyramid = [[_block_mean(photo, scale) for scale in range(1, max_scale + 1)] for photo in bundled_photos()]
+    crops = np.empty((n, 3, size, size), dtype=np.uint8)
+    for crop in crops:
+        for _ in range(10):
+            level = pyramid[generator.integers(len(pyramid))][generator.integers(max_scale)]
+            top, left = (int(generator.integers(side - size + 1)) for side in level.shape[:2])
+            patch = level[top:top + size, left:left + size]
+            if patch.std(axis=(0, 1)).mean() >= _MIN_CONTRAST:
+                break
+        crop[:] = (patch[:, ::-1] if generator.integers(2) else patch).transpose(2, 0, 1)
+    return crops
+
+
+def resize(images: NDArray[Any], size: int) -> Images:
+    """Resize square images bilinearly (half-pixel centres, edges repeated; meant for enlarging).
+
+    Parameters
+    ----------
+    images : ndarray [..., H, H]
+        Values in 0..255.
+    size : int
+        New side in pixels.
+
+    Returns
+    -------
+    ndarray of uint8 [..., size, size]
+    """
+    old = images.shape[-1]
+    where = np.clip((np.arange(size) + 0.5) * old / size - 0.5, 0, old - 1)
+    below = np.minimum(where.astype(np.int64), old - 2)
+    weights = np.zeros((size, old))
+    weights[np.arange(size), below] = 1 - (where - below)
+    weights[np.arange(size), below + 1] = where - below
+    # Fixed-point weights make the sums exact in float64, so that the result does not depend on the BLAS.
+    weights = np.rint(weights * 1024) / 1024
+    enlarged = weights @ images.astype(np.float64) @ weights.T
+    return _to_uint8(enlarged)
+
+
+def to_colour(grey: Images) -> Images:
+    """Return grey images [n, H, W] with their channel three times, [n, 3, H, W]."""
+    return np.repeat(grey[:, None], 3, axis=1)
+
+
+def over_photos(digits: Images, crops: Images) -> Images:
+    """Return ``|crop - digit|`` per channel, the composition of MNIST-M (Ganin and Lempitsky 2015).
+
+    Parameters
+    ----------
+    digits : ndarray of uint8 [n, H, W]
+        White on black.
+    crops : ndarray of uint8 [n, 3, H, W]
+        Backgrounds.
+    """
+    return _to_uint8(np.abs(crops.astype(np.int16) - digits[:, None]))
+
+
+def channel_statistics(images: list[NDArray[Any]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel, over all arrays together.
+
+    Parameters
+    ----------
+    images : list of ndarray [n, C, ...]
+        Training samples. Those of uint8 are images, and their numbers are of pixels scaled to [0, 1]; of any other
+        numbers (a table [n, columns], signals [n, channels, times]) they are of the numbers themselves, which training
+        takes as they are: to standardise a table, subtract the mean and divide by the deviation in your own function.
+
+    Returns
+    -------
+    (tuple of float, tuple of float)
+        As `DataSet` wants them: the deviation of a channel that never changes is 1 in a table.
+
+    Raises
+    ------
+    DataError
+        If these are no numbers, or samples without channels.
+    """
+    for part in images:
+        if part.ndim < 2 or part.dtype.kind not in "uif" or (part.dtype == np.uint8 and part.ndim != 4):
+            raise DataError(f"channel_statistics: found {part.dtype} {list(part.shape)}; give uint8 images [n, "
+                            "channels, height, width] or numbers [n, columns, ...]")
+        if part.shape[1] != images[0].shape[1]:
+            raise DataError(f"channel_statistics: found {images[0].shape[1]} and {part.shape[1]} channels; give arrays "
+                            "of one kind of samples")
+    if not sum(map(len, images)):
+        raise DataError("channel_statistics: found no samples; give the training parts")
+    if any(part.dtype != np.uint8 for part in images):
+        return _statistics_of_numbers(images)
+    return statistics_of(sum((channel_counts(part) for part in images[1:]), channel_counts(images[0])))
+
+
+def _statistics_of_numbers(tables: list[NDArray[Any]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    values = np.concatenate([np.moveaxis(table, 1, -1).reshape(-1, table.shape[1]) for table in tables])
+    mean, deviation = values.mean(0, dtype=np.float64), values.std(0, dtype=np.float64)
+    deviation = np.where(deviation > 0, deviation, 1.0)
+    # Six digits: the last bits of sums differ between processors.
+    return tuple(float(f"{m:.6g}") for m in mean), tuple(float(f"{s:.6g}") for s in deviation)
+
+
+def channel_counts(images: NDArray[Any]) -> NDArray[np.int64]:
+    """Return how often each channel has each of the 256 values, int64 [C, 256], for uint8 images [n, C, H, W]."""
+    counts = np.zeros((images.shape[1], 256), dtype=np.int64)
+    step = max(1, 2**24 // max(1, images[:1].size))  # bincount makes its input eight times larger
+    for start in range(0, len(images), step):
+        counts += [np.bincount(images[start:start + step, c].ravel(), minlength=256) for c in range(len(counts))]
+    return counts
+
+
+def statistics_of(counts: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel in [0, 1] from `channel_counts`.
+
+    From exact counts there is no rounding that depends on the order of summation.
+    """
+    values = np.arange(256) / 255
+    total = counts.sum(1)
+    mean = counts @ values / total
+    variance = counts @ values**2 / total - mean**2
+    return tuple(round(float(m), 6) for m in mean), tuple(round(float(s), 6) for s in np.sqrt(variance))
+
+
+def _block_mean(photo: Images, scale: int) -> Images:
+    height, width = (side // scale for side in photo.shape[:2])
+    blocks = photo[:height * scale, :width * scale].reshape(height, scale, width, scale, 3)
+    return _to_uint8(blocks.mean(axis=(1, 3)))
+
+
+def _to_uint8(values: NDArray[Any]) -> Images:
+    rounded: Images = np.clip(np.rint(values), 0, 255).astype(np.uint8)
+    return rounded

@@ -1,0 +1,261 @@
+"""What a federation sees of the processes that play its clients' turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray import trees
+from flray.algorithms.base import Stage
+from flray.errors import MethodError, RunFailedError
+from flray.trees import Packed
+
+Ref = Any
+"""A packed tree, or an executor's reference to one."""
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """One piece of work; with its inputs it determines the result to the last bit.
+
+    Attributes
+    ----------
+    kind : {"stage", "global", "personal", "portrait"}
+        A stage of a round, or an evaluation of the global model (one block of the common test set) or of a
+        client's own, or what figures need of the latter.
+    client : int
+        Whose turn; -1 for the global model.
+    token : str
+        Names the common message; turns with the same one share what a process made of it.
+    cost : float
+        Expected length in any unit, for scheduling only.
+    """
+
+    kind: Literal["stage", "global", "personal", "portrait"]
+    client: int
+    round: int
+    architecture: str
+    stage: Stage = field(default_factory=Stage)
+    work: float = 1.0
+    block: int = 0
+    token: str = ""
+    cost: float = 1.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client's turn that did not end well.
+
+    Attributes
+    ----------
+    what : str
+        ``ValueError: text``, or why no answer came.
+    where : str
+        File and line; empty where unknown.
+    trace : str
+        The whole traceback.
+    """
+
+    what: str
+    where: str = ""
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class TaskOutcome:
+    """The small part of a turn's result.
+
+    Attributes
+    ----------
+    small : Packed or None
+        The reply's small entries.
+    entries : tuple of str
+        Names of the entries in the large part.
+    stateful : bool
+        Whether the client has a state.
+    predictions : dict of str to dict of str to ndarray
+        Of an evaluation: per test set, per-sample arrays.
+    seconds : float
+        Time the turn took in its process.
+    up : int
+        Bytes of the reply's tensors.
+    resident, peak : int
+        Bytes of memory the process held afterwards, and the most it has held so far.
+    gpu_peak : int
+        The most its tensors have held on a GPU so far; 0 without one.
+    """
+
+    client: int
+    failure: Failure | None = None
+    small: Packed | None = None
+    entries: tuple[str, ...] = ()
+    stateful: bool = False
+    predictions: dict[str, dict[str, NDArray[Any]]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    up: int = 0
+    resident: int = 0
+    peak: int = 0
+    gpu_peak: int = 0
+
+
+@dataclass(frozen=True)
+class TaskInput:
+    """A turn with its inputs."""
+
+    client_task: ClientTask
+    common: Ref
+    private: Packed | None = None
+    state: Ref = None
+
+    @property
+    def cost(self) -> float:
+        """Expected length, for scheduling."""
+        return self.client_task.cost
+
+
+@dataclass(frozen=True)
+class TaskBlock:
+    """Jobs of one stage that one process plays one after another, to return their weights added up.
+
+    Attributes
+    ----------
+    jobs : tuple of Job
+        In client order.
+    """
+
+    jobs: tuple[TaskInput, ...]
+
+    @property
+    def cost(self) -> float:
+        """Expected length, for scheduling."""
+        return sum(job.cost for job in self.jobs)
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """A turn with its outputs.
+
+    Attributes
+    ----------
+    actor : int
+        Which of the executor's processes played it; one that takes a dead one's place has its number.
+    """
+
+    client_task: ClientTask
+    outcome: TaskOutcome
+    bulk: Ref = None
+    state: Ref = None
+    actor: int = 0
+
+    @property
+    def up(self) -> int:
+        """Bytes that reach the server."""
+        return self.outcome.up
+
+
+@dataclass(frozen=True)
+class TaskBlockResult:
+    """A block with its outputs.
+
+    Attributes
+    ----------
+    results : tuple of Result
+        The clients' outcomes and states without their replies, in client order; where the first failure ends the
+        federation, none after it.
+    sums : Handle
+        The tree of `flray.algorithms.common.aggregation.BlockSum`, packed; None if no client sent weights.
+    up : int
+        Bytes of its tensors, which reach the server.
+    """
+
+    results: tuple[TaskResult, ...]
+    sums: Ref = None
+    up: int = 0
+
+
+class Executor(Protocol):
+    """Plays turns somewhere. Results come in the order of the jobs, each as soon as it and those before are there."""
+
+    def put(self, packed: Packed) -> Ref:
+        """Make a packed tree available to all processes."""
+
+    def fetch(self, handle: Ref) -> Packed:
+        """Return a packed tree."""
+
+    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
+        """Play all jobs.
+
+        What has not ended after `timeout` seconds ends as a failure, and so does what is under way when there has been
+        no answer for `idle` seconds; what waits behind it is played.
+        """
+
+    def run_blocks(self, blocks: Sequence[TaskBlock], timeout: float | None = None) -> Iterator[TaskBlockResult]:
+        """Play all blocks; one that has not ended after `timeout` seconds ends as a failure of all its clients."""
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of each process that plays turns."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class ClientError(MethodError):
+    """A client's own code raised; the first line names client, round, exception, file and line."""
+
+
+class NobodyAnsweredError(RunFailedError):
+    """All clients of a round failed or were too late, one by one left out."""
+
+
+class ObjectLostError(RunFailedError):
+    """A client's state or reply went with the node that held it; going on from a checkpoint brings it back."""
+
+
+class ClientReply:
+    """A client's reply as aggregation sees it; see `flray.algorithms.server.Reply`."""
+
+    def __init__(self, result: TaskResult, num_samples: int, fetch: Callable[[Ref], Packed]) -> None:
+        self.client, self.architecture = result.client_task.client, result.client_task.architecture
+        self.num_samples = num_samples
+        self._small = trees.unpack(result.outcome.small) if result.outcome.small is not None else {}
+        self._large = frozenset(result.outcome.entries)
+        self._bulk, self._fetch = result.bulk, fetch
+
+    def __getitem__(self, entry: str) -> Any:
+        return trees.unpack(self._fetch(self._bulk))[entry] if entry in self._large else self._small[entry]
+
+    def get(self, entry: str, default: Any = None) -> Any:
+        """Return an entry, or `default` where the client sent none."""
+        return self[entry] if entry in self._large or entry in self._small else default
+
+
+def failed_block(block: TaskBlock, failure: Failure) -> TaskBlockResult:
+    """Return the result of a block that came to nothing."""
+    return TaskBlockResult(tuple(TaskResult(job.client_task, TaskOutcome(job.client_task.client, failure=failure)) for job in block.jobs))
+
+
+def split_small(tree: dict[str, Any], limit: int = 65536) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a reply into entries that travel with the outcome and those that travel by reference.
+
+    Parameters
+    ----------
+    tree : dict
+        The reply.
+    limit : int
+        Entries with more bytes than this are large.
+    """
+    sizes = {name: trees.tensor_bytes({name: value}) for name, value in tree.items()}
+    small = {name: value for name, value in tree.items() if sizes[name] <= limit}
+    return small, {name: value for name, value in tree.items() if name not in small}
+
+
+def join_predictions(tensors: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Join the evidence of several batches, on the CPU."""
+    if not tensors:
+        return {}
+    return {name: np.concatenate([t[name].cpu().numpy() for t in tensors]) for name in tensors[0]}

@@ -1,0 +1,1 @@
+"""The Ray backend: server and client actors, scheduling, placement and the session."""

@@ -1,0 +1,306 @@
+"""Gives jobs to actors and takes their results: longest first, two waiting at each, none far ahead of its turn."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import ray
+import ray.exceptions
+
+from flray.errors import DataError, RunFailedError
+from flray.federation.messages import (
+    Failure,
+    ObjectLostError,
+    TaskBlock,
+    TaskBlockResult,
+    TaskInput,
+    TaskOutcome,
+    TaskResult,
+    failed_block,
+)
+from flray.federation.ray_backend.process_loss import (
+    ACTOR_DIED_ERRORS,
+    OBJECT_LOST_ERRORS,
+    OBJECT_LOST_MESSAGE,
+    cause_of_loss,
+    last_line,
+)
+from flray.federation.worker.client_runner import error_summary
+
+if TYPE_CHECKING:
+    from flray.federation.ray_backend.executor import RayExecutor
+
+SCHEDULING_WINDOW = 64
+"""Turns among which the longest begins first."""
+
+MAX_BUFFERED_REPLY_BYTES = 512 * 2**20
+"""Bytes of replies that may wait for those before them."""
+
+
+@dataclass
+class PoolWorker:
+    """One actor with the jobs waiting at it, oldest first; none until it has started, for its node may never come."""
+
+    actor: Any
+    starting: Any
+    number: int
+    bundle: int
+    awaited: bool = False
+    waiting: deque[InFlight] = field(default_factory=deque)
+
+
+@dataclass
+class InFlight:
+    """One unit of work under way: what is small and comes with the call's end, and references to what is not."""
+
+    position: int
+    outcome: Any
+    bulk: Any
+    states: list[Any]
+
+
+Work = TypeVar("Work", bound=TaskInput | TaskBlock)
+WorkResult = TypeVar("WorkResult", bound=TaskResult | TaskBlockResult)
+
+
+class TaskScheduler(ABC, Generic[Work, WorkResult]):
+    """Units of work on their way through the actors of an executor, and their answers in the units' order.
+
+    Attributes
+    ----------
+    unit : str
+        What a unit is called.
+
+    Parameters
+    ----------
+    executor : RayExecutor
+        Whose actors play.
+    jobs : sequence
+        Answers come in their order.
+    timeout : float or None
+        Seconds, not counting those in which no actor has started yet; what has not ended by then ends as a failure.
+    idle : float, optional
+        Seconds without any answer, after which what is under way ends as a failure, and what waits is played.
+    """
+
+    unit: ClassVar[str]
+
+    def __init__(self, executor: RayExecutor, jobs: Sequence[Work], timeout: float | None,
+                 idle: float | None = None) -> None:
+        self._executor, self._timeout, self._idle = executor, timeout, idle
+        self._jobs: Sequence[Work] = jobs
+        if timeout is not None or idle is not None:
+            executor.wait_until_ready()  # a process that only just starts is no slow client
+        limits = [limit for limit in (timeout, idle) if limit is not None]
+        self._deadline = time.monotonic() + min(limits) if limits else None
+        # Longest first, but within blocks of neighbours and not far ahead of the reply that is to be handed on next:
+        # what comes too early has to be kept.
+        self._open = deque(sorted(range(len(jobs)), key=lambda i: (i // SCHEDULING_WINDOW, -jobs[i].cost, i)))
+        self._next, self._largest = 0, 1
+        self._attempts = [0] * len(jobs)
+        self._failed_starts = 0
+        self._done: dict[int, WorkResult] = {}
+
+    @abstractmethod
+    def _call(self, actor: Any, job: Work) -> list[Any]:
+        """Begin a unit at an actor: references to what is small, to what is large, and to each client's state."""
+
+    @abstractmethod
+    def _answer(self, job: Work, outcome: Any, call: InFlight, actor: int) -> WorkResult:
+        """Return the answer of a unit that has ended."""
+
+    @abstractmethod
+    def _failure(self, job: Work, failure: Failure) -> WorkResult:
+        """Return the answer of a unit that came to nothing."""
+
+    def results(self) -> Iterator[WorkResult]:
+        """Yield every unit's answer as soon as it and those before it are there."""
+        try:
+            for position in range(len(self._jobs)):
+                self._next = position
+                self._fill_queues()
+                while position not in self._done:
+                    self._advance()
+                yield self._done.pop(position)
+        finally:
+            self._cancel_all()
+
+    def _fill_queues(self) -> None:
+        """Give every actor work up to its queue's length, the least busy first."""
+        depth = self._executor.config.resources.queued
+        workers = [worker for worker in self._executor.workers if worker.starting is None]
+        while self._open and workers:
+            worker = min(workers, key=lambda w: len(w.waiting))
+            position = self._allowed()
+            if len(worker.waiting) >= depth or position is None:
+                return
+            self._open.remove(position)
+            self._submit(worker, position)
+
+    def _allowed(self) -> int | None:
+        """Return the next job that is not too far ahead; the one waited for always is near enough."""
+        depth = self._executor.config.resources.queued + 1
+        ahead = max(depth * len(self._executor.workers), min(SCHEDULING_WINDOW, MAX_BUFFERED_REPLY_BYTES // self._largest))
+        return next((position for position in self._open if position < self._next + ahead), None)
+
+    def _submit(self, worker: PoolWorker, position: int) -> None:
+        outcome, bulk, *states = self._call(worker.actor, self._jobs[position])
+        worker.waiting.append(InFlight(position, outcome, bulk, states))
+
+    def _advance(self) -> None:
+        """Wait for something to end, and take it in."""
+        waiting = {call.outcome: (worker, call) for worker in self._executor.workers for call in worker.waiting}
+        starting = {worker.starting: worker for worker in self._executor.workers if worker.starting is not None}
+        begun = time.monotonic()
+        left = None if self._deadline is None or not waiting else max(0.0, self._deadline - begun)
+        ready, _ = ray.wait([*waiting, *starting], num_returns=1, timeout=left)
+        if self._deadline is not None and not waiting:
+            self._deadline += time.monotonic() - begun  # nobody could have answered
+        elif self._idle is not None and ready:
+            self._deadline = time.monotonic() + self._idle
+        if not ready:
+            self._time_out()
+            return
+        if ready[0] in starting:
+            self._on_actor_started(starting[ready[0]])
+            return
+        worker, call = waiting[ready[0]]
+        try:
+            outcome = ray.get(call.outcome)
+        except ACTOR_DIED_ERRORS as error:
+            self._on_actor_died(worker, error)
+            return
+        except OBJECT_LOST_ERRORS as error:
+            raise ObjectLostError(OBJECT_LOST_MESSAGE) from error
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, OBJECT_LOST_ERRORS):
+                raise ObjectLostError(OBJECT_LOST_MESSAGE) from error
+            self._fail(call.position, Failure(error_summary(error.cause), trace=str(error)))
+        else:
+            answer = self._answer(self._jobs[call.position], outcome, call, worker.number)
+            self._largest = max(self._largest, answer.up)
+            self._done[call.position] = answer
+        worker.waiting.remove(call)
+        self._fill_queues()
+
+    def _on_actor_started(self, worker: PoolWorker) -> None:
+        """Give an actor that has started its first work; one that died on the way is started once more."""
+        try:
+            self._executor.note(ray.get(worker.starting))
+            worker.starting = None
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, DataError):
+                raise error.cause from None
+            raise
+        except ACTOR_DIED_ERRORS as error:
+            self._failed_starts += 1
+            if self._failed_starts > self._executor.config.faults.attempts * len(self._executor.workers):
+                raise RunFailedError(f"client actors die while they start: {last_line(error)}") from error
+            self._executor.replace(worker)
+        self._fill_queues()
+
+    def _fail(self, position: int, failure: Failure) -> None:
+        self._done[position] = self._failure(self._jobs[position], failure)
+
+    def _on_actor_died(self, worker: PoolWorker, error: Exception) -> None:
+        """Replace a dead actor and play its turns again; only the oldest can have been its undoing."""
+        calls = list(worker.waiting)
+        worker.waiting.clear()
+        self._executor.replace(worker)
+        self._attempts[calls[0].position] += 1
+        for call in reversed(calls):
+            if self._attempts[call.position] >= self._executor.config.faults.attempts:
+                times = self._attempts[call.position]
+                self._fail(call.position, Failure(
+                    f"its actor died {times} times while playing this {self.unit} "
+                    f"({cause_of_loss(error)})", trace=str(error)))
+            else:
+                self._open.appendleft(call.position)
+        self._fill_queues()
+
+    def _time_out(self) -> None:
+        """Give up on what has not ended, or in the middle of being played; those actors are replaced."""
+        if self._timeout is None:
+            assert self._idle is not None
+            for worker in self._executor.workers:
+                if worker.waiting:
+                    first, *others = worker.waiting
+                    self._fail(first.position, Failure(f"no answer within {self._idle:g} s"))
+                    self._open.extendleft(call.position for call in reversed(others))
+                    worker.waiting.clear()
+                    self._executor.replace(worker)
+            self._deadline = time.monotonic() + self._idle
+            self._fill_queues()
+            return
+        failure = Failure(f"no answer within {self._timeout:g} s")
+        for position in range(len(self._jobs)):
+            if position not in self._done and (position in self._open or self._under_way(position)):
+                self._fail(position, failure)
+        self._open.clear()
+        for worker in self._executor.workers:
+            if worker.waiting:
+                worker.waiting.clear()
+                self._executor.replace(worker)
+
+    def _under_way(self, position: int) -> bool:
+        return any(call.position == position for worker in self._executor.workers for call in worker.waiting)
+
+    def _cancel_all(self) -> None:
+        """Forget what nobody waits for any more; turns under way end by themselves."""
+        self._open.clear()
+        for worker in self._executor.workers:
+            worker.waiting.clear()
+
+
+class SingleTasks(TaskScheduler[TaskInput, TaskResult]):
+    """Single turns: one call of `flray.federation.ray_backend.executor.RayExecutor.run_tasks`."""
+
+    unit = "turn"
+
+    def _call(self, actor: Any, job: TaskInput) -> list[Any]:
+        return list(actor.run.remote(job.client_task, job.common, job.private, job.state))
+
+    def _answer(self, job: TaskInput, outcome: Any, call: InFlight, actor: int) -> TaskResult:
+        failed = outcome.failure is not None
+        return TaskResult(job.client_task, outcome, bulk=call.bulk if not failed and outcome.entries else None,
+                      state=call.states[0] if not failed and outcome.stateful else None, actor=actor)
+
+    def _failure(self, job: TaskInput, failure: Failure) -> TaskResult:
+        return TaskResult(job.client_task, TaskOutcome(job.client_task.client, failure=failure))
+
+
+class BlockTasks(TaskScheduler[TaskBlock, TaskBlockResult]):
+    """Whole blocks: one call of `flray.federation.ray_backend.executor.RayExecutor.run_blocks`."""
+
+    unit = "block"
+
+    def _call(self, actor: Any, job: TaskBlock) -> list[Any]:
+        # Ray resolves references that are arguments of their own, so the jobs hold places among these instead.
+        objects: list[Any] = []
+        places: dict[int, int] = {}
+
+        def place(handle: Any) -> int | None:
+            if handle is None:
+                return None
+            if id(handle) not in places:
+                places[id(handle)] = len(objects)
+                objects.append(handle)
+            return places[id(handle)]
+
+        jobs = [replace(one, common=place(one.common), state=place(one.state)) for one in job.jobs]
+        # A state is an object of its own: it goes on alone wherever its client is played next.
+        return list(actor.run_block.options(num_returns=2 + len(jobs)).remote(jobs, *objects))
+
+    def _answer(self, job: TaskBlock, outcome: Any, call: InFlight, actor: int) -> TaskBlockResult:
+        outcomes, up = outcome
+        results = tuple(TaskResult(one.client_task, done, state=state if done.stateful else None, actor=actor)
+                        for one, done, state in zip(job.jobs, outcomes, call.states, strict=False))
+        return TaskBlockResult(results) if up is None else TaskBlockResult(results, call.bulk, up)
+
+    def _failure(self, job: TaskBlock, failure: Failure) -> TaskBlockResult:
+        return failed_block(job, failure)

@@ -1,0 +1,153 @@
+"""Start Ray on this machine, or join one that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flray.errors import FlrayError
+from flray.interrupts import preserve_handlers
+
+LOOPBACK = "127.0.0.1"
+_CHANGED = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USAGE_STATS_ENABLED",
+            "RAY_max_direct_call_object_size", "RAY_worker_niceness", "PYTHONBREAKPOINT")
+"""What a session changes in the environment, Ray itself included."""
+
+
+def local_resources() -> dict[str, float]:
+    """Return the CPUs this process may use and the GPUs torch sees."""
+    import torch
+
+    return {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
+
+
+@contextlib.contextmanager
+def ray_session(address: str | None, variables: Mapping[str, str] | None = None) -> Iterator[dict[str, float]]:
+    """Have Ray at hand, and yield its resources; what was started or set here is gone again afterwards.
+
+    A Ray started here listens on 127.0.0.1 only and asks for a token of its own, whatever the environment says: it runs
+    what it is sent.
+
+    Parameters
+    ----------
+    address : str or None
+        A running cluster; None starts Ray on this machine, whatever else runs here.
+    variables : mapping, optional
+        What the environment of all its processes has to hold; that of this process holds it already.
+
+    Raises
+    ------
+    FlrayError
+        If the cluster cannot be reached.
+    """
+    if _connected():
+        import ray
+
+        yield ray.cluster_resources()
+        return
+    if address is not None:
+        _check_answers(address)
+    with _environment(address):
+        import ray
+
+        try:
+            with preserve_handlers():
+                if address is None:
+                    _start_here(ray)
+                else:
+                    # Processes of this machine's own Ray have this one's environment, those of a cluster have not.
+                    ray.init(address=address, logging_level="ERROR", log_to_driver=True,
+                             runtime_env={"env_vars": dict(variables)} if variables else None)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            where = "on this machine" if address is None else f"at {address}"
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise FlrayError(f"no Ray {where}: {reason}; `flray doctor` shows what is there") from None
+        try:
+            yield ray.cluster_resources()
+        finally:
+            ray.shutdown()
+
+
+def _connected() -> bool:
+    import sys
+
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
+def _start_here(ray: Any) -> None:
+    here = local_resources()
+    with _loopback_node():
+        ray.init(address="local", include_dashboard=False, num_cpus=int(here["CPU"]), num_gpus=int(here["GPU"]),
+                 logging_level="ERROR", log_to_driver=True, _node_ip_address=LOOPBACK)
+
+
+@contextlib.contextmanager
+def _loopback_node() -> Iterator[None]:
+    """Let Ray's node have the address 127.0.0.1, to which it binds every socket then.
+
+    Ray replaces it by an address other machines can reach, unless it takes this machine for one that can be in no
+    cluster: its switch for macOS and Windows, which it reads once, at its first import.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def _environment(address: str | None) -> Iterator[None]:
+    """Set what Ray's processes take from the environment, and put it back afterwards."""
+    before = {name: os.environ.get(name) for name in _CHANGED}
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is None:
+        # A token for this session only: neither the one of a cluster, nor one that Ray would write into the home.
+        os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        # Replies up to this size come with the call's answer instead of by way of the object store, which costs a
+        # small network's round several percent.
+        os.environ.setdefault("RAY_max_direct_call_object_size", str(512 * 1024))
+        # Ray's own default, 15, leaves its workers next to nothing beside any other process of the machine.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+    _read_authentication_anew()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _read_authentication_anew()
+
+
+def _read_authentication_anew() -> None:
+    """Have Ray's native part forget what the environment said of tokens when it looked first."""
+    native: Any = importlib.import_module("ray._raylet")
+    # In this order: a thread of a session that has just ended may still ask for the token its mode wants.
+    native.Config.initialize("")
+    native.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address where nothing listens; Ray itself would try for many minutes and say nothing."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        if address.startswith("ray://"):
+            raise FlrayError(f"no Ray at {address}: write ray://HOST:PORT")
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError, ValueError) as error:  # ports above 65535, names that are no host's
+        why = getattr(error, "strerror", None) or error
+        raise FlrayError(f"no Ray at {address}: {why}; start it there (ray start --head), or leave "
+                         "the address out to run on this machine") from None

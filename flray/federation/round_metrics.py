@@ -1,0 +1,72 @@
+"""What the clients of a round reported for tracking."""
+
+from __future__ import annotations
+
+import math
+
+from flray.algorithms.server import Server
+from flray.federation.messages import TaskResult
+
+MAX_CLIENT_METRICS = 100
+"""With more clients (or actors) than this only summaries over them are tracked per round."""
+
+ADDITIVE_METRICS = ("steps", "samples")
+"""What adds up over a round's stages and clients."""
+
+
+class RoundMetrics:
+    """What the clients of one round reported for tracking.
+
+    Parameters
+    ----------
+    server : Server
+        For names and the cohort.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.metrics: dict[str, dict[int, float]] = {}
+        self.left_out: set[int] = set()
+        self.diverged: set[int] = set()
+        self.resident: dict[int, float] = {}
+        self.peaks: dict[str, dict[int, float]] = {"actor": {}, "gpu": {}}
+
+    def add(self, result: TaskResult) -> None:
+        """Take in one client's outcome of a stage: steps and samples add up, other numbers are the last stage's."""
+        if result.outcome.metrics.get("steps") and not math.isfinite(result.outcome.metrics["loss"]):
+            self.diverged.add(result.client_task.client)
+        for name, value in result.outcome.metrics.items():
+            values, client = self.metrics.setdefault(name, {}), result.client_task.client
+            if name in ADDITIVE_METRICS:
+                values[client] = values.get(client, 0.0) + value
+            elif client not in values or not math.isnan(value):
+                values[client] = value
+        self.metrics.setdefault("seconds", {}).setdefault(result.client_task.client, 0.0)
+        self.metrics["seconds"][result.client_task.client] += result.outcome.seconds
+        self.resident[result.client_task.client] = float(result.outcome.resident)
+        for kind, peak in (("actor", result.outcome.peak), ("gpu", result.outcome.gpu_peak)):
+            if peak:
+                self.peaks[kind][result.actor] = max(float(peak), self.peaks[kind].get(result.actor, 0.0))
+
+    def summary(self) -> dict[str, float]:
+        """Return means over the cohort and single clients' values."""
+        server = self._server
+        summary = {"cohort/size": float(len(server.cohort)), "cohort/left_out": float(len(self.left_out))}
+        if self.resident:
+            summary["memory/client"] = max(self.resident.values())
+        for kind, peaks in self.peaks.items():
+            if peaks:
+                summary[f"memory/peak/{kind}"] = max(peaks.values())
+            if len(peaks) <= MAX_CLIENT_METRICS:
+                summary.update({f"memory/peak/{kind}/{number}": peak for number, peak in sorted(peaks.items())})
+        for name, values in sorted(self.metrics.items()):
+            if name in ADDITIVE_METRICS:
+                summary[f"train/{name}"] = float(sum(values.values()))
+                continue
+            known = {c: v for c, v in sorted(values.items()) if not math.isnan(v)}
+            if known:
+                total = sum(server.clients[c].num_samples for c in known)
+                summary[f"train/{name}"] = sum(v * server.clients[c].num_samples for c, v in known.items()) / total
+            if len(server.clients) <= MAX_CLIENT_METRICS and name != "seconds":
+                summary.update({f"train/{name}/client/{server.clients[c].name}": v for c, v in known.items()})
+        return summary

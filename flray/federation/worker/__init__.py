@@ -1,0 +1,1 @@
+"""The client side of a federation inside one process."""

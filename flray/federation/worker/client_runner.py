@@ -1,0 +1,266 @@
+"""Plays turns in one process: (turn, messages, state) -> (outcome, reply, new state), a pure function.
+
+Nothing of a turn is left behind that the next one could read: every turn sets all parameters and buffers.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+
+from flray import rng, trees
+from flray.algorithms.client import Client
+from flray.algorithms.common.aggregation import BlockSum
+from flray.algorithms.common.batched_clients import train_batched
+from flray.data.types import FederatedData
+from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
+from flray.federation.messages import ClientTask, Failure, TaskInput, TaskOutcome, join_predictions, split_small
+from flray.federation.spec import FederationSpec
+from flray.federation.worker.resources import WorkerResources
+from flray.trees import Packed
+
+# A turn's outcome, the large part of its reply, and the client's new state.
+RunnerOutput: TypeAlias = tuple[TaskOutcome, Packed | None, Packed | None]
+
+EVAL_CHUNK = 2048
+"""Samples of the common test set in one evaluation turn; fixed, so that the bits do not depend on the workers."""
+
+
+class ClientRunner:
+    """The clients' side in one process.
+
+    Parameters
+    ----------
+    spec : FederationSpec
+        What is played.
+    device : torch.device
+        Where models and data live.
+    threads : int
+        Torch threads; set for the whole process.
+    """
+
+    def __init__(self, spec: FederationSpec, device: torch.device, threads: int) -> None:
+        torch.set_num_threads(threads)
+        keep_freed_memory()
+        spec.register_components()
+        self.spec, self.device = spec, device
+        self.task = spec.task
+        self._process = psutil.Process()
+        self._resources = WorkerResources(spec, device)
+        self._common: tuple[str, dict[str, Any]] = ("", {})
+
+    def run(self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None,
+             sums: BlockSum | None = None) -> tuple[TaskOutcome, Packed | None, Packed | None]:
+        """Play a turn; an exception of the method or the model becomes a failure in the outcome.
+
+        Where there are `sums`, the reply's weights are added to them instead of being returned.
+        """
+        started = time.perf_counter()
+        try:
+            cuda = [self.device] if self.device.type == "cuda" else []
+            with torch.random.fork_rng(devices=cuda):
+                torch.manual_seed(rng.key(self.spec.config.seed, "dropout", round=client_task.round, client=client_task.client,
+                                           extra=f"{client_task.kind}/{client_task.stage.name}/{client_task.stage.index}"))
+                if client_task.kind == "stage":
+                    return self._stage(client_task, common, private, state, started, sums)
+                if client_task.kind == "portrait":
+                    predictions = self._diagnose(client_task, common, private, state)
+                else:
+                    predictions = self._global(client_task, common) if client_task.kind == "global" \
+                        else self._personal(client_task, common, private, state)
+            return TaskOutcome(client_task.client, predictions=predictions, seconds=time.perf_counter() - started,
+                           resident=self._process.memory_info().rss), None, None
+        except Exception as error:
+            return TaskOutcome(client_task.client, failure=describe_failure(error), seconds=time.perf_counter() - started), None, None
+
+    def run_block(self, jobs: Sequence[TaskInput]) -> tuple[list[TaskOutcome], Packed | None, list[Packed | None]]:
+        """Play jobs of one stage one after another.
+
+        Parameters
+        ----------
+        jobs : sequence of Job
+            In client order, with packed trees for handles.
+
+        Returns
+        -------
+        outcomes : list of TaskOutcome
+            Those of failed clients among them; up to the first of these where it ends the federation.
+        sums : Packed or None
+            The tree of `flray.algorithms.common.aggregation.BlockSum` over the others; None if they sent no weights.
+        states : list of Packed or None
+            The clients' new states, one per job.
+        """
+        sums = BlockSum(self.spec.weighting)
+        outcomes: list[TaskOutcome] = []
+        states: list[Packed | None] = [None] * len(jobs)
+        for position, (outcome, _, state) in enumerate(self._run_in_order(jobs, sums)):
+            outcomes.append(outcome)
+            states[position] = state
+            if outcome.failure is not None and self.spec.config.faults.on_client_error == "fail":
+                break
+        tree = sums.tree()
+        return outcomes, trees.pack(tree) if tree else None, states
+
+    def _run_in_order(self, jobs: Sequence[TaskInput], sums: BlockSum) -> Iterator[RunnerOutput]:
+        """Play a block's jobs in their order; neighbours of one architecture together, where that is wanted."""
+        together = self.spec.config.local.clients_per_step
+        for _, alike in groupby(jobs, lambda job: job.client_task.architecture):
+            neighbours = list(alike)
+            for start in range(0, len(neighbours), together):
+                some = neighbours[start:start + together]
+                if len(some) > 1:
+                    yield from self._run_batched(some, sums)
+                else:
+                    yield from (self.run(job.client_task, job.common, job.private, job.state, sums) for job in some)
+
+    def _run_batched(self, jobs: Sequence[TaskInput], sums: BlockSum) -> Iterator[RunnerOutput]:
+        """Play some clients' turns in common steps; what goes wrong is everyone's failure."""
+        started = time.perf_counter()
+        try:
+            clients = [self._client(job.client_task, job.common, job.private, job.state) for job in jobs]
+            values = train_batched(self.spec.algorithm, clients)
+            share = (time.perf_counter() - started) / len(jobs)
+        except Exception as error:
+            failure = describe_failure(error)
+            seconds = (time.perf_counter() - started) / len(jobs)
+            yield from ((TaskOutcome(job.client_task.client, failure=failure, seconds=seconds), None, None) for job in jobs)
+            return
+        for job, client, weights in zip(jobs, clients, values, strict=True):
+            begun = time.perf_counter() - share
+            try:
+                client.load(weights)
+                yield self._answer(job.client_task, client, self.spec.algorithm.report(client), begun, sums)
+            except Exception as error:
+                seconds = time.perf_counter() - begun
+                yield TaskOutcome(job.client_task.client, failure=describe_failure(error), seconds=seconds), None, None
+
+    def networks(self) -> dict[str, int]:
+        """Return how many instances of each architecture there are here: the trained one and its frozen twins."""
+        return self._resources.networks()
+
+    def _stage(self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None,
+               started: float, sums: BlockSum | None) -> RunnerOutput:
+        client = self._client(client_task, common, private, state)
+        reply = getattr(self.spec.algorithm, client_task.stage.name)(client)
+        client.check_received()
+        return self._answer(client_task, client, reply, started, sums)
+
+    def _answer(self, client_task: ClientTask, client: Client, reply: dict[str, Any], started: float,
+                sums: BlockSum | None) -> RunnerOutput:
+        """Return what a client's turn came to."""
+        if client.resident.personal:
+            client.state["personal"] = client.weights(client.resident.personal)
+        kept = trees.pack(client.state) if client.state else None
+        if sums is not None:
+            # The turn's last act: a client that fails is not in the sums.
+            sums.add(client_task.architecture, reply, len(self.spec.data.clients[client_task.client].train))
+            reply = {}
+        small, large = split_small(reply)
+        packed_small = trees.pack(small)
+        bulk = trees.pack(large) if large else None
+        outcome = TaskOutcome(
+            client=client_task.client, small=packed_small, entries=tuple(large), stateful=kept is not None,
+            metrics={"loss": client.mean_loss, "steps": float(client.steps), "samples": float(client.samples_seen),
+                     **client.metrics},
+            up=packed_small.nbytes + (bulk.nbytes if bulk is not None else 0),
+            seconds=time.perf_counter() - started, resident=self._process.memory_info().rss, peak=peak_bytes(),
+            gpu_peak=gpu_peak_bytes(self.device))
+        return outcome, bulk, kept
+
+    def _client(self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None) -> Client:
+        data = self.spec.data
+        rows = data.clients[client_task.client]
+        message = {**self._unpack(client_task, common), **(trees.unpack(private) if private is not None else {})}
+        client = Client(
+            id=client_task.client, round=client_task.round, stage_index=client_task.stage.index, config=self.spec.config,
+            resident=self._resources.resident(client_task.architecture), task=self.task, message=message,
+            state=trees.to_device(trees.unpack(state), self.device) if state is not None else {},
+            train=self._resources.samples(rows.train), validation=self._resources.samples(rows.val),
+            public=self._resources.public, num_classes=data.num_classes, work=client_task.work, device=self.device,
+            residents=self._resources.resident)
+        if state is None:
+            self.spec.algorithm.setup(client)
+        return client
+
+    def _unpack(self, client_task: ClientTask, common: Packed) -> dict[str, Any]:
+        """Return the common message on the device, moved there once per stage rather than once per client."""
+        name = f"{client_task.token}/{client_task.architecture}"
+        if not client_task.token or self._common[0] != name:
+            self._common = (name, trees.to_device(trees.unpack(common), self.device))
+        return self._common[1]
+
+    def _global(self, client_task: ClientTask, common: Packed) -> dict[str, Any]:
+        resident = self._resources.resident(client_task.architecture)
+        resident.load(self._unpack(client_task, common)["weights"])
+        return {"common": self._predict(resident.model.eval(), evaluation_chunks(self.spec.data)[client_task.block])}
+
+    def _personal(self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None) -> dict[str, Any]:
+        algorithm, data = self.spec.algorithm, self.spec.data
+        client = self._client(client_task, common, private, state)
+        algorithm.receive(client)
+        client.check_received()
+        predictor = algorithm.predictor(client, "personal")
+        rows = data.clients[client_task.client]
+        others = self.spec.config.evaluation.others
+        predictions = {"test": self._predict(predictor, data.test if others else rows.test)}
+        if len(rows.val):
+            predictions["validation"] = self._predict(predictor, rows.val)
+        return {**predictions, **{f"{name}/local": self._predict(part, rows.test)
+                               for name, part in algorithm.parts(client).items()}}
+
+    def _diagnose(self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None) -> dict[str, Any]:
+        from flray.federation import diagnostics
+
+        data = self.spec.data
+        client = self._client(client_task, common, private, state)
+        self.spec.algorithm.receive(client)
+        predictor = self.spec.algorithm.predictor(client, self.spec.algorithm.views[0])
+        share = max(1, diagnostics.MAX_FEATURE_SAMPLES // min(len(data.clients), diagnostics.MAX_CLIENTS))
+        test = self._resources.samples(diagnostics.evenly_spaced(data.clients[client_task.client].test, share))
+        if data.public is None:
+            probes = self._resources.samples(diagnostics.evenly_spaced(data.test, diagnostics.MAX_PROBE_SAMPLES))
+        else:
+            probes = self._resources.public_samples(diagnostics.evenly_spaced(np.arange(len(data.public)), diagnostics.MAX_PROBE_SAMPLES))
+        return {"portrait": diagnostics.client_diagnostics(client, predictor, probes, test)}
+
+    @torch.no_grad()
+    def _predict(self, predictor: Any, rows: Any) -> dict[str, Any]:
+        samples = self._resources.samples(rows)
+        return join_predictions([self.task.predictions(predictor(x), y)
+                                for x, y in samples.in_order(self.spec.config.evaluation.batch_size)])
+
+
+def evaluation_chunks(data: FederatedData) -> list[NDArray[np.int64]]:
+    """Return the rows of each evaluation turn of a global model: the common test set, then all validation parts."""
+    return [rows[start:start + EVAL_CHUNK] for rows in (data.test, data.validation) for start in range(0, len(rows), EVAL_CHUNK)]
+
+
+def error_summary(error: BaseException) -> str:
+    """Return the kind of an error and the first line of its text, and what helps where memory was lacking."""
+    what = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+            isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)):
+        return f"out of memory ({what}); a smaller local.batch_size or fewer resources.actors need less"
+    return what
+
+
+def describe_failure(error: BaseException) -> Failure:
+    """Return what went wrong and where: the innermost line outside of installed libraries."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "site-packages" not in f.filename and Path(f.filename).name != "player.py"
+           and not f.filename.startswith(sys.base_prefix)]
+    frame = (own or list(frames))[-1] if frames else None
+    return Failure(
+        what=error_summary(error),
+        where=f"{frame.filename}:{frame.lineno}" if frame else "",
+        trace="".join(traceback.format_exception(error)))

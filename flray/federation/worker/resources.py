@@ -1,0 +1,121 @@
+"""What a process works with: the experiment's networks and samples on one device, in the experiment's precision."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray import rng
+from flray.algorithms.common.resident_model import ResidentModel
+from flray.algorithms.common.samples import Samples
+from flray.config.experiment import Experiment
+from flray.data.sample_noise import sample_noise
+from flray.federation.spec import FederationSpec
+from flray.models import acceleration
+
+
+def default_device(spec: FederationSpec) -> torch.device:
+    """Return the GPU where this process has one and the experiment does not do without, else the CPU."""
+    wanted = spec.config.resources.gpus_per_actor != 0
+    return torch.device("cuda:0" if wanted and torch.cuda.is_available() else "cpu")
+
+
+def thread_count(config: Experiment) -> int:
+    """Return the torch threads of every process that trains; their number decides the last bits of a result."""
+    return max(1, math.floor(config.resources.cpus_per_actor))
+
+
+class WorkerResources:
+    """Networks and samples of one process; each is made when first asked for.
+
+    Parameters
+    ----------
+    spec : FederationSpec
+        The experiment.
+    device : torch.device
+        Where networks and samples lie. Samples are not copied where that is the CPU.
+    """
+
+    def __init__(self, spec: FederationSpec, device: torch.device) -> None:
+        self.spec, self.device = spec, device
+        self._residents: dict[str, ResidentModel] = {}
+        local, data = spec.config.local, spec.data
+        self._dtype = torch.float64 if local.precision == "float64" else torch.float32
+        images = len(data.shape) == 3
+        self._format = torch.channels_last if images and local.memory_format == "channels_last" \
+            else torch.contiguous_format
+        means, deviations = (data.mean, data.std) if spec.algorithm.normalise else ((0.0,), (1.0,))
+        std = torch.tensor(deviations, dtype=torch.float64).view(-1, 1, 1)
+        mean = torch.tensor(means, dtype=torch.float64).view(-1, 1, 1)
+        self._scale = (1.0 / (255.0 * std)).to(device, self._dtype)
+        self._shift = (-mean / std).to(device, self._dtype)
+        if images:
+            # One number for every place of a sample: multiplying by one per channel takes ten times as long.
+            self._scale, self._shift = (values.expand(1, *data.shape).contiguous(memory_format=self._format)
+                                        for values in (self._scale, self._shift))
+        self._normalisation = (mean.to(device, self._dtype), std.to(device, self._dtype))
+        self._noise = torch.from_numpy(data.noise).to(device, self._dtype) if data.noise is not None else None
+        self._noise_key = rng.key(spec.config.seed, "data", extra="noise")
+
+    def resident(self, architecture: str) -> ResidentModel:
+        """Return this process's model of an architecture."""
+        if architecture not in self._residents:
+            model = self.spec.build(architecture).to(self.device)
+            model = model.to(memory_format=self._format)  # type: ignore[call-overload]
+            local = self.spec.config.local
+            if local.precision == "bfloat16":
+                acceleration.in_bfloat16(model)
+            if local.compile:
+                acceleration.compile_model(model, local.batch_size, mode="default" if local.compile is True else local.compile)
+            buffers_local = self.spec.config.aggregation.buffers == "local"
+            self._residents[architecture] = ResidentModel(model, self.spec.algorithm.shared, buffers_local)
+        return self._residents[architecture]
+
+    def networks(self) -> dict[str, int]:
+        """Return how many instances of each architecture there are here: the trained one and its frozen twins."""
+        return {architecture: 1 + len(resident.frozen_copies) for architecture, resident in self._residents.items()}
+
+    def samples(self, rows: Any) -> Samples:
+        """Return rows of the federation's samples."""
+        x, y = self._labelled
+        disturb = self._noisy if self._noise is not None else None
+        return Samples(x, y, torch.from_numpy(rows).to(self.device), self._prepare, disturb, self._normalisation)
+
+    @cached_property
+    def public(self) -> Samples | None:
+        """The public samples; None where there are none."""
+        data = self.spec.data
+        return None if data.public is None else self.public_samples(np.arange(len(data.public)))
+
+    def public_samples(self, rows: Any) -> Samples:
+        """Return rows of the public samples."""
+        return Samples(self._unlabelled, None, torch.from_numpy(rows).to(self.device), self._prepare,
+                       normalisation=self._normalisation)
+
+    @cached_property
+    def _unlabelled(self) -> Tensor:
+        return torch.from_numpy(self.spec.data.public).to(self.device)
+
+    @cached_property
+    def _labelled(self) -> tuple[Tensor, Tensor]:
+        data = self.spec.data
+        return torch.from_numpy(data.x).to(self.device), torch.from_numpy(data.y).to(self.device)
+
+    def _prepare(self, raw: Tensor) -> Tensor:
+        layout = self._format if raw.dim() == 4 else torch.contiguous_format
+        if raw.dtype != torch.uint8:
+            return raw.to(dtype=self._dtype, memory_format=layout)
+        scale, shift = self._scale, self._shift
+        if raw.dim() == 4 and raw.shape[2:] != scale.shape[2:]:
+            scale, shift = scale[..., :1, :1], shift[..., :1, :1]
+        return raw.to(dtype=self._dtype, memory_format=layout).mul_(scale).add_(shift)
+
+    def _noisy(self, x: Tensor, rows: Tensor) -> Tensor:
+        assert self._noise is not None
+        noise = sample_noise(rows, x[0].numel(), self._noise_key).to(x.dtype) * self._noise[rows, None]
+        return x + noise.view(x.shape).to(memory_format=self._format if x.dim() == 4 else torch.contiguous_format)

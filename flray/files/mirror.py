@@ -1,0 +1,153 @@
+"""A run's folder kept in object storage too: copied there while it is worked on, by one worker at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from flray.errors import FlrayError
+from flray.files import storage
+from flray.files.lease import Lease, LeaseTakenError
+from flray.runs import directory
+
+MIRROR_INTERVAL_S = 20.0
+"""Seconds between two copies of what has changed: what a lost head may cost besides the rounds since a checkpoint."""
+
+
+class Mirror:
+    """Keeps an address equal to a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Local.
+    uri : str
+        Where its copy is; nobody else writes there.
+    leave : tuple of str
+        Names of folders in it that stay here.
+    """
+
+    def __init__(self, folder: Path, uri: str, leave: tuple[str, ...] = ()) -> None:
+        self._folder, self._uri, self._leave = folder, uri.rstrip("/"), leave
+        self._known: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def sync(self) -> None:
+        """Copy what is new or changed, lists of files (checkpoints' manifests) after the files, and remove the rest."""
+        with self._lock:
+            found, path = storage.filesystem(self._uri)
+            with storage.storage_errors(self._uri):
+                now = dict(self._present())
+                manifests = {name for name in now if Path(name).match("round-*.json")}
+                for name in sorted(now, key=lambda n: (n in manifests, n)):
+                    if self._known.get(name) != now[name] and (name not in manifests or self._whole(name)):
+                        self._copy(found, f"{path}/{name}", name, now[name])
+                for name in sorted(set(self._known) - set(now)):
+                    found.delete_file(f"{path}/{name}")
+                    del self._known[name]
+
+    def _present(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        for file in self._folder.rglob("*"):
+            name = file.relative_to(self._folder)
+            if name.parts[0] in self._leave or file.name.startswith("."):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if file.is_file():
+                    facts = file.stat()
+                    yield str(name), (facts.st_size, facts.st_mtime_ns)
+
+    def _whole(self, name: str) -> bool:
+        """Tell whether all files a manifest names are there: an older one's may have been removed meanwhile."""
+        folder = Path(name).parent
+        try:
+            named = json.loads((self._folder / name).read_text())["files"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return all(str(folder / part) in self._known for part in named)
+
+    def _copy(self, found: Any, target: str, name: str, facts: tuple[int, int]) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            data = (self._folder / name).read_bytes()
+            with found.open_output_stream(target) as stream:
+                stream.write(data)
+            self._known[name] = facts
+
+
+@contextlib.contextmanager
+def mirrored(folder: Path, uri: str | None, say: Callable[[str], None], leave: tuple[str, ...] = ()) -> Iterator[None]:
+    """Mirror a folder while something goes on in it, and once more at the end; do nothing without an address.
+
+    Storage that is away for a while is told about once, and tried again; at the end it has to be there. Where another
+    worker takes the address over, nothing is written there any more and this thread is interrupted as by Ctrl-C.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's or sweep's, whose ``run.json`` or ``sweep.json`` is there.
+    uri : str or None
+        Where its copy is.
+    say : callable
+        Gets lines for the user.
+    leave : tuple of str
+        Names of folders in it that stay here.
+
+    Raises
+    ------
+    FlrayError
+        If another worker is at it, or has gone on from there meanwhile.
+    """
+    if uri is None:
+        yield
+        return
+    lease = Lease(uri, say)
+    lease.take()
+    try:
+        directory.check_latest(folder, uri)
+        directory.update(folder, workers=[*directory.read(folder).get("workers", ()), lease.token])
+        mirror, ended, lost = Mirror(folder, uri, leave), threading.Event(), threading.Event()
+        mirror.sync()
+        worker = threading.get_ident()
+        reasons: list[str] = []
+
+        def stop(error: LeaseTakenError) -> None:
+            reasons.append(f"{error}; this process stops, and its copy is kept in {folder}")
+            lost.set()
+            say(reasons[0])
+            # Not by a signal, which a process in the background may have been told to ignore.
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker), ctypes.py_object(KeyboardInterrupt))
+
+        lease.keep(stop)
+        thread = threading.Thread(target=_sync_periodically, args=(mirror, ended, lost, say), name="flray-mirror", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            if not lost.is_set():
+                try:
+                    mirror.sync()
+                except FlrayError as error:
+                    say(f"{error}; everything is kept in {folder}")
+        if reasons:
+            raise LeaseTakenError(reasons[0])
+    finally:
+        lease.give_back()
+
+
+def _sync_periodically(mirror: Mirror, ended: threading.Event, lost: threading.Event, say: Callable[[str], None]) -> None:
+    """Push now and then until the end."""
+    away = False
+    while not ended.wait(MIRROR_INTERVAL_S) and not lost.is_set():
+        try:
+            mirror.sync()
+            away = False
+        except FlrayError as error:
+            if not away:
+                say(f"{error}; trying again")
+            away = True

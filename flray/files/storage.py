@@ -1,0 +1,195 @@
+"""Object storage: ``s3://``, ``gs://`` and what else Arrow or fsspec knows, with the keys of the environment.
+
+Runs work in a local folder, for a journal is appended to and a checkpoint renamed, which buckets cannot do;
+`flray.files.mirror` copies what has changed. Data sets are fetched once per node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from flray.errors import FlrayError
+from flray.tracking.secrets import redact
+
+
+def is_remote(place: str | Path) -> bool:
+    """Tell whether a place is an address rather than a folder."""
+    return "://" in str(place)
+
+
+def filesystem(uri: str) -> tuple[Any, str]:
+    """Return Arrow's file system for an address (or a local folder), and the path in it.
+
+    Raises
+    ------
+    FlrayError
+        If there is none for this kind of address, or the address holds a key.
+    """
+    from pyarrow import ArrowInvalid
+    from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
+
+    if not is_remote(uri):
+        return LocalFileSystem(), str(Path(uri).absolute())
+    _check_keys(uri)
+    try:
+        found, path = FileSystem.from_uri(uri.rstrip("/"))
+        return found, str(path)
+    except ArrowInvalid:
+        pass
+    try:
+        import fsspec
+
+        other, path = fsspec.core.url_to_fs(uri)
+    except (ImportError, ValueError) as error:
+        raise FlrayError(f"{uri}: no such kind of storage ({error}); s3:// and gs:// need nothing more, others the "
+                         "fsspec package for them") from None
+    return PyFileSystem(FSSpecHandler(other)), str(path).rstrip("/")
+
+
+def files(uri: str) -> dict[str, int]:
+    """Return all files below an address, relative to it, with their sizes; nothing where there is nothing.
+
+    Raises
+    ------
+    FlrayError
+        If the storage cannot be reached.
+    """
+    from pyarrow.fs import FileSelector, FileType
+
+    found, path = filesystem(uri)
+    with storage_errors(uri):
+        return {info.path[len(path):].lstrip("/"): info.size for info in found.get_file_info(
+            FileSelector(path, allow_not_found=True, recursive=True)) if info.type == FileType.File}
+
+
+def names(uri: str) -> set[str]:
+    """Return what lies directly below an address, files and folders; nothing where there is nothing."""
+    from pyarrow.fs import FileSelector
+
+    found, path = filesystem(uri)
+    with storage_errors(uri):
+        return {info.base_name for info in found.get_file_info(FileSelector(path, allow_not_found=True))}
+
+
+def read(uri: str) -> bytes | None:
+    """Return what a single file at an address holds, None where there is none."""
+    found, path = filesystem(uri)
+    with storage_errors(uri):
+        try:
+            with found.open_input_stream(path) as source:
+                data: bytes = source.read()
+                return data
+        except FileNotFoundError:
+            return None
+
+
+def write(uri: str, data: bytes) -> None:
+    """Write a single small file at an address; in object storage it appears whole."""
+    found, path = filesystem(uri)
+    with storage_errors(uri), found.open_output_stream(path) as stream:
+        stream.write(data)
+
+
+def remove(uri: str) -> None:
+    """Take a single file away; one that is not there is no error."""
+    found, path = filesystem(uri)
+    with storage_errors(uri), contextlib.suppress(FileNotFoundError):
+        found.delete_file(path)
+
+
+def written_at(uri: str) -> float | None:
+    """Return when a file was written [s since 1970, by the storage's clock]; None where that is not known."""
+    found, path = filesystem(uri)
+    with storage_errors(uri):
+        time: Any = found.get_file_info([path])[0].mtime_ns
+        return None if time is None else time / 1e9
+
+
+def download(uri: str, folder: Path) -> int:
+    """Copy everything below an address into a folder; return the number of files."""
+    found, path = filesystem(uri)
+    names = files(uri)
+    for name in names:
+        target = folder / name
+        with storage_errors(uri):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with found.open_input_stream(f"{path}/{name}") as source, target.open("wb") as file:
+                shutil.copyfileobj(source, file, 1 << 20)
+    return len(names)
+
+
+def fetch(uri: str, folder: Path, mark: str | None = None) -> bool:
+    """Copy everything below an address into a folder that appears whole, once per node; False if nothing is there.
+
+    Parameters
+    ----------
+    uri : str
+        Where from.
+    folder : Path
+        Where to; left alone where it is there.
+    mark : str, optional
+        Name of an empty file that is put into the folder, so that it is known where its content came from.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of this node may be at it
+        if folder.exists():
+            return True
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            if not download(uri, temporary):
+                return False
+            if mark is not None:
+                (temporary / mark).touch()
+            temporary.rename(folder)
+            return True
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def local_cache_of(uri: str) -> Path:
+    """Return the local folder in which what belongs to an address is worked on."""
+    _check_keys(uri)
+    base = Path(os.environ.get("FLRAY_WORK") or "~/.cache/flray/work").expanduser()
+    parts = urlsplit(uri)
+    digest = hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:8]
+    return base / f"{parts.netloc}-{digest}"
+
+
+def _check_keys(uri: str) -> None:
+    """Refuse an address with a key in it.
+
+    Raises
+    ------
+    FlrayError
+        Without the key.
+    """
+    shown = redact(uri)
+    if shown != uri:
+        raise FlrayError(f"{shown}: keep keys out of addresses, which are written to files; use the environment or the "
+                         "node's role")
+
+
+@contextlib.contextmanager
+def storage_errors(uri: str) -> Iterator[None]:
+    """Word what the storage says.
+
+    Raises
+    ------
+    FlrayError
+        Instead of any error of the storage.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise FlrayError(f"{uri}: the storage cannot be used ({reason})") from None

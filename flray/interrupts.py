@@ -1,0 +1,115 @@
+"""A command that is asked to end stops with care: what Ctrl-C does, SIGTERM and SIGHUP do as well."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flray.errors import FlrayError
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""What batch systems, Kubernetes and a terminal that is closed send; by default they end a process at once."""
+
+
+class InterruptedRunError(FlrayError):
+    """The user stopped the run; what is done is saved, and the message says how to go on."""
+
+
+class StopSignal:
+    """Whether this process was asked to end, and how.
+
+    Attributes
+    ----------
+    number : int or None
+        The signal that was received.
+    """
+
+    number: int | None = None
+
+    def code(self, code: int) -> int:
+        """Return the exit code of a command that ended with `code`: 128 and the signal's number where one ended it."""
+        return code if self.number is None or code == 0 else 128 + self.number
+
+
+@contextlib.contextmanager
+def signals_as_interrupt() -> Iterator[StopSignal]:
+    """Treat `SIGNALS` as Ctrl-C in the block; those that the caller ignores or handles (nohup) are left alone.
+
+    Yields
+    ------
+    Stop
+        Tells which signal it was.
+    """
+    stop = StopSignal()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    terminals = [number for number in (1, 2) if os.isatty(number)]
+
+    def handle(number: int, frame: Any) -> None:
+        stop.number = number
+        if number == signal.SIGHUP:
+            _exit_with_code(terminals)
+        interrupt = signal.getsignal(signal.SIGINT)  # Tune's own while a sweep runs
+        if callable(interrupt):
+            interrupt(signal.SIGINT, frame)
+        else:  # a shell's background commands ignore Ctrl-C
+            raise KeyboardInterrupt
+
+    ours = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def preserve_handlers() -> Iterator[None]:
+    """Put the handlers of `SIGNALS` back after the block: Ray sets one that ends the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    except SystemExit:  # raised by Ray's handler
+        ours = before[signal.SIGTERM]
+        if callable(ours):
+            ours(signal.SIGTERM, None)
+        raise
+    finally:
+        for number, handler in before.items():
+            if callable(handler):
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def resume_hint(folder: Path) -> Iterator[None]:
+    """Say how to go on with the run or sweep in `folder` if the user stops it anywhere in the block.
+
+    Raises
+    ------
+    InterruptedRunError
+        Instead of KeyboardInterrupt.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedRunError(f"stopped; go on with: flray resume {shlex.quote(str(folder))}") from None
+
+
+def _exit_with_code(terminals: list[int]) -> None:
+    """Write nowhere from now on: every word to a terminal that is gone would be an error."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for number in terminals:
+        os.dup2(nothing, number)
+    os.close(nothing)

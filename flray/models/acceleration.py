@@ -1,0 +1,88 @@
+"""The same network run faster: in bfloat16, compiled. What is changed is ``forward``; names and values stay."""
+
+from __future__ import annotations
+
+import copy
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flray.errors import FlrayError
+
+
+def in_bfloat16(model: nn.Module) -> None:
+    """Have a network compute in bfloat16 from now on, wherever torch's autocast deems it safe, and return float32.
+
+    Parameters stay float32. The border is the network's, or each part's of a split one, since methods call these
+    alone: what comes out is float32 again, so that losses, distances, similarities and correlations are formed with 24
+    bits instead of 8. Copies of the model compute likewise.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its parameters are float32; changed in place.
+    """
+    for part in {model, *parts(model)}:
+        part.forward = MethodType(_in_lower_precision, part)
+
+
+def compile_model(model: nn.Module, batch_size: int, **options: Any) -> None:
+    """Have a network's training steps on whole batches run compiled from now on, all else as written.
+
+    A compiled graph holds for one shape. Which shapes a process has met, and in which order, depends on who else was
+    played there; so that no bit does, other batches (the small last one, evaluation's, those of a phase with a size of
+    its own), frozen copies, and passes that a hook looks into are never compiled. Where there is no whole graph of the
+    network, or torch's limit of recompilations is reached, it fails instead of going on uncompiled.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Changed in place; after `in_bfloat16`, where both are wanted.
+    batch_size : int
+        Samples of a whole batch.
+    **options
+        Further ones of `torch.compile`, such as ``mode="reduce-overhead"``, which on CUDA replays a graph of kernels.
+    """
+    for part in parts(model):
+        part.forward = _CompiledForward(part, batch_size, options)
+
+
+def parts(model: nn.Module) -> list[nn.Module]:
+    """Return what methods call: features and classifier of a split network, else the network itself."""
+    split = isinstance(getattr(model, "features", None), nn.Module)
+    return [model.features, model.classifier] if split else [model]  # type: ignore[list-item]
+
+
+def _in_lower_precision(self: nn.Module, x: Tensor) -> Tensor:
+    # Each weight is used once per pass, so that autocast's cache of cast weights would gain nothing.
+    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+        outputs: Tensor = type(self).forward(self, x)
+    return outputs.float()
+
+
+class _CompiledForward:
+    """A module's ``forward``, compiled where it may be; a copy of the module gets the one it had before."""
+
+    def __init__(self, module: nn.Module, batch_size: int, options: dict[str, Any]) -> None:
+        self._module, self._plain, self._batch_size = module, module.forward, batch_size
+        self._inside = tuple(module.modules())
+        self._fast = torch.compile(self._plain, dynamic=False, fullgraph=True, **options)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        outputs: Tensor
+        if len(x) != self._batch_size or not (self._module.training and torch.is_grad_enabled()) \
+                or any(module._forward_hooks for module in self._inside):
+            outputs = self._plain(x)
+            return outputs
+        try:
+            outputs = self._fast(x)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise FlrayError(f"local.compile: torch.compile failed on this network or machine ({reason}); "
+                             "set it to false") from error
+        return outputs
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._plain, memo)

@@ -1,0 +1,71 @@
+"""How numbers are written, the same in every form of a report."""
+
+from __future__ import annotations
+
+import math
+
+from flray.results.costs import Cost
+from flray.results.significance import METHOD
+from flray.results.table import Cell, Table, seeds_text
+
+MISSING, NOT_REACHED = "–", "never"
+COST_HEADS = ("setting", "rounds to target", "bytes up", "bytes down", "seconds", "s/round", "memory")
+
+
+def format_measured(cell: Cell) -> str:
+    """Return ``80.12 ± 0.30``; a dash where nothing was measured."""
+    if math.isinf(cell.mean):
+        return NOT_REACHED
+    if math.isnan(cell.mean):
+        return MISSING
+    spread = "" if math.isnan(cell.std) else f" ± {cell.std:.2f}"
+    return f"{cell.mean:.2f}{spread}"
+
+
+def printed_reference(cell: Cell) -> str:
+    """Return ``82.35 (-2.23)``: the printed number and how far the measured one is from it."""
+    if not cell.printed_text:
+        return ""
+    return cell.printed_text + (f" ({cell.difference:+.2f})" if math.isfinite(cell.difference) else "")
+
+
+def legend(table: Table) -> str:
+    """Return what a reader of the table must know."""
+    units = f"{seeds_text(table)[:1].upper()}{seeds_text(table)[1:]}; shares in percent; best in bold."
+    return units + (" Below: the printed number (measured minus printed)." if table.has_printed else "")
+
+
+def comparison_sentences(table: Table) -> list[str]:
+    """Return a line per column: the best against the second, and first the method."""
+    if not table.comparisons:
+        return []
+    lines = [f"{head}: {comparison}" if head else str(comparison) for head, comparison in table.comparisons]
+    return [f"Best against second ({METHOD}; columns are not corrected for each other):", *lines]
+
+
+def cost_row(cost: Cost) -> list[str]:
+    """Return a setting's costs under `COST_HEADS`."""
+    target = NOT_REACHED if math.isinf(cost.rounds) else MISSING if math.isnan(cost.rounds) else f"{cost.rounds:.1f}"
+    return [cost.label, target, format_bytes(cost.up), format_bytes(cost.down), format_number(cost.seconds), format_number(cost.round_seconds),
+            format_bytes(cost.memory)]
+
+
+def target_text(cost: Cost) -> str:
+    """Return the target of a group of settings."""
+    return f"{100 * cost.target:.1f} %" if 0 <= cost.target <= 1 else format_number(cost.target)
+
+
+def format_bytes(count: float) -> str:
+    """Return bytes with a unit of 1,000s."""
+    if math.isnan(count):
+        return MISSING
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def format_number(value: float) -> str:
+    """Return three digits."""
+    return MISSING if math.isnan(value) else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -1,0 +1,276 @@
+"""Where a run's or a sweep's files lie, how they are named, and what describes the run to a person and to MLflow.
+
+``runs/<name>/<number>/`` holds ``config.yaml`` (resolved), ``run.json`` (identity, versions, status, result),
+``journal.jsonl`` (history and outbox), ``checkpoint/`` and ``figures/``. A sweep has ``sweep.json`` in place of
+``run.json`` and its trials' folders under ``trials/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import platform
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal
+
+import yaml
+
+from flray import bits
+from flray.config.experiment import Config
+from flray.config.shapes import read_json, shape_problem
+from flray.config.yaml_files import read_yaml
+from flray.errors import FlrayError, nearest
+from flray.files import storage
+from flray.files.atomic import write_atomically
+from flray.tracking.address import redact, resolve_uri
+
+FolderKind = Literal["run", "sweep"]
+CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoint", "figures"
+FETCHED_MARK = ".fetched"
+"""Marks a folder that came from object storage."""
+
+_IDENTITY: dict[str, type | tuple[type, ...]] = {
+    "versions": dict, "origins": dict, "setting": dict, "settings": dict, "setting_at_end": (dict, NoneType),
+    "seed": int, "sha256": (str, NoneType), "metric": (str, NoneType), "failure": (str, NoneType)}
+_NEEDED: dict[str, type | tuple[type, ...]] = {
+    "experiment": dict, "experiment.name": str, "experiment.seed": int, "experiment.algorithm": dict,
+    "experiment.algorithm.name": str, "experiment.evaluation": dict, "experiment.evaluation.last": int,
+    "experiment.tracking": dict}
+_KNOWN: dict[str, type | tuple[type, ...]] = {
+    "sweep": dict, "sweep.scheduler": (dict, NoneType), "sweep.only": dict, "arms": (dict, NoneType),
+    "space": (dict, NoneType), "paper": (dict, NoneType), "experiment.evaluation.protocol": str,
+    "experiment.tracking.uri": (str, NoneType)}
+
+
+def create(base: str | Path, name: str) -> Path:
+    """Make and return a new folder ``base/name/NNN``; two processes never get the same one.
+
+    For an address the folder is local and `mirror_of` tells where its copy goes; numbers taken there are left out.
+
+    Raises
+    ------
+    FlrayError
+        If the folder cannot be made.
+    """
+    parent = _local_base(base) / name
+    taken = {int(n) for n in _remote_numbers(str(base), name)} if storage.is_remote(base) else set()
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        number = max(taken | {int(p.name) for p in parent.iterdir() if p.name.isdigit()}, default=0) + 1
+        while True:
+            folder = parent / f"{number:03d}"
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise FlrayError(f"{parent}: no folder for results can be made here ({error.strerror}); "
+                         "set experiment.output to a folder that can be written") from None
+
+
+@contextlib.contextmanager
+def new_folder(base: str | Path, name: str) -> Iterator[Path]:
+    """Make a new folder as `create` does; it is removed again if the block ends before it describes a run or sweep."""
+    folder = create(base, name)
+    try:
+        yield folder
+    except BaseException:
+        if folder_kind(folder) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def find(text: str, base: str | Path = "runs") -> Path:
+    """Return the folder of a run or sweep given as a path, as ``name/number`` or as a name (its newest).
+
+    Raises
+    ------
+    FlrayError
+        If there is none; the message names the nearest one.
+    """
+    if storage.is_remote(base):
+        _download_run(text, str(base))
+        base = _local_base(base)
+    for candidate in (Path(text), Path(base) / text):
+        try:
+            if folder_kind(candidate) is not None:
+                return candidate
+            numbered = [p for p in candidate.iterdir() if p.name.isdecimal() and folder_kind(p)] if candidate.is_dir() else []
+        except (OSError, ValueError) as error:  # no name for a file, or a folder that may not be looked into
+            raise FlrayError(f"{candidate}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        if numbered:
+            return max(numbered, key=lambda p: int(p.name))
+    known = sorted({str(p.parent.parent.relative_to(base)) for p in Path(base).glob("*/*/*.json")}) \
+        if Path(base).is_dir() else []
+    raise FlrayError(f"no run or sweep {text!r}{nearest(text, known)}; give its folder, for example {base}/NAME/001")
+
+
+def remote_uri(folder: Path, output: str | Path) -> str | None:
+    """Return the address that keeps a copy of a run's folder, None where the folder is all there is."""
+    if not storage.is_remote(output):
+        return None
+    return f"{str(output).rstrip('/')}/{folder.parent.name}/{folder.name}"
+
+
+def _local_base(base: str | Path) -> Path:
+    return storage.local_cache_of(str(base)) if storage.is_remote(base) else Path(base)
+
+
+def _remote_numbers(base: str, name: str) -> list[str]:
+    return sorted((found for found in storage.names(f"{base.rstrip('/')}/{name}") if found.isdigit()), key=int)
+
+
+def _download_run(text: str, base: str) -> None:
+    """Copy a run or sweep here from its address, unless what is here is its latest."""
+    name, _, number = text.strip("/").partition("/")
+    numbers = [number] if number else _remote_numbers(base, name)[-1:]
+    for found in numbers:
+        folder, uri = _local_base(base) / name / found, f"{base.rstrip('/')}/{name}/{found}"
+        if folder_kind(folder) is not None and not _continued_elsewhere(folder, uri):
+            continue
+        if folder.exists():  # nothing is thrown away, and nothing half here is taken for the whole
+            places = (folder.with_name(f"{found}.old-{n}") for n in itertools.count(1))
+            folder.rename(next(place for place in places if not place.exists()))
+        storage.fetch(uri, folder, mark=FETCHED_MARK)
+
+
+def check_latest(folder: Path, uri: str) -> None:
+    """Refuse to go on from a copy that is not the latest.
+
+    Raises
+    ------
+    FlrayError
+        If another worker went on from its own copy since this one was made.
+    """
+    if _continued_elsewhere(folder, uri):
+        raise FlrayError(f"{uri} went on elsewhere since the copy in {folder} was made; give the same command again "
+                         "to go on from the latest")
+
+
+def _continued_elsewhere(folder: Path, uri: str) -> bool:
+    """Tell whether the last worker at an address is none of those that a copy here knows of."""
+    data = storage.read(f"{uri}/{folder_kind(folder)}.json")
+    if data is None:
+        return False
+    try:
+        workers = json.loads(data).get("workers") or []
+    except (ValueError, AttributeError):
+        raise FlrayError(f"{uri}/{folder_kind(folder)}.json: cannot be read; restore it, or start anew") from None
+    return bool(workers) and workers[-1] not in read(folder).get("workers", ())
+
+
+def tracking_uri(folder: Path) -> str | None:
+    """Return the tracking address in a run's settings; no plug-in is loaded for it.
+
+    Raises
+    ------
+    FlrayError
+        If the settings hold none.
+    """
+    try:
+        uri = read_yaml(folder / CONFIG)["experiment"]["tracking"]["uri"]
+    except (KeyError, TypeError):
+        raise FlrayError(f"{folder / CONFIG}: experiment.tracking.uri is missing; name a server with --uri") from None
+    return None if uri is None else str(uri)
+
+
+def folder_kind(folder: Path) -> FolderKind | None:
+    """Return what a folder holds, or None."""
+    if (folder / "run.json").is_file():
+        return "run"
+    return "sweep" if (folder / "sweep.json").is_file() else None
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return the folder's ``run.json`` or ``sweep.json``.
+
+    Raises
+    ------
+    FlrayError
+        If it is damaged.
+    """
+    return read_json(folder / f"{folder_kind(folder)}.json", {"uid": str, "status": str}, _IDENTITY)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the folder's resolved configuration as it was written, without looking up what it names.
+
+    Raises
+    ------
+    FlrayError
+        If it is damaged.
+    """
+    content = read_yaml(folder / CONFIG)
+    if problem := shape_problem(content, _NEEDED, _KNOWN):
+        raise FlrayError(f"{folder / CONFIG}: {problem}, which is not what was written; restore it, or start anew")
+    return content
+
+
+def write(folder: Path, which: FolderKind, content: Mapping[str, Any]) -> None:
+    """Write ``run.json`` or ``sweep.json``, whole or not at all."""
+    write_atomically(folder / f"{which}.json", json.dumps(content, indent=1, sort_keys=True).encode())
+
+
+def update(folder: Path, **values: Any) -> None:
+    """Change single values of ``run.json`` or ``sweep.json``."""
+    which = folder_kind(folder)
+    assert which is not None
+    write(folder, which, {**read(folder), **values})
+
+
+def new_identity(setting: str = "native") -> dict[str, Any]:
+    """Return a fresh uid, the time, the versions and the CPU's kind.
+
+    Parameters
+    ----------
+    setting : str
+        ``resources.bits``.
+    """
+    return {"uid": uuid.uuid4().hex, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "status": "running",
+            "versions": versions(), "cpu": bits.identity(setting)}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide the bits."""
+    names = ("flray", "torch", "torchvision", "numpy", "ray", "mlflow")
+    found = {name: metadata.version(name) for name in names if _installed(name)}
+    return {"python": platform.python_version(), **found}
+
+
+def save_config(folder: Path, config: Config) -> None:
+    """Write the resolved configuration: defaults filled in, a local database with its whole path, no password.
+
+    So the run can be resumed or synced from any folder.
+    """
+    content = config.model_dump(mode="json")
+    tracking = content["experiment"]["tracking"]
+    if tracking["uri"] is not None:
+        tracking["uri"] = redact(resolve_uri(tracking["uri"]))
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    write_atomically(folder / CONFIG, text.encode())
+
+
+def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield dotted path and text of every setting; no password of an address."""
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flatten_settings(value, f"{path}.")
+        else:
+            yield path, redact(str(value))
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,326 @@
+"""A run's journal: every event as one JSON line, history for the reader and outbox for the tracking server."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal
+
+from flray.config.shapes import shape_problem
+from flray.errors import DataError, FlrayError
+from flray.metrics.names import clean_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+JOURNAL = "journal.jsonl"
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+Event = dict[str, Any]
+
+
+_FORMS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "start": {"time": int, "uid": str, "experiment": str, "name": str, "parent": (str, NoneType), "params": dict,
+              "tags": dict},
+    "round": {"time": int, "round": int, "metrics": dict}, "artifact": {"path": str, "to": str},
+    "tags": {"tags": dict}, "params": {"params": dict}, "resume": {"time": int}, "end": {"time": int, "status": str}}
+Listener = Callable[[Path], None]
+
+_listeners: list[Listener] = []
+
+
+def listen(listener: Listener) -> Callable[[], None]:
+    """Have a function called with a journal's path after every event that this process writes to any journal.
+
+    Parameters
+    ----------
+    listener : callable
+        Called by the thread that writes, so it must return at once and raise nothing.
+
+    Returns
+    -------
+    callable
+        Ends it.
+    """
+    _listeners.append(listener)
+    return lambda: _listeners.remove(listener)
+
+
+def milliseconds() -> int:
+    """Return the time now in milliseconds since 1970, MLflow's unit."""
+    return time.time_ns() // 1_000_000
+
+
+def encode(event: Mapping[str, Any]) -> bytes:
+    """Return an event as one line of strict JSON; metrics that are not finite become strings."""
+    if "metrics" in event:
+        metrics = {name: value if math.isfinite(value) else str(value) for name, value in event["metrics"].items()}
+        event = {**event, "metrics": metrics}
+    return json.dumps(event, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Event:
+    """Return the event of one line; every metric is a float again, bit for bit.
+
+    Raises
+    ------
+    ValueError
+        If the line is not an event.
+    """
+    try:
+        event: Event = json.loads(line)
+    except RecursionError:
+        raise ValueError("not an event") from None
+    kind = event.get("type") if isinstance(event, dict) else None
+    if not isinstance(kind, str) or shape_problem(event, _FORMS.get(kind, {})) or any(
+            not isinstance(text, str) for part in ("params", "tags") if isinstance(event.get(part), dict)
+            for text in event[part].values()):
+        raise ValueError("not an event")
+    if "metrics" in event:
+        try:
+            event["metrics"] = {name: float(value) for name, value in event["metrics"].items()}
+        except (AttributeError, TypeError):
+            raise ValueError("not an event") from None
+    return event
+
+
+def read_events(path: Path) -> list[Event]:
+    """Return all whole events of a journal; a last line torn by a kill is left out.
+
+    Parameters
+    ----------
+    path : Path
+        The journal file, or a run directory. A file that is missing is an empty journal.
+
+    Raises
+    ------
+    DataError
+        If a line in the middle is not an event.
+    """
+    file = path / JOURNAL if path.is_dir() else path
+    return _parse(file.read_bytes(), file)[0] if file.exists() else []
+
+
+def history_of(events: Iterable[Event]) -> pd.DataFrame:
+    """Return the rounds among `events` as a table: column ``round`` first, then one column per metric."""
+    import pandas as pd  # takes a second, and processes that only write journals do not need it
+
+    rounds = {event["round"]: event["metrics"] for event in events if event["type"] == "round"}  # later ones count
+    rows = [{"round": round_, **metrics} for round_, metrics in rounds.items()]
+    table = pd.DataFrame(rows) if rows else pd.DataFrame({"round": pd.Series(dtype="int64")})
+    return table.sort_values("round", ignore_index=True)
+
+
+def _parse(data: bytes, path: Path) -> tuple[list[Event], int]:
+    """Return the whole events in `data` and the number of bytes they take."""
+    events: list[Event] = []
+    end = 0
+    while (newline := data.find(b"\n", end)) >= 0:
+        try:
+            events.append(decode(data[end:newline]))
+        except ValueError as error:
+            # A crash of the machine may leave a tail of rubbish (blocks never written). Rubbish followed by
+            # a good event is another matter: somebody edited the file, and cutting there would lose history.
+            if any(_whole(line) for line in data[newline + 1 :].split(b"\n")):
+                line_number = len(events) + 1
+                raise DataError(f"{path}, line {line_number}: not an event; mend or remove that line") from error
+            break
+        end = newline + 1
+    return events, end
+
+
+def _whole(line: bytes) -> bool:
+    try:
+        decode(line)
+    except ValueError:
+        return False
+    return True
+
+
+class Journal:
+    """The append-only file of a run's events; one process writes it at a time.
+
+    A line is handed to the system by one write, so a killed process leaves at most the last line torn; opening
+    the file again cuts that line off. Rounds that are there stay as they were first recorded: a run that is
+    resumed plays some rounds again, and they leave neither a gap nor a second record.
+
+    Parameters
+    ----------
+    path : Path
+        The journal file, by convention ``RUN/journal.jsonl``; its directory is made if need be.
+
+    Raises
+    ------
+    FlrayError
+        If another process (or another `Journal` of this one) has it open.
+    DataError
+        If a line in the middle is not an event.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            self._lock()
+            events, end = _parse(path.read_bytes(), path)
+            os.ftruncate(self._file, end)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._torn_at: int | None = None
+        self._recorded = {event["round"] for event in events if event["type"] == "round"}
+        self._started = any(event["type"] == "start" for event in events)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FlrayError(
+                f"{self.path.parent} is being written by a process that still runs; stop it first"
+            ) from None
+        except OSError:
+            return  # a file system without locks: the check is lost, the journal is not
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Write one event as one line, and tell who listens.
+
+        It survives the death of the process, not of the machine: see `sync`. A line that cannot be written whole, on a
+        full disk for example, is taken back, so that the next one does not become a part of it.
+
+        Raises
+        ------
+        OSError
+            If the line cannot be written.
+        """
+        line = encode(event)
+        if self._torn_at is not None:
+            os.ftruncate(self._file, self._torn_at)
+        self._torn_at = os.fstat(self._file).st_size
+        try:
+            while line:
+                line = line[os.write(self._file, line) :]
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._torn_at)
+            raise
+        self._torn_at = None
+        for listener in tuple(_listeners):
+            listener(self.path)
+
+    def start(
+        self,
+        *,
+        uid: str,
+        experiment: str,
+        name: str,
+        parent: str | None = None,
+        params: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Record the run's identity; write nothing and return False if it is there already.
+
+        Parameters
+        ----------
+        uid : str
+            A name no other run has; the run is found by it on the tracking server.
+        experiment, name : str
+            Where the run is shown, and as what.
+        parent : str, optional
+            The uid of the sweep's run.
+        params, tags : mapping of str to str, optional
+            Flat settings and labels.
+
+        Raises
+        ------
+        ValueError
+            If `uid` holds anything but letters, digits, ``_``, ``.`` and ``-``.
+        """
+        if not re.fullmatch(r"[\w.\-]+", uid):
+            raise ValueError(f"a uid is made of letters, digits, _, . and -; found {uid!r}")
+        if self._started:
+            return False
+        self._started = True
+        event = {"type": "start", "time": milliseconds(), "uid": uid, "experiment": experiment, "name": name}
+        self.append(event | {"parent": parent, "params": dict(params or {}), "tags": dict(tags or {})})
+        return True
+
+    def record_round(self, round_: int, metrics: Mapping[str, float], *, replace: bool = False) -> bool:
+        """Record the metrics of a round; write nothing and return False if the round is there already.
+
+        Parameters
+        ----------
+        round_ : int
+            Number of the round.
+        metrics : mapping of str to float
+            By name; names are cleaned by `flray.metrics.names.clean_name`, NaN and infinities are kept.
+        replace : bool
+            Record them all the same: later values of a round count instead of the earlier ones.
+
+        Raises
+        ------
+        FlrayError
+            If two names are one after cleaning.
+        """
+        there = round_ in self._recorded
+        if there and not replace:
+            return False
+        cleaned = {clean_name(name): float(value) for name, value in metrics.items()}
+        if len(cleaned) < len(metrics):
+            raise FlrayError(f"two of these metrics have one name in MLflow, rename one: {', '.join(sorted(metrics))}")
+        event = {"type": "round", "round": int(round_), "time": milliseconds(), "metrics": cleaned}
+        self.append({**event, "replaces": True} if there else event)
+        self._recorded.add(int(round_))
+        return True
+
+    def artifact(self, path: str | Path, to: str = "") -> None:
+        """Record a file to be uploaded: `path` relative to the run directory, `to` the folder in the run."""
+        self.append({"type": "artifact", "path": Path(path).as_posix(), "to": to})
+
+    def tags(self, tags: Mapping[str, str]) -> None:
+        """Record labels; the last value of a label counts."""
+        self.append({"type": "tags", "tags": dict(tags)})
+
+    def params(self, params: Mapping[str, str]) -> None:
+        """Record further settings; a setting cannot change its value."""
+        self.append({"type": "params", "params": dict(params)})
+
+    def resume(self) -> None:
+        """Record that the run goes on after an end."""
+        self.append({"type": "resume", "time": milliseconds()})
+
+    def end(self, status: Status) -> None:
+        """Record how the run ended."""
+        self.append({"type": "end", "time": milliseconds(), "status": status})
+
+    def sync(self) -> None:
+        """Make everything written so far survive a crash of the machine; to be called before each checkpoint."""
+        os.fsync(self._file)
+
+    def rounds(self) -> list[Event]:
+        """Return the recorded rounds in the order they were recorded, each with round, time [ms] and metrics."""
+        return [event for event in read_events(self.path) if event["type"] == "round"]
+
+    def history(self) -> pd.DataFrame:
+        """Return the recorded rounds as a table sorted by round: column ``round``, then one per metric."""
+        return history_of(self.rounds())
+
+    def close(self) -> None:
+        """Let go of the file. Closing twice is harmless."""
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,273 @@
+"""Run one federation from its configuration to its result: the driver behind ``flray run`` and ``flray resume``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flray import bits
+from flray.config.experiment import Config, Experiment
+from flray.config.loader import load
+from flray.errors import FlrayError
+from flray.federation.diagnostics import partition_summary, save_partition
+from flray.federation.ray_backend.handle import (
+    FederationHandle,
+    InlineFederation,
+    RayFederation,
+    check_address,
+    local_resources,
+    plan_pool,
+    ray_session,
+    uses_ray,
+)
+from flray.federation.spec import FederationSpec, build_spec
+from flray.files.mirror import mirrored
+from flray.interrupts import InterruptedRunError as InterruptedRunError
+from flray.interrupts import resume_hint
+from flray.metrics.summary import Reported, summarise_history
+from flray.runs import directory, resume_checks
+from flray.runs.figures import draw_figures
+from flray.runs.journal import Journal
+from flray.runs.loop import NullProgress, Progress, RoundLoop, primary_metric
+from flray.tracking.address import check, redact
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run brought.
+
+    Attributes
+    ----------
+    folder : Path
+        Where everything lies.
+    history : DataFrame
+        One row per round: column ``round``, then one per metric.
+    sha256 : str
+        Digest of everything learnt: global models, the method's server state, client states.
+    metric : str
+        Name of the method's own measure.
+    experiment : Experiment
+        The resolved settings.
+    """
+
+    folder: Path
+    history: pd.DataFrame
+    sha256: str
+    metric: str
+    experiment: Experiment
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All metrics of the last round in which each was measured."""
+        return summarise_history(self.history, self.metric, "last", 1).values
+
+    @property
+    def reported(self) -> Reported:
+        """The numbers to report, as ``evaluation.protocol`` wants them."""
+        evaluation = self.experiment.evaluation
+        return summarise_history(self.history, self.metric, evaluation.protocol, evaluation.last)
+
+
+def run(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, address: str | None = None,
+        progress: Progress | None = None, **settings: Any) -> Result:
+    """Run a federation.
+
+    Parameters
+    ----------
+    source : path or mapping
+        A YAML file, or its content.
+    overrides : iterable of str
+        ``key=value``, as on the command line.
+    address : str, optional
+        A running Ray cluster; without it Ray is started on this machine.
+    progress : Progress, optional
+        How to show what happens; nothing is shown without.
+    **settings
+        Parts of the experiment to replace, for example ``algorithm={"name": "fedskc"}``.
+
+    Raises
+    ------
+    FlrayError
+        If a setting or a data file is wrong (then nothing has been created), or a client failed.
+    """
+    config = load(source, [*([overrides] if isinstance(overrides, str) else overrides), *settings.items()])
+    _check_single(config, source)
+    return start(config, address=address, progress=progress)
+
+
+def start(config: Config, *, address: str | None = None, progress: Progress | None = None) -> Result:
+    """Run a federation from a checked configuration; see `run`."""
+    experiment = config.experiment
+    check_address(experiment, address)
+    bits.require(experiment)
+    spec = build_spec(experiment)
+    if uses_ray(experiment) and address is None:
+        plan_pool(spec, local_resources())
+    if experiment.tracking.uri is not None:
+        check(experiment.tracking.uri)
+    with contextlib.ExitStack() as stack:
+        if address is not None:  # joined before anything is made: it may not be there, or too small
+            plan_pool(spec, stack.enter_context(ray_session(address, bits.variables(experiment))))
+        with directory.new_folder(experiment.output, experiment.name) as folder:
+            directory.save_config(folder, config)
+            save_partition(partition_summary(spec), folder)
+            directory.write(folder, "run", {
+                **directory.new_identity(experiment.resources.bits), **data_identity(spec),
+                "settings": resume_checks.settings_text(config, "run")})
+        return _run_to_end(spec, folder, address, progress or NullProgress())
+
+
+def _check_single(config: Config, source: object) -> None:
+    """Refuse what describes several federations, of which one would be run without a word."""
+    several = [*(["arms"] if config.arms else []), *(["space"] if config.space else []),
+               *([f"{len(config.sweep.seeds)} seeds in sweep.seeds"] if len(config.sweep.seeds) > 1 else [])]
+    if several:
+        file = source if isinstance(source, str | Path) else "FILE.yaml"
+        raise FlrayError(f"{file}: found {' and '.join(several)}; that is a sweep: run it with flray tune {file}, or "
+                         "take it out to run one federation")
+
+
+def resume(folder: Path, *, address: str | None = None, progress: Progress | None = None,
+           plugins: Sequence[str] = (), other_cpu: bool = False) -> Result:
+    """Continue an interrupted run to the same bits, or return the result of a finished one.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
+    address : str, optional
+        As in `run`.
+    progress : Progress, optional
+        As in `run`.
+    plugins : sequence of str
+        Your own files in place of those that the settings name; see `flray.runs.resume_checks.load_config`.
+    other_cpu : bool
+        Go on even where this CPU's bits are other than those the run began with.
+
+    Raises
+    ------
+    FlrayError
+        If the run's files are damaged, its CPU, data or settings have changed, or another process runs it.
+    """
+    config = resume_checks.load_config(folder, plugins)
+    experiment = config.experiment
+    check_address(experiment, address)
+    resume_checks.check_unchanged(folder, config)
+    if directory.read(folder)["status"] == "finished":
+        return _result(folder, build_spec(experiment))
+    if experiment.tracking.uri is not None:
+        check(experiment.tracking.uri)
+    bits.require(experiment)
+    labels = resume_checks.check_cpu(folder, other_cpu)
+    return _run_to_end(build_spec(experiment), folder, address, progress or NullProgress(), labels)
+
+
+def data_identity(spec: FederationSpec) -> dict[str, Any]:
+    """Return what identifies a run's data."""
+    return {"data": spec.data.fingerprint, "partition": spec.data.partition_fingerprint,
+            "origins": dict(spec.data.origins)}
+
+
+def run_tags(folder: Path) -> dict[str, str]:
+    """Return a run's MLflow tags: versions, fingerprints and the folder."""
+    identity = directory.read(folder)
+    tags = {f"version.{name}": version for name, version in identity.get("versions", {}).items()}
+    tags |= {f"{part}.fingerprint": identity[part] for part in ("data", "partition") if part in identity}
+    cpu = identity.get("cpu", {})
+    tags |= {f"cpu.{part}": cpu[part] for part in ("bits", "model", "capability") if part in cpu}
+    tags |= {f"origin.{name}": origin for name, origin in identity.get("origins", {}).items()}
+    return {**tags, "flray.folder": str(folder)}
+
+
+def _run_to_end(spec: FederationSpec, folder: Path, address: str | None, progress: Progress,
+           labels: Mapping[str, str] | None = None) -> Result:
+    experiment = spec.config
+    with resume_hint(folder), contextlib.ExitStack() as stack:
+        stack.enter_context(mirrored(folder, directory.remote_uri(folder, experiment.output), progress.say))
+        journal = stack.enter_context(Journal(folder / directory.JOURNAL))
+        directory.update(folder, status="running")
+        began_before = not journal.start(
+            uid=directory.read(folder)["uid"], experiment=experiment.tracking.experiment,
+            name=f"{experiment.name} {folder.name}", tags=run_tags(folder),
+            params=dict(directory.flatten_settings(experiment.model_dump(mode="json"))))
+        if began_before:
+            journal.resume()
+        if labels:
+            journal.tags(labels)
+        stack.enter_context(_tracking(folder, experiment, progress.say))
+        try:
+            digest = _federate(spec, folder, journal, address, progress)
+        except KeyboardInterrupt:
+            _record_end(folder, journal, "interrupted")
+            raise
+        except BaseException:
+            _record_end(folder, journal, "failed")
+            raise
+        finally:
+            progress.end()
+        try:
+            draw_figures(folder, journal, primary_metric(spec))
+        except (OSError, ValueError) as error:
+            progress.say(f"the figures could not be drawn: {error}")
+        journal.tags({"model.sha256": digest})
+        journal.end("FINISHED")
+        # Last, so that a run killed just before is resumed and closed rather than taken for finished.
+        directory.update(folder, status="finished", sha256=digest)
+    return _result(folder, spec)
+
+
+def _record_end(folder: Path, journal: Journal, status: str) -> None:
+    directory.update(folder, status=status)
+    journal.end("KILLED" if status == "interrupted" else "FAILED")
+
+
+@contextlib.contextmanager
+def _tracking(folder: Path, experiment: Experiment, say: Notify) -> Iterator[None]:
+    """Send the journal to MLflow while the run goes on, and what is left at its end."""
+    if experiment.tracking.uri is None:
+        yield
+        return
+    from flray.tracking.background import Tracker
+
+    tracker = Tracker(experiment.tracking.uri, say=say)
+    tracker.register(folder)
+    try:
+        yield
+    finally:
+        unsent = tracker.close(timeout=20.0)
+        if unsent:
+            say(f"{unsent} entries could not be sent to {redact(experiment.tracking.uri)}; "
+                f"they are kept: flray sync {folder}")
+
+
+def _federate(spec: FederationSpec, folder: Path, journal: Journal, address: str | None, progress: Progress) -> str:
+    """Run all rounds that are left and return the digest."""
+    with contextlib.ExitStack() as stack:
+        federation: FederationHandle
+        if uses_ray(spec.config):
+            available = stack.enter_context(ray_session(address, bits.variables(spec.config)))
+            plan = plan_pool(spec, available)
+            progress.say(str(plan))
+            federation = RayFederation(spec, plan, progress.say)
+        else:
+            federation = InlineFederation(spec, progress.say)
+        stack.callback(federation.close)
+        return RoundLoop(spec, federation, folder, journal, progress).run()
+
+
+def _result(folder: Path, spec: FederationSpec) -> Result:
+    from flray.runs.journal import history_of, read_events
+
+    history = history_of(event for event in read_events(folder / directory.JOURNAL) if event["type"] == "round")
+    digest, metric = directory.read(folder).get("sha256"), primary_metric(spec)
+    if metric not in history or digest is None:
+        raise FlrayError(f"{folder}: found {'no ' + metric if digest else 'no sha256'} in the files of a finished run; "
+                         f"restore {directory.JOURNAL} and run.json, or start a new run")
+    return Result(folder=folder, history=history, sha256=str(digest), metric=metric, experiment=spec.config)

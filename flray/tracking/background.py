@@ -1,0 +1,173 @@
+"""Sends runs to MLflow beside the training, never in its way."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flray.errors import FlrayError
+from flray.runs.journal import JOURNAL, listen
+from flray.tracking.address import redact, resolve_uri
+from flray.tracking.client import HTTP_TIMEOUT, http_limits
+from flray.tracking.exporter import MlflowExporter
+from flray.tracking.secrets import without_secrets
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_REST, _LONGEST_REST = 50.0, 1.0
+"""After sending, so many times the processor time it took is left to the training, but no more than so many seconds:
+many rounds in one request cost little more than one, and a round should be seen within two seconds."""
+
+
+class Tracker:
+    """One background thread that sends the journals of one or many run directories, as soon as they grow.
+
+    Whatever happens to the server, training goes on: events wait in the journals and are sent when the server
+    is back. The user hears one line when it goes away and one when it is back.
+
+    Parameters
+    ----------
+    uri : str
+        MLflow's address: ``sqlite:///...`` or ``http(s)://...``.
+    say : callable
+        Takes the lines for the user; called from the background thread.
+
+    Raises
+    ------
+    FlrayError
+        If the address is of no use.
+    """
+
+    def __init__(self, uri: str, say: Callable[[str], None]) -> None:
+        self._address = resolve_uri(uri)
+        self.uri = redact(self._address)
+        self._say = say
+        self._senders: list[MlflowExporter] = []
+        self._refused: set[Path] = set()
+        self._away = False
+        self._pause = _FIRST_PAUSE
+        self._retry_at = self._rested_at = 0.0
+        self._grown: set[Path] = set()
+        self._deaf: Callable[[], None] | None = None
+        self._deadline: float | None = None
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._limits = contextlib.ExitStack()
+
+    def register(self, run_dir: Path, parent_dir: Path | None = None) -> None:
+        """Send the journal of `run_dir` from now on, its run shown under that of `parent_dir`.
+
+        Raises
+        ------
+        RuntimeError
+            If the tracker is closed.
+        """
+        with self._changed:
+            if self._deadline is not None:
+                raise RuntimeError("this tracker is closed")
+            if all(sender.run_dir != run_dir for sender in self._senders):
+                self._senders.append(MlflowExporter(run_dir, self._address, parent_dir=parent_dir))
+            if self._deaf is None:
+                self._deaf = listen(self._hear)
+            if self._thread is None:
+                if self.uri.startswith("http"):
+                    self._limits.enter_context(http_limits())
+                self._thread = threading.Thread(target=self._work, name="flray-tracking", daemon=True)
+                self._thread.start()
+        self._hear(run_dir / JOURNAL)
+
+    def _hear(self, journal: Path) -> None:
+        """Note that a journal has grown."""
+        with self._changed:
+            self._grown.add(journal.parent.absolute())
+            self._changed.notify()
+
+    def close(self, timeout: float = 30.0) -> int:
+        """Send what is left and stop the thread; return how many events could not be sent.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds for sending. A server known to be away gets one more try. A request under way is waited for,
+            which takes at most MLflow's HTTP timeout longer.
+        """
+        with self._changed:
+            if self._deadline is None:
+                self._deadline = time.monotonic() + timeout
+            if self._deaf is not None:
+                self._deaf()
+                self._deaf = None
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout + HTTP_TIMEOUT + 1)
+        self._limits.close()
+        return sum(sender.unsent() for sender in self._senders)
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        closing = False
+        while not closing:
+            with self._changed:
+                while self._deadline is None and (pause := self._until_due()) != 0.0:
+                    self._changed.wait(pause)
+                closing = self._deadline is not None
+                grown, self._grown = self._grown, set()
+                senders = [sender for sender in self._senders if sender.run_dir not in self._refused
+                           and (closing or sender.run_dir.absolute() in grown)]
+            began = time.thread_time()
+            self._flush_all(senders)
+            self._rested_at = time.monotonic() + min(_REST * (time.thread_time() - began), _LONGEST_REST)
+
+    def _until_due(self) -> float | None:
+        """Seconds until there is something to do: 0 for now, None for not before somebody says so."""
+        if not self._grown:
+            return None
+        return max(0.0, max(self._retry_at, self._rested_at) - time.monotonic())
+
+    def _late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _flush_all(self, senders: list[MlflowExporter]) -> None:
+        for sender in senders:
+            if self._late():
+                return
+            waiting = sender.unsent() > 0
+            try:
+                sender.flush(self._late)
+            except FlrayError as error:
+                self._give_up(sender, str(error))
+            except Exception as error:  # a full disk, a broken journal: not a reason to end the training
+                self._give_up(sender, without_secrets(f"{type(error).__name__}: {error}", self._address))
+            for notice in sender.notices:
+                self._say(notice)
+            sender.notices.clear()
+            if sender.reason is not None:
+                self._on_outage(sender.reason)
+                with self._changed:
+                    self._grown.update(one.run_dir.absolute() for one in senders)
+                return  # the others go to the same server
+            if waiting and sender.run_dir not in self._refused:
+                self._on_recovery()
+
+    def _give_up(self, sender: MlflowExporter, why: str) -> None:
+        self._refused.add(sender.run_dir)
+        self._say(f"{why}; {sender.run_dir} is no longer sent, its values stay in {sender.journal.name}")
+
+    def _on_outage(self, reason: str) -> None:
+        if not self._away:
+            self._say(f"tracking at {self.uri} is away: {reason}; training goes on, values are kept and sent later")
+        else:
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._away, self._retry_at = True, time.monotonic() + self._pause
+
+    def _on_recovery(self) -> None:
+        if self._away:
+            self._say(f"tracking at {self.uri} is back; what was kept is being sent")
+        self._away, self._pause, self._retry_at = False, _FIRST_PAUSE, 0.0

@@ -1,0 +1,257 @@
+"""A connection to an MLflow tracking server or database that fails quickly, quietly and with one clear line.
+
+The only module that imports mlflow, and only once a connection is wanted: the import takes a second or more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from flray.errors import FlrayError
+from flray.startup import gc_disabled
+from flray.tracking.address import database_path, redact
+from flray.tracking.secrets import without_secrets
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Seconds before one HTTP request is given up, unless the user set MLFLOW_HTTP_REQUEST_TIMEOUT.
+HTTP_TIMEOUT = 10
+# Error codes of MLflow that a later attempt may not meet; INTERNAL_ERROR is also what a refused connection gives.
+_TRANSIENT = {
+    "INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED",
+    "ABORTED", "CANCELLED", "RESOURCE_CONFLICT",
+}  # fmt: skip
+_PERMANENT = ("readonly database", "unable to open", "out-of-date database schema", "not a database", "no such table")
+_LOCK_ATTEMPTS = 6
+
+
+class TrackingUnavailableError(Exception):
+    """The tracking server cannot be reached now; trying again later may help. The text is the reason, one line."""
+
+
+class TrackingRejectedError(FlrayError):
+    """The tracking server was reached and said no; trying again does not help.
+
+    Parameters
+    ----------
+    message : str
+        What to tell the user.
+    code : str
+        MLflow's error code.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(message)
+
+
+def connect(uri: str) -> Any:
+    """Return an `mlflow.MlflowClient` of `uri` (from `resolve_uri`); a database that is missing is made.
+
+    No global state of mlflow changes: neither its tracking address nor its active run.
+
+    Raises
+    ------
+    TrackingUnavailableError
+        If the database is busy for long.
+    TrackingRejectedError
+        If the database cannot be used.
+    """
+    database = database_path(uri)
+    mlflow = _import_mlflow()
+    with silence_mlflow_logs():
+        if database is not None:
+            _prepare_database(uri, database)
+        with contextlib.nullcontext(uri) if database is None else _store_address(database) as address:
+            return call(uri, mlflow.MlflowClient, tracking_uri=address)
+
+
+def _import_mlflow() -> Any:
+    # mlflow decides at import whether to start a thread that reports usage over the network; not on our account.
+    with _environment({"MLFLOW_DISABLE_TELEMETRY": "true"}), gc_disabled("mlflow"):
+        import mlflow
+    return mlflow
+
+
+def _prepare_database(uri: str, database: Path) -> None:
+    """Make a missing database under another name and put it in place whole.
+
+    MLflow makes its tables in some sixty steps without a lock: two processes at once break each other
+    ("duplicate column name"), and one that is killed on the way leaves a database nobody can open.
+    """
+    with gc_disabled("mlflow.store.tracking.sqlalchemy_store"):
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        if database.is_dir() or not os.access(database if database.exists() else database.parent, os.W_OK):
+            raise PermissionError("not a file that can be written")
+        if database.exists() and database.stat().st_size > 0:
+            return
+        with lock(database.with_name(f".{database.name}.lock"), seconds=60):
+            if database.exists() and database.stat().st_size > 0:
+                return
+            made = database.with_name(f".{database.name}.new")
+            for rest in (made, made.with_name(f"{made.name}-journal")):  # of a process killed on the way
+                rest.unlink(missing_ok=True)
+            with _store_address(made) as address:
+                store = call(uri, SqlAlchemyStore, address, str(database.parent / "mlruns"))
+            store.engine.dispose()
+            made.replace(database)
+    except OSError as error:
+        raise TrackingRejectedError(f"tracking database {database}: {error.strerror or error}; name another one") from error
+
+
+@contextlib.contextmanager
+def _store_address(database: Path) -> Iterator[str]:
+    """Yield a file's address as SQLAlchemy reads it: a ? or % as it is would open another file, or none."""
+    if not set("?%") & set(str(database)):
+        yield f"sqlite:///{database}"
+        return
+    from sqlalchemy.engine import URL, make_url
+
+    address = str(URL.create("sqlite", database=str(database)).render_as_string())
+    if make_url(address).database != str(database):  # before 2.1 it had no way to write them
+        raise TrackingRejectedError(f"tracking database {database}: SQLAlchemy cannot be told a name with ? or %; name another")
+    try:
+        yield address
+    finally:
+        # MLflow takes the address for a path and makes the folders of it.
+        for stray in Path(address.removeprefix("sqlite:///")).parents:
+            with contextlib.suppress(OSError):
+                if stray not in database.parents:
+                    stray.rmdir()
+
+
+@contextlib.contextmanager
+def lock(path: Path, *, seconds: float) -> Iterator[None]:
+    """Hold the lock of `path` (a directory, or a file that is made) against other processes and threads.
+
+    Raises
+    ------
+    TrackingUnavailableError
+        If somebody else holds it for longer than `seconds`.
+    """
+    handle = os.open(path, os.O_RDONLY) if path.is_dir() else os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + seconds
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TrackingUnavailableError(f"another process is busy with {path}") from None
+                time.sleep(0.02)
+                continue
+            except OSError:
+                pass  # a file system without locks
+            break
+        yield
+    finally:
+        os.close(handle)
+
+
+def call(uri: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function of mlflow; a database locked by a neighbour is tried again for a moment.
+
+    Raises
+    ------
+    TrackingUnavailableError
+        If the server or database cannot be used now.
+    TrackingRejectedError
+        If it said no.
+    """
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    for attempt in range(_LOCK_ATTEMPTS):
+        try:
+            return function(*args, **kwargs)
+        except (MlflowException, SQLAlchemyError) as error:
+            text = _one_line(without_secrets(str(error), uri))
+            if "database is locked" in text and attempt + 1 < _LOCK_ATTEMPTS:
+                # Neighbours that collided once must not collide again in step: the process number sets them apart.
+                time.sleep(0.05 * 2**attempt * (1 + os.getpid() % 7 / 7))
+                continue
+            code = getattr(error, "error_code", "INTERNAL_ERROR")
+            if code in _TRANSIENT and not any(sign in text for sign in _PERMANENT):
+                raise TrackingUnavailableError(text) from None
+            raise TrackingRejectedError(f"tracking at {redact(uri)}: {text}", code) from None
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _one_line(text: str) -> str:
+    """Return an error's text without line breaks and the retry machinery's wrapping."""
+    text = " ".join(text.split())
+    if "NewConnectionError" in text or "Connection refused" in text:
+        return "nobody answers there (connection refused)" if "refused" in text else "the host cannot be reached"
+    return text if len(text) <= 300 else text[:299] + "…"
+
+
+_limits_lock = threading.Lock()
+_limits_held = 0
+_limits_stack = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def http_limits() -> Iterator[None]:
+    """Keep mlflow's HTTP client from waiting minutes for a dead server, and from printing addresses.
+
+    MLflow reads these limits from the environment at every request, so the environment changes while at least
+    one such context is open and is put back by the last one. A timeout the user chose is left alone.
+    """
+    global _limits_held
+    with _limits_lock:
+        _limits_held += 1
+        if _limits_held == 1:
+            limits = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+            timeout = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", str(HTTP_TIMEOUT))
+            _limits_stack.enter_context(_environment(limits | {"MLFLOW_HTTP_REQUEST_TIMEOUT": timeout}))
+    try:
+        yield
+    finally:
+        with _limits_lock:
+            _limits_held -= 1
+            if _limits_held == 0:
+                _limits_stack.close()
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def silence_mlflow_logs() -> Iterator[None]:
+    """Drop what mlflow and alembic log from this thread: every failure reaches the user as one line of ours."""
+    own = threading.get_ident()
+
+    def from_elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    loggers = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic.runtime.migration")]
+    for logger in loggers:
+        logger.addFilter(from_elsewhere)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(from_elsewhere)

@@ -1,0 +1,316 @@
+"""From a run's journal to MLflow: every event once, in order, whoever was killed in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from flray.errors import one_line
+from flray.metrics.names import clean_name
+from flray.runs.journal import JOURNAL, Event, decode
+from flray.tracking.address import database_path, redact, resolve_uri
+from flray.tracking.client import (  # fmt: skip
+    TrackingRejectedError,
+    TrackingUnavailableError,
+    call,
+    connect,
+    http_limits,
+    lock,
+    silence_mlflow_logs,
+)
+from flray.tracking.cursor import Cursor, load, read, save, unsent_lines
+from flray.tracking.secrets import without_secrets
+
+UID_TAG = "flray.uid"
+# MLflow's limits of one request, and of the length of a value in characters.
+_METRICS, _PARAMS, _PARAM_LENGTH, _TAG_LENGTH = 1000, 100, 6000, 5000
+_Point = tuple[str, float, int, int]
+"""Name, value, time [ms since 1970] and round of a metric."""
+
+
+class MlflowExporter:
+    """Sends the journal of one run directory.
+
+    What was sent is remembered in ``tracking.json``. An event may come twice: killed before that was written, or a
+    round that is played again because the copy of the journal in object storage was older than what MLflow had. The
+    run is found again by its uid, and of a round that MLflow has already nothing is sent again.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run directory.
+    uri : str
+        MLflow's address: ``sqlite:///...`` or ``http(s)://...``.
+    parent_dir : Path, optional
+        The sweep's run directory, whose run the new run is shown under.
+
+    Attributes
+    ----------
+    reason : str or None
+        Why the last `flush` left something unsent.
+    notices : list of str
+        Lines for the user: what had to be left out.
+
+    Raises
+    ------
+    FlrayError
+        If the address is of no use.
+    """
+
+    def __init__(self, run_dir: Path, uri: str, *, parent_dir: Path | None = None) -> None:
+        self.run_dir, self.parent_dir = Path(run_dir), parent_dir
+        self._address = resolve_uri(uri)
+        self.uri = redact(self._address)
+        self.reason: str | None = None
+        self.notices: list[str] = []
+        self._client: Any = None
+        self._compare = True  # until MLflow is seen to hold nothing of what is still to be sent
+        self._rounds_there: dict[str, set[int]] = {}
+
+    @property
+    def journal(self) -> Path:
+        """The journal file."""
+        return self.run_dir / JOURNAL
+
+    def flush(self, stop: Callable[[], bool] = lambda: False) -> int:
+        """Send what is there and return the number of events that are left.
+
+        Parameters
+        ----------
+        stop : callable, optional
+            Asked between requests; True ends the sending early.
+
+        Raises
+        ------
+        TrackingRejectedError
+            If the server said no. A server that cannot be reached raises nothing, see `reason`.
+        """
+        self.reason = None
+        if not self.unsent():
+            return 0
+        try:
+            with self._session(seconds=0.0):
+                try:
+                    self._send(stop)
+                except TrackingRejectedError as error:
+                    if error.code != "RESOURCE_DOES_NOT_EXIST" or load(self.run_dir, self.uri).run_id is None:
+                        raise
+                    # The server forgot the run (its database was removed): begin again, once.
+                    save(self.run_dir, Cursor(self.uri))
+                    self._rounds_there.clear()
+                    self._send(stop)
+        except TrackingUnavailableError as error:
+            self.reason = str(error)
+        return self.unsent()
+
+    def unsent(self) -> int:
+        """Return the number of whole events that have not been sent."""
+        return sum(1 for _ in unsent_lines(self.run_dir, load(self.run_dir, self.uri).offset))
+
+    def open_run(self) -> str | None:
+        """Return the MLflow run id, making the run if need be; None if the journal does not name the run yet.
+
+        Raises
+        ------
+        TrackingUnavailableError
+            If the server cannot be reached.
+        TrackingRejectedError
+            If the server said no.
+        """
+        cursor = load(self.run_dir, self.uri)
+        if cursor.run_id is None:
+            with self._session(seconds=10.0):
+                cursor = load(self.run_dir, self.uri)  # somebody else may have made it meanwhile
+                for line, _ in unsent_lines(self.run_dir, 0):
+                    event = decode(line)
+                    if event["type"] == "start":
+                        self._start(event, cursor)
+                        break
+        return cursor.run_id
+
+    @contextlib.contextmanager
+    def _session(self, seconds: float) -> Iterator[None]:
+        """Have the run directory to oneself and a client at hand."""
+        limits = http_limits() if self.uri.startswith("http") else contextlib.nullcontext()
+        with lock(self.run_dir, seconds=seconds), limits, silence_mlflow_logs():
+            if read(self.run_dir) is None:
+                save(self.run_dir, Cursor(self.uri))  # so that `flray sync` knows where to, should this fail
+            if self._client is None:
+                self._client = connect(self._address)
+            yield
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return call(self._address, getattr(self._client, method), *args, **kwargs)
+
+    def _send(self, stop: Callable[[], bool]) -> None:
+        cursor = load(self.run_dir, self.uri)
+        with self.journal.open("rb") as file:
+            # What MLflow has seen must survive a crash of the machine, or the rounds played again after it
+            # would be recorded with a new time and stand there twice.
+            os.fsync(file.fileno())
+        metrics: list[_Point] = []
+        gathered = cursor.offset  # end of the last round in `metrics`
+        for line, end in unsent_lines(self.run_dir, cursor.offset):
+            event = decode(line)
+            new = [(name, value, event["time"], event["round"]) for name, value in event.get("metrics", {}).items()]
+            again = event["type"] == "round" and event.get("replaces", False)
+            if gathered > cursor.offset and (event["type"] != "round" or again or len(metrics) + len(new) > _METRICS):
+                self._log_metrics(cursor, metrics, gathered)
+                metrics = []
+            if stop():
+                return
+            if again:
+                self._log_metrics(cursor, new, end, again=True)
+                gathered = end
+            elif event["type"] == "round":
+                metrics, gathered = metrics + new, end
+            else:
+                self._handle(event, cursor)
+                cursor.offset = gathered = end
+                save(self.run_dir, cursor)
+        if gathered > cursor.offset:
+            self._log_metrics(cursor, metrics, gathered)
+
+    def _log_metrics(self, cursor: Cursor, metrics: list[_Point], end: int, again: bool = False) -> None:
+        from mlflow.entities import Metric
+
+        if self._compare and not again:
+            metrics = self._missing(cursor, metrics)
+        for first in range(0, len(metrics), _METRICS):
+            batch = [Metric(*metric) for metric in metrics[first : first + _METRICS]]
+            self._call("log_batch", self._run_id(cursor), metrics=batch, synchronous=True)
+        cursor.offset = end
+        save(self.run_dir, cursor)
+
+    def _missing(self, cursor: Cursor, metrics: list[_Point]) -> list[_Point]:
+        """Return what MLflow has no value of; a round is there if the metric that was sent first of it is."""
+        first: dict[int, str] = {}
+        for name, _, _, round_ in metrics:
+            first.setdefault(round_, name)
+        there = {round_ for round_, name in first.items() if round_ in self._sent(cursor, name)}
+        if not there:
+            latest = max((max(self._sent(cursor, name), default=-1) for name in set(first.values())), default=-1)
+            self._compare = not all(round_ > latest for round_ in first)
+            return metrics
+        return [point for point in metrics if point[3] not in there or point[3] not in self._sent(cursor, point[0])]
+
+    def _sent(self, cursor: Cursor, name: str) -> set[int]:
+        """Return the rounds in which MLflow has a value of a metric."""
+        if name not in self._rounds_there:
+            history = self._call("get_metric_history", self._run_id(cursor), name)
+            self._rounds_there[name] = {int(metric.step) for metric in history}
+        return self._rounds_there[name]
+
+    def _run_id(self, cursor: Cursor) -> str:
+        if cursor.run_id is None:
+            raise TrackingRejectedError(
+                f"{self.journal}: the run's start is missing, so MLflow cannot be told which run this is"
+            )
+        return cursor.run_id
+
+    def _handle(self, event: Event, cursor: Cursor) -> None:
+        kind = event["type"]
+        if kind == "start":
+            if cursor.run_id is None:
+                self._start(event, cursor)
+            self._log_params(cursor, event["params"])
+        elif kind == "params":
+            self._log_params(cursor, event["params"])
+        elif kind == "tags":
+            for name, value in event["tags"].items():
+                self._call("set_tag", self._run_id(cursor), clean_name(name), _shorten(value, _TAG_LENGTH))
+        elif kind == "artifact":
+            self._upload(cursor, event)
+        elif kind == "resume":
+            self._call("update_run", self._run_id(cursor), status="RUNNING")
+        elif kind == "end":
+            self._call("set_terminated", self._run_id(cursor), status=event["status"], end_time=event["time"])
+        else:
+            self.notices.append(f"{self.journal}: an event of type {kind!r} is not sent; this flray does not know it")
+
+    def _start(self, event: Event, cursor: Cursor) -> None:
+        """Find or make the run, and remember it before anything else is sent."""
+        cursor.experiment_id = self._experiment(event["experiment"])
+        cursor.run_id = self._find(cursor.experiment_id, event["uid"])
+        if cursor.run_id is None:
+            tags = {clean_name(name): _shorten(value, _TAG_LENGTH) for name, value in event["tags"].items()}
+            tags[UID_TAG] = event["uid"]
+            parent = self._parent(event, cursor.experiment_id)
+            if parent is not None:
+                tags["mlflow.parentRunId"] = parent
+            self._compare = False
+            run = self._call(
+                "create_run", cursor.experiment_id, start_time=event["time"], tags=tags, run_name=event["name"]
+            )
+            cursor.run_id = run.info.run_id
+        save(self.run_dir, cursor)
+
+    def _experiment(self, name: str) -> str:
+        found = self._call("get_experiment_by_name", name)
+        if found is None:
+            try:
+                return str(self._call("create_experiment", name, artifact_location=self._artifacts(name)))
+            except TrackingRejectedError as error:
+                found = self._call("get_experiment_by_name", name)  # another process may have made it meanwhile
+                if error.code != "RESOURCE_ALREADY_EXISTS" or found is None:
+                    raise
+        if found.lifecycle_stage != "active":
+            raise TrackingRejectedError(
+                f"tracking at {self.uri}: experiment {name!r} is deleted there; restore it "
+                f"(mlflow experiments restore -x {found.experiment_id}) or choose another name"
+            )
+        return str(found.experiment_id)
+
+    def _artifacts(self, name: str) -> str | None:
+        """Files of a run in a database go beside the database, not below whatever directory a process is in."""
+        database = database_path(self.uri)
+        if database is None:
+            return None
+        return (database.parent / "mlruns" / re.sub(r"[^\w.\-]", "_", name)).as_uri()
+
+    def _find(self, experiment_id: str, uid: str) -> str | None:
+        runs = self._call("search_runs", [experiment_id], filter_string=f"tags.`{UID_TAG}` = '{uid}'", max_results=1)
+        return str(runs[0].info.run_id) if runs else None
+
+    def _parent(self, event: Event, experiment_id: str) -> str | None:
+        run_id = None
+        if self.parent_dir is not None:
+            run_id = MlflowExporter(self.parent_dir, self._address).open_run()
+        if run_id is None and event["parent"] is not None:
+            run_id = self._find(experiment_id, event["parent"])
+        return run_id
+
+    def _log_params(self, cursor: Cursor, params: dict[str, str]) -> None:
+        from mlflow.entities import Param
+
+        entries = [Param(clean_name(name), _shorten(value, _PARAM_LENGTH)) for name, value in params.items()]
+        for first in range(0, len(entries), _PARAMS):
+            try:
+                self._call("log_batch", self._run_id(cursor), params=entries[first : first + _PARAMS], synchronous=True)
+            except TrackingRejectedError as error:
+                if error.code != "INVALID_PARAMETER_VALUE":
+                    raise
+                self.notices.append(f"{self.run_dir}: MLflow did not take these settings: {error}")
+
+    def _upload(self, cursor: Cursor, event: Event) -> None:
+        """Upload a file or folder. A file that cannot be is reported and left out: the metrics behind it go on."""
+        path = (self.run_dir / event["path"]).resolve()
+        if not path.is_relative_to(self.run_dir.resolve()) or not path.exists():
+            self.notices.append(f"{path} is not uploaded: no such file in the run directory")
+            return
+        method = "log_artifacts" if path.is_dir() else "log_artifact"
+        try:
+            self._call(method, self._run_id(cursor), str(path), event["to"] or None)
+        except TrackingUnavailableError:
+            raise
+        except Exception as error:  # every artifact store has errors of its own
+            self.notices.append(f"{path} is not uploaded: {one_line(without_secrets(str(error), self._address))}")
+
+
+def _shorten(value: object, length: int) -> str:
+    text = str(value)
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,172 @@
+"""Between Tune and the trials' journals: every round is written down before Tune may save a checkpoint of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Callback
+
+from flray.config.experiment import Config
+from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION, save_encoded, save_partition
+from flray.runs import directory
+from flray.runs.journal import Journal
+from flray.tracking.background import Tracker
+from flray.tuning.progress import SweepProgress
+from flray.tuning.space import TrialSpec
+from flray.tuning.trial_store import TrialFolder
+
+
+class TrialRecorder(Callback):  # type: ignore[misc]
+    """Tune's callback in the driver.
+
+    Parameters
+    ----------
+    sweep : Path
+        The sweep's folder.
+    config : Config
+        The sweep.
+    points : mapping of str to TrialSpec
+        The trials by number; new ones may be added while the sweep runs.
+    left : int
+        Rounds that are left if no trial stops early.
+    tracker : Tracker or None
+        Sends the journals.
+    progress : SweepProgress
+        What the user sees.
+    """
+
+    def __init__(self, sweep: Path, config: Config, points: Mapping[str, TrialSpec], left: int, tracker: Tracker | None,
+                 progress: SweepProgress) -> None:
+        self._config = config
+        self._sweep, self._points, self._tracker, self._progress = sweep, points, tracker, progress
+        self._parent = directory.read(sweep)
+        self._journals: dict[str, Journal] = {}
+        self._done: dict[str, int] = {}
+        self._values: dict[str, Any] = {}
+        self._metrics: dict[str, str] = {}
+        self._left = left
+        self._begun: float | None = None
+        self._played = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles its callbacks; everything this one knows is in the folder."""
+        return {}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Open the trial's journal, once."""
+        number = str(trial)
+        if number in self._journals:
+            return
+        self._begun = self._begun or time.monotonic()  # starting the first processes tells nothing about the rest
+        point, folder = self._points[number], TrialFolder(self._sweep, number)
+        journal = self._journals[number] = folder.begin(point, self._parent, self._config)
+        self._done[number] = max((event["round"] for event in journal.rounds()), default=0)
+        self._left -= self._done[number]
+        if self._tracker is not None:
+            self._tracker.register(folder.path, parent_dir=self._sweep)
+        self._progress.trial_started(number, point.label, self._done[number])
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any],
+                        **info: Any) -> None:
+        """Record the rounds of a step."""
+        number, done = str(trial), int(result["training_iteration"])
+        point, journal = self._points[number], self._journals[number]
+        report = json.loads(result["report"])
+        self._values[number], self._metrics[number] = report["values"], report["metric"]
+        for line in report["lines"]:
+            self._progress.say(f"trial {number}: {line}")
+        self._keep(number, report)
+        played = report["rounds"]
+        # What the trial's checkpoint knows and the journal does not: it was copied into object storage earlier.
+        carried = [round_ for round_, metrics in report["carried"] if journal.record_round(round_, metrics)]
+        self._left -= len(carried)
+        if not played:
+            return
+        for round_, metrics in enumerate(played, start=done - len(played) + 1):
+            journal.record_round(round_, metrics)
+        journal.sync()
+        self._done[number] = done
+        self._played += len(played)
+        self._left -= len(played)
+        pace = (time.monotonic() - (self._begun or 0.0)) / self._played
+        self._progress.round(number, point.label, done, point.experiment.rounds, float(result["score"]),
+                             pace * max(0, self._left))
+
+    def _keep(self, number: str, report: Mapping[str, Any]) -> None:
+        """Write down what the report's figures need beyond metrics."""
+        folder = TrialFolder(self._sweep, number).path
+        if report.get(PARTITION):
+            save_partition(report[PARTITION], folder)
+            held = report[PARTITION]
+            self._journals[number].tags({
+                **{f"{part}.fingerprint": digest for part, digest in held["fingerprints"].items()},
+                **{f"origin.{name}": origin for name, origin in held["origins"].items()}})
+        for name in (INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS):
+            if report.get(name):
+                save_encoded(report[name], folder / name)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Record that a trial is finished, was stopped early, or failed at once."""
+        result = trial.last_result or {}
+        report = json.loads(result["report"]) if "report" in result else {}
+        rounds = self._points[str(trial)].experiment.rounds
+        if report.get("failure"):
+            self._end(trial, "failed", failure=report["failure"])
+        elif report.get("sha256") or int(result.get("training_iteration", 0)) >= rounds:
+            self._end(trial, "finished", sha256=report.get("sha256"))
+        else:
+            self._end(trial, "stopped")
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Tell the user that a trial crashed and is tried again."""
+        self._progress.say(f"trial {trial} crashed ({_reason(trial)}); it is tried again from its last checkpoint")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Record that a trial crashed for the last time."""
+        self._end(trial, "failed", failure=_reason(trial))
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """Keep Tune from unpickling what lies in its storage, which may be a bucket, as the trials' last errors."""
+        for trial in trials:
+            trial.run_metadata.pickled_error_filename = None
+
+    def close(self) -> None:
+        """End the journals of trials that were interrupted."""
+        for journal in self._journals.values():
+            with contextlib.suppress(OSError):
+                journal.end("KILLED")
+            journal.close()
+        self._journals.clear()
+
+    def _end(self, trial: Any, status: str, **values: Any) -> None:
+        number = str(trial)
+        journal = self._journals.pop(number, None)
+        if journal is None:
+            return
+        point, done = self._points[number], self._done[number]
+        if self._values.get(number, point.values) != point.values:
+            values["setting_at_end"] = {k: v for k, v in self._values[number].items() if k != "seed"}
+        folder = TrialFolder(self._sweep, number)
+        folder.end(journal, status, rounds=done, metric=self._metrics.get(number), **values)
+        journal.close()
+        self._left -= point.experiment.rounds - done
+        scores = [score for round_, score in folder.scores() if round_ <= done]
+        if values.get("failure"):
+            self._progress.say(f"trial {number} ({point.label}) failed: {values['failure'].splitlines()[0]}")
+        self._progress.trial_done(number, point.label, status, done, scores[-1] if scores else math.nan)
+
+
+def _reason(trial: Any) -> str:
+    """Return in one line why Tune gave a trial up."""
+    error = trial.get_error()
+    cause = getattr(error, "cause", None) or error
+    text = str(cause).strip() if cause is not None else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    name = type(cause).__name__ if cause is not None else "unknown error"
+    return f"{name}: {lines[0]}" if lines else name

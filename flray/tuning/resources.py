@@ -1,0 +1,169 @@
+"""Before a sweep: every setting is checked against its data, and the machine is dealt out to the trials."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flray import registry
+from flray.config.experiment import Experiment
+from flray.config.loader import ConfigErrors
+from flray.errors import ConfigError
+from flray.federation.evaluation import check_metric
+from flray.federation.ray_backend.handle import uses_ray
+from flray.federation.ray_backend.memory_probe import node_resources, should_probe, survey_nodes
+from flray.federation.ray_backend.placement import Plan, make_plan
+from flray.federation.spec import FederationSpec, SharedDataset, build_spec, dataset_for
+from flray.tuning.space import TrialSpec
+
+Bundles = list[dict[str, float]]
+
+
+class TrialResources:
+    """Loads each data set once and plans each trial.
+
+    Parameters
+    ----------
+    available : mapping
+        ``"CPU"`` and ``"GPU"`` of the machine or cluster.
+    trials : int
+        Trials in all.
+    concurrency : int or "auto"
+        Trials at once.
+    metric : str
+        What the sweep is judged by; auto is each method's own.
+    """
+
+    def __init__(self, available: Mapping[str, float], trials: int, concurrency: int | str,
+                 metric: str = "auto") -> None:
+        self._metric = metric
+        self._available = dict(available)
+        self._slots = trials if concurrency == "auto" else min(int(concurrency), trials)
+        self._data: dict[str, SharedDataset] = {}
+        self._references: dict[str, Any] = {}
+        self._bundles: dict[str, Bundles] = {}
+
+    def check(self, points: Iterable[TrialSpec]) -> None:
+        """Refuse settings that do not fit their data or the machine.
+
+        Raises
+        ------
+        ConfigErrors
+            One line per setting.
+        """
+        errors: dict[str, ConfigError] = {}
+        for point in points:
+            try:
+                self.bundles(point.experiment)
+            except ConfigError as error:
+                errors[str(error)] = error
+        if errors:
+            raise ConfigErrors(list(errors.values()))
+
+    def bundles(self, experiment: Experiment) -> Bundles:
+        """Return what a trial needs: Tune's head bundle, then one bundle per client actor.
+
+        A trial that gets one actor plays its clients in the head bundle, unless a client may have to be cut off
+        (``faults.round_timeout``) or the user asked for the actor.
+
+        Raises
+        ------
+        FlrayError
+            If the experiment cannot be run.
+        """
+        key = _structure(experiment)
+        if key not in self._bundles:
+            spec = build_spec(experiment, self._load(experiment))
+            if self._metric != "auto":
+                check_metric(spec, self._metric, "sweep.metric")
+            self._bundles[key] = self._bundles_for(experiment, spec)
+        return self._bundles[key]
+
+    @property
+    def slots(self) -> int:
+        """Trials that run at once, as far as the resources carry them."""
+        needs = [sum(bundle.get("CPU", 0.0) for bundle in bundles) for bundles in self._bundles.values()]
+        room = math.floor(self._available.get("CPU", 1.0) / max(needs, default=1.0) + 1e-9)
+        return max(1, min(room, self._slots))
+
+    def share(self) -> dict[str, Any]:
+        """Put the data sets into Ray's object store, once each, and return their references by `data_key`."""
+        import ray
+
+        for key, data in self._data.items():
+            if key not in self._references:
+                self._references[key] = [ray.put(data.outline), ray.put(data.samples), data.fingerprint]
+        return self._references
+
+    def _load(self, experiment: Experiment) -> SharedDataset:
+        key = data_key(experiment)
+        if key not in self._data:
+            self._data[key] = SharedDataset.of(dataset_for(experiment))
+        return self._data[key]
+
+    def _bundles_for(self, experiment: Experiment, spec: FederationSpec) -> Bundles:
+        """Give a trial its part: as many trials at once as fit, and the actors that are left over to each."""
+        import ray
+
+        nodes = node_resources() if ray.is_initialized() else []
+        measured = survey_nodes(spec, nodes) if nodes and uses_ray(experiment) and should_probe(spec, nodes) else None
+
+        def plan(settings: Experiment, cohort: int = spec.cohort_size) -> Plan:
+            return make_plan(settings, len(spec.data.clients), cohort, self._available, nodes, measured)
+
+        if not uses_ray(experiment):
+            return [_bundle(plan(_with(experiment, actors="auto")))]
+        own = plan(experiment)
+        if experiment.resources.actors != "auto":
+            return [{}, *[_bundle(own)] * own.actors]
+        room = plan(_with(experiment, gpus_per_actor=own.gpus_per_actor), cohort=10**9).actors
+        actors = max(1, min(math.floor(room / max(1, min(self._slots, room))), spec.cohort_size))
+        if actors == 1 and experiment.faults.round_timeout is None:
+            return [_bundle(own)]  # server and only client actor in one process: the same bits, and no waiting
+        return [{}, *[_bundle(own)] * actors]
+
+
+def data_key(experiment: Experiment) -> str:
+    """Return a text that two experiments share exactly if they use the same data set."""
+    return json.dumps(experiment.model_dump(include={"data", "public", "subset"}), sort_keys=True, default=str)
+
+
+def user_components() -> dict[str, dict[str, Any]]:
+    """Return what the user registered, made ready to be pickled by value: other processes lack the user's files."""
+    import sys
+    import sysconfig
+
+    from ray import cloudpickle
+
+    installed = sysconfig.get_paths()
+    components = {kind: entries.added() for kind, entries in registry.ALL.items()}
+    for item in (item for entries in components.values() for item in entries.values()):
+        module = sys.modules.get(getattr(item, "__module__", ""))
+        path = getattr(module, "__file__", None)
+        if module is not None and path and not path.startswith((installed["purelib"], installed["platlib"])):
+            cloudpickle.register_pickle_by_value(module)
+    return components
+
+
+def _bundle(plan: Plan) -> dict[str, float]:
+    return {"CPU": plan.cpus_per_actor, **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {})}
+
+
+def _with(experiment: Experiment, **resources: Any) -> Experiment:
+    return experiment.model_copy(update={"resources": experiment.resources.model_copy(update=resources)})
+
+
+def _structure(experiment: Experiment) -> str:
+    """Return everything of an experiment that decides whether it fits its data and what it needs.
+
+    Real-valued options of the method and the details of local training do not.
+    """
+    content = experiment.model_dump(mode="json", include={
+        "data", "public", "subset", "partition", "split", "shift", "model", "models", "participation", "resources",
+        "algorithm"})
+    content["algorithm"] = {k: v for k, v in content["algorithm"].items() if not isinstance(v, float)}
+    content |= experiment.evaluation.model_dump(mode="json", include={"validation", "others"})
+    content["precision"] = experiment.local.precision
+    return json.dumps(content, sort_keys=True)

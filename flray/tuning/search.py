@@ -1,0 +1,359 @@
+"""The rest of Tune's plugs: schedulers that remember an interrupted sweep, and Optuna's suggestions."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
+from ray.tune.search import Searcher
+
+from flray import rng
+from flray.config.experiment import Config, Experiment
+from flray.config.sweep import Asha, Choice, Domain, Grid, LogUniform, Median, Pbt, RandInt, Uniform
+from flray.errors import FlrayError
+from flray.tuning.space import TrialSpec, Values
+
+TIME = "training_iteration"
+MAX_INFEASIBLE = 50
+"""Suggestions in a row that cannot be run before the search gives up."""
+Scores = Sequence[tuple[int, float]]
+
+
+class _PastTrial:
+    """Stands for a trial that ended before this session."""
+
+    def __init__(self, name: str) -> None:
+        self.trial_id = self._name = name
+
+    def __str__(self) -> str:
+        return self._name
+
+
+class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
+    """One of Tune's stopping rules for each group of trials that may be compared, across sessions.
+
+    What trials reached before the sweep was interrupted is told to the rules again; without that the first ones
+    after a resume would have nobody to be compared with.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the rule of a group.
+    group : callable
+        Returns a trial's group, given its number.
+    past : mapping of str to sequence of (int, float)
+        Rounds and scores of trials from earlier sessions.
+    ended : sequence of str
+        The trials among them that will not come again.
+    """
+
+    def __init__(self, make: Callable[[], Any], group: Callable[[str], str], past: Mapping[str, Scores],
+                 ended: Sequence[str]) -> None:
+        super().__init__()
+        self._make, self._group, self._past = make, group, past
+        self._rules: dict[str, Any] = {}
+        for name in ended:
+            self.on_trial_add(None, _PastTrial(name))
+
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        """Enter a trial, with what it reported in earlier sessions; the decisions on that were made then."""
+        rule = self._rule(trial)
+        rule.on_trial_add(controller, trial)
+        for round_, score in self._past.get(str(trial), ()):
+            result = {TIME: round_, "score": score}
+            if isinstance(rule, MedianStoppingRule):
+                rule.on_trial_complete(controller, trial, result)  # which only takes note
+            else:
+                rule.on_trial_result(controller, trial, result)
+
+    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Ask the group's rule."""
+        return str(self._rule(trial).on_trial_result(controller, trial, result))
+
+    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Tell the group's rule."""
+        self._rule(trial).on_trial_complete(controller, trial, result)
+
+    def on_trial_error(self, controller: Any, trial: Any) -> None:
+        """Tell the group's rule."""
+        self._rule(trial).on_trial_error(controller, trial)
+
+    def on_trial_remove(self, controller: Any, trial: Any) -> None:
+        """Tell the group's rule."""
+        self._rule(trial).on_trial_remove(controller, trial)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def _rule(self, trial: Any) -> Any:
+        group = self._group(str(trial))
+        if group not in self._rules:
+            self._rules[group] = self._make()
+        return self._rules[group]
+
+
+def comparison_group(experiment: Experiment) -> str:
+    """Return a text that two trials share if their scores may be compared: same method, data, network and seed."""
+    content = experiment.model_dump(mode="json", include={"data", "partition", "model", "models", "seed"})
+    return json.dumps({**content, "algorithm": experiment.algorithm.name}, sort_keys=True)
+
+
+class Population(PopulationBasedTraining):  # type: ignore[misc]
+    """Tune's population based training in step, whose exchanges are the same in a resumed sweep.
+
+    Tune draws from one global stream, and of a population that goes on in the middle it thinks that no exchange was
+    made yet: members would then copy each other at unlike rounds, and lose those in between.
+
+    Parameters
+    ----------
+    seed : int
+        The sweep's. A draw is keyed by it, the member and the round.
+    start : int
+        The round at which all members go on, an exchange: they report it again, and it is made again.
+    **options
+        Tune's own.
+    """
+
+    def __init__(self, seed: int, start: int, **options: Any) -> None:
+        super().__init__(**options, synch=True, log_config=False)
+        self._seed, self._start = seed, start
+        if start:
+            self._next_perturbation_sync = start
+
+    def on_trial_add(self, tune_controller: Any, trial: Any, **options: Any) -> None:
+        """Enter a member, as one whose last exchange was the one before `start`."""
+        super().on_trial_add(tune_controller, trial, **options)
+        if self._start:
+            self._trial_state[trial].last_perturbation_time = self._start - self._perturbation_interval
+
+    def _checkpoint_or_exploit(self, trial: Any, *arguments: Any) -> None:
+        key = rng.key(self._seed, "sampling", round=self._trial_state[trial].last_train_time,
+                       extra=f"population/{trial}")
+        before, numbers = random.getstate(), np.random.get_state()
+        random.seed(key)
+        np.random.seed(key % 2**32)  # from which Tune resamples intervals
+        try:
+            super()._checkpoint_or_exploit(trial, *arguments)
+        finally:
+            random.setstate(before)
+            np.random.set_state(numbers)
+
+
+def scheduler(config: Config, points: Mapping[str, TrialSpec], past: Mapping[str, Scores], ended: Sequence[str],
+              start: int = 0) -> Any:
+    """Return Tune's scheduler of a sweep, or None.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep.
+    points : mapping of str to TrialSpec
+        The trials by number; a search that suggests adds to it.
+    past : mapping of str to Scores
+        See `EarlyStopping`.
+    ended : sequence of str
+        See `EarlyStopping`.
+    start : int
+        See `Population`.
+    """
+    chosen, rounds = config.sweep.scheduler, config.experiment.rounds
+    common = {"time_attr": TIME, "metric": "score", "mode": config.sweep.mode}
+    if isinstance(chosen, Pbt):
+        # In step: members copy each other at the same round, so no member's history has a gap.
+        return Population(
+            config.sweep.seed, start, **common, perturbation_interval=chosen.perturbation_interval,
+            quantile_fraction=chosen.quantile, custom_explore_fn=_Bounds(config.space),
+            hyperparam_mutations={"point": {"values": {p: mutation(d) for p, d in config.space.items()}}})
+
+    def rule() -> Any:
+        if isinstance(chosen, Asha):
+            return ASHAScheduler(**common, max_t=rounds, grace_period=min(chosen.grace_period, rounds),
+                                 reduction_factor=chosen.reduction_factor)
+        assert isinstance(chosen, Median)
+        return MedianStoppingRule(**common, grace_period=chosen.grace_period, min_samples_required=chosen.min_samples,
+                                  min_time_slice=math.inf)  # never pause a trial to wait for others
+
+    def group(number: str) -> str:
+        assert chosen is not None
+        return comparison_group(points[number].experiment) if chosen.compared == "alike" else ""
+
+    return None if chosen is None else EarlyStopping(rule, group, past, ended)
+
+
+def mutation(domain: Domain) -> Any:
+    """Return a domain as population based training resamples it."""
+    match domain:
+        case Grid():
+            return list(domain.grid)
+        case Choice():
+            return list(domain.choice)
+        case Uniform():
+            return tune.uniform(*domain.uniform)
+        case LogUniform():
+            return tune.loguniform(*domain.loguniform)
+        case RandInt():
+            return tune.randint(*domain.randint)
+
+
+class _Bounds:
+    """Keeps perturbed values within their domains."""
+
+    def __init__(self, space: Mapping[str, Domain]) -> None:
+        self._ends: dict[str, tuple[float, float]] = {}
+        for path, domain in space.items():
+            match domain:
+                case Uniform():
+                    self._ends[path] = domain.uniform
+                case LogUniform():
+                    self._ends[path] = domain.loguniform
+                case RandInt():
+                    self._ends[path] = (domain.randint[0], domain.randint[1] - 1)
+
+    def __call__(self, config: dict[str, Any]) -> dict[str, Any]:
+        values = config["point"]["values"]
+        for path, (low, high) in self._ends.items():
+            values[path] = min(max(values[path], low), high)
+        return config
+
+
+def _failed() -> Any:
+    import optuna
+
+    return optuna.trial.TrialState.FAIL
+
+
+class OptunaSearch(Searcher):  # type: ignore[misc]
+    """Suggestions of Optuna's tree-structured Parzen estimator, each repeated with every seed.
+
+    Ray's own wrapper, with `Repeater` around it, keeps its state in pickles that are as old as Tune's last save;
+    this one is told all trials of the sweep's folder and so goes on after any kill. A suggestion follows from the
+    sweep's seed, its own number and what was told before it: with one trial at a time a resumed sweep suggests what
+    one that was not interrupted would have; with several, what had ended at that moment differs.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep.
+    known : sequence of (dict, sequence of TrialSpec, sequence of float)
+        Settings suggested before, in order: the setting, its trials that are still to run, and the last scores of
+        those that are over.
+    make : callable
+        Makes the trials of a new setting, given how many came before it.
+    describe : callable
+        Returns Tune's configuration of a trial.
+    """
+
+    def __init__(self, config: Config, known: Sequence[tuple[Values, Sequence[TrialSpec], Sequence[float]]],
+                 make: Callable[[Values, int], list[TrialSpec]], describe: Callable[[TrialSpec], dict[str, Any]]) -> None:
+        super().__init__(metric="score", mode=config.sweep.mode)
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._config, self._make, self._describe = config, make, describe
+        direction = "maximize" if config.sweep.mode == "max" else "minimize"
+        self._study = optuna.create_study(direction=direction, sampler=self._sampler(0))
+        self._asked: dict[int, Any] = {}
+        self._scores: dict[int, list[float]] = {}
+        self._open: dict[int, int] = {}
+        self._waiting: deque[tuple[int, TrialSpec]] = deque()
+        self._running: dict[str, int] = {}
+        self._count = 0
+        for setting, left, scores in known:
+            self._study.enqueue_trial(self._indices(setting))
+            self._ask(left, scores)
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """Return the next trial: another seed of a setting under way, or a new setting."""
+        if not self._waiting:
+            if self._count >= self._config.sweep.samples:
+                return str(Searcher.FINISHED)
+            self._ask(None, ())
+        index, point = self._waiting.popleft()
+        self._running[trial_id] = index
+        return self._describe(point)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Tell Optuna a setting's mean score once all its seeds are over."""
+        index = self._running.pop(trial_id)
+        self._scores[index].append(float((result or {}).get("score", math.nan)))
+        self._open[index] -= 1
+        self._tell(index)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Do nothing: everything is in the trials' folders."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Do nothing: everything is in the trials' folders."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def _sampler(self, index: int) -> Any:
+        """Return a sampler whose draws belong to one suggestion.
+
+        A single stream would start anew at a resume and suggest once more what the first session had.
+        """
+        import optuna
+
+        seed = rng.key(self._config.sweep.seed, "sampling", extra=f"optuna/{index}")
+        return optuna.samplers.TPESampler(seed=seed % 2**32)
+
+    def _ask(self, left: Sequence[TrialSpec] | None, scores: Sequence[float]) -> None:
+        index, self._count = self._count, self._count + 1
+        self._study.sampler = self._sampler(index)
+        for attempt in range(MAX_INFEASIBLE):
+            asked = self._asked[index] = self._study.ask()
+            setting = {path: self._value(asked, path, domain) for path, domain in self._config.space.items()}
+            try:
+                trials = self._make(setting, index) if left is None else left
+                break
+            except FlrayError:
+                # Options of one method beside another's name: not every combination can be run.
+                self._study.tell(asked, state=_failed())
+                if attempt + 1 == MAX_INFEASIBLE:
+                    raise
+        self._scores[index], self._open[index] = list(scores), len(trials)
+        self._waiting.extend((index, point) for point in trials)
+        self._tell(index)
+
+    def _tell(self, index: int) -> None:
+        if self._open[index]:
+            return
+        known = [score for score in self._scores[index] if not math.isnan(score)]
+        if known:
+            self._study.tell(self._asked[index], sum(known) / len(known))
+        else:
+            self._study.tell(self._asked[index], state=_failed())
+
+    def _value(self, asked: Any, path: str, domain: Domain) -> Any:
+        match domain:
+            case Grid():
+                return domain.grid[asked.suggest_categorical(path, list(range(len(domain.grid))))]
+            case Choice():
+                return domain.choice[asked.suggest_categorical(path, list(range(len(domain.choice))))]
+            case Uniform():
+                return asked.suggest_float(path, *domain.uniform)
+            case LogUniform():
+                return asked.suggest_float(path, *domain.loguniform, log=True)
+            case RandInt():
+                return asked.suggest_int(path, domain.randint[0], domain.randint[1] - 1)
+
+    def _indices(self, setting: Values) -> dict[str, Any]:
+        """Return a setting in Optuna's terms: a choice is its position."""
+        indices: dict[str, Any] = {}
+        for path, domain in self._config.space.items():
+            match domain:
+                case Grid():
+                    indices[path] = domain.grid.index(setting[path])
+                case Choice():
+                    indices[path] = domain.choice.index(setting[path])
+                case _:
+                    indices[path] = setting[path]
+        return indices

@@ -1,0 +1,332 @@
+"""A trial is a federation: Tune's trainable is the server actor, its client actors live in the trial's bundles."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray import tune
+
+from flray import bits, registry
+from flray.config.experiment import Checkpointing, Config, Experiment
+from flray.config.loader import experiment_at
+from flray.config.sweep import Pbt
+from flray.errors import FlrayError, nearest
+from flray.federation import checkpoint
+from flray.federation.diagnostics import (
+    FINAL_DIAGNOSTICS,
+    INITIAL_DIAGNOSTICS,
+    PARTITION,
+    collect_diagnostics,
+    encode,
+    partition_summary,
+)
+from flray.federation.evaluation import primary_metric_name
+from flray.federation.federation import Federation
+from flray.federation.inline_executor import InlineExecutor
+from flray.federation.messages import ObjectLostError
+from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.spec import FederationSpec, SharedDataset, build_spec
+from flray.federation.worker.client_runner import describe_failure
+from flray.files.atomic import write_atomically
+from flray.metrics.summary import RunningReport
+from flray.tuning.resources import Bundles, data_key
+from flray.tuning.trial_store import checkpoints
+
+TRIAL_NOTE = "trial.json"
+TRANSIENT_ERRORS = (ray.exceptions.RayError, ObjectLostError, OSError, MemoryError, torch.OutOfMemoryError)
+"""Errors that another attempt may not meet; all others would only come again."""
+
+STEP_SECONDS = 1.0
+"""What a step lasts at least, in rounds, where no scheduler compares rounds."""
+
+CARRIED_SECONDS = 300.0
+"""A checkpoint carries the metrics of the rounds of so many seconds before it, and of those since the one before it.
+
+Tune writes checkpoints into object storage at once, journals get there now and then: if the head is lost in between,
+the rounds before the one from which the trial goes on would be missing from its history for ever.
+"""
+
+
+@dataclass(frozen=True)
+class SweepContext:
+    """What all trials of a sweep have in common.
+
+    Attributes
+    ----------
+    config : Config
+        The sweep.
+    data : dict
+        By `flray.tuning.resources.data_key`: references to a data set's outline and samples, and its fingerprint.
+    components : dict
+        What the user registered, by kind.
+    folder : str
+        Where Tune keeps the checkpoints of all sessions of this sweep: a folder, or an address in object storage.
+    """
+
+    config: Config
+    data: Mapping[str, Any]
+    components: Mapping[str, Mapping[str, Any]]
+    folder: str
+
+
+def _silence_sigterm_traceback() -> None:
+    """Print nothing where the signal by which Ray ends this process arrives while objects are let go of.
+
+    Ray answers the signal by raising SystemExit, which Python cannot pass on from there and would print.
+    """
+    others = sys.unraisablehook
+
+    def hook(found: sys.UnraisableHookArgs) -> None:
+        if not isinstance(found.exc_value, SystemExit):
+            others(found)
+
+    sys.unraisablehook = hook
+
+
+class FederationTrial(tune.Trainable):  # type: ignore[misc]
+    """One trial; a step is a round, or as many short ones as fill a second where no scheduler compares rounds.
+
+    Tune and Ray take the trials' CPUs for a moment at each step, which rounds of half a second would feel.
+
+    A trial that is started without a checkpoint looks for its own newest one among those of earlier sessions, so
+    that a sweep whose driver was killed goes on from what lies on the disk, whatever Tune had noted of it.
+    """
+
+    _shared: SweepContext
+    _values: dict[str, Any]
+    _interval: int | None
+    _start: int | None
+    _report_again: bool
+    _step_seconds: float
+    _rounds: int
+    _metric: str
+    _course: RunningReport
+    _recent: list[tuple[float, int, dict[str, float]]]
+    _carried: list[list[Any]]
+    _saved_at: float
+    _checkpointing: Checkpointing
+
+    def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
+        """Open the federation of a point of the space."""
+        assert shared is not None
+        torch.set_num_threads(1)
+        _silence_sigterm_traceback()
+        logging.getLogger("ray").setLevel(logging.ERROR)  # a line per checkpoint concerns nobody
+        for kind, entries in shared.components.items():
+            registry.ALL[kind].add(entries)
+        self._shared = shared
+        self._executor: Any = None
+        self._bundles: Bundles = []
+        self._open(config["point"])
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Go on to another point of the space in the same processes."""
+        self._open(new_config["point"])
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Play on; where all rounds are done already, only report so."""
+        report: dict[str, Any] = {"rounds": [], "carried": self._carried}
+        self._carried = []
+        with self._failures():
+            if self._failure is None and self._federation.rounds_done == 0:
+                report |= {PARTITION: partition_summary(self._federation.spec), INITIAL_DIAGNOSTICS: self._diagnose(False)}
+            until = time.monotonic() + self._step_seconds
+            again, self._report_again = self._report_again, False
+            while not again and self._failure is None and self._federation.rounds_done < self._rounds:
+                report["rounds"].append(self._round())
+                if time.monotonic() >= until or self._due(self._federation.rounds_done):
+                    break
+            if self._failure is None and self._federation.rounds_done >= self._rounds:
+                report |= {"sha256": self._federation.sha256(), FINAL_DIAGNOSTICS: self._diagnose(True)}
+        done = 0 if self._federation is None else self._federation.rounds_done
+        report |= {"metric": self._metric, "values": self._values, "lines": list(self._lines), "failure": self._failure}
+        self._lines.clear()
+        ended = self._failure is not None or done >= self._rounds
+        # Tune keeps statistics of every number it is told: all but the few it needs travel as text.
+        return {"report": json.dumps(report), "score": math.nan if self._failure else self._score,
+                "training_iteration": done, "done": ended, "should_checkpoint": not ended and self._due(done)}
+
+    def _round(self) -> dict[str, float]:
+        """Play one round and return what was measured."""
+        metrics = self._federation.step().metrics
+        self._check_measured(metrics)
+        self._score = metrics["score"] = self._course.add(metrics)
+        if self._interval is not None:
+            metrics.update({f"setting/{path}": float(value) for path, value in self._values.items()
+                            if isinstance(value, (int, float))})
+        self._recent.append((time.monotonic(), self._federation.rounds_done, dict(metrics)))
+        return dict(metrics)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Write the federation's checkpoint; see `flray.federation.checkpoint`."""
+        if self._federation is not None:
+            checkpoint.save(self._federation, Path(checkpoint_dir), keep=1)
+        now = time.monotonic()
+        since = min(self._saved_at, now - CARRIED_SECONDS)
+        self._recent = [entry for entry in self._recent if entry[0] >= since]
+        note = {"values": self._values, "score": self._score, "course": self._course.state(), "trial": self.trial_name,
+                "rounds": [[round_, metrics] for _, round_, metrics in self._recent]}
+        write_atomically(Path(checkpoint_dir) / TRIAL_NOTE, json.dumps(note).encode())
+        self._saved_at = now
+
+    def restore(self, checkpoint_path: Any) -> None:
+        """Go to a checkpoint in Tune's storage.
+
+        Tune's own method looks for a file of pickled objects in it first, and what is unpickled can run anything: the
+        storage may be a bucket that others write.
+
+        Parameters
+        ----------
+        checkpoint_path : str, Checkpoint or what `save` returned
+            As Tune's method takes it.
+        """
+        found = tune.Checkpoint.from_directory(checkpoint_path) if isinstance(checkpoint_path, str) else checkpoint_path
+        metrics = getattr(found, "metrics", None) or {}
+        with getattr(found, "checkpoint", found).as_directory() as folder:
+            self.load_checkpoint(str(folder))
+        self._iteration = metrics.get("training_iteration", 0)
+        self._time_total = metrics.get("time_total_s", 0.0)
+        self._time_since_restore, self._iterations_since_restore = 0.0, 0
+        self._restored = True
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Go to a checkpoint, this trial's own or (in population based training) another's."""
+        with self._failures():
+            self._report_again = False
+            if self._failure is None:
+                self._restore(Path(checkpoint_dir), read_note(Path(checkpoint_dir)))
+
+    def cleanup(self) -> None:
+        """Stop the client actors."""
+        if self._executor is not None:
+            self._executor.close()
+
+    def _open(self, point: Mapping[str, Any]) -> None:
+        self._failure: str | None = None
+        self._federation: Any = None
+        self._lines: list[str] = []
+        self._score, self._metric = math.nan, ""
+        self._recent, self._carried = [], []
+        self._recorded, self._start = int(point.get("recorded", 0)), point.get("start")
+        self._report_again = False
+        self._saved_at = time.monotonic()
+        self._values = dict(point["values"])
+        scheduler = self._shared.config.sweep.scheduler
+        self._interval = scheduler.perturbation_interval if isinstance(scheduler, Pbt) else None
+        self._step_seconds = STEP_SECONDS if scheduler is None else 0.0
+        with self._failures():
+            experiment = experiment_at(self._shared.config, self._values)
+            if lacking := bits.problem(experiment):
+                raise FlrayError(lacking)
+            self._rounds, self._checkpointing = experiment.rounds, experiment.checkpoint
+            data = self._shared.data.get(data_key(experiment))
+            outline, samples, fingerprint = data if data is not None else (None, None, "")
+            shared = SharedDataset(ray.get(outline), ray.get(samples), fingerprint) if data is not None else None
+            spec = build_spec(experiment, shared)
+            metric = self._shared.config.sweep.metric
+            self._metric = metric if metric != "auto" else primary_metric_name(
+                spec.algorithm.views, spec.task.metric)
+            evaluation = experiment.evaluation
+            self._course = RunningReport(self._metric, evaluation.protocol, evaluation.last)
+            self._executor = self._executor_for(experiment, spec, samples, point["bundles"])
+            self._federation = Federation(spec, self._executor, self._lines.append)
+            self._restore_newest()
+
+    def _executor_for(self, experiment: Experiment, spec: FederationSpec, samples: Any, bundles: Bundles) -> Any:
+        """Return an executor: the one of the trial before where it fits."""
+        fits, self._bundles = bundles == self._bundles, bundles
+        clients = bundles[1:]
+        if not clients:
+            self.cleanup()
+            return InlineExecutor(spec)
+        reference = ray.put(spec.without_samples() if samples is not None else spec)
+        if fits and isinstance(self._executor, RayExecutor):
+            self._executor.reset(reference, experiment, samples)
+            return self._executor
+        self.cleanup()
+        return RayExecutor(reference, experiment, len(clients), clients[0].get("GPU", 0.0),
+                           ray.util.get_current_placement_group(), 0, samples)
+
+    def _restore_newest(self) -> None:
+        """Go to the newest checkpoint on disk whose history is known.
+
+        One that was cut short by a kill is passed over, and so is one that is ahead of the trial's journal by more
+        rounds than it carries: what the rounds in between measured would be lost. A member of a population goes on
+        where all do, and reports that round again, for the exchange that is made there.
+        """
+        for stored in checkpoints(self._shared.folder, self.trial_name):
+            if self._start is not None and stored.round != self._start:
+                continue
+            with contextlib.suppress(checkpoint.DamagedCheckpointError), stored.local() as folder:
+                note = read_note(folder)
+                carried = note.get("rounds", [])
+                if stored.round > self._recorded and not (carried and carried[0][0] <= self._recorded + 1):
+                    continue
+                self._restore(folder, note)
+                self._carried = [entry for entry in carried if entry[0] > self._recorded]
+                self._report_again = self._start is not None
+                return
+        if self._start:
+            raise FlrayError(f"the checkpoint of round {self._start}, at which the population goes on, is damaged; "
+                             "restore it, or start a new sweep")
+
+    def _restore(self, folder: Path, note: Mapping[str, Any]) -> None:
+        checkpoint.restore(self._federation, folder)
+        self._score = float(note.get("score", self._score))
+        if note.get("trial") == self.trial_name:  # and not another's, which population based training copies
+            self._course.restore(note["course"])
+            self._recent = [(time.monotonic(), round_, metrics) for round_, metrics in note["rounds"]]
+        self._saved_at = time.monotonic()
+
+    def _diagnose(self, final: bool) -> str | None:
+        """Return what figures need, as text; None where it is not wanted or cannot be had."""
+        wanted = self._federation.spec.config.tracking.features
+        found = collect_diagnostics(self._federation, final) if wanted else {}
+        return encode(found) if found else None
+
+    def _due(self, done: int) -> bool:
+        settings = self._checkpointing
+        if self._interval is not None:  # a population can go on from its exchanges only
+            return done % self._interval == 0
+        return done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
+
+    def _check_measured(self, metrics: Mapping[str, float]) -> None:
+        """Refuse a metric of the user's own that a round with an evaluation does not have."""
+        evaluated = any(name.startswith(("global/", "personal/")) for name in metrics)
+        if evaluated and self._metric not in metrics:
+            raise FlrayError(f"sweep.metric: found {self._metric!r}; this trial measures no such thing"
+                             f"{nearest(self._metric, metrics)} (auto takes the method's own accuracy)")
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Keep an error that another attempt would meet again; it ends the trial at its next step."""
+        try:
+            yield
+        except TRANSIENT_ERRORS:
+            raise
+        except FlrayError as error:
+            self._failure = str(error)
+        except Exception as error:
+            failure = describe_failure(error)
+            self._failure = f"{failure.what} at {failure.where}\n{failure.trace}"
+
+
+def read_note(folder: Path) -> dict[str, Any]:
+    """Return what a checkpoint says of its trial; nothing where it says nothing."""
+    try:
+        note = json.loads((folder / TRIAL_NOTE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}

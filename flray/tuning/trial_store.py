@@ -1,0 +1,181 @@
+"""A sweep's folder: one run folder per trial, which is all a resume needs to know."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flray.config.experiment import Config
+from flray.config.shapes import shape_problem
+from flray.errors import FlrayError
+from flray.files import storage
+from flray.runs import directory
+from flray.runs.journal import Journal, read_events
+from flray.tuning import naming
+from flray.tuning.space import TrialSpec, Values, trial_number
+
+TRIALS, TUNE, RESULTS, SUMMARY, TABLE = "trials", "tune", "results.csv", "summary.csv", "table.txt"
+TERMINAL_STATUSES = ("finished", "stopped")
+"""What a trial's ``status`` in its run.json is when it need not run again."""
+
+
+class TrialFolder:
+    """The folder of one trial.
+
+    Parameters
+    ----------
+    sweep : Path
+        The sweep's folder.
+    name : str
+        The trial's number.
+    """
+
+    def __init__(self, sweep: Path, name: str) -> None:
+        self.sweep, self.number = sweep, name
+        self.path = sweep / TRIALS / name
+
+    def create(self, point: TrialSpec, config: Config) -> None:
+        """Make the folder if it is not there; ``run.json`` comes last, so that what has one is whole."""
+        if directory.folder_kind(self.path) is not None:
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        sweep = config.sweep.model_copy(update={"seeds": (point.seed,)})
+        directory.save_config(self.path, Config(experiment=point.experiment, sweep=sweep))
+        directory.write(self.path, "run", {
+            **directory.new_identity(point.experiment.resources.bits), "status": "waiting", "number": point.number,
+            "setting": point.setting, "seed": point.seed, "rounds_planned": point.experiment.rounds})
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What ``run.json`` holds.
+
+        Raises
+        ------
+        FlrayError
+            If it is damaged.
+        """
+        content = directory.read(self.path)
+        if problem := shape_problem(content, {"setting": dict, "seed": int}):
+            raise FlrayError(f"{self.path / 'run.json'}: {problem}, which is not what was written; restore it")
+        return content
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The trial's resolved experiment."""
+        content: dict[str, Any] = directory.read_config(self.path)["experiment"]
+        return content
+
+    @property
+    def status(self) -> str:
+        """waiting, running, finished, stopped (early) or failed."""
+        return str(self.identity["status"])
+
+    def begin(self, point: TrialSpec, parent: Mapping[str, Any], sweep: Config) -> Journal:
+        """Open the journal and record that the trial starts or goes on."""
+        identity = self.identity
+        journal = Journal(self.path / directory.JOURNAL)
+        tags = {f"version.{name}": version for name, version in identity.get("versions", {}).items()}
+        tracking = point.experiment.tracking
+        began = journal.start(
+            uid=identity["uid"], experiment=tracking.experiment, parent=parent["uid"],
+            name=naming.title(point),
+            tags={**tags, **naming.tags(sweep, point.experiment), "flray.folder": str(self.path),
+                  "trial": point.number},
+            params={**naming.varied_params(point.setting), **dict(directory.flatten_settings(point.experiment.model_dump(mode="json")))})
+        if not began:
+            journal.resume()
+        directory.update(self.path, status="running", failure=None)
+        return journal
+
+    def end(self, journal: Journal, status: str, **values: Any) -> None:
+        """Record how the trial ended: in the journal first, for a trial without end would be run again."""
+        tags = {"trial.status": status, "stopped_early": str(status == "stopped").lower()}
+        if values.get("sha256"):
+            tags["model.sha256"] = values["sha256"]
+        if values.get("failure"):
+            tags["failure"] = values["failure"].splitlines()[0]
+        journal.tags(tags)
+        journal.end("FAILED" if status == "failed" else "FINISHED")
+        directory.update(self.path, status=status, **values)
+
+    def rounds_recorded(self) -> int:
+        """Return up to which round the journal has every round."""
+        there = {event["round"] for event in read_events(self.path / directory.JOURNAL) if event["type"] == "round"}
+        return next(round_ for round_ in itertools.count(1) if round_ not in there) - 1
+
+    def scores(self) -> list[tuple[int, float]]:
+        """Return round and score of every recorded round."""
+        return [(event["round"], event["metrics"]["score"]) for event in read_events(self.path / directory.JOURNAL)
+                if event["type"] == "round" and not math.isnan(event["metrics"].get("score", math.nan))]
+
+
+def trial_folders(sweep: Path) -> list[TrialFolder]:
+    """Return the trials' folders that are whole, in order."""
+    found = (path.parent.name for path in (sweep / TRIALS).glob("*/run.json"))
+    return [TrialFolder(sweep, name) for name in sorted(found, key=lambda name: (len(name), name))]
+
+
+def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
+    """Return the settings of a sweep's trial folders in order: what a search had suggested before it was killed.
+
+    Raises
+    ------
+    FlrayError
+        If a folder in between is missing.
+    """
+    settings: list[Values] = []
+    for position, folder in enumerate(trial_folders(sweep)):
+        if folder.number != trial_number(position):
+            raise FlrayError(f"{sweep / TRIALS}: the folder of trial {trial_number(position)} is missing; restore it")
+        if position % seeds == 0:
+            settings.append(folder.identity["setting"])
+    return settings
+
+
+def next_session(folder: str) -> str:
+    """Return the name of Tune's next storage folder."""
+    return f"{max((int(name) for name in storage.names(folder) if name.isdigit()), default=0) + 1:03d}"
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A trial's checkpoint in Tune's storage, local or remote.
+
+    Attributes
+    ----------
+    uri : str
+        Where.
+    round : int
+        Rounds done.
+    """
+
+    uri: str
+    round: int
+
+    @contextlib.contextmanager
+    def local(self) -> Iterator[Path]:
+        """Have it in a folder of this machine."""
+        if not storage.is_remote(self.uri):
+            yield Path(self.uri)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            storage.download(self.uri, Path(folder))
+            yield Path(folder)
+
+
+def checkpoints(folder: str, trial: str) -> list[CheckpointRef]:
+    """Return a trial's checkpoints of all sessions, newest first; one may have been cut short by a kill."""
+    found: list[tuple[int, str, str]] = []
+    for session in storage.names(folder):
+        for name in storage.files(f"{folder}/{session}/{trial}"):
+            inside, _, file = name.partition("/")
+            if match := re.fullmatch(r"round-(\d+)\.json", file):
+                found.append((int(match[1]), session, f"{folder}/{session}/{trial}/{inside}"))
+    return [CheckpointRef(uri, done) for done, _, uri in sorted(found, reverse=True)]

@@ -1,0 +1,182 @@
+"""One session of Ray Tune over the trials that are left."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from flray.config.experiment import Config
+from flray.config.sweep import Pbt
+from flray.runs import directory
+from flray.tuning.callback import TrialRecorder
+from flray.tuning.resources import TrialResources, user_components
+from flray.tuning.search import OptunaSearch, scheduler
+from flray.tuning.space import TrialSpec, Values, trial_specs
+from flray.tuning.trial import FederationTrial, SweepContext, read_note
+from flray.tuning.trial_store import TERMINAL_STATUSES, TUNE, TrialFolder, checkpoints, next_session, trial_folders
+
+ENVIRONMENT = {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "600",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+}
+"""Tune writes neither tables nor logs of its own: the journals hold all of it."""
+
+
+class SweepTuner:
+    """Starts Tune anew on whatever has not ended.
+
+    Tune can restore its own state, but writes it every ten seconds and without care for a kill in the middle,
+    and forgets what the scheduler knew. The trials' folders are exact at every moment, so they are what a resume
+    reads: which trials ended, how far the others came, and Tune's checkpoints of them.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep.
+    sweep : Path
+        Its folder.
+    resources : TrialResources
+        Data and plans.
+    known : dict of str to TrialSpec
+        The trials so far by number; a search that suggests adds to it.
+    """
+
+    def __init__(self, config: Config, sweep: Path, resources: TrialResources, known: dict[str, TrialSpec]) -> None:
+        self._config, self._sweep, self._resources, self._points = config, sweep, resources, known
+        mirror = directory.remote_uri(sweep, config.experiment.output)
+        self._storage = str((sweep / TUNE).resolve()) if mirror is None else f"{mirror}/{TUNE}"
+        self._over = [f.number for f in trial_folders(sweep) if f.status in TERMINAL_STATUSES]
+        self._start = self._population_start()
+
+    def run(self, callback: TrialRecorder) -> None:
+        """Run until all trials have ended or the user interrupts."""
+        config, sweep = self._config, self._config.sweep
+        left = [point for number, point in self._points.items() if number not in self._over]
+        scores = {folder.number: folder.scores() for folder in trial_folders(self._sweep)}
+        searching = sweep.search == "optuna"
+        search = OptunaSearch(config, self._suggested(scores), self._suggest, self._configuration) if searching \
+            else None
+        tuner = tune.Tuner(
+            self._trainable(),
+            param_space={} if searching else {"point": tune.grid_search([self._point(point) for point in left])},
+            tune_config=tune.TuneConfig(
+                search_alg=search, scheduler=scheduler(config, self._points, scores, self._over, self._start or 0),
+                num_samples=sweep.samples * len(sweep.seeds) if searching else 1,
+                max_concurrent_trials=self._concurrency(searching), reuse_actors=True,
+                trial_name_creator=_name, trial_dirname_creator=_name),
+            run_config=tune.RunConfig(
+                name=next_session(self._storage), storage_path=self._storage, verbose=0,
+                failure_config=tune.FailureConfig(max_failures=sweep.max_failures),
+                checkpoint_config=tune.CheckpointConfig(
+                    num_to_keep=6 if isinstance(sweep.scheduler, Pbt) else 2, checkpoint_at_end=True),
+                callbacks=[callback]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tuner.fit()
+
+    def _trainable(self) -> Any:
+        shared = SweepContext(self._config, self._resources.share(), user_components(),
+                        self._storage)
+        return tune.with_resources(tune.with_parameters(FederationTrial, shared=shared), _resources)
+
+    def _concurrency(self, searching: bool) -> int | None:
+        """Return the limit of trials at once; a search that learns is asked for no more than can run."""
+        if self._config.sweep.concurrency != "auto":
+            return int(self._config.sweep.concurrency)
+        return self._resources.slots if searching else None
+
+    def _configuration(self, point: TrialSpec) -> dict[str, Any]:
+        return {"point": self._point(point)}
+
+    def _population_start(self) -> int | None:
+        """Return the newest exchange of a population that every member has a checkpoint of; 0 where there is none.
+
+        From there all members go on together: they influence each other, and a kill leaves them at unlike rounds. None
+        for trials that go on alone.
+        """
+        chosen = self._config.sweep.scheduler
+        if not isinstance(chosen, Pbt):
+            return None
+        common = set(range(self._config.experiment.rounds))
+        for number in self._points:
+            recorded = TrialFolder(self._sweep, number).rounds_recorded()
+            common &= {found.round for found in checkpoints(self._storage, number)
+                       if found.round <= recorded and found.round % chosen.perturbation_interval == 0}
+        return max(common, default=0)
+
+    def _point(self, point: TrialSpec) -> dict[str, Any]:
+        """Return what a trial is told; of a member of a population also where it goes on, and with which settings."""
+        changed = {} if not self._start else _setting_at(self._storage, point, self._start)
+        values = {**point.values, **changed}
+        return {"number": point.number, "values": values, "bundles": self._resources.bundles(point.experiment),
+                "recorded": TrialFolder(self._sweep, point.number).rounds_recorded(), "start": self._start}
+
+    def _suggest(self, setting: Values, position: int) -> list[TrialSpec]:
+        """Make the trials of a new suggestion, on disk first."""
+        made = trial_specs(self._config, [setting], first=position)
+        self._resources.check(made)
+        for point in made:
+            self._points[point.number] = point
+            TrialFolder(self._sweep, point.number).create(point, self._config)
+        return made
+
+    def _suggested(self, scores: Mapping[str, list[tuple[int, float]]]
+                   ) -> list[tuple[Values, list[TrialSpec], list[float]]]:
+        ordered = list(self._points.values())
+        seeds = len(self._config.sweep.seeds)
+        groups = [ordered[i:i + seeds] for i in range(0, len(ordered), seeds)]
+        return [(group[0].setting, [p for p in group if p.number not in self._over],
+                 [scores[p.number][-1][1] for p in group if p.number in self._over and scores[p.number]])
+                for group in groups]
+
+
+def _name(trial: Any) -> str:
+    return str(trial.config["point"]["number"])
+
+
+def _resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
+    return tune.PlacementGroupFactory([dict(bundle) for bundle in config["point"]["bundles"]], strategy="PACK")
+
+
+def _setting_at(folder: str, point: TrialSpec, round_: int) -> Values:
+    """Return the values a trial was trained with up to a round, where they changed on the way."""
+    for found in checkpoints(folder, point.number):
+        if found.round != round_:
+            continue
+        with found.local() as path:
+            values = read_note(path).get("values")
+            if isinstance(values, dict):
+                return values
+    return {}
+
+
+@contextlib.contextmanager
+def quiet_ray() -> Iterator[None]:
+    """Keep Ray's and Tune's own reports off the terminal; what concerns a user is said by the recorder."""
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air", "ray.data")]
+    levels = [logger.level for logger in loggers]
+    os.environ.update(ENVIRONMENT)
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
