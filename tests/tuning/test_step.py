@@ -12,6 +12,7 @@ import pytest
 
 from flray import registry
 from flray.algorithms.base import Algorithm
+from flray.algorithms.server import Server
 from flray.config.loader import load
 from flray.metrics.summary import summarise_history
 from flray.tuning import trial as trial_module
@@ -87,7 +88,17 @@ def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
 @pytest.mark.parametrize("protocol", ["last", "best", "mean-last"])
 def test_the_score_is_the_number_that_tables_report(
         content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
-    content["experiment"] |= {"rounds": 8, "local": {"lr": 0.1, "batch_size": 8, "momentum": 0.5},
+    class Forgets(Algorithm):
+        """Ends with a worse model on every CPU, so that the last round is not the best."""
+
+        def refine(self, server: Server) -> None:
+            if server.round == 6:
+                server.models = {key: {name: -entry for name, entry in weights.items()}
+                                 for key, weights in server.models.items()}
+
+    registry.algorithms.names()
+    monkeypatch.setitem(registry.algorithms._entries, "forgets", Forgets)
+    content["experiment"] |= {"rounds": 8, "algorithm": "forgets", "local": {"lr": 0.1, "batch_size": 8, "momentum": 0.5},
                               "checkpoint": {"min_seconds": 0},
                               "evaluation": {"protocol": protocol, "validation": 0.3, "last": 3}}
     trial, rounds = trial_of(content, str(tmp_cwd)), []
