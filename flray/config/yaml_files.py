@@ -149,6 +149,15 @@ def parse(text: str) -> Any:
         raise ValueError(brief(error)) from None
 
 
+def dump(content: Any) -> str:
+    """Return plain values as YAML that `parse` reads back as they were, letters of all languages as themselves.
+
+    PyYAML writes a next-line character (U+0085) as it is and reads it as a space, so a text with one is escaped whole.
+    """
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return text if "\x85" not in text else str(yaml.safe_dump(content, sort_keys=False))
+
+
 def read_text(path: Path) -> str:
     """Return a small text file's content.
 

@@ -20,12 +20,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
 
-import yaml
-
 from flray import bits
 from flray.config.experiment import Config
 from flray.config.shapes import read_json, shape_problem
-from flray.config.yaml_files import read_yaml
+from flray.config.yaml_files import dump, read_yaml
 from flray.errors import FlrayError, nearest
 from flray.files import storage
 from flray.files.atomic import write_atomically
@@ -254,8 +252,7 @@ def save_config(folder: Path, config: Config) -> None:
     tracking = content["experiment"]["tracking"]
     if tracking["uri"] is not None:
         tracking["uri"] = redact(resolve_uri(tracking["uri"]))
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    write_atomically(folder / CONFIG, text.encode())
+    write_atomically(folder / CONFIG, dump(content).encode())
 
 
 def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
