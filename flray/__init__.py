@@ -21,11 +21,22 @@ if TYPE_CHECKING:
 
 install_hook()
 
-__all__ = ["load_config", "portable", "register_algorithm", "register_augmentation", "register_dataset",
-           "register_model", "register_partition", "run"]
+__all__ = [
+    "load_config",
+    "portable",
+    "register_algorithm",
+    "register_augmentation",
+    "register_dataset",
+    "register_model",
+    "register_partition",
+    "run",
+]
 
-_LATER = {"run": ("flray.runs.runner", "run"), "load_config": ("flray.config.loader", "load"),
-          "portable": ("flray.bits", "portable")}
+_LATER = {
+    "run": ("flray.runs.runner", "run"),
+    "load_config": ("flray.config.loader", "load"),
+    "portable": ("flray.bits", "portable"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,9 @@
 """Let torchvision's CUDA-linked wheel import beside a CPU-only torch.
 
-That wheel cannot load its compiled operators there, and its import then stops at the first operator it expects
-to exist. Declaring the two operators' schemas first is enough for everything except calling them. The hook waits
-until somebody imports torchvision, so that importing flray alone stays quick, and does nothing where torch has CUDA.
+That wheel cannot load its compiled operators there, and its import then stops at the first operator
+it expects to exist. Declaring the two operators' schemas first is enough for everything except
+calling them. The hook waits until somebody imports torchvision, so that importing flray alone stays
+quick, and does nothing where torch has CUDA.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _keep_alive: list[Any] = []
 class _TorchvisionFinder:
     """A meta-path finder that finds nothing, but acts just before torchvision is looked for."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None,
-                  target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name == "torchvision":
             sys.meta_path.remove(self)
             declare_operators()
@@ -42,5 +44,7 @@ def declare_operators() -> None:
 
 def install_hook() -> None:
     """Arrange for `declare_operators` to run right before the first import of torchvision."""
-    if "torchvision" not in sys.modules and not any(isinstance(f, _TorchvisionFinder) for f in sys.meta_path):
+    if "torchvision" not in sys.modules and not any(
+        isinstance(f, _TorchvisionFinder) for f in sys.meta_path
+    ):
         sys.meta_path.insert(0, _TorchvisionFinder())

@@ -1,8 +1,9 @@
 """What decides the last bits of a result beside the settings: the instructions that the libraries choose by the CPU.
 
-torch, oneDNN, MKL, numpy and OpenBLAS each look at the CPU when they are loaded or first used, and sum in another order
-with wider instructions. ``resources.bits: portable`` has them all keep to AVX2, or in MKL to what every x86-64 CPU has;
-the environment has to say so before a process loads them.
+torch, oneDNN, MKL, numpy and OpenBLAS each look at the CPU when they are loaded or first used, and
+sum in another order with wider instructions. ``resources.bits: portable`` has them all keep to
+AVX2, or in MKL to what every x86-64 CPU has; the environment has to say so before a process loads
+them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from flray.errors import ConfigError, FlrayError
 VARIABLES = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
-    # The only branch of MKL that is the same on Intel's and on others' CPUs; elsewhere AVX2 means the CPU's own.
+    # The only branch of MKL that is the same on Intel's and on others' CPUs; elsewhere AVX2 means
+    # the CPU's own.
     "MKL_CBWR": "COMPATIBLE",
     "OPENBLAS_CORETYPE": "Haswell",
     "OPENBLAS_NUM_THREADS": "1",  # their number decides how a product is cut up, and the CPU decides their number
-    # All that is above AVX2, by the names of numpy 2.4 and by those of numpy before it; it knows no others' names.
+    # All that is above AVX2, by the names of numpy 2.4 and by those of numpy before it; it knows no
+    # others' names.
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL",
     "NPY_ENABLE_CPU_FEATURES": "",  # numpy does not start with both
 }
@@ -36,8 +39,13 @@ VARIABLES = {
 
 RECORDED = {
     ("2.13.0", "2.4.6"): {
-        "torch": "8982b201fd30", "mkl": "688098c2ff4d", "onednn": "5ba020dbffac", "numpy": "ed928420d242",
-        "openblas": "ce1c9690c05d", "libm": "508203afac69"},
+        "torch": "8982b201fd30",
+        "mkl": "688098c2ff4d",
+        "onednn": "5ba020dbffac",
+        "numpy": "ed928420d242",
+        "openblas": "ce1c9690c05d",
+        "libm": "508203afac69",
+    }
 }
 """Digests of `kinds` with `VARIABLES`, by the versions of torch and numpy."""
 
@@ -61,18 +69,31 @@ def require(experiment: Experiment) -> None:
     if experiment.resources.bits == "native":
         return
     if experiment.local.compile:
-        raise ConfigError("experiment.local.compile", str(experiment.local.compile).lower(),
-                          "resources.bits: portable needs false, for a compiler uses all that the CPU has")
+        raise ConfigError(
+            "experiment.local.compile",
+            str(experiment.local.compile).lower(),
+            "resources.bits: portable needs false, for a compiler uses all that the CPU has",
+        )
     if platform.machine() != "x86_64" or not {"avx2", "fma"} <= _flags():
-        raise ConfigError(SETTING, "portable", f"this CPU ({platform.machine()}) is not an x86-64 one with AVX2 and "
-                          "FMA; use native")
+        raise ConfigError(
+            SETTING,
+            "portable",
+            f"this CPU ({platform.machine()}) is not an x86-64 one with AVX2 and FMA; use native",
+        )
     if _lacking():
-        raise StartAgainError(f"{SETTING}: found portable, and this process began without what that needs; call "
-                              "flray.portable() in a new Python before anything imports numpy or torch")
+        raise StartAgainError(
+            f"{SETTING}: found portable, and this process began without what that needs; call "
+            "flray.portable() in a new Python before anything imports numpy or torch"
+        )
     other = _other(RECORDED.get(versions(), kinds()))
     if other:
-        raise ConfigError(SETTING, "portable", f"in this process {', '.join(other)} compute other bits than portable "
-                          "ones: loaded before the environment was set, or unknown here; start anew, or use native")
+        raise ConfigError(
+            SETTING,
+            "portable",
+            f"in this process {', '.join(other)} compute other bits than portable "
+            "ones: loaded before the environment was set, or unknown here; start anew, or use "
+            "native",
+        )
 
 
 def portable() -> dict[str, str]:
@@ -81,7 +102,8 @@ def portable() -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        The variables that were set, for a Ray that is started by hand: ``ray.init(runtime_env={"env_vars": ...})``.
+        The variables that were set, for a Ray that is started by hand:
+        ``ray.init(runtime_env={"env_vars": ...})``.
 
     Raises
     ------
@@ -90,8 +112,11 @@ def portable() -> dict[str, str]:
     """
     loaded = [name for name in ("numpy", "torch") if name in sys.modules]
     if loaded and _lacking():
-        raise FlrayError(f"flray.portable(): found {' and '.join(loaded)} imported, with instructions chosen; call it "
-                         "first of all, in a new Python")
+        raise FlrayError(
+            f"flray.portable(): found {' and '.join(loaded)} imported, with instructions chosen; "
+            f"call it "
+            "first of all, in a new Python"
+        )
     os.environ.update(VARIABLES)
     return dict(VARIABLES)
 
@@ -108,8 +133,11 @@ def problem(experiment: Experiment) -> str:
     try:
         require(experiment)
     except StartAgainError:
-        return (f"{SETTING}: found portable, and Ray's processes began without what it needs; let flray start or join "
-                "Ray, or give ray.init(runtime_env={'env_vars': flray.portable()})")
+        return (
+            f"{SETTING}: found portable, and Ray's processes began without what it needs; let "
+            f"flray start or join "
+            "Ray, or give ray.init(runtime_env={'env_vars': flray.portable()})"
+        )
     except FlrayError as error:
         return str(error)
     return ""
@@ -130,8 +158,13 @@ def identity(setting: str = "native") -> dict[str, Any]:
     """
     import torch
 
-    return {"bits": setting, "machine": platform.machine(), "model": _model(), "kinds": kinds(),
-            "capability": torch.backends.cpu.get_cpu_capability()}
+    return {
+        "bits": setting,
+        "machine": platform.machine(),
+        "model": _model(),
+        "kinds": kinds(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
 def check_same(where: object, noted: Mapping[str, Any]) -> str:
@@ -142,21 +175,30 @@ def check_same(where: object, noted: Mapping[str, Any]) -> str:
     where : object
         The run's folder.
     noted : mapping
-        Its ``run.json``. One of before CPUs were noted differs from nothing; neither does one of other versions of the
-        libraries, whose bits tell nothing about the CPU.
+        Its ``run.json``. One of before CPUs were noted differs from nothing; neither does one of
+        other versions of the libraries, whose bits tell nothing about the CPU.
     """
     began = noted.get("cpu")
     versions = noted.get("versions", {})
-    if not isinstance(began, Mapping) or not isinstance(began.get("kinds"), Mapping) or \
-            not isinstance(versions, Mapping) or \
-            any(str(versions.get(name)).partition("+")[0] != _version(name) for name in ("torch", "numpy")):
+    if (
+        not isinstance(began, Mapping)
+        or not isinstance(began.get("kinds"), Mapping)
+        or not isinstance(versions, Mapping)
+        or any(
+            str(versions.get(name)).partition("+")[0] != _version(name)
+            for name in ("torch", "numpy")
+        )
+    ):
         return ""
     other = _other(began["kinds"])
     if not other:
         return ""
     here = identity()
-    return (f"{where} began on {began.get('model')} ({began.get('capability')}), and here, on {here['model']} "
-            f"({here['capability']}), {', '.join(other)} compute other last bits")
+    return (
+        f"{where} began on {began.get('model')} ({began.get('capability')}), and here, on "
+        f"{here['model']} "
+        f"({here['capability']}), {', '.join(other)} compute other last bits"
+    )
 
 
 @cache
@@ -167,7 +209,9 @@ def kinds() -> dict[str, str]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return {name: hashlib.sha256(b"".join(parts)).hexdigest()[:12] for name, parts in _computed()}
+        return {
+            name: hashlib.sha256(b"".join(parts)).hexdigest()[:12] for name, parts in _computed()
+        }
     finally:
         torch.set_num_threads(threads)
 
@@ -190,28 +234,63 @@ def _computed() -> Iterator[tuple[str, list[bytes]]]:
         return (mixed.astype(np.float64) / 2.0**52 - 1.0).reshape(shape)
 
     def of(*values: Any) -> list[bytes]:
-        return [value.detach().contiguous().float().numpy().tobytes() if value.dtype == torch.bfloat16
-                else value.detach().contiguous().numpy().tobytes() for value in values]
+        return [
+            value.detach().contiguous().float().numpy().tobytes()
+            if value.dtype == torch.bfloat16
+            else value.detach().contiguous().numpy().tobytes()
+            for value in values
+        ]
 
     types = (torch.float32, torch.float64)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
         vector = torch.from_numpy(numbers(5003))
-        yield "torch", of(torch.randn(64), *(made for kind in types for x in [vector.to(kind)] for made in (
-            x.exp(), x.tanh(), x.sigmoid(), (x.abs() + 1).log(), x.sum(), x.norm(), x.view(-1, 1, 5003).var(2),
-            functional.log_softmax(x[:5000].view(100, 50), 1), functional.batch_norm(
-                x[:4800].view(5, 15, 8, 8), None, None, training=True))))
+        yield (
+            "torch",
+            of(
+                torch.randn(64),
+                *(
+                    made
+                    for kind in types
+                    for x in [vector.to(kind)]
+                    for made in (
+                        x.exp(),
+                        x.tanh(),
+                        x.sigmoid(),
+                        (x.abs() + 1).log(),
+                        x.sum(),
+                        x.norm(),
+                        x.view(-1, 1, 5003).var(2),
+                        functional.log_softmax(x[:5000].view(100, 50), 1),
+                        functional.batch_norm(
+                            x[:4800].view(5, 15, 8, 8), None, None, training=True
+                        ),
+                    )
+                ),
+            ),
+        )
         products: list[bytes] = []
         for kind in types:
             for rows, inner, columns in ((37, 301, 83), (5, 64, 10), (32, 400, 120), (1, 784, 200)):
-                a, b = (torch.from_numpy(numbers(*shape)).to(kind) for shape in ((rows, inner), (inner, columns)))
+                a, b = (
+                    torch.from_numpy(numbers(*shape)).to(kind)
+                    for shape in ((rows, inner), (inner, columns))
+                )
                 products += of(a @ b, a.T @ (a @ b))
         singular = torch.linalg.svdvals(torch.from_numpy(numbers(20, 10)))
         yield "mkl", [*products, *of(singular)]
         convolved: list[bytes] = []
-        for kind, channels, out, size in ((torch.float32, 3, 6, 5), (torch.float32, 16, 32, 3),
-                                          (torch.float32, 64, 64, 3), (torch.bfloat16, 16, 32, 3)):
-            x = torch.from_numpy(numbers(4, channels, 12, 12)).to(kind).contiguous(memory_format=torch.channels_last)
+        for kind, channels, out, size in (
+            (torch.float32, 3, 6, 5),
+            (torch.float32, 16, 32, 3),
+            (torch.float32, 64, 64, 3),
+            (torch.bfloat16, 16, 32, 3),
+        ):
+            x = (
+                torch.from_numpy(numbers(4, channels, 12, 12))
+                .to(kind)
+                .contiguous(memory_format=torch.channels_last)
+            )
             w = torch.from_numpy(numbers(out, channels, size, size)).to(kind)
             x.requires_grad_()
             w.requires_grad_()
@@ -220,16 +299,43 @@ def _computed() -> Iterator[tuple[str, list[bytes]]]:
             convolved += of(y, x.grad, w.grad)
         yield "onednn", convolved
     values = numbers(1000)
-    yield "numpy", [made.tobytes() for kind in (np.float32, np.float64) for x in [values.astype(kind)] for made in (
-        np.exp(x), np.log(abs(x) + 1), np.abs(x) ** 1.7, np.sin(x), x.sum(), x.reshape(10, 100).std(1))]
+    yield (
+        "numpy",
+        [
+            made.tobytes()
+            for kind in (np.float32, np.float64)
+            for x in [values.astype(kind)]
+            for made in (
+                np.exp(x),
+                np.log(abs(x) + 1),
+                np.abs(x) ** 1.7,
+                np.sin(x),
+                x.sum(),
+                x.reshape(10, 100).std(1),
+            )
+        ],
+    )
     square = numbers(12, 50) @ numbers(12, 50).T
-    yield "openblas", [made.tobytes() for made in (numbers(37, 301) @ numbers(301, 83), *np.linalg.eigh(square))]
-    plain = [function(x) for x in np.abs(values).tolist() for function in (math.exp, math.log, math.sin, math.tanh)]
-    yield "libm", [np.array(plain).tobytes(), np.random.default_rng(0).dirichlet([0.3] * 10, 20).tobytes()]
+    yield (
+        "openblas",
+        [made.tobytes() for made in (numbers(37, 301) @ numbers(301, 83), *np.linalg.eigh(square))],
+    )
+    plain = [
+        function(x)
+        for x in np.abs(values).tolist()
+        for function in (math.exp, math.log, math.sin, math.tanh)
+    ]
+    yield (
+        "libm",
+        [np.array(plain).tobytes(), np.random.default_rng(0).dirichlet([0.3] * 10, 20).tobytes()],
+    )
 
 
-MIXED = ("server and client actors compute with several kinds of CPU, so that the last bits depend on who plays what; "
-         "resources.bits=portable has them compute alike")
+MIXED = (
+    "server and client actors compute with several kinds of CPU, so that the last bits depend on "
+    "who plays what; "
+    "resources.bits=portable has them compute alike"
+)
 
 
 def _lacking() -> bool:
@@ -256,7 +362,10 @@ def _info() -> dict[str, str]:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
         return {}
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    return {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(":") for line in first.splitlines())
+    }
 
 
 def _flags() -> set[str]:

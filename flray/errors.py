@@ -11,7 +11,9 @@ LONGEST = 4000
 """Characters of a line for the user; a file may hold a key or a value of any length."""
 
 # What ends a line, moves the cursor, turns the direction of writing, or cannot be written as UTF-8.
-_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_NO_TEXT = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def one_line(text: str) -> str:

@@ -104,7 +104,9 @@ def resume_hint(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"stopped; go on with: flray resume {shlex.quote(str(folder))}") from None
+        raise InterruptedRunError(
+            f"stopped; go on with: flray resume {shlex.quote(str(folder))}"
+        ) from None
 
 
 def _exit_with_code(terminals: list[int]) -> None:

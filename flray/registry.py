@@ -1,7 +1,8 @@
 """Names a YAML file may use: algorithms, data sets, models, partitions, augmentations, built in or the user's own.
 
-A registered function's keyword-only parameters are its options in the YAML file; their annotations and
-defaults become a pydantic model, so that options are checked and shown without being written twice.
+A registered function's keyword-only parameters are its options in the YAML file; their annotations
+and defaults become a pydantic model, so that options are checked and shown without being written
+twice.
 """
 
 from __future__ import annotations
@@ -69,8 +70,13 @@ def hyper(default: Any, doc: str, source: str, **limits: Any) -> Any:
     **limits : Any
         Passed on to `pydantic.Field` (``ge``, ``le``, ``gt``, ``lt``).
     """
-    return Field(default=default, description=doc, json_schema_extra={"source": source}, validate_default=True,
-                 **limits)
+    return Field(
+        default=default,
+        description=doc,
+        json_schema_extra={"source": source},
+        validate_default=True,
+        **limits,
+    )
 
 
 class Registry:
@@ -96,14 +102,21 @@ class Registry:
         Raises
         ------
         TypeError
-            If there is no name, a name is no text in one line, or what is registered cannot be called.
+            If there is no name, a name is no text in one line, or what is registered cannot be
+            called.
         """
-        if not names or not all(isinstance(name, str) and name and name.isprintable() for name in names):
-            raise TypeError(f"a {self.kind} is registered under a name: @register_{self.kind}(\"mine\")")
+        if not names or not all(
+            isinstance(name, str) and name and name.isprintable() for name in names
+        ):
+            raise TypeError(
+                f'a {self.kind} is registered under a name: @register_{self.kind}("mine")'
+            )
 
         def decorate(item: T) -> T:
             if not callable(item):
-                raise TypeError(f"{self.kind} {names[0]!r} is {type(item).__name__}, not a function or a class")
+                raise TypeError(
+                    f"{self.kind} {names[0]!r} is {type(item).__name__}, not a function or a class"
+                )
             self._load()
             for name in names:
                 self._entries[name] = item
@@ -130,7 +143,8 @@ class Registry:
         self._load()
         if name not in self._entries:
             raise FlrayError(
-                f"unknown {self.kind} {name!r}{nearest(name, self._entries)} (`flray list {self.kind}s` shows all)"
+                f"unknown {self.kind} {name!r}{nearest(name, self._entries)} (`flray list "
+                f"{self.kind}s` shows all)"
             )
         return self._entries[name]
 
@@ -140,7 +154,8 @@ class Registry:
         Raises
         ------
         FlrayError
-            If there is none, or if it is the user's own and raises: with the line of the user's file.
+            If there is none, or if it is the user's own and raises: with the line of the user's
+            file.
         """
         item = self.get(name)
         with self.guarded(name):
@@ -179,7 +194,9 @@ class Registry:
         item = self.get(name)
         with self.guarded(name):
             declared = getattr(item, "Params", None)
-            if declared is not None and not (inspect.isclass(declared) and issubclass(declared, BaseModel)):
+            if declared is not None and not (
+                inspect.isclass(declared) and issubclass(declared, BaseModel)
+            ):
                 raise TypeError("its Params are no class of flray.registry.Params")
             return declared if declared is not None else signature_model(item, name)
 
@@ -207,7 +224,8 @@ def blame_component(error: BaseException, own: Sequence[tuple[Registry, str]]) -
     error : BaseException
         What was raised.
     own : sequence of (Registry, str)
-        Those that were at work; at least one. Blamed is the one that the error went through, else the last.
+        Those that were at work; at least one. Blamed is the one that the error went through, else
+        the last.
     """
     frames = traceback.extract_tb(error.__traceback__)
     for registry, name in own:
@@ -228,7 +246,10 @@ def signature_model(item: Callable[..., Any], name: str) -> type[BaseModel]:
     for parameter in inspect.signature(item, eval_str=True).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
-            fields[parameter.name] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
+            fields[parameter.name] = (
+                annotation,
+                ... if parameter.default is parameter.empty else parameter.default,
+            )
     return create_model(f"{name}-options", __base__=Params, **fields)
 
 
@@ -243,5 +264,10 @@ register_dataset = datasets.register
 register_model = models.register
 register_partition = partitions.register
 register_augmentation = augmentations.register
-ALL = {"algorithms": algorithms, "datasets": datasets, "models": models, "partitions": partitions,
-       "augmentations": augmentations}
+ALL = {
+    "algorithms": algorithms,
+    "datasets": datasets,
+    "models": models,
+    "partitions": partitions,
+    "augmentations": augmentations,
+}

@@ -13,13 +13,25 @@ import numpy as np
 import torch
 
 Purpose = Literal[
-    "sampling", "dropouts", "stragglers", "batches", "augmentation", "dropout", "public", "noise", "init", "data",
-    "partition", "adaptation",
+    "sampling",
+    "dropouts",
+    "stragglers",
+    "batches",
+    "augmentation",
+    "dropout",
+    "public",
+    "noise",
+    "init",
+    "data",
+    "partition",
+    "adaptation",
 ]
 PURPOSES: frozenset[str] = frozenset(get_args(Purpose))
 
 
-def key(seed: int, purpose: Purpose, *, round: int = 0, client: int = 0, extra: int | str = 0) -> int:
+def key(
+    seed: int, purpose: Purpose, *, round: int = 0, client: int = 0, extra: int | str = 0
+) -> int:
     """Return the 63-bit seed of one stream.
 
     Parameters
@@ -36,7 +48,8 @@ def key(seed: int, purpose: Purpose, *, round: int = 0, client: int = 0, extra: 
     Raises
     ------
     ValueError
-        If the purpose is not one of `PURPOSES`: a misspelt purpose would silently be another stream.
+        If the purpose is not one of `PURPOSES`: a misspelt purpose would silently be another
+        stream.
     """
     if purpose not in PURPOSES:
         raise ValueError(f"unknown purpose {purpose!r}; one of {sorted(PURPOSES)}")
@@ -44,15 +57,25 @@ def key(seed: int, purpose: Purpose, *, round: int = 0, client: int = 0, extra: 
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
-def torch_generator(seed: int, purpose: Purpose, *, round: int = 0, client: int = 0, extra: int | str = 0,
-                    device: torch.device | str = "cpu") -> torch.Generator:
+def torch_generator(
+    seed: int,
+    purpose: Purpose,
+    *,
+    round: int = 0,
+    client: int = 0,
+    extra: int | str = 0,
+    device: torch.device | str = "cpu",
+) -> torch.Generator:
     """Return a fresh `torch.Generator` for one stream (parameters as in `key`)."""
     generator = torch.Generator(device=device)
     generator.manual_seed(key(seed, purpose, round=round, client=client, extra=extra))
     return generator
 
 
-def numpy_generator(seed: int, purpose: Purpose, *, round: int = 0, client: int = 0,
-                    extra: int | str = 0) -> np.random.Generator:
+def numpy_generator(
+    seed: int, purpose: Purpose, *, round: int = 0, client: int = 0, extra: int | str = 0
+) -> np.random.Generator:
     """Return a fresh `numpy.random.Generator` for one stream (parameters as in `key`)."""
-    return np.random.Generator(np.random.Philox(key(seed, purpose, round=round, client=client, extra=extra)))
+    return np.random.Generator(
+        np.random.Philox(key(seed, purpose, round=round, client=client, extra=extra))
+    )

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 def gc_disabled(*modules: str) -> Iterator[None]:
     """Look for no garbage while modules are imported, nor ever again among what they made.
 
-    An import makes millions of objects and next to no garbage; Python would look through all of them again and again.
+    An import makes millions of objects and next to no garbage; Python would look through all of
+    them again and again.
 
     Parameters
     ----------

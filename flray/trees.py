@@ -1,8 +1,8 @@
 """Named trees of tensors: what messages, client states and checkpoints are made of.
 
-A *tree* is a nested dict with string keys whose leaves are tensors, numbers, strings, booleans or None.
-A *packed* tree holds all tensors in one contiguous numpy buffer, which Ray carries between processes
-without a copy, and which never contains anything that could execute code.
+A *tree* is a nested dict with string keys whose leaves are tensors, numbers, strings, booleans or
+None. A *packed* tree holds all tensors in one contiguous numpy buffer, which Ray carries between
+processes without a copy, and which never contains anything that could execute code.
 """
 
 from __future__ import annotations
@@ -23,9 +23,21 @@ Weights: TypeAlias = dict[str, Tensor]
 
 _ALIGN = 64
 _SCALARS = (bool, int, float, str, type(None))
-_DTYPES = {str(d).removeprefix("torch."): d for d in (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.bool)}
+_DTYPES = {
+    str(d).removeprefix("torch."): d
+    for d in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+}
 # A view of a packed buffer is read-only by agreement: algorithms never write into a message.
 warnings.filterwarnings("ignore", message=".*NumPy array is not writable.*")
 warnings.filterwarnings("ignore", message=".*given buffer is not writable.*")
@@ -81,7 +93,10 @@ def flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
         elif isinstance(value, (Tensor, Mapping, *_SCALARS)):
             yield path, value
         else:
-            raise TypeError(f"{path}: a tree holds tensors, numbers, strings and dicts, found {type(value).__name__}")
+            raise TypeError(
+                f"{path}: a tree holds tensors, numbers, strings and dicts, found "
+                f"{type(value).__name__}"
+            )
 
 
 def unflatten(leaves: Iterator[tuple[str, Any]] | list[tuple[str, Any]]) -> dict[str, Any]:
@@ -110,7 +125,9 @@ def pack(tree: Tree) -> Packed:
     offset = 0
     for path, value in flatten(tree):
         if isinstance(value, Tensor):
-            leaves.append(Leaf(path, str(value.dtype).removeprefix("torch."), tuple(value.shape), offset))
+            leaves.append(
+                Leaf(path, str(value.dtype).removeprefix("torch."), tuple(value.shape), offset)
+            )
             tensors.append(value.detach())
             size = value.numel() * value.element_size()
             offset += -(-size // _ALIGN) * _ALIGN
@@ -126,7 +143,10 @@ def pack(tree: Tree) -> Packed:
 def unpack(packed: Packed) -> dict[str, Any]:
     """Return the tree of a packed buffer; its tensors are views of the buffer and must not be written to."""
     pairs: list[tuple[str, Any]] = [(leaf.path, _view(packed.data, leaf)) for leaf in packed.leaves]
-    pairs += [(path, dict(value) if isinstance(value, dict) else value) for path, value in packed.scalars.items()]
+    pairs += [
+        (path, dict(value) if isinstance(value, dict) else value)
+        for path, value in packed.scalars.items()
+    ]
     return unflatten(pairs)
 
 
@@ -135,14 +155,17 @@ def _view(data: np.ndarray[Any, np.dtype[np.uint8]], leaf: Leaf) -> Tensor:
     size = math.prod(leaf.shape) * dtype.itemsize
     if not size:
         return torch.empty(leaf.shape, dtype=dtype)
-    return torch.from_numpy(data[leaf.offset:leaf.offset + size]).view(dtype).view(leaf.shape)
+    return torch.from_numpy(data[leaf.offset : leaf.offset + size]).view(dtype).view(leaf.shape)
 
 
 def clone(tree: Tree) -> dict[str, Any]:
     """Return a deep copy: tensors cloned (detached), everything else as it is."""
     return {
-        name: clone(value) if isinstance(value, Mapping)
-        else value.detach().clone() if isinstance(value, Tensor) else value
+        name: clone(value)
+        if isinstance(value, Mapping)
+        else value.detach().clone()
+        if isinstance(value, Tensor)
+        else value
         for name, value in tree.items()
     }
 
@@ -150,8 +173,11 @@ def clone(tree: Tree) -> dict[str, Any]:
 def to_device(tree: Tree, device: torch.device) -> dict[str, Any]:
     """Return the tree with its tensors on `device` (the same tensors where they already are)."""
     return {
-        name: to_device(value, device) if isinstance(value, Mapping)
-        else value.to(device) if isinstance(value, Tensor) else value
+        name: to_device(value, device)
+        if isinstance(value, Mapping)
+        else value.to(device)
+        if isinstance(value, Tensor)
+        else value
         for name, value in tree.items()
     }
 

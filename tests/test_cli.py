@@ -34,17 +34,25 @@ def test_lists_name_everything(kind: str, capsys: pytest.CaptureFixture[str]) ->
     assert all(name in shown for name in registry.ALL[kind].names())
 
 
-def test_an_algorithm_is_listed_with_defaults_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_algorithm_is_listed_with_defaults_and_sources(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert invoke(["list", "algorithms", "fedprox"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "mu" in shown and "0.01" in shown and "Table VII" in shown and "number >= 0" in shown
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["list", "algoritms"], "did you mean 'algorithms'"), (["list", "algorithms", "fedprx"], "did you mean 'fedprox'"),
-    (["data", "get", "digit5-local"], "digits5-local")])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["list", "algoritms"], "did you mean 'algorithms'"),
+        (["list", "algorithms", "fedprx"], "did you mean 'fedprox'"),
+        (["data", "get", "digit5-local"], "digits5-local"),
+    ],
+)
 def test_misspelt_names_are_answered_with_the_nearest(
-        tmp_cwd: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_cwd: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert invoke(arguments) == 2
     assert words in capsys.readouterr().err
 
@@ -56,7 +64,9 @@ def test_the_schema_describes_every_component_with_its_options() -> None:
         for name in registered.names():
             assert f'"const": "{name}"' in text
     forms = document["$defs"]["AlgorithmChoice"]["anyOf"]
-    (prox,) = [f for f in forms if f.get("properties", {}).get("name", {}).get("const") == "fedprox"]
+    (prox,) = [
+        f for f in forms if f.get("properties", {}).get("name", {}).get("const") == "fedprox"
+    ]
     assert prox["properties"]["mu"]["default"] == 0.01
     assert prox["additionalProperties"] is False
     assert set(document["properties"]) == {"experiment", "arms", "space", "sweep", "paper"}
@@ -69,9 +79,22 @@ def test_doctor_tells_versions_and_resources(capsys: pytest.CaptureFixture[str])
     assert all(word in shown for word in ("torch", "ray", "mlflow", "CPUs", "GPUs", "data folder"))
 
 
-def test_a_partition_is_shown_and_drawn(file: str, tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["data", "show", file, "partition={name: dirichlet, clients: 3, alpha: 0.3}",
-                   "--plot", "p.png"]) == 0
+def test_a_partition_is_shown_and_drawn(
+    file: str, tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        invoke(
+            [
+                "data",
+                "show",
+                file,
+                "partition={name: dirichlet, clients: 3, alpha: 0.3}",
+                "--plot",
+                "p.png",
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "partition fingerprint: " in shown
     assert (tmp_cwd / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -82,7 +105,8 @@ def test_a_partition_is_shown_and_drawn(file: str, tmp_cwd: Path, capsys: pytest
 
 
 def test_a_run_ends_with_table_digest_folder_and_how_to_see_it(
-        file: str, tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file: str, tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert invoke(["run", file, "tracking.uri=sqlite:///mlflow.db"]) == 0
     shown = capsys.readouterr().out
     identity = json.loads((tmp_cwd / "runs/digits/001/run.json").read_text())
@@ -91,16 +115,26 @@ def test_a_run_ends_with_table_digest_folder_and_how_to_see_it(
     assert "run: runs/digits/001" in shown
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in shown
     assert "round 2/2" in shown and "global/common" in shown
-    assert re.search(r"\n[\d.e-]+ s per round, [\d,.]+ training samples per second, at most [\d,]+ MiB in one", shown)
-    assert {p.name for p in (tmp_cwd / "runs/digits/001/figures").iterdir()} == {"curves.png", "clients.png",
-                                                                              "partition.png"}
+    assert re.search(
+        r"\n[\d.e-]+ s per round, [\d,.]+ training samples per second, at most [\d,]+ MiB in one",
+        shown,
+    )
+    assert {p.name for p in (tmp_cwd / "runs/digits/001/figures").iterdir()} == {
+        "curves.png",
+        "clients.png",
+        "partition.png",
+    }
 
 
 def test_mlflow_holds_parameters_metrics_tags_and_pictures(file: str, tmp_cwd: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    result = flray.run(file, tracking={"uri": "sqlite:///mlflow.db"}, algorithm={"name": "fedprox", "mu": 0.5})
-    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_cwd}/mlflow.db")  # it keeps connections by their address
+    result = flray.run(
+        file, tracking={"uri": "sqlite:///mlflow.db"}, algorithm={"name": "fedprox", "mu": 0.5}
+    )
+    client = MlflowClient(
+        tracking_uri=f"sqlite:///{tmp_cwd}/mlflow.db"
+    )  # it keeps connections by their address
     experiment = client.get_experiment_by_name("flray")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
@@ -111,9 +145,15 @@ def test_mlflow_holds_parameters_metrics_tags_and_pictures(file: str, tmp_cwd: P
     assert run.data.tags["version.torch"]
     assert run.data.metrics["global/common/accuracy"] == result.metrics["global/common/accuracy"]
     assert len(run.data.tags["partition.fingerprint"]) == 64
-    kept = {a.path for a in client.list_artifacts(run.info.run_id)} | \
-        {a.path for a in client.list_artifacts(run.info.run_id, "figures")}
-    assert {"config.yaml", "figures/curves.png", "figures/clients.png", "figures/partition.png"} <= kept
+    kept = {a.path for a in client.list_artifacts(run.info.run_id)} | {
+        a.path for a in client.list_artifacts(run.info.run_id, "figures")
+    }
+    assert {
+        "config.yaml",
+        "figures/curves.png",
+        "figures/clients.png",
+        "figures/partition.png",
+    } <= kept
 
 
 def test_python_gives_a_history(file: str, tmp_cwd: Path) -> None:
@@ -156,7 +196,8 @@ def commands(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
 
 @pytest.mark.parametrize("path", list(commands(typer.main.get_command(app))))
 def test_every_help_text_ends_with_an_example_of_the_command(
-        path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert invoke([*path, "--help"]) == 0
     example = " ".join(capsys.readouterr().out.split()).rsplit("Example: ", 1)[1]
     assert example.startswith(" ".join(["flray", *path]))
@@ -170,5 +211,8 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_texts_name_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(command in shown for command in ("run", "tune", "resume", "sync", "list", "schema", "doctor", "data"))
+    assert all(
+        command in shown
+        for command in ("run", "tune", "resume", "sync", "list", "schema", "doctor", "data")
+    )
     assert invoke(["runn"]) == 2

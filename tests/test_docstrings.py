@@ -33,12 +33,19 @@ def documented(name: str) -> Iterator[str]:
         if inspect.isfunction(item) or inspect.isclass(item):
             yield f"{name}.{key}"
         if inspect.isclass(item):
-            yield from (f"{name}.{key}.{method}" for method, function in vars(item).items()
-                        if inspect.isfunction(function) and not method.startswith("_"))
+            yield from (
+                f"{name}.{key}.{method}"
+                for method, function in vars(item).items()
+                if inspect.isfunction(function) and not method.startswith("_")
+            )
 
 
 def mistakes(name: str) -> list[str]:
-    return [f"{name}: {text}" for code, text in validate(name)["errors"] if code in WRONG and text != OF_RAY]
+    return [
+        f"{name}: {text}"
+        for code, text in validate(name)["errors"]
+        if code in WRONG and text != OF_RAY
+    ]
 
 
 def has_parameters(name: str) -> bool:
@@ -66,8 +73,11 @@ def with_a_mistake(x: float) -> float:
     return x
 
 
-@pytest.mark.parametrize("name", [f"flray.functional.{name}" for name in functional.__all__] +
-                         ["flray.runs.runner.run", "flray.tuning.tune", "flray.config.loader.load"])
+@pytest.mark.parametrize(
+    "name",
+    [f"flray.functional.{name}" for name in functional.__all__]
+    + ["flray.runs.runner.run", "flray.tuning.tune", "flray.config.loader.load"],
+)
 def test_every_formula_documents_all_its_parameters(name: str) -> None:
     if inspect.signature(Validator._load_obj(name)).parameters:
         assert has_parameters(name)

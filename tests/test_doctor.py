@@ -19,9 +19,13 @@ SECRET = "hunter2-0123"
 
 
 def test_an_open_door_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve = ("import socket, sys\ns = socket.create_server((sys.argv[1], 0))\n"
-             "print(s.getsockname()[1], flush=True)\nsys.stdin.read()")
-    process = subprocess.Popen([sys.executable, "-c", serve, "0.0.0.0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    serve = (
+        "import socket, sys\ns = socket.create_server((sys.argv[1], 0))\n"
+        "print(s.getsockname()[1], flush=True)\nsys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", serve, "0.0.0.0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         assert process.stdout is not None
         port = int(process.stdout.readline())
@@ -33,7 +37,9 @@ def test_an_open_door_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
         process.wait()
 
 
-def test_a_token_others_can_read_is_pointed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_others_can_read_is_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token = tmp_path / "token"
     token.write_text(SECRET)
     token.chmod(0o644)
@@ -97,12 +103,28 @@ def test_a_ray_of_our_own_is_shut_to_others_and_leaves_nothing_behind(tmp_path: 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     cluster = subprocess.Popen(
-        [Path(sys.executable).with_name("ray"), "start", "--head", f"--port={port}", "--num-cpus=3", "--block",
-         "--include-dashboard=false"],
-        env={**environment, "RAY_AUTH_MODE": "token"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        [
+            Path(sys.executable).with_name("ray"),
+            "start",
+            "--head",
+            f"--port={port}",
+            "--num-cpus=3",
+            "--block",
+            "--include-dashboard=false",
+        ],
+        env={**environment, "RAY_AUTH_MODE": "token"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
-        done = subprocess.run([sys.executable, "-c", SESSIONS, f"127.0.0.1:{port}"], timeout=300, text=True,
-                              env=environment, capture_output=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", SESSIONS, f"127.0.0.1:{port}"],
+            timeout=300,
+            text=True,
+            env=environment,
+            capture_output=True,
+            check=False,
+        )
     finally:
         members = psutil.Process(cluster.pid).children(recursive=True)
         cluster.terminate()
@@ -115,7 +137,10 @@ def test_a_ray_of_our_own_is_shut_to_others_and_leaves_nothing_behind(tmp_path: 
     assert found["tried"] == ["refused", "refused", "in"]
     assert {"gcs_server", "raylet", "ray::Actor"} <= {name for name, _ in found["doors"]}
     assert {address for _, address in found["doors"]} == {"127.0.0.1"}
-    assert ["gcs_server", "asks for a token"] in found["told"] and ["raylet", "asks for a token"] in found["told"]
+    assert ["gcs_server", "asks for a token"] in found["told"] and [
+        "raylet",
+        "asks for a token",
+    ] in found["told"]
     assert (found["local"], found["joined"], found["cpus"]) == (True, True, 3.0)
     assert (tmp_path / ".ray" / "auth_token").read_text() == "f" * 64
     assert "oken" not in done.stderr  # nothing a user would have to read

@@ -18,9 +18,14 @@ def test_a_key_never_changes() -> None:
 
 def test_every_part_of_a_key_counts() -> None:
     base: dict[str, Any] = {"round": 1, "client": 2, "extra": 3}
-    numbers = {rng.key(0, "batches", **base), rng.key(1, "batches", **base), rng.key(0, "noise", **base),
-               *(rng.key(0, "batches", **{**base, part: 9}) for part in base),
-               rng.key(0, "batches", round=12, client=3), rng.key(0, "batches", round=1, client=23)}
+    numbers = {
+        rng.key(0, "batches", **base),
+        rng.key(1, "batches", **base),
+        rng.key(0, "noise", **base),
+        *(rng.key(0, "batches", **{**base, part: 9}) for part in base),
+        rng.key(0, "batches", round=12, client=3),
+        rng.key(0, "batches", round=1, client=23),
+    }
     assert len(numbers) == 8
     assert all(0 <= number < 2**63 for number in numbers)
 
@@ -40,6 +45,10 @@ def test_generators_leave_the_global_states_alone() -> None:
 
 
 def test_the_same_key_gives_the_same_numbers() -> None:
-    one, two = (torch.randn(5, generator=rng.torch_generator(3, "noise", round=2)) for _ in range(2))
+    one, two = (
+        torch.randn(5, generator=rng.torch_generator(3, "noise", round=2)) for _ in range(2)
+    )
     assert torch.equal(one, two)
-    assert rng.numpy_generator(3, "noise").integers(1 << 30) == rng.numpy_generator(3, "noise").integers(1 << 30)
+    assert rng.numpy_generator(3, "noise").integers(1 << 30) == rng.numpy_generator(
+        3, "noise"
+    ).integers(1 << 30)

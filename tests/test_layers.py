@@ -12,10 +12,27 @@ import pytest
 import flray
 
 PACKAGE = Path(flray.__file__).parent
-FREE = ("functional", "algorithms", "data", "models", "metrics", "config.py", "loading.py", "registry.py", "keys.py",
-        "trees.py", "errors.py", "federation/inline.py", "federation/player.py", "federation/federation.py",
-        "federation/executor.py", "federation/world.py", "federation/evaluation.py", "federation/checkpoint.py",
-        "federation/placement.py")
+FREE = (
+    "functional",
+    "algorithms",
+    "data",
+    "models",
+    "metrics",
+    "config.py",
+    "loading.py",
+    "registry.py",
+    "keys.py",
+    "trees.py",
+    "errors.py",
+    "federation/inline.py",
+    "federation/player.py",
+    "federation/federation.py",
+    "federation/executor.py",
+    "federation/world.py",
+    "federation/evaluation.py",
+    "federation/checkpoint.py",
+    "federation/placement.py",
+)
 ORDER = ("functional", "data", "models", "metrics", "algorithms", "federation", "tracking")
 
 
@@ -27,8 +44,12 @@ def modules(part: str) -> list[Path]:
 def imported(path: Path) -> set[str]:
     names: set[str] = set()
     tree = ast.parse(path.read_text())
-    typing_only = {id(node) for block in ast.walk(tree) if isinstance(block, ast.If)
-                   and ast.unparse(block.test) == "TYPE_CHECKING" for node in ast.walk(block)}
+    typing_only = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
     for node in ast.walk(tree):
         if id(node) in typing_only:
             continue
@@ -46,28 +67,54 @@ def test_no_import_of_ray_or_mlflow(part: str) -> None:
         assert not roots & {"ray", "mlflow"}, path
 
 
-@pytest.mark.parametrize(("lower", "higher"), [
-    (lower, higher) for i, lower in enumerate(ORDER[:5]) for higher in (*ORDER[5:], "cli", "running", "tuning")
-] + [("functional", "algorithms"), ("functional", "data"), ("functional", "models"), ("data", "algorithms"),
-     ("models", "algorithms"), ("models", "data"), ("tracking", "federation")])
+@pytest.mark.parametrize(
+    ("lower", "higher"),
+    [
+        (lower, higher)
+        for i, lower in enumerate(ORDER[:5])
+        for higher in (*ORDER[5:], "cli", "running", "tuning")
+    ]
+    + [
+        ("functional", "algorithms"),
+        ("functional", "data"),
+        ("functional", "models"),
+        ("data", "algorithms"),
+        ("models", "algorithms"),
+        ("models", "data"),
+        ("tracking", "federation"),
+    ],
+)
 def test_imports_point_downwards(lower: str, higher: str) -> None:
     for path in modules(lower):
         names = imported(path)
-        assert not any(name == f"flray.{higher}" or name.startswith(f"flray.{higher}.") for name in names), path
+        assert not any(
+            name == f"flray.{higher}" or name.startswith(f"flray.{higher}.") for name in names
+        ), path
 
 
 def test_an_inline_run_loads_neither_ray_nor_mlflow(tmp_path: Path) -> None:
-    code = ("import sys, flray; flray.run({'experiment': {'data': 'digits-sklearn', 'model': 'linear', 'rounds': 1, "
-            "'algorithm': 'fedavg', 'resources': {'executor': 'inline'}, 'tracking': {'uri': None}}}); "
-            "print(sorted({'ray', 'mlflow'} & set(sys.modules)))")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120,
-                          check=True)
+    code = (
+        "import sys, flray; flray.run({'experiment': {'data': 'digits-sklearn', 'model': 'linear', "
+        "'rounds': 1, "
+        "'algorithm': 'fedavg', 'resources': {'executor': 'inline'}, 'tracking': {'uri': None}}}); "
+        "print(sorted({'ray', 'mlflow'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_torchvision_imports_beside_this_torch_in_a_fresh_process() -> None:
     code = "import flray, torchvision; from torchvision import models, transforms; print(torchvision.__version__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -29,13 +29,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_suites_with_their_runs_data_and_what_is_missing() -> None:
     there, absent, unknown = list_suites()
-    assert (there.name, there.title, there.runs, there.data) == ("fedskc/table1", "made up", 2, ("digits-sklearn",))
+    assert (there.name, there.title, there.runs, there.data) == (
+        "fedskc/table1",
+        "made up",
+        2,
+        ("digits-sklearn",),
+    )
     assert there.problem == "" and there.hours is None and there.availability == "yes"
     assert absent.problem == "without data: usps" and "usps" in absent.absent["usps"]
     assert unknown.problem == "unknown here: data nowhere" and unknown.runs == 2
     assert (absent.availability, unknown.availability) == ("no", "no")
     assert unknown.messages == ["fedskc/table10 needs data nowhere, which is unknown here"]
-    assert Suite("x", "", 1, ("a", "b", "c"), "without data: b", absent={"b": "fetch b"}).availability == "2 of 3"
+    assert (
+        Suite("x", "", 1, ("a", "b", "c"), "without data: b", absent={"b": "fetch b"}).availability
+        == "2 of 3"
+    )
     assert Suite("x", "", 1, ("a",), "no such setting").messages == ["x: no such setting"]
 
 
@@ -48,7 +56,12 @@ def test_hours_are_estimated_where_it_can_be_run() -> None:
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     show_papers("fedskc/table1", False)
     text = capsys.readouterr().out
-    assert "fedskc/table1" in text and "fedskc/table2" not in text and "yes" in text and "--time" in text
+    assert (
+        "fedskc/table1" in text
+        and "fedskc/table2" not in text
+        and "yes" in text
+        and "--time" in text
+    )
 
 
 def test_every_suite_fits_two_lines_of_120_columns() -> None:
@@ -57,14 +70,22 @@ def test_every_suite_fits_two_lines_of_120_columns() -> None:
     for name, path in files.items():
         content = read_with_base(path)
         data = tuple(suites.data_names(content))
-        title = (content.get("paper") or {}).get("title", "the paper's question on data that can be had offline")
-        found.append(Suite(name, title, suites.run_count(content), data, "", absent=dict.fromkeys(data, "")))
+        title = (content.get("paper") or {}).get(
+            "title", "the paper's question on data that can be had offline"
+        )
+        found.append(
+            Suite(name, title, suites.run_count(content), data, "", absent=dict.fromkeys(data, ""))
+        )
     console = Console(width=120)
     with console.capture() as capture:
         console.print(papers_table(found, timed=True))
     lines = capture.get().splitlines()
     first = next(i for i, line in enumerate(lines) if next(iter(files)) in line)
     wide = max(map(len, files))
-    starts = [line[2:2 + wide].strip() for line in lines[first:] if line.strip() and "not here" not in line]
+    starts = [
+        line[2 : 2 + wide].strip()
+        for line in lines[first:]
+        if line.strip() and "not here" not in line
+    ]
     assert [start for start in starts if start] == list(files)
     assert "  " not in "".join(start or " " for start in starts), "a row takes three lines"

@@ -12,17 +12,31 @@ from flray.config.loader import experiment_at, load
 from flray.errors import FlrayError
 from flray.federation.spec import build_spec
 
-PRESETS = [(name, preset) for name in registry.algorithms.names()
-           for preset in getattr(registry.algorithms.params(name), "presets", ())]
+PRESETS = [
+    (name, preset)
+    for name in registry.algorithms.names()
+    for preset in getattr(registry.algorithms.params(name), "presets", ())
+]
 
 
 def content(algorithm: Any = "fedavg", **more: Any) -> dict[str, Any]:
-    return {"experiment": {"data": {"name": "digits-sklearn"}, "partition": {"name": "iid", "clients": 7},
-                           "model": "lenet", "algorithm": algorithm, **more}}
+    return {
+        "experiment": {
+            "data": {"name": "digits-sklearn"},
+            "partition": {"name": "iid", "clients": 7},
+            "model": "lenet",
+            "algorithm": algorithm,
+            **more,
+        }
+    }
 
 
-@pytest.mark.parametrize(("name", "preset"), PRESETS, ids=[f"{name}-{preset.name}" for name, preset in PRESETS])
-def test_every_preset_fits_its_method_and_names_its_source(name: str, preset: registry.Preset) -> None:
+@pytest.mark.parametrize(
+    ("name", "preset"), PRESETS, ids=[f"{name}-{preset.name}" for name, preset in PRESETS]
+)
+def test_every_preset_fits_its_method_and_names_its_source(
+    name: str, preset: registry.Preset
+) -> None:
     options = load(content({"name": name, "preset": preset.name})).experiment.algorithm.options
     assert preset.source
     assert preset.values.items() <= options.items()
@@ -30,22 +44,39 @@ def test_every_preset_fits_its_method_and_names_its_source(name: str, preset: re
 
 
 def test_a_given_value_beats_the_presets() -> None:
-    options = load(content({"name": "fedrs", "preset": "fcclplus", "alpha": 0.25})).experiment.algorithm.options
+    options = load(
+        content({"name": "fedrs", "preset": "fcclplus", "alpha": 0.25})
+    ).experiment.algorithm.options
     assert options == {"alpha": 0.25, "graded": True}
 
 
 def test_a_preset_named_later_replaces_the_values_before_it() -> None:
     config = load(content({"name": "fedprox", "mu": 3.0}))
-    assert load(content({"name": "fedprox", "mu": 3.0}), ["algorithm.preset=fedco2"]).experiment.algorithm.options == \
-        {"mu": 0.001}
+    assert load(
+        content({"name": "fedprox", "mu": 3.0}), ["algorithm.preset=fedco2"]
+    ).experiment.algorithm.options == {"mu": 0.001}
     assert experiment_at(config, {"algorithm.preset": "fedco2"}).algorithm.options == {"mu": 0.001}
-    assert experiment_at(config, {"algorithm.preset": "fedco2", "algorithm.mu": 0.5}).algorithm.options == {"mu": 0.5}
+    assert experiment_at(
+        config, {"algorithm.preset": "fedco2", "algorithm.mu": 0.5}
+    ).algorithm.options == {"mu": 0.5}
 
 
-@pytest.mark.parametrize(("algorithm", "words"), [
-    ({"name": "fedprox", "preset": "fccl"}, ["experiment.algorithm.preset", "'fccl'", "fcclplus", "fedco2"]),
-    ({"name": "fedavg", "preset": "fccl"}, ["experiment.algorithm.preset", "'fccl'", "no presets"])])
-def test_an_unknown_preset_is_refused_in_one_line(algorithm: dict[str, str], words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (
+            {"name": "fedprox", "preset": "fccl"},
+            ["experiment.algorithm.preset", "'fccl'", "fcclplus", "fedco2"],
+        ),
+        (
+            {"name": "fedavg", "preset": "fccl"},
+            ["experiment.algorithm.preset", "'fccl'", "no presets"],
+        ),
+    ],
+)
+def test_an_unknown_preset_is_refused_in_one_line(
+    algorithm: dict[str, str], words: list[str]
+) -> None:
     with pytest.raises(FlrayError) as error:
         load(content(algorithm))
     assert len(str(error.value).splitlines()) == 1
@@ -54,8 +85,9 @@ def test_an_unknown_preset_is_refused_in_one_line(algorithm: dict[str, str], wor
 
 def test_a_list_of_networks_is_dealt_by_seed_each_as_often_as_the_others() -> None:
     def dealt(seed: int) -> tuple[str, ...]:
-        return build_spec(load(content("local", models=["lenet", "mlp", "simple-cnn"], seed=seed)).experiment
-                          ).architecture_of
+        return build_spec(
+            load(content("local", models=["lenet", "mlp", "simple-cnn"], seed=seed)).experiment
+        ).architecture_of
 
     assert sorted(Counter(dealt(0)).values()) == [2, 2, 3]
     assert dealt(0) == dealt(0)
@@ -63,5 +95,7 @@ def test_a_list_of_networks_is_dealt_by_seed_each_as_often_as_the_others() -> No
 
 
 def test_a_wrong_network_in_a_list_is_named_with_its_place() -> None:
-    with pytest.raises(FlrayError, match=r"^experiment\.models\.1\.name: found 'lent'.*did you mean 'lenet'"):
+    with pytest.raises(
+        FlrayError, match=r"^experiment\.models\.1\.name: found 'lent'.*did you mean 'lenet'"
+    ):
         load(content("local", models=["mlp", "lent"]))

@@ -38,8 +38,11 @@ def parts() -> tuple[dict[str, str], list[list[str]], list[str]]:
             scripts.append(into)
         if into is not None:
             into.append(code)
-    return ({name: "\n".join(lines) + "\n" for name, lines in files.items()}, commands,
-            ["\n".join(lines) for lines in scripts])
+    return (
+        {name: "\n".join(lines) + "\n" for name, lines in files.items()},
+        commands,
+        ["\n".join(lines) for lines in scripts],
+    )
 
 
 FILES, COMMANDS, SCRIPTS = parts()
@@ -67,7 +70,9 @@ def test_what_is_to_be_pasted_is_found() -> None:
 
 
 @pytest.mark.parametrize("command", RUNS, ids=" ".join)
-def test_a_run_of_the_first_hour(folder: Path, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+def test_a_run_of_the_first_hour(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
     small = ["rounds=1", "resources.executor=inline", "tracking.uri=null"]
     assert invoke([*command, *small]) == 0, capsys.readouterr().err
     assert "model SHA-256: " in capsys.readouterr().out
@@ -78,23 +83,37 @@ def test_ones_own_files_reach_the_actors(folder: Path, capsys: pytest.CaptureFix
     (command,) = [command for command in RUNS if command[1] == "mine.yaml"]
     digests = set()
     for executor in ("ray", "inline"):
-        assert invoke([*command, "rounds=2", "tracking.uri=null", f"resources.executor={executor}"]) == 0
+        assert (
+            invoke([*command, "rounds=2", "tracking.uri=null", f"resources.executor={executor}"])
+            == 0
+        )
         digests.add(re.findall(r"model SHA-256: (\w+)", capsys.readouterr().out)[0])
     assert len(digests) == 1
 
 
 def test_the_piece_of_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (folder / "demo.yaml").read_text()
-    (folder / "demo.yaml").write_text(f"{text}  resources: {{executor: inline}}\n  tracking: {{uri: null}}\n")
+    (folder / "demo.yaml").write_text(
+        f"{text}  resources: {{executor: inline}}\n  tracking: {{uri: null}}\n"
+    )
     names: dict[str, object] = {}
     exec(compile(SCRIPTS[0], "README.md", "exec"), names)
     result = names["result"]
     assert len(result.history) == 5  # type: ignore[attr-defined]
 
 
-def test_the_other_commands_on_a_finished_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["run", "demo.yaml", "rounds=1", "resources.executor=inline", "tracking.uri=null"]) == 0
-    wanted = [["resume", "demo"], ["data", "show", "demo.yaml", "--plot", "partition.png"], ["schema"]]
+def test_the_other_commands_on_a_finished_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        invoke(["run", "demo.yaml", "rounds=1", "resources.executor=inline", "tracking.uri=null"])
+        == 0
+    )
+    wanted = [
+        ["resume", "demo"],
+        ["data", "show", "demo.yaml", "--plot", "partition.png"],
+        ["schema"],
+    ]
     text = " ".join(README.read_text(encoding="utf-8").split())
     for command in wanted:
         assert " ".join(["flray", *command]) in text

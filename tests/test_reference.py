@@ -19,8 +19,13 @@ BUILD = Path(__file__).parents[1] / "scripts" / "references" / "build.py"
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("reference") / "html"
-    done = subprocess.run([sys.executable, str(BUILD), str(target)], capture_output=True, text=True, timeout=500,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, str(BUILD), str(target)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return target
 
@@ -37,8 +42,11 @@ def names_in(built: Path) -> dict[str, Counter[str]]:
 
 def modules() -> set[str]:
     root = Path(flray.__file__).parent
-    dotted = (".".join(("flray", *path.relative_to(root).with_suffix("").parts)) for path in root.rglob("*.py")
-              if path.stem != "__main__")  # which only calls the command line
+    dotted = (
+        ".".join(("flray", *path.relative_to(root).with_suffix("").parts))
+        for path in root.rglob("*.py")
+        if path.stem != "__main__"
+    )  # which only calls the command line
     return {name.removesuffix(".__init__") for name in dotted}
 
 
@@ -50,13 +58,27 @@ def test_every_module_function_component_and_setting_is_in_the_reference(built: 
         assert f"flray.functional.{name}" in names["py:function"] | names["py:class"]
     for kind, entries in registry.ALL.items():
         page = (built / f"{kind}.html").read_text()
-        for name in set(entries.names()) - set(entries.added()):  # without those of other tests in this process
+        for name in set(entries.names()) - set(
+            entries.added()
+        ):  # without those of other tests in this process
             item = entries.get(name)
             assert f'id="{entries.kind}-{name}"' in page
-            if "<locals>" not in item.__qualname__:  # made by a function, such as the sets of folders
-                assert f"{item.__module__}.{item.__qualname__}" in names["py:function"] | names["py:class"]
+            if (
+                "<locals>" not in item.__qualname__
+            ):  # made by a function, such as the sets of folders
+                assert (
+                    f"{item.__module__}.{item.__qualname__}"
+                    in names["py:function"] | names["py:class"]
+                )
     settings = (built / "settings.html").read_text()
-    assert all(path in settings for path in ("experiment.local.lr_decay", "experiment.faults.round_timeout",
-                                             "experiment.shift.long_tail", "sweep.seeds"))
+    assert all(
+        path in settings
+        for path in (
+            "experiment.local.lr_decay",
+            "experiment.faults.round_timeout",
+            "experiment.shift.long_tail",
+            "sweep.seeds",
+        )
+    )
     commands = (built / "commands.html").read_text()
     assert "flray data show" in commands and "--smoke" in commands

@@ -48,26 +48,43 @@ def handlers() -> Iterator[None]:
 
 def prepared(tmp_cwd: Path, digits: dict[str, Any], number: int) -> dict[str, Any]:
     (tmp_cwd / "asked.py").write_text(ASKED.format(number=int(number)))
-    content = {**digits, "rounds": 4, "plugins": ["asked.py"], "algorithm": "asked", "output": "runs of mine",
-               "resources": {"executor": "inline"}}
+    content = {
+        **digits,
+        "rounds": 4,
+        "plugins": ["asked.py"],
+        "algorithm": "asked",
+        "output": "runs of mine",
+        "resources": {"executor": "inline"},
+    }
     (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
     return content
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_run_asked_to_end_says_how_to_go_on_and_ends_with_the_same_bits(
-        tmp_cwd: Path, digits: dict[str, Any], number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    number: int,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     content = prepared(tmp_cwd, digits, number)
     whole = runner.run({"experiment": {**content, "algorithm": "scaffold", "plugins": []}})
     assert invoke(["run", "x.yaml"]) == code
-    assert capsys.readouterr().err == "stopped; go on with: flray resume 'runs of mine/digits/002'\n"
+    assert (
+        capsys.readouterr().err == "stopped; go on with: flray resume 'runs of mine/digits/002'\n"
+    )
     assert invoke(["resume", "digits", "--output", "runs of mine"]) == 0
     resumed = runner.resume(tmp_cwd / "runs of mine" / "digits" / "002")
     assert resumed.sha256 == whole.sha256
     assert list(resumed.history["round"]) == [1, 2, 3, 4]
 
 
-def test_a_hangup_that_the_caller_ignores_stays_ignored(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_a_hangup_that_the_caller_ignores_stays_ignored(
+    tmp_cwd: Path, digits: dict[str, Any]
+) -> None:
     """As under nohup."""
     prepared(tmp_cwd, digits, signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -98,10 +115,23 @@ def early(options):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_command_asked_to_end_before_the_first_round_leaves_nothing_behind(
-        tmp_cwd: Path, digits: dict[str, Any], number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    number: int,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_cwd / "early.py").write_text(ASKED_EARLY.format(number=int(number)))
-    content = {**digits, "plugins": ["early.py"], "data": "early", "resources": {"executor": "inline"}}
+    content = {
+        **digits,
+        "plugins": ["early.py"],
+        "data": "early",
+        "resources": {"executor": "inline"},
+    }
     (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
     assert invoke(["run", "x.yaml"]) == code
     assert capsys.readouterr().err == "stopped\n"
-    assert sorted(path.name for path in tmp_cwd.iterdir() if path.name != "__pycache__") == ["early.py", "x.yaml"]
+    assert sorted(path.name for path in tmp_cwd.iterdir() if path.name != "__pycache__") == [
+        "early.py",
+        "x.yaml",
+    ]

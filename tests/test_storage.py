@@ -37,13 +37,18 @@ BUCKET = "s3://flray-test"
 def server() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     url = f"http://127.0.0.1:{port}"
     end = time.monotonic() + 60
     while True:
         try:
-            urllib.request.urlopen(urllib.request.Request(f"{url}/flray-test", method="PUT"), timeout=5).read()
+            urllib.request.urlopen(
+                urllib.request.Request(f"{url}/flray-test", method="PUT"), timeout=5
+            ).read()
             break
         except OSError:
             assert process.poll() is None and time.monotonic() < end, "the S3 server does not start"
@@ -55,9 +60,14 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def bucket(server: str, tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "one", "AWS_SECRET_ACCESS_KEY": "two-secret",
-                        "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-                        "FLRAY_WORK": str(tmp_cwd / "work")}.items():
+    for name, value in {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "one",
+        "AWS_SECRET_ACCESS_KEY": "two-secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "FLRAY_WORK": str(tmp_cwd / "work"),
+    }.items():
         monkeypatch.setenv(name, value)
 
 
@@ -91,7 +101,11 @@ def test_a_mirror_follows_its_folder(tmp_cwd: Path) -> None:
     (folder / "tune").mkdir()
     (folder / "tune" / "large").write_bytes(b"abc")
     mirror.sync()
-    assert set(storage.files(f"{BUCKET}/mirror")) == {"journal.jsonl", "checkpoint/round-1.json", "checkpoint/a"}
+    assert set(storage.files(f"{BUCKET}/mirror")) == {
+        "journal.jsonl",
+        "checkpoint/round-1.json",
+        "checkpoint/a",
+    }
     shutil.rmtree(folder / "checkpoint")
     mirror.sync()
     assert set(storage.files(f"{BUCKET}/mirror")) == {"journal.jsonl"}
@@ -99,8 +113,11 @@ def test_a_mirror_follows_its_folder(tmp_cwd: Path) -> None:
 
 
 def test_a_run_is_resumed_from_the_bucket_on_another_machine(
-        tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     inline = {**digits, "rounds": 4, "resources": {"executor": "inline"}}
     whole = runner.run({"experiment": {**inline, "name": "whole"}})
     content = {"experiment": {**inline, "name": "moved", "output": f"{BUCKET}/runs/"}}
@@ -122,11 +139,14 @@ def test_a_run_is_resumed_from_the_bucket_on_another_machine(
 
 
 def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
-        tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tracking = {"uri": f"sqlite:///{tmp_cwd}/mlflow.db", "experiment": "hosts"}
     inline = {**digits, "rounds": 6, "resources": {"executor": "inline"}}
     whole = runner.run({"experiment": {**inline, "name": "whole"}})
-    content = {"experiment": {**inline, "name": "turns", "output": f"{BUCKET}/hosts", "tracking": tracking}}
+    content = {
+        "experiment": {**inline, "name": "turns", "output": f"{BUCKET}/hosts", "tracking": tracking}
+    }
     with pytest.raises(runner.InterruptedRunError):
         runner.run(content, progress=StopAfter(2))
     first = os.environ["FLRAY_WORK"]
@@ -135,28 +155,45 @@ def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
         runner.resume(directory.find("turns", f"{BUCKET}/hosts"), progress=StopAfter(4))
     monkeypatch.setenv("FLRAY_WORK", first)
     old = storage.local_cache_of(f"{BUCKET}/hosts") / "turns" / "001"
-    with pytest.raises(FlrayError, match=r"turns/001 went on elsewhere since the copy in .*001 was made"):
+    with pytest.raises(
+        FlrayError, match=r"turns/001 went on elsewhere since the copy in .*001 was made"
+    ):
         runner.resume(old)
     folder = directory.find("turns", f"{BUCKET}/hosts")
-    assert folder == old and [path.name for path in old.parent.iterdir() if "old" in path.name] == ["001.old-1"]
+    assert folder == old and [path.name for path in old.parent.iterdir() if "old" in path.name] == [
+        "001.old-1"
+    ]
     assert runner.resume(folder).sha256 == whole.sha256
     monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "b"))
-    assert runner.resume(directory.find("turns", f"{BUCKET}/hosts")).sha256 == whole.sha256  # finished: nothing is played
+    assert (
+        runner.resume(directory.find("turns", f"{BUCKET}/hosts")).sha256 == whole.sha256
+    )  # finished: nothing is played
     client = connect(tracking["uri"])
     (run,) = client.search_runs([client.get_experiment_by_name("hosts").experiment_id])
     assert run.info.status == "FINISHED"
     for name in ("train/loss", "time/round"):
-        assert [m.step for m in client.get_metric_history(run.info.run_id, name)] == [1, 2, 3, 4, 5, 6]
+        assert [m.step for m in client.get_metric_history(run.info.run_id, name)] == [
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+        ]
     assert storage.names(f"{BUCKET}/hosts/turns") == {"001"}  # no lease is left
 
 
 def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
-        tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lease, "RENEW_INTERVAL_S", 0.3)
     uri, lines = f"{BUCKET}/leased/run/001", list[str]()
     mine = lease.Lease(uri, lines.append)
     mine.take()
-    with pytest.raises(FlrayError, match=rf"run/001 is being worked on by process {os.getpid()} on .*; stop it there"):
+    with pytest.raises(
+        FlrayError,
+        match=rf"run/001 is being worked on by process {os.getpid()} on .*; stop it there",
+    ):
         lease.Lease(uri, lines.append).take()
     mine.give_back()
     again = lease.Lease(uri, lines.append)
@@ -172,7 +209,15 @@ def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
     again.give_back()  # and leaves the other's alone
     monkeypatch.setattr(lease, "LAPSE_S", 2.0)
     lease.Lease(uri, lines.append).take()
-    assert lines == [line for line in lines if "was worked on by process 1 on far away; going on when" in line] != []
+    assert (
+        lines
+        == [
+            line
+            for line in lines
+            if "was worked on by process 1 on far away; going on when" in line
+        ]
+        != []
+    )
     torn = lease.Lease(f"{uri}-torn", lines.append)
     torn.take()
     storage.write(f"{uri}-torn.lease", b'{"token": "oth')
@@ -181,7 +226,8 @@ def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
 
 
 def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
-        tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lease, "RENEW_INTERVAL_S", 0.1)
     uri = f"{BUCKET}/lost/lost/001"
 
@@ -192,13 +238,22 @@ def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
             time.sleep(0.1)
 
     progress = Rob(0)
-    content = {"experiment": {**digits, "name": "lost", "rounds": 200, "resources": {"executor": "inline"},
-                              "output": f"{BUCKET}/lost"}}
+    content = {
+        "experiment": {
+            **digits,
+            "name": "lost",
+            "rounds": 200,
+            "resources": {"executor": "inline"},
+            "output": f"{BUCKET}/lost",
+        }
+    }
     with pytest.raises(FlrayError, match=r"stopped|this process stops"):
         runner.run(content, progress=progress)
     (line,) = [line for line in progress.lines if "far away" in line]
     assert line.startswith(f"{uri}: process 1 on far away works on it now; this process stops")
-    assert json.loads(storage.read(f"{uri}/run.json") or b"")["status"] == "running"  # as it was last pushed
+    assert (
+        json.loads(storage.read(f"{uri}/run.json") or b"")["status"] == "running"
+    )  # as it was last pushed
     assert storage.read(f"{uri}.lease") is not None
 
 
@@ -206,24 +261,43 @@ def test_a_copy_that_was_cut_off_is_not_taken_for_the_whole(tmp_cwd: Path) -> No
     uri = f"{BUCKET}/cut/whole/001"
     storage.write(f"{uri}/sweep.json", b'{"uid": "a", "status": "running", "versions": {}}')
     storage.write(f"{uri}/trials/0001/run.json", b'{"status": "finished"}')
-    storage.write(f"{uri}/trials/0001/run.json/x", b"")  # where a file is a folder too, copying stops in the middle
+    storage.write(
+        f"{uri}/trials/0001/run.json/x", b""
+    )  # where a file is a folder too, copying stops in the middle
     for _ in range(2):
         with pytest.raises(FlrayError, match="the storage cannot be used"):
             directory.find("whole", f"{BUCKET}/cut")
         assert not (storage.local_cache_of(f"{BUCKET}/cut") / "whole" / "001").exists()
     storage.remove(f"{uri}/trials/0001/run.json/x")
     found = directory.find("whole", f"{BUCKET}/cut")
-    assert directory.read(found)["uid"] == "a" and (found / "trials" / "0001" / "run.json").is_file()
+    assert (
+        directory.read(found)["uid"] == "a" and (found / "trials" / "0001" / "run.json").is_file()
+    )
 
 
 def test_plugins_that_came_with_a_run_are_not_executed(
-        tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str]) -> None:
-    own = "from flray.algorithms.base import Algorithm\nfrom flray.registry import register_algorithm\n" \
-          "@register_algorithm('bucket-own')\nclass Own(Algorithm):\n    'FedAvg under another name.'\n"
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own = (
+        "from flray.algorithms.base import Algorithm\nfrom flray.registry import "
+        "register_algorithm\n"
+        "@register_algorithm('bucket-own')\nclass Own(Algorithm):\n    'FedAvg under another "
+        "name.'\n"
+    )
     (tmp_cwd / "own.py").write_text(own)
-    content = {"experiment": {**digits, "name": "code", "output": f"{BUCKET}/code", "plugins": ["own.py"],
-                              "algorithm": "bucket-own", "resources": {"executor": "inline"}}}
+    content = {
+        "experiment": {
+            **digits,
+            "name": "code",
+            "output": f"{BUCKET}/code",
+            "plugins": ["own.py"],
+            "algorithm": "bucket-own",
+            "resources": {"executor": "inline"},
+        }
+    }
     with pytest.raises(runner.InterruptedRunError):
         runner.run(content, progress=StopAfter(2))
     # Whoever may write to the bucket plants a file beside the settings and names it there.
@@ -241,15 +315,30 @@ def test_plugins_that_came_with_a_run_are_not_executed(
             code = invoke([command[0], "code", "--output", f"{BUCKET}/code", *command[1:]])
             assert code == (2 if command == ["resume"] else 0) and not mark.exists(), command
         error = capsys.readouterr().err
-        assert "experiment.plugins names" in error and "--plugin FILE.py" in error and error.count("\n") == 1
-        assert invoke(["resume", "code", "--output", f"{BUCKET}/code", "--plugin", str(work / "evil.py")]) == 2
+        assert (
+            "experiment.plugins names" in error
+            and "--plugin FILE.py" in error
+            and error.count("\n") == 1
+        )
+        assert (
+            invoke(
+                ["resume", "code", "--output", f"{BUCKET}/code", "--plugin", str(work / "evil.py")]
+            )
+            == 2
+        )
         assert "a file in the run's own folder" in capsys.readouterr().err and not mark.exists()
-    assert invoke(["resume", "code", "--output", f"{BUCKET}/code", "--plugin", "own.py"]) == 0 and not mark.exists()
+    assert (
+        invoke(["resume", "code", "--output", f"{BUCKET}/code", "--plugin", "own.py"]) == 0
+        and not mark.exists()
+    )
 
 
 def test_keys_do_not_belong_into_addresses(digits: dict[str, Any]) -> None:
     with pytest.raises(FlrayError, match=r"s3://\*\*\*:\*\*\*@bucket/x: keep keys out") as caught:
-        runner.run({"experiment": {**digits, "output": "s3://key:hunter2@bucket/x"}}, ["resources.executor=inline"])
+        runner.run(
+            {"experiment": {**digits, "output": "s3://key:hunter2@bucket/x"}},
+            ["resources.executor=inline"],
+        )
     assert "hunter2" not in str(caught.value)
     with pytest.raises(FlrayError, match="no such kind of storage"):
         storage.files("nowhere://bucket/x")
@@ -274,7 +363,9 @@ def test_data_are_fetched_once_and_checked(tmp_cwd: Path, monkeypatch: pytest.Mo
     (folder / "x.npy").write_bytes(b"x" * (folder / "x.npy").stat().st_size)
     with pytest.raises(DataError, match="was altered"):
         read_arrays(folder, "toy")
-    with pytest.raises(DataError, match=f"data set other is not at {BUCKET}/data/other; run `flray data get other`"):
+    with pytest.raises(
+        DataError, match=f"data set other is not at {BUCKET}/data/other; run `flray data get other`"
+    ):
         read_arrays(data_root() / "other", "other")
 
 
@@ -288,14 +379,26 @@ tuning.tune(sys.argv[1])
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
-        tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = {**digits, "rounds": 8, "name": "swept", "resources": {"executor": "inline"},
-                  "local": {"epochs": 3, "batch_size": 8, "lr": 0.02}}
+    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = {
+        **digits,
+        "rounds": 8,
+        "name": "swept",
+        "resources": {"executor": "inline"},
+        "local": {"epochs": 3, "batch_size": 8, "lr": 0.02},
+    }
     whole = runner.run({"experiment": {**experiment, "name": "whole"}})
-    content = {"experiment": {**experiment, "output": f"{BUCKET}/sweeps"}, "space": {"local.lr": {"grid": [0.02]}}}
+    content = {
+        "experiment": {**experiment, "output": f"{BUCKET}/sweeps"},
+        "space": {"local.lr": {"grid": [0.02]}},
+    }
     (tmp_cwd / "sweep.yaml").write_text(yaml.safe_dump(content))
-    process = subprocess.Popen([sys.executable, "-c", SWEEP, "sweep.yaml"], start_new_session=True,
-                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    process = subprocess.Popen(
+        [sys.executable, "-c", SWEEP, "sweep.yaml"],
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     storage_folder = f"{BUCKET}/sweeps/swept/001/tune"
     try:
         end = time.monotonic() + 120

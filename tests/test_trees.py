@@ -17,20 +17,39 @@ from flray import trees
 from flray.federation.checkpoint import tree_from_bytes, tree_to_bytes
 
 NAMES = st.text(alphabet="abcxyz._-", min_size=1, max_size=6)
-TENSORS = st.sampled_from([np.float64, np.float32, np.float16, np.int64, np.int32, np.uint8, np.bool_]).flatmap(
-    lambda dtype: arrays(dtype, array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))).map(
-    lambda array: torch.from_numpy(np.array(array)))
-LEAVES = st.one_of(TENSORS, st.integers(-2**60, 2**60), st.floats(), st.booleans(), st.none(), st.text(max_size=5))
-TREES = st.dictionaries(NAMES, st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner, max_size=3)),
-                        max_size=5)
+TENSORS = (
+    st.sampled_from([np.float64, np.float32, np.float16, np.int64, np.int32, np.uint8, np.bool_])
+    .flatmap(
+        lambda dtype: arrays(dtype, array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+    )
+    .map(lambda array: torch.from_numpy(np.array(array)))
+)
+LEAVES = st.one_of(
+    TENSORS,
+    st.integers(-(2**60), 2**60),
+    st.floats(),
+    st.booleans(),
+    st.none(),
+    st.text(max_size=5),
+)
+TREES = st.dictionaries(
+    NAMES, st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner, max_size=3)), max_size=5
+)
 
 
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
-        return isinstance(other, dict) and list(one) == list(other) and all(same(one[k], other[k]) for k in one)
+        return (
+            isinstance(other, dict)
+            and list(one) == list(other)
+            and all(same(one[k], other[k]) for k in one)
+        )
     if isinstance(one, torch.Tensor):
-        return (one.dtype == other.dtype and one.shape == other.shape
-                and one.contiguous().numpy().tobytes() == other.contiguous().numpy().tobytes())
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.contiguous().numpy().tobytes() == other.contiguous().numpy().tobytes()
+        )
     return type(one) is type(other) and (one == other or (one != one and other != other))
 
 
@@ -54,7 +73,10 @@ def test_files_keep_values_and_order(tree: dict[str, Any]) -> None:
 
 
 def test_packed_tensors_are_aligned_and_apart_from_their_source() -> None:
-    source = {"a": torch.arange(3.0), "b": {"c": torch.ones(2, 2).to(memory_format=torch.contiguous_format)}}
+    source = {
+        "a": torch.arange(3.0),
+        "b": {"c": torch.ones(2, 2).to(memory_format=torch.contiguous_format)},
+    }
     packed = trees.pack(source)
     assert all(leaf.offset % 64 == 0 for leaf in packed.leaves)
     source["a"].zero_()  # type: ignore[union-attr]
@@ -68,16 +90,30 @@ def test_channels_last_and_contiguous_have_one_digest() -> None:
     assert trees.sha256(trees.unpack(trees.pack({"x": y}))) == trees.sha256({"x": x})
 
 
-@pytest.mark.parametrize("other", [
-    {"x": torch.tensor([1.0, -0.0])}, {"x": torch.tensor([1.0, 0.0], dtype=torch.float64)},
-    {"x": torch.tensor([[1.0, 0.0]])}, {"y": torch.tensor([1.0, 0.0])}, {"x": torch.tensor([1.0, math.nan])}, {}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": torch.tensor([1.0, -0.0])},
+        {"x": torch.tensor([1.0, 0.0], dtype=torch.float64)},
+        {"x": torch.tensor([[1.0, 0.0]])},
+        {"y": torch.tensor([1.0, 0.0])},
+        {"x": torch.tensor([1.0, math.nan])},
+        {},
+    ],
+)
 def test_the_digest_sees_every_bit(other: dict[str, Any]) -> None:
     assert trees.sha256(other) != trees.sha256({"x": torch.tensor([1.0, 0.0])})
 
 
-@pytest.mark.parametrize(("tree", "words"), [
-    ({"a/b": 1}, "without '/'"), ({1: 2}, "without '/'"), ({"a": {"b": [1]}}, "a/b: .*found list"),
-    ({"a": np.ones(2)}, "a: .*found ndarray")])
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"a/b": 1}, "without '/'"),
+        ({1: 2}, "without '/'"),
+        ({"a": {"b": [1]}}, "a/b: .*found list"),
+        ({"a": np.ones(2)}, "a: .*found ndarray"),
+    ],
+)
 def test_what_a_tree_cannot_hold_is_named(tree: dict[Any, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         trees.pack(tree)

@@ -86,6 +86,7 @@ def own_network() -> int:
 
 def resumed(change: Callable[[Path], Any], *settings: str) -> Scenario:
     """Play a run, make it an interrupted one, change something in its folder and resume it."""
+
     def trouble() -> int:
         Path("own.py").write_text(DATA)
         np.save("x.npy", np.zeros((20, 3, 32, 32), np.uint8))
@@ -118,9 +119,11 @@ def damage(folder: Path) -> None:
 
 
 def at_the_server() -> int:
-    Path("mine.py").write_text("import flray\nfrom flray.algorithms import Algorithm\n\n"
-                               "@flray.register_algorithm('mine')\nclass Mine(Algorithm):\n"
-                               "    def aggregate(self, server, stage, replies):\n        {}['weight']\n")
+    Path("mine.py").write_text(
+        "import flray\nfrom flray.algorithms import Algorithm\n\n"
+        "@flray.register_algorithm('mine')\nclass Mine(Algorithm):\n"
+        "    def aggregate(self, server, stage, replies):\n        {}['weight']\n"
+    )
     return run("algorithm=mine", "plugins=[mine.py]")()
 
 
@@ -169,8 +172,9 @@ TROUBLES: dict[str, Scenario] = {
     "experiment.plugins": broken("pass", "import nosuchmodule"),
     "samples are [32, 32, 3]": own_data("last-axis"),
     "labels from 1": own_data("from-one"),
-    "the data differ": resumed(other_samples, "data=from-file", "partition={name: iid, clients: 2}",
-                               "plugins=[own.py]"),
+    "the data differ": resumed(
+        other_samples, "data=from-file", "partition={name: iid, clients: 2}", "plugins=[own.py]"
+    ),
     "experiment.rounds is 3": resumed(more_rounds),
     "mkl compute other last bits": resumed(other_cpu),
     "experiment.resources.bits": run("resources={executor: inline, bits: portable}"),
@@ -182,8 +186,9 @@ TROUBLES: dict[str, Scenario] = {
     "no Ray at": run("resources.executor=ray", "--address", "127.0.0.1:1"),
 }
 ON_RAY: dict[str, Scenario] = {
-    "its actor died 3 times": broken("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "",
-                                     "resources.executor=ray"),
+    "its actor died 3 times": broken(
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "", "resources.executor=ray"
+    )
 }
 PASSING = {"is no finite number", "is away"}
 """Troubles that a run survives."""
@@ -191,8 +196,13 @@ PASSING = {"is no finite number", "is away"}
 
 @pytest.fixture
 def demo(tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
-    content = {**digits, "name": "demo", "rounds": 2, "data": {"name": "digits-sklearn", "samples": 60},
-               "resources": {"executor": "inline"}}
+    content = {
+        **digits,
+        "name": "demo",
+        "rounds": 2,
+        "data": {"name": "digits-sklearn", "samples": 60},
+        "resources": {"executor": "inline"},
+    }
     (tmp_cwd / "demo.yaml").write_text(yaml.safe_dump({"experiment": content}))
     monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "data"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -214,7 +224,9 @@ def test_every_trouble_of_the_table_is_made_here() -> None:
 
 
 @pytest.mark.parametrize("part", TROUBLES)
-def test_a_trouble_is_printed_as_the_table_has_it(demo: Path, capfd: pytest.CaptureFixture[str], part: str) -> None:
+def test_a_trouble_is_printed_as_the_table_has_it(
+    demo: Path, capfd: pytest.CaptureFixture[str], part: str
+) -> None:
     code = TROUBLES[part]()
     captured = capfd.readouterr()
     matched(part, captured.out + captured.err)

@@ -20,22 +20,27 @@ from flray.registry import hyper, register_algorithm
 class APFL(Algorithm):
     """FedAvg on w; beside it each client trains its v through the mixture ``alpha v + (1 - alpha) w`` (Algorithm 1).
 
-    In each step, on one batch: g is the loss's gradient at the mixture, ``w <- w - eta grad(w)`` and
-    ``v <- v - eta alpha g``, each by an optimiser of its own. Once a round, at the first step,
-    ``alpha <- clip(alpha - eta <v - w, g>, 0, 1)``. Parameters are mixed, not outputs; batch norm's statistics
-    are mixed likewise, v's being those of the mixture's forward passes. The mixture with the new w predicts.
+    In each step, on one batch: g is the loss's gradient at the mixture, ``w <- w - eta grad(w)``
+    and ``v <- v - eta alpha g``, each by an optimiser of its own. Once a round, at the first step,
+    ``alpha <- clip(alpha - eta <v - w, g>, 0, 1)``. Parameters are mixed, not outputs; batch norm's
+    statistics are mixed likewise, v's being those of the mixture's forward passes. The mixture with
+    the new w predicts.
 
-    Client state: ``v``, which starts as the initial model, and ``alpha``. With alpha fixed at 1, v is `Local`'s model;
-    with alpha fixed at 0 the mixture is w. Whatever alpha, w is FedAvg's.
+    Client state: ``v``, which starts as the initial model, and ``alpha``. With alpha fixed at 1, v
+    is `Local`'s model; with alpha fixed at 0 the mixture is w. Whatever alpha, w is FedAvg's.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
 
         alpha: float = hyper(
-            0.5, "share of the own model at the start",
-            "KarhouTam/FL-bench: 0.5; APFL tunes 0.25, 0.5, 0.75; LG-Mix Fig. 2: learned values of 0.5 to 0.6",
-            ge=0, le=1)
+            0.5,
+            "share of the own model at the start",
+            "KarhouTam/FL-bench: 0.5; APFL tunes 0.25, 0.5, 0.75; LG-Mix Fig. 2: learned values of "
+            "0.5 to 0.6",
+            ge=0,
+            le=1,
+        )
         adaptive: bool = hyper(True, "alpha is learned", "APFL, adaptive alpha; LG-Mix Fig. 2")
 
     views = ("personal",)
@@ -46,16 +51,23 @@ class APFL(Algorithm):
 
     def begin(self, client: Client) -> None:
         """Take up v, in the memory layout of the model, with an optimiser of its own."""
-        v = {name: entry.copy_(client.state["v"][name]) for name, entry in client.snapshot().items()}
+        v = {
+            name: entry.copy_(client.state["v"][name]) for name, entry in client.snapshot().items()
+        }
         own = {name: nn.Parameter(v.pop(name)) for name in client.parameters}
-        client.scratch.update(own=own, buffers=v, optimizer=make_optimizer(
-            list(own.values()), client.local, client.round))
+        client.scratch.update(
+            own=own,
+            buffers=v,
+            optimizer=make_optimizer(list(own.values()), client.local, client.round),
+        )
 
     def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
         """Step w and v, both from where they were, on the same batch and with the same units dropped out."""
         own, alpha = client.scratch["own"], client.state["alpha"]
         v, w = {name: value.detach() for name, value in own.items()}, client.weights(frozenset(own))
-        gradient, _ = gradient_at(client, batch, functional.apfl_mix(v, w, alpha), client.scratch["buffers"])
+        gradient, _ = gradient_at(
+            client, batch, functional.apfl_mix(v, w, alpha), client.scratch["buffers"]
+        )
         if self.hp.adaptive and batch.step == 0:
             slope = functional.apfl_alpha_gradient(v, w, gradient)
             client.state["alpha"] = functional.apfl_alpha_step(alpha, slope, client.lr)

@@ -1,9 +1,10 @@
 """What every federated method is made of: a declaration and a few hooks, all with FedAvg's behaviour as default.
 
-A method is one file with one class. It declares what it shares and needs, overrides the hooks in which it
-differs from FedAvg, and keeps nothing on itself: what a client must remember goes into ``client.state``, what the
-server must remember into ``server.state``, both plain trees. So a client's turn is a pure function, and saving,
-replaying and counting bytes need no help from the method.
+A method is one file with one class. It declares what it shares and needs, overrides the hooks in
+which it differs from FedAvg, and keeps nothing on itself: what a client must remember goes into
+``client.state``, what the server must remember into ``server.state``, both plain trees. So a
+client's turn is a pure function, and saving, replaying and counting bytes need no help from the
+method.
 """
 
 from __future__ import annotations
@@ -24,8 +25,18 @@ if TYPE_CHECKING:
     from flray.algorithms.server import Replies, Reply, Server
     from flray.config.experiment import Experiment
 
-Need = Literal["split", "features", "batch_norm", "homogeneous", "same_features", "public", "validation",
-               "classification", "labels", "all_clients"]
+Need = Literal[
+    "split",
+    "features",
+    "batch_norm",
+    "homogeneous",
+    "same_features",
+    "public",
+    "validation",
+    "classification",
+    "labels",
+    "all_clients",
+]
 View = Literal["global", "personal"]
 Predictor = Callable[[Tensor], Tensor]
 
@@ -62,9 +73,11 @@ class Stage:
     Attributes
     ----------
     name : str
-        The algorithm's method that plays the client's side, taking a `Client` and returning the reply.
+        The algorithm's method that plays the client's side, taking a `Client` and returning the
+        reply.
     index : int
-        Tells repeated stages apart (a public batch's number); reaches the client as ``client.stage_index``.
+        Tells repeated stages apart (a public batch's number); reaches the client as
+        ``client.stage_index``.
     """
 
     name: str = "train"
@@ -79,20 +92,23 @@ class Algorithm:
     shared : str
         Group of parameters and buffers that travels and is averaged; the rest stays at the client.
     needs : frozenset of str
-        What the federation must offer; checked before round 0. ``classification``: outputs are the logits of fixed
-        classes; ``labels``: samples have classes, which few-shot episodes have too; ``split``: the network has features
-        and a classifier; ``features``: at least features.
+        What the federation must offer; checked before round 0. ``classification``: outputs are the
+        logits of fixed classes; ``labels``: samples have classes, which few-shot episodes have too;
+        ``split``: the network has features and a classifier; ``features``: at least features.
     weighting : {"samples", "uniform"}
         Weights of the average.
     views : tuple of {"global", "personal"}
         Which models are evaluated; the first is the method's own.
     vectorised : bool
-        Whether the class's own `loss` depends on nothing of the client but its parameters, its batch and what all
-        clients were sent, so that several can be trained in one step. Declared by each class for itself.
+        Whether the class's own `loss` depends on nothing of the client but its parameters, its
+        batch and what all clients were sent, so that several can be trained in one step. Declared
+        by each class for itself.
     trains_at_server : bool
-        Whether the server gets models and the public samples to work with, ``server.resident`` and ``server.public``.
+        Whether the server gets models and the public samples to work with, ``server.resident`` and
+        ``server.public``.
     normalise : bool
-        Whether images are normalised by the data set's mean and deviation, or only scaled to [0, 1].
+        Whether images are normalised by the data set's mean and deviation, or only scaled to [0,
+        1].
     hp : Params
         The hyper-parameters, with those filled in that follow from others (see `Params.resolved`).
     """
@@ -138,7 +154,8 @@ class Algorithm:
         """
         return model
 
-    # --- client -------------------------------------------------------------------------------------------
+    # --- client
+    # -------------------------------------------------------------------------------------------
 
     def setup(self, client: Client) -> None:
         """Fill ``client.state`` before the client's first turn. Default: nothing."""
@@ -202,7 +219,8 @@ class Algorithm:
         """Return models within a client's own one that are tested alone too, as ``<name>/local``. Default: none."""
         return {}
 
-    # --- server -------------------------------------------------------------------------------------------
+    # --- server
+    # -------------------------------------------------------------------------------------------
 
     def server_setup(self, server: Server) -> None:
         """Fill ``server.state`` before round 0. Default: nothing."""

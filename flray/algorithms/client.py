@@ -52,10 +52,25 @@ class Client:
         What hooks hand to each other within the turn; gone afterwards.
     """
 
-    def __init__(self, *, id: int, round: int, stage_index: int, config: Experiment, resident: ResidentModel, task: Task,
-                 message: dict[str, Any], state: dict[str, Any], train: Samples, validation: Samples,
-                 public: Samples | None, num_classes: int, work: float, device: torch.device,
-                 residents: Callable[[str], ResidentModel]) -> None:
+    def __init__(
+        self,
+        *,
+        id: int,
+        round: int,
+        stage_index: int,
+        config: Experiment,
+        resident: ResidentModel,
+        task: Task,
+        message: dict[str, Any],
+        state: dict[str, Any],
+        train: Samples,
+        validation: Samples,
+        public: Samples | None,
+        num_classes: int,
+        work: float,
+        device: torch.device,
+        residents: Callable[[str], ResidentModel],
+    ) -> None:
         self.id, self.round, self.stage_index, self.config = id, round, stage_index, config
         self.seed, self.local = config.seed, config.local
         self.resident, self.task, self.message, self.state = resident, task, message, state
@@ -70,7 +85,8 @@ class Client:
         self._trainable: list[nn.Parameter] = []
         self._clip_norm = self.local.clip_norm
 
-    # --- model --------------------------------------------------------------------------------------------
+    # --- model
+    # --------------------------------------------------------------------------------------------
 
     @property
     def model(self) -> nn.Module:
@@ -91,7 +107,9 @@ class Client:
     def class_counts(self) -> Tensor:
         """Training samples by class, int64 [C]."""
         if self.train.labels.dim() > 1:
-            raise FlrayError(f"class_counts: samples of {self.task.name} have masks, not classes to count")
+            raise FlrayError(
+                f"class_counts: samples of {self.task.name} have masks, not classes to count"
+            )
         return torch.bincount(self.train.labels, minlength=self.num_classes)
 
     @property
@@ -108,19 +126,31 @@ class Client:
         """Set the personal group: from the client's state, or to the initial values before its first turn."""
         if self.resident.personal:
             kept = self.state.get("personal")
-            self.load(kept if kept else {name: self.resident.initial[name] for name in self.resident.personal})
+            self.load(
+                kept
+                if kept
+                else {name: self.resident.initial[name] for name in self.resident.personal}
+            )
 
     def weights(self, names: frozenset[str] | None = None) -> dict[str, Tensor]:
         """Return the model's current values of some names, by default the shared group. They follow the model."""
         names = self.resident.shared if names is None else names
-        return {name: entry.detach() for name, entry in self.resident.entries.items() if name in names}
+        return {
+            name: entry.detach() for name, entry in self.resident.entries.items() if name in names
+        }
 
     def snapshot(self, names: frozenset[str] | None = None) -> dict[str, Tensor]:
         """Return copies of the model's current values, by default of all parameters and buffers."""
-        return trees.clone(self.weights(frozenset(self.resident.entries) if names is None else names))
+        return trees.clone(
+            self.weights(frozenset(self.resident.entries) if names is None else names)
+        )
 
-    def reference(self, weights: Mapping[str, Tensor] | None = None, role: str = "reference",
-                  architecture: str | None = None) -> nn.Module:
+    def reference(
+        self,
+        weights: Mapping[str, Tensor] | None = None,
+        role: str = "reference",
+        architecture: str | None = None,
+    ) -> nn.Module:
         """Return a frozen twin of the model, or a model of another architecture, frozen and in eval mode.
 
         Parameters
@@ -133,7 +163,9 @@ class Client:
             Key of another client's architecture; the weights must then be complete.
         """
         values = {**(self.resident.entries if architecture is None else {}), **(weights or {})}
-        twin = (self.resident if architecture is None else self._residents(architecture)).frozen(role)
+        twin = (self.resident if architecture is None else self._residents(architecture)).frozen(
+            role
+        )
         with torch.no_grad():
             for name, entry in twin.state_dict(keep_vars=True).items():
                 entry.copy_(values[name])
@@ -154,15 +186,22 @@ class Client:
         labels : Tensor of int64 [n]
         """
         self.model.eval()
-        batches = (self.train if samples is None else samples).in_order(self.config.evaluation.batch_size)
-        outputs, labels = map(torch.cat, zip(*((self.model(x), y) for x, y in batches), strict=True))
+        batches = (self.train if samples is None else samples).in_order(
+            self.config.evaluation.batch_size
+        )
+        outputs, labels = map(
+            torch.cat, zip(*((self.model(x), y) for x, y in batches), strict=True)
+        )
         return outputs, labels
 
-    # --- randomness and tracking ----------------------------------------------------------------------------
+    # --- randomness and tracking
+    # ----------------------------------------------------------------------------
 
     def generator(self, purpose: rng.Purpose, extra: int | str = 0) -> torch.Generator:
         """Return this client's generator for one purpose in this round."""
-        return rng.torch_generator(self.seed, purpose, round=self.round, client=self.id, extra=extra)
+        return rng.torch_generator(
+            self.seed, purpose, round=self.round, client=self.id, extra=extra
+        )
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Track a number of this client in this round."""
@@ -193,12 +232,16 @@ class Client:
         """Mean loss over the turn's steps; NaN where there were none."""
         return float(self._loss_sum) / self._steps if self._steps else math.nan
 
-    # --- training -------------------------------------------------------------------------------------------
+    # --- training
+    # -------------------------------------------------------------------------------------------
 
-    def run(self, phase: Phase, samples: Samples | None = None) -> Iterator[tuple[Batch, torch.optim.Optimizer]]:
+    def run(
+        self, phase: Phase, samples: Samples | None = None
+    ) -> Iterator[tuple[Batch, torch.optim.Optimizer]]:
         """Yield the batches of a phase with its optimiser, the model in train mode and the other groups frozen.
 
-        A group without parameters, such as the features of a linear model, has nothing to train: no batches.
+        A group without parameters, such as the features of a linear model, has nothing to train: no
+        batches.
 
         Parameters
         ----------
@@ -211,22 +254,38 @@ class Client:
         local = self.settings(phase)
         optimizer = self.optimizer(phase)
         stream = f"{phase.tag}/{self.stage_index}"
-        reseed = rng.key(self.seed, "dropout", round=self.round, client=self.id, extra=stream) \
-            if self.resident.random else None
+        reseed = (
+            rng.key(self.seed, "dropout", round=self.round, client=self.id, extra=stream)
+            if self.resident.random
+            else None
+        )
         try:
             if not self._trainable:
                 return
             epochs = local.epochs if phase.epochs is None else phase.epochs
-            batches = batch_indices(samples, self.task, local.batch_size, epochs, self.generator("batches", stream),
-                                steps=phase.steps, work=self.work, batch_norm=self.resident.batch_norm)
+            batches = batch_indices(
+                samples,
+                self.task,
+                local.batch_size,
+                epochs,
+                self.generator("batches", stream),
+                steps=phase.steps,
+                work=self.work,
+                batch_norm=self.resident.batch_norm,
+            )
             for step, (where, last) in enumerate(batches):
                 if reseed is not None:
                     torch.manual_seed(reseed + step)
                 self._seen += len(where)
                 x, y = samples.take(where)
                 if local.augment != "none":
-                    x, y = augment_pair(x, y, local.augment, self.generator("augmentation", f"{stream}/{step}"),
-                                          samples.normalisation)
+                    x, y = augment_pair(
+                        x,
+                        y,
+                        local.augment,
+                        self.generator("augmentation", f"{stream}/{step}"),
+                        samples.normalisation,
+                    )
                 yield Batch(self.model, x, y, step, phase, last), optimizer
         finally:
             for parameter in self.parameters.values():
@@ -240,7 +299,8 @@ class Client:
     def optimizer(self, phase: Phase) -> torch.optim.Optimizer:
         """Return a phase's fresh optimiser; freeze the other groups and put the model into train mode.
 
-        A batch norm outside the trained group is in eval mode: its statistics are as frozen as its parameters.
+        A batch norm outside the trained group is in eval mode: its statistics are as frozen as its
+        parameters.
         """
         local = self.settings(phase)
         chosen = groups.select(self.model, phase.trainable)
@@ -262,5 +322,8 @@ class Client:
     def check_received(self) -> None:
         """Assert that the turn has set every value of the model, whatever an earlier turn left there."""
         if missing := self.resident.entries.keys() - self._loaded:
-            raise RuntimeError(f"receive() left {len(missing)} values of the model unset, {min(missing)!r} among them: "
-                               "a turn must set all parameters and buffers")
+            raise RuntimeError(
+                f"receive() left {len(missing)} values of the model unset, {min(missing)!r} among "
+                f"them: "
+                "a turn must set all parameters and buffers"
+            )

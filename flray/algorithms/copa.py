@@ -21,10 +21,10 @@ from flray.registry import register_algorithm
 class COPA(Algorithm):
     """Clients minimise ``CE(own head) + sum_j CE(head_j)`` over the others' heads as they were at the round's start.
 
-    The others' heads are frozen; their gradient reaches the body. Down: body and all heads. Up: body and own head. The
-    mean of all heads' logits on the new body predicts, for every client alike. Heads of clients that have not taken
-    part yet are the initial one. The paper's hybrid norm and strong augmentation are not part of this, as in Fed-CO2
-    and MarsFL.
+    The others' heads are frozen; their gradient reaches the body. Down: body and all heads. Up:
+    body and own head. The mean of all heads' logits on the new body predicts, for every client
+    alike. Heads of clients that have not taken part yet are the initial one. The paper's hybrid
+    norm and strong augmentation are not part of this, as in Fed-CO2 and MarsFL.
     """
 
     needs = frozenset({"split", "homogeneous", "classification"})
@@ -37,12 +37,17 @@ class COPA(Algorithm):
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return CE through the own head and, summed, through the others'."""
-        peers = functional.peer_classifier_loss(batch.features, batch.y, client.scratch["heads"], client.id)
+        peers = functional.peer_classifier_loss(
+            batch.features, batch.y, client.scratch["heads"], client.id
+        )
         return super().loss(client, batch) + peers
 
     def report(self, client: Client) -> dict[str, Any]:
         """Send the body and the own head."""
-        return {**super().report(client), "head": classifier_of(client.weights(client.resident.personal))}
+        return {
+            **super().report(client),
+            "head": classifier_of(client.weights(client.resident.personal)),
+        }
 
     def predictor(self, client: Client, view: View) -> Predictor:
         """Return the mean of all heads' logits."""

@@ -12,16 +12,24 @@ from flray.registry import hyper, register_algorithm
 class FCCL(FCCLPlus):
     """Per round: FCCM on every public batch, then CE + KL(previous model) + KL(pre-trained model), temperature 1.
 
-    FCCL+ without FISL and with two teachers in place of FNTD. Client state: the model, the one after its previous
-    local updating, and the pre-trained one, which never changes.
+    FCCL+ without FISL and with two teachers in place of FNTD. Client state: the model, the one
+    after its previous local updating, and the pre-trained one, which never changes.
     """
 
     class Params(CollaborativeParams):
         """Hyper-parameters; those without a default here depend on the variant."""
 
         pretrain_epochs: int = hyper(
-            50, "epochs of local training before a client's first round", "FCCL; FCCL+ section 4", ge=0)
+            50,
+            "epochs of local training before a client's first round",
+            "FCCL; FCCL+ section 4",
+            ge=0,
+        )
         fccm: Literal[True] = hyper(True, "cross-correlation on public data", "FCCL+ Eq. 2")
         fisl: Literal[False] = hyper(False, "instance similarity belongs to FCCL+", "FCCL")
-        local_term: Literal["two_teachers"] = hyper("two_teachers", "both distillations", "FCCL+ Eq. 19")
-        teacher: Literal["previous"] = hyper("previous", "the model after the previous local updating", "FCCL+ Eq. 19")
+        local_term: Literal["two_teachers"] = hyper(
+            "two_teachers", "both distillations", "FCCL+ Eq. 19"
+        )
+        teacher: Literal["previous"] = hyper(
+            "previous", "the model after the previous local updating", "FCCL+ Eq. 19"
+        )

@@ -29,58 +29,98 @@ class CollaborativeParams(PublicParams):
     """Hyper-parameters that FCCL and FCCL+ share; those without a default here depend on the variant."""
 
     deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
-        **PublicParams.deviations, "batch_size": (None, 128),
-        "lr_schedule": ("constant", "linear"), "epoch_optimizer": ("kept", "fresh"), "weight_decay": (None, 1e-5),
-        "augment": (None, "crop"), "shrunk": (False, True), "teacher_mode": ("eval", "train"),
+        **PublicParams.deviations,
+        "batch_size": (None, 128),
+        "lr_schedule": ("constant", "linear"),
+        "epoch_optimizer": ("kept", "fresh"),
+        "weight_decay": (None, 1e-5),
+        "augment": (None, "crop"),
+        "shrunk": (False, True),
+        "teacher_mode": ("eval", "train"),
     }
 
-    off_diagonal: float = hyper(0.0051, "weight of different classes' correlations", "FCCL+ Eq. 2, Table VII", ge=0)
+    off_diagonal: float = hyper(
+        0.0051, "weight of different classes' correlations", "FCCL+ Eq. 2, Table VII", ge=0
+    )
     shrunk: bool | None = hyper(
-        None, "correlations times (B - 1) / B", "FCCL+ Eq. 1: no; released code: unbiased deviation, divided by B")
+        None,
+        "correlations times (B - 1) / B",
+        "FCCL+ Eq. 1: no; released code: unbiased deviation, divided by B",
+    )
     batch_size: int | None = hyper(
-        None, "private batch; null in the paper's variant: local.batch_size",
-        "FCCL+ section 4: 256; released code: 128", ge=1)
+        None,
+        "private batch; null in the paper's variant: local.batch_size",
+        "FCCL+ section 4: 256; released code: 128",
+        ge=1,
+    )
     lr_schedule: Literal["constant", "linear"] | None = hyper(
-        None, "learning rate over the rounds", "FCCL+ section 4: 0.001; released code: to about 0.12 of it in round 40")
+        None,
+        "learning rate over the rounds",
+        "FCCL+ section 4: 0.001; released code: to about 0.12 of it in round 40",
+    )
     epoch_optimizer: Literal["kept", "fresh"] | None = hyper(
-        None, "the local optimiser lives for all epochs of a round, or for a single one",
-        "FCCL+ section 4: Adam, no more; released code: a new one per epoch")
+        None,
+        "the local optimiser lives for all epochs of a round, or for a single one",
+        "FCCL+ section 4: Adam, no more; released code: a new one per epoch",
+    )
     weight_decay: float | None = hyper(
-        None, "weight decay; null in the paper's variant: local.weight_decay", "released code: 1e-5", ge=0)
+        None,
+        "weight decay; null in the paper's variant: local.weight_decay",
+        "released code: 1e-5",
+        ge=0,
+    )
     augment: Augment | None = hyper(
-        None, "weak augmentation of private and public images; null in the paper's variant: local.augment",
-        "FCCL+ section 4: resized crops; released code: shifted crops")
+        None,
+        "weak augmentation of private and public images; null in the paper's variant: "
+        "local.augment",
+        "FCCL+ section 4: resized crops; released code: shifted crops",
+    )
     teacher_mode: Literal["eval", "train"] | None = hyper(
-        None, "mode of the frozen teachers", "not said: eval, as everywhere here; released code: train")
+        None,
+        "mode of the frozen teachers",
+        "not said: eval, as everywhere here; released code: train",
+    )
 
 
 @register_algorithm("fcclplus")
 class FCCLPlus(PublicCollaboration):
     """Per round: FCCM + omega FISL on every public batch, then CE + FNTD on private data.
 
-    Client state: the model, and ``teacher``, the model after its previous local updating (before the first one: the
-    initial model). Participants may have different architectures.
+    Client state: the model, and ``teacher``, the model after its previous local updating (before
+    the first one: the initial model). Participants may have different architectures.
     """
 
     class Params(CollaborativeParams):
         """Hyper-parameters; those without a default here depend on the variant."""
 
         deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
-            **CollaborativeParams.deviations, "tau_squared": (False, True)}
+            **CollaborativeParams.deviations,
+            "tau_squared": (False, True),
+        }
 
         fccm: bool = hyper(True, "cross-correlation on public data", "Eq. 2")
         fisl: bool = hyper(True, "instance similarity on public data", "Eq. 5")
         omega: float = hyper(3.0, "weight of FISL", "Table VII", ge=0)
-        mu: float = hyper(0.02, "temperature of FISL", "text and released code; Table VII prints 0.002", gt=0)
+        mu: float = hyper(
+            0.02, "temperature of FISL", "text and released code; Table VII prints 0.002", gt=0
+        )
         local_term: Literal["fntd", "ewc", "two_teachers", "none"] = hyper(
-            "fntd", "what keeps local updating from forgetting: FNTD, EWC (Table XVI), or FCCL's two teachers",
-            "Eq. 14")
+            "fntd",
+            "what keeps local updating from forgetting: FNTD, EWC (Table XVI), or FCCL's two "
+            "teachers",
+            "Eq. 14",
+        )
         tau: float = hyper(3.0, "temperature of FNTD and KD", "Table VII", gt=0)
         tau_squared: bool | None = hyper(None, "FNTD times tau^2", "Eq. 14: no; released code: yes")
-        kd_share: float = hyper(0.0, "share of plain distillation in place of FNTD", "Table XVII: 0", ge=0, le=1)
+        kd_share: float = hyper(
+            0.0, "share of plain distillation in place of FNTD", "Table XVII: 0", ge=0, le=1
+        )
         teacher: Literal["previous", "current"] = hyper(
-            "previous", "the model after the previous local updating, or after this round's collaborative updating",
-            "section 3.3; current is an ablation")
+            "previous",
+            "the model after the previous local updating, or after this round's collaborative "
+            "updating",
+            "section 3.3; current is an ablation",
+        )
         ewc: float = hyper(0.1, "strength of EWC", "Table XVI tries 0.01, 0.1, 0.7 and 1", ge=0)
 
     def __init__(self, hp: Params | None = None) -> None:
@@ -90,10 +130,15 @@ class FCCLPlus(PublicCollaboration):
 
     def check(self, config: Experiment) -> None:
         """Refuse settings of ``local`` that the variant would override."""
-        refuse_overridden(config, batch_size=self.hp.batch_size, weight_decay=self.hp.weight_decay,
-                          augment=self.hp.augment)
+        refuse_overridden(
+            config,
+            batch_size=self.hp.batch_size,
+            weight_decay=self.hp.weight_decay,
+            augment=self.hp.augment,
+        )
 
-    # --- public data --------------------------------------------------------------------------------------
+    # --- public data
+    # --------------------------------------------------------------------------------------
 
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:
         """Return the logits Z_i and, for FISL, the similarities S_i (Eq. 3-4)."""
@@ -101,26 +146,33 @@ class FCCLPlus(PublicCollaboration):
         if not self.hp.fisl:
             return {"logits": model(x)}
         features = model.features(x)
-        return {"logits": model.classifier(features),
-                "similarity": functional.instance_similarity(features, self.hp.mu)}
+        return {
+            "logits": model.classifier(features),
+            "similarity": functional.instance_similarity(features, self.hp.mu),
+        }
 
     def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
         """Return FCCM + omega FISL (Eq. 6)."""
         loss = outputs["logits"].sum() * 0
         if self.hp.fccm:
             loss = loss + functional.cross_correlation_loss(
-                outputs["logits"], reduced["logits"], self.hp.off_diagonal, shrunk=self.hp.shrunk)
+                outputs["logits"], reduced["logits"], self.hp.off_diagonal, shrunk=self.hp.shrunk
+            )
         if self.hp.fisl:
             loss = loss + self.hp.omega * functional.instance_similarity_loss(
-                outputs["similarity"], reduced["similarity"])
+                outputs["similarity"], reduced["similarity"]
+            )
         return loss
 
     def exchanges(self, server: Server) -> Iterable[Stage]:
         """Leave out the public stages where nothing is learnt from them."""
         learns = self.hp.fccm or self.hp.fisl
-        return [stage for stage in super().exchanges(server) if learns or stage.name != "collaborate"]
+        return [
+            stage for stage in super().exchanges(server) if learns or stage.name != "collaborate"
+        ]
 
-    # --- client -------------------------------------------------------------------------------------------
+    # --- client
+    # -------------------------------------------------------------------------------------------
 
     def pretrain(self, client: Client) -> None:
         """Pre-train, and begin with that model as the teacher."""
@@ -134,7 +186,9 @@ class FCCLPlus(PublicCollaboration):
         previous = None if self.hp.teacher == "current" else client.state["teacher"]
         client.scratch["teacher"] = self.frozen(client, previous, "teacher")
         if self.hp.local_term == "two_teachers":
-            client.scratch["pretrained"] = self.frozen(client, client.state["pretrained"], "pretrained")
+            client.scratch["pretrained"] = self.frozen(
+                client, client.state["pretrained"], "pretrained"
+            )
         if self.hp.local_term == "ewc":
             teacher = client.scratch["teacher"]
             client.scratch["anchor"] = {name: w.detach() for name, w in teacher.named_parameters()}
@@ -153,7 +207,11 @@ class FCCLPlus(PublicCollaboration):
 
     def local_settings(self, client: Client) -> dict[str, Any]:
         """Return what the variant changes in ``local``."""
-        own = {"batch_size": self.hp.batch_size, "weight_decay": self.hp.weight_decay, "augment": self.hp.augment}
+        own = {
+            "batch_size": self.hp.batch_size,
+            "weight_decay": self.hp.weight_decay,
+            "augment": self.hp.augment,
+        }
         if self.hp.lr_schedule == "linear":
             own["lr"] = client.local.lr * (1 - (1 - FINAL_LR) * client.round / client.config.rounds)
         return {name: value for name, value in own.items() if value is not None}
@@ -169,17 +227,24 @@ class FCCLPlus(PublicCollaboration):
         """Return FNTD and KD in their shares, EWC's penalty, or FCCL's two distillations."""
         hp, scratch = self.hp, client.scratch
         if hp.local_term == "ewc":
-            return functional.ewc_penalty(client.parameters, scratch["anchor"], scratch["fisher"], hp.ewc)
+            return functional.ewc_penalty(
+                client.parameters, scratch["anchor"], scratch["fisher"], hp.ewc
+            )
         with torch.no_grad():
             teacher = scratch["teacher"](batch.x)
             pretrained = scratch["pretrained"](batch.x) if hp.local_term == "two_teachers" else None
         if pretrained is not None:
-            return functional.distillation_loss(batch.outputs, teacher) \
-                + functional.distillation_loss(batch.outputs, pretrained)
+            return functional.distillation_loss(
+                batch.outputs, teacher
+            ) + functional.distillation_loss(batch.outputs, pretrained)
         scale = (1 - hp.kd_share) * (hp.tau**2 if hp.tau_squared else 1.0)
-        term: Tensor = scale * functional.non_target_distillation_loss(batch.outputs, teacher, batch.y, hp.tau)
+        term: Tensor = scale * functional.non_target_distillation_loss(
+            batch.outputs, teacher, batch.y, hp.tau
+        )
         if hp.kd_share:
-            term = term + hp.kd_share * functional.scaled_distillation_loss(batch.outputs, teacher, hp.tau)
+            term = term + hp.kd_share * functional.scaled_distillation_loss(
+                batch.outputs, teacher, hp.tau
+            )
         return term
 
     def report(self, client: Client) -> dict[str, Any]:

@@ -15,17 +15,22 @@ from flray.registry import hyper, register_algorithm
 class FedBABU(Algorithm):
     """FedAvg on the body under the initial head, which all clients share and nobody changes.
 
-    Personal models are made for the test alone: a copy of body and head is fine-tuned on the client's training data
-    and then forgotten. The global model is the one before fine-tuning.
+    Personal models are made for the test alone: a copy of body and head is fine-tuned on the
+    client's training data and then forgotten. The global model is the one before fine-tuning.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
 
         fine_tune_epochs: int = hyper(
-            5, "epochs of fine-tuning before a personal model is tested", "jhoon-oh/FedBABU: 5", ge=0)
+            5,
+            "epochs of fine-tuning before a personal model is tested",
+            "jhoon-oh/FedBABU: 5",
+            ge=0,
+        )
         fine_tune: Literal["all", "classifier", "features"] = hyper(
-            "all", "what fine-tuning changes", "FedBABU: the full model is its default")
+            "all", "what fine-tuning changes", "FedBABU: the full model is its default"
+        )
 
     needs = frozenset({"split", "classification"})
     shared = "features"

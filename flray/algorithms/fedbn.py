@@ -10,8 +10,9 @@ from flray.registry import register_algorithm
 class FedBN(Algorithm):
     """FedAvg on everything but the batch norms, whose scales, shifts and statistics are each client's own.
 
-    Clients count equally, as in the paper's Algorithm 1. A client that has never taken part is evaluated with the
-    initial batch norms. On a network without batch norm this is FedAvg with equal weights.
+    Clients count equally, as in the paper's Algorithm 1. A client that has never taken part is
+    evaluated with the initial batch norms. On a network without batch norm this is FedAvg with
+    equal weights.
     """
 
     shared = "not_batch_norm"

@@ -24,12 +24,13 @@ Which = Literal["online", "offline"]
 class FedCO2(Algorithm):
     """Each client trains two models; the sum of their logits predicts (Eq. 3).
 
-    A turn, for each of the two models: a mutual phase that distils the other one as it was at the start (Eq. 4-5),
-    then training with ``CE + mu * sum_j CE(head_j(features))`` over the other clients' offline classifiers (Eq. 6-7).
-    Down: the online model's shared part and all clients' offline classifiers. Up: the online model's shared part and
-    the own offline classifier. Client state: the online model's personal part, the whole offline model. Classifiers
-    of clients that have not taken part yet are the initial one. The Digits network's number of convolutions, in which
-    paper and released code differ as well, is an option of the model.
+    A turn, for each of the two models: a mutual phase that distils the other one as it was at the
+    start (Eq. 4-5), then training with ``CE + mu * sum_j CE(head_j(features))`` over the other
+    clients' offline classifiers (Eq. 6-7). Down: the online model's shared part and all clients'
+    offline classifiers. Up: the online model's shared part and the own offline classifier. Client
+    state: the online model's personal part, the whole offline model. Classifiers of clients that
+    have not taken part yet are the initial one. The Digits network's number of convolutions, in
+    which paper and released code differ as well, is an option of the model.
     """
 
     class Params(VariantParams):
@@ -37,34 +38,59 @@ class FedCO2(Algorithm):
 
         deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {"first_mutual": (True, False)}
         skewed_labels: ClassVar[Mapping[str, tuple[Any, Any]]] = {
-            "weights": ("uniform", "samples"), "statistics": ("personal", "averaged")}
+            "weights": ("uniform", "samples"),
+            "statistics": ("personal", "averaged"),
+        }
         """Values for label skew in the paper and in the released code; for feature skew both have the first ones."""
 
         form: Literal["feature_skew", "label_skew"] = hyper(
-            "feature_skew", "label_skew leaves out both transfers of knowledge: only predictions are fused",
-            "Algorithms 1 and 2")
-        mu: float = hyper(1.0, "weight of the other clients' classifiers", "Eq. 7: 1 by default", ge=0)
+            "feature_skew",
+            "label_skew leaves out both transfers of knowledge: only predictions are fused",
+            "Algorithms 1 and 2",
+        )
+        mu: float = hyper(
+            1.0, "weight of the other clients' classifiers", "Eq. 7: 1 by default", ge=0
+        )
         mutual_epochs: int = hyper(1, "epochs of the mutual phase", "released code: one", ge=0)
         intra: Literal["both", "to_online", "to_offline", "none"] | None = hyper(
-            None, "which model learns from the other one in the mutual phase", "Algorithm 1: both; Algorithm 2: none")
+            None,
+            "which model learns from the other one in the mutual phase",
+            "Algorithm 1: both; Algorithm 2: none",
+        )
         inter: Literal["both", "online", "offline", "none"] | None = hyper(
-            None, "which model learns from the other clients' classifiers", "Algorithm 1: both; Algorithm 2: none")
+            None,
+            "which model learns from the other clients' classifiers",
+            "Algorithm 1: both; Algorithm 2: none",
+        )
         personal: Literal["batch_norm", "classifier"] = hyper(
-            "batch_norm", "the online model's personal part", "section 3.2: batch norm; the classifier is an ablation")
+            "batch_norm",
+            "the online model's personal part",
+            "section 3.2: batch norm; the classifier is an ablation",
+        )
         first_mutual: bool | None = hyper(
-            None, "whether round 1 has a mutual phase", "Algorithm 1: yes; released code: skipped")
+            None, "whether round 1 has a mutual phase", "Algorithm 1: yes; released code: skipped"
+        )
         weights: Literal["uniform", "samples"] | None = hyper(
-            None, "weights of the average", "Eq. 2: 1/N; released code for label skew: sample counts")
+            None,
+            "weights of the average",
+            "Eq. 2: 1/N; released code for label skew: sample counts",
+        )
         statistics: Literal["personal", "averaged"] | None = hyper(
-            None, "running statistics of batch norms stay personal like the rest of them, or are averaged",
-            "section 3.2: personal; released code for label skew: averaged")
+            None,
+            "running statistics of batch norms stay personal like the rest of them, or are "
+            "averaged",
+            "section 3.2: personal; released code for label skew: averaged",
+        )
 
         def resolved(self) -> Self:
             """Fill in what follows from form and variant."""
             skewed = self.form == "label_skew"
             released = int(skewed and self.variant == "released")
-            own = {"intra": "none" if skewed else "both", "inter": "none" if skewed else "both",
-                   **{name: values[released] for name, values in self.skewed_labels.items()}}
+            own = {
+                "intra": "none" if skewed else "both",
+                "inter": "none" if skewed else "both",
+                **{name: values[released] for name, values in self.skewed_labels.items()},
+            }
             chosen = {name: value for name, value in own.items() if getattr(self, name) is None}
             return super().resolved().model_copy(update=chosen)
 
@@ -78,7 +104,8 @@ class FedCO2(Algorithm):
         if self.hp.personal == "batch_norm" and self.hp.statistics == "averaged":
             self.shared = "not_batch_norm+buffers"
 
-    # --- client -------------------------------------------------------------------------------------------
+    # --- client
+    # -------------------------------------------------------------------------------------------
 
     def setup(self, client: Client) -> None:
         """Start the offline model at the initial values."""
@@ -88,9 +115,12 @@ class FedCO2(Algorithm):
         """Freeze both models as teachers, and the other clients' classifiers."""
         online, offline = client.snapshot(), client.state["offline"]
         client.scratch.update(
-            online=online, offline=offline, heads=heads_of(client),
+            online=online,
+            offline=offline,
+            heads=heads_of(client),
             teacher_of_offline=client.reference(online, "online"),
-            teacher_of_online=client.reference(offline, "offline"))
+            teacher_of_online=client.reference(offline, "offline"),
+        )
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Distil the other model where that is on, then adapt."""
@@ -109,7 +139,9 @@ class FedCO2(Algorithm):
         loss = super().loss(client, batch)
         if self.hp.inter not in ("both", trains):
             return loss
-        peers = functional.peer_classifier_loss(batch.features, batch.y, client.scratch["heads"], client.id)
+        peers = functional.peer_classifier_loss(
+            batch.features, batch.y, client.scratch["heads"], client.id
+        )
         return loss + float(self.hp.mu) * peers
 
     def train(self, client: Client) -> dict[str, Any]:
@@ -140,9 +172,13 @@ class FedCO2(Algorithm):
 
     def parts(self, client: Client) -> Mapping[str, Predictor]:
         """Return both models, which Table 10 tests alone."""
-        return {"online": client.model.eval(), "offline": client.reference(client.state["offline"], "offline")}
+        return {
+            "online": client.model.eval(),
+            "offline": client.reference(client.state["offline"], "offline"),
+        }
 
-    # --- server -------------------------------------------------------------------------------------------
+    # --- server
+    # -------------------------------------------------------------------------------------------
 
     def server_setup(self, server: Server) -> None:
         """Start with the initial classifier for every client."""
@@ -159,5 +195,7 @@ class FedCO2(Algorithm):
         arrived = replies.wait()
         super().aggregate(server, stage, replies)
         if self.hp.inter != "none":
-            server.state["heads"] = {**server.state["heads"],
-                                     **{str(reply.client): trees.clone(reply["head"]) for reply in arrived}}
+            server.state["heads"] = {
+                **server.state["heads"],
+                **{str(reply.client): trees.clone(reply["head"]) for reply in arrived},
+            }

@@ -12,7 +12,12 @@ from flray import functional
 from flray.algorithms.base import Algorithm, Stage, View
 from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import average
-from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams, public_subset
+from flray.algorithms.common.public_exchange import (
+    Outputs,
+    PublicCollaboration,
+    PublicParams,
+    public_subset,
+)
 from flray.algorithms.common.samples import Samples
 from flray.algorithms.server import Replies, Reply, Server
 from flray.config.experiment import Experiment
@@ -24,10 +29,11 @@ from flray.registry import Preset, hyper, register_algorithm
 class FedDF(PublicCollaboration):
     """Students minimise ``KL(softmax(mean of all clients' logits / T) || softmax(logits / T))`` on public samples.
 
-    Mode ``server``: FedAvg; then the server trains, for each architecture, the mean of its clients' models towards
-    all clients' mean logits. Teachers and students are in eval mode, so that batch norm keeps the averaged
-    statistics. Mode ``peer``: whole models stay at the clients, who are all students on every public batch; its
-    settings are public_batch_size, public_passes, public_optimizer, pretrain_epochs and average.
+    Mode ``server``: FedAvg; then the server trains, for each architecture, the mean of its clients'
+    models towards all clients' mean logits. Teachers and students are in eval mode, so that batch
+    norm keeps the averaged statistics. Mode ``peer``: whole models stay at the clients, who are all
+    students on every public batch; its settings are public_batch_size, public_passes,
+    public_optimizer, pretrain_epochs and average.
     """
 
     class Params(PublicParams):
@@ -38,17 +44,33 @@ class FedDF(PublicCollaboration):
         )
 
         mode: Literal["server", "peer"] = hyper(
-            "server", "who learns from the ensemble", "FedDF, Algorithm 1; the tables of FCCL+: peer")
-        temperature: float = hyper(1.0, "T", "epfml/federated-learning-public-code; WenkeHuang/FCCL", gt=0)
+            "server",
+            "who learns from the ensemble",
+            "FedDF, Algorithm 1; the tables of FCCL+: peer",
+        )
+        temperature: float = hyper(
+            1.0, "T", "epfml/federated-learning-public-code; WenkeHuang/FCCL", gt=0
+        )
         steps: int = hyper(
-            1000, "steps at the server in a round", "a decision: without labelled data at the server a fixed number; "
-            "epfml/federated-learning-public-code ends after 1000 without gain, at the latest after 10000", ge=0)
-        batch_size: int = hyper(128, "public samples of such a step", "epfml/federated-learning-public-code", ge=1)
+            1000,
+            "steps at the server in a round",
+            "a decision: without labelled data at the server a fixed number; "
+            "epfml/federated-learning-public-code ends after 1000 without gain, at the latest "
+            "after 10000",
+            ge=0,
+        )
+        batch_size: int = hyper(
+            128, "public samples of such a step", "epfml/federated-learning-public-code", ge=1
+        )
         lr: float = hyper(
-            0.001, "Adam's learning rate at the server, falling to 0 by a cosine within the round",
-            "epfml/federated-learning-public-code", gt=0)
-        clip_norm: float = hyper(5.0, "clip the server's gradient to this", "epfml/federated-learning-public-code",
-                                 gt=0)
+            0.001,
+            "Adam's learning rate at the server, falling to 0 by a cosine within the round",
+            "epfml/federated-learning-public-code",
+            gt=0,
+        )
+        clip_norm: float = hyper(
+            5.0, "clip the server's gradient to this", "epfml/federated-learning-public-code", gt=0
+        )
 
     shared = "all"
     views: tuple[View, ...] = ("global",)
@@ -62,10 +84,15 @@ class FedDF(PublicCollaboration):
     def check(self, config: Experiment) -> None:
         """Refuse statistics that stay at the clients: the server could not run their models."""
         if self.hp.mode == "server" and config.aggregation.buffers == "local":
-            raise ConfigError("experiment.aggregation.buffers", "local", "feddf runs the clients' models at the server "
-                              "and so needs their statistics: average")
+            raise ConfigError(
+                "experiment.aggregation.buffers",
+                "local",
+                "feddf runs the clients' models at the server "
+                "and so needs their statistics: average",
+            )
 
-    # --- client -------------------------------------------------------------------------------------------
+    # --- client
+    # -------------------------------------------------------------------------------------------
 
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:
         """Return the logits."""
@@ -73,13 +100,16 @@ class FedDF(PublicCollaboration):
 
     def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
         """Return the divergence from the ensemble."""
-        return functional.distillation_loss(outputs["logits"], reduced["logits"], self.hp.temperature)
+        return functional.distillation_loss(
+            outputs["logits"], reduced["logits"], self.hp.temperature
+        )
 
     def train(self, client: Client) -> dict[str, Any]:
         """Train on private data, as peers after the last public batch."""
         return super().train(client) if self.hp.mode == "peer" else Algorithm.train(self, client)
 
-    # --- server -------------------------------------------------------------------------------------------
+    # --- server
+    # -------------------------------------------------------------------------------------------
 
     def exchanges(self, server: Server) -> Iterable[Stage]:
         """Yield one stage, or those of the exchange between peers."""
@@ -98,7 +128,9 @@ class FedDF(PublicCollaboration):
                     ensemble.add({"logits": self.logits(server, reply)}, 1.0)
                 yield reply
 
-        for architecture, mean in average(accumulating(), lambda reply: self.weigh(server, reply)).items():
+        for architecture, mean in average(
+            accumulating(), lambda reply: self.weigh(server, reply)
+        ).items():
             self.apply(server, architecture, mean)
             server.state["ensemble"] = ensemble.result() if self.hp.steps else {}
 
@@ -107,7 +139,9 @@ class FedDF(PublicCollaboration):
         super().refine(server)
         ensemble = server.state.pop("ensemble", None)
         if ensemble:
-            for architecture in sorted({server.clients[client].architecture for client in server.cohort}):
+            for architecture in sorted(
+                {server.clients[client].architecture for client in server.cohort}
+            ):
                 self.distil(server, architecture, ensemble["logits"])
 
     @torch.no_grad()
@@ -123,7 +157,9 @@ class FedDF(PublicCollaboration):
     def samples(self, server: Server) -> Samples:
         """Return the public samples that are used, labelled with the numbers of the ensemble's rows."""
         assert server.public is not None
-        return server.public.relabelled_by_index(public_subset(server.config.seed, len(server.public), self.hp.public_size))
+        return server.public.relabelled_by_index(
+            public_subset(server.config.seed, len(server.public), self.hp.public_size)
+        )
 
     def distil(self, server: Server, architecture: str, teacher: Tensor) -> None:
         """Train one architecture's global model towards the ensemble."""
@@ -143,12 +179,16 @@ class FedDF(PublicCollaboration):
             schedule.step()
         optimizer.zero_grad(set_to_none=True)
         server.log(f"feddf/loss/{architecture}", loss.detach())
-        server.models[architecture] = {name: entry.detach().clone().cpu() for name, entry in resident.entries.items()}
+        server.models[architecture] = {
+            name: entry.detach().clone().cpu() for name, entry in resident.entries.items()
+        }
 
     def batches(self, server: Server, count: int) -> Iterator[Tensor]:
         """Yield the positions of every step's batch, pass after pass over all samples."""
         generator, left = server.generator("public", "distillation"), int(self.hp.steps)
         while left:
-            for positions in torch.randperm(count, generator=generator).split(self.hp.batch_size)[:left]:
+            for positions in torch.randperm(count, generator=generator).split(self.hp.batch_size)[
+                :left
+            ]:
                 left -= 1
                 yield positions

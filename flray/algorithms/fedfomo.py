@@ -19,30 +19,41 @@ from flray.registry import Preset, hyper, register_algorithm
 class FedFomo(Algorithm):
     """Clients begin at ``theta_ref + sum_n w_n (theta_n - theta_ref)``, w the positive gains per distance, normalised.
 
-    Candidates are the client's own last model and up to M peers' last models; theta_ref is the model before the
-    client's last local training. Without a positive gain, or without peers, the client keeps its own model. Down: the
-    peers' models. Up: the trained model and the gains. Client state: the model and theta_ref. Server state: everyone's
-    last model and P, the gains each client has found so far, by which peers are chosen, unknown ones in random order.
+    Candidates are the client's own last model and up to M peers' last models; theta_ref is the
+    model before the client's last local training. Without a positive gain, or without peers, the
+    client keeps its own model. Down: the peers' models. Up: the trained model and the gains. Client
+    state: the model and theta_ref. Server state: everyone's last model and P, the gains each client
+    has found so far, by which peers are chosen, unknown ones in random order.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
 
-        presets = (
-            Preset("lgmix", "all of its 4 to 6 clients", peers=5),
-        )
+        presets = (Preset("lgmix", "all of its 4 to 6 clients", peers=5),)
 
-        peers: int = hyper(5, "M, models that a client receives", "TsingZ0/PFLlib, KarhouTam/FL-bench; LG-Mix, with "
-                           "4 to 6 clients, has all", ge=1)
+        peers: int = hyper(
+            5,
+            "M, models that a client receives",
+            "TsingZ0/PFLlib, KarhouTam/FL-bench; LG-Mix, with 4 to 6 clients, has all",
+            ge=1,
+        )
         epsilon: float = hyper(
-            0.3, "chance that a client's peers of a round are random ones", "NVlabs/FedFomo", ge=0, le=1)
-        epsilon_decay: float = hyper(0.05, "what that chance falls by each round", "NVlabs/FedFomo", ge=0)
+            0.3,
+            "chance that a client's peers of a round are random ones",
+            "NVlabs/FedFomo",
+            ge=0,
+            le=1,
+        )
+        epsilon_decay: float = hyper(
+            0.05, "what that chance falls by each round", "NVlabs/FedFomo", ge=0
+        )
 
     needs = frozenset({"homogeneous", "validation"})
     shared = "none"
     views = ("personal",)
 
-    # --- client -------------------------------------------------------------------------------------------
+    # --- client
+    # -------------------------------------------------------------------------------------------
 
     def begin(self, client: Client) -> None:
         """Mix the candidates; what comes out is the next round's reference."""
@@ -58,9 +69,13 @@ class FedFomo(Algorithm):
         candidates = [own, *peers.values()]
         losses = torch.stack([self.validation_loss(client, one) for one in candidates])
         distances = torch.stack([self.distance(client, one, reference) for one in candidates])
-        gains = functional.fomo_affinities(float(self.validation_loss(client, reference)), losses, distances)
+        gains = functional.fomo_affinities(
+            float(self.validation_loss(client, reference)), losses, distances
+        )
         weights = functional.fomo_weights(gains)
-        client.load(functional.fomo_mix(reference, candidates, weights) if bool(weights.any()) else own)
+        client.load(
+            functional.fomo_mix(reference, candidates, weights) if bool(weights.any()) else own
+        )
         client.scratch["gains"] = dict(zip(peers, gains[1:], strict=True))
         client.log("fedfomo/own_weight", weights[0])
 
@@ -69,16 +84,30 @@ class FedFomo(Algorithm):
         client.load(weights)
         return client.task.loss(*client.outputs(client.validation)).double()
 
-    def distance(self, client: Client, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
+    def distance(
+        self, client: Client, one: Mapping[str, Tensor], other: Mapping[str, Tensor]
+    ) -> Tensor:
         """Return the Euclidean distance of two models' parameters, as float64."""
-        return torch.stack([(one[name].double() - other[name].double()).square().sum()
-                            for name in client.parameters]).sum().sqrt()
+        return (
+            torch.stack(
+                [
+                    (one[name].double() - other[name].double()).square().sum()
+                    for name in client.parameters
+                ]
+            )
+            .sum()
+            .sqrt()
+        )
 
     def report(self, client: Client) -> dict[str, Any]:
         """Send the whole model and the peers' gains."""
-        return {"model": client.weights(frozenset(client.resident.entries)), "gains": client.scratch["gains"]}
+        return {
+            "model": client.weights(frozenset(client.resident.entries)),
+            "gains": client.scratch["gains"],
+        }
 
-    # --- server -------------------------------------------------------------------------------------------
+    # --- server
+    # -------------------------------------------------------------------------------------------
 
     def server_setup(self, server: Server) -> None:
         """Begin with no models and no gains."""
@@ -89,18 +118,25 @@ class FedFomo(Algorithm):
         """Send the peers' models."""
         if stage.name != "train":
             return {}
-        chosen = {str(peer): server.state["models"][str(peer)] for peer in self.choose(server, client)}
+        chosen = {
+            str(peer): server.state["models"][str(peer)] for peer in self.choose(server, client)
+        }
         return {"models": chosen} if chosen else {}
 
     def choose(self, server: Server, client: int) -> list[int]:
         """Return whose models a client receives: those that gained most, or by chance random ones."""
         known = sorted(int(peer) for peer in server.state["models"] if int(peer) != client)
-        generator = rng.torch_generator(server.config.seed, "noise", round=server.round, client=client, extra="peers")
-        explores = float(torch.rand((), generator=generator)) < self.hp.epsilon - self.hp.epsilon_decay * server.round
+        generator = rng.torch_generator(
+            server.config.seed, "noise", round=server.round, client=client, extra="peers"
+        )
+        explores = (
+            float(torch.rand((), generator=generator))
+            < self.hp.epsilon - self.hp.epsilon_decay * server.round
+        )
         peers = [known[i] for i in torch.randperm(len(known), generator=generator).tolist()]
         if not explores:
             peers.sort(key=lambda peer: -float(server.state["gains"][client, peer]))
-        return peers[:self.hp.peers]
+        return peers[: self.hp.peers]
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Keep the models; add the gains to P."""

@@ -21,24 +21,38 @@ from flray.registry import hyper, register_algorithm
 class FedHKD(Algorithm):
     """Clients minimise ``CE + lam / C sum_c ||softmax(head(H_c) / T) - Q_c|| + gamma ||f(x) - H_y||``.
 
-    Down: weights, and from round 2 the hyper-knowledge H, Q with the mask of its classes. Up: weights, the client's
-    class means of clipped features with noise, of soft predictions without, and counts, for the classes above the
-    threshold. The noise is that of one release; no privacy over the rounds is claimed. The personal model is the
-    client's own after its last turn.
+    Down: weights, and from round 2 the hyper-knowledge H, Q with the mask of its classes. Up:
+    weights, the client's class means of clipped features with noise, of soft predictions without,
+    and counts, for the classes above the threshold. The noise is that of one release; no privacy
+    over the rounds is claimed. The personal model is the client's own after its last turn.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
 
-        lam: float = hyper(0.05, "weight of the distance between predictions", "FedHKD, experiments", ge=0)
-        gamma: float = hyper(0.05, "weight of the distance between features", "FedHKD, experiments", ge=0)
+        lam: float = hyper(
+            0.05, "weight of the distance between predictions", "FedHKD, experiments", ge=0
+        )
+        gamma: float = hyper(
+            0.05, "weight of the distance between features", "FedHKD, experiments", ge=0
+        )
         temperature: float = hyper(0.5, "T of the soft predictions", "FedHKD, experiments", gt=0)
         threshold: float = hyper(
-            0.25, "least share of a client's samples for a class to be sent, nu", "FedHKD, experiments", ge=0, le=1)
-        noise: float = hyper(7.0, "sigma: the deviation is sigma 2 clip / n_c", "FedHKD, experiments", ge=0)
+            0.25,
+            "least share of a client's samples for a class to be sent, nu",
+            "FedHKD, experiments",
+            ge=0,
+            le=1,
+        )
+        noise: float = hyper(
+            7.0, "sigma: the deviation is sigma 2 clip / n_c", "FedHKD, experiments", ge=0
+        )
         clip: float = hyper(
-            3.0, "zeta: norm to which features are clipped",
-            "a decision: FedHKD's code does not clip, KarhouTam/FL-bench takes the data's largest", gt=0)
+            3.0,
+            "zeta: norm to which features are clipped",
+            "a decision: FedHKD's code does not clip, KarhouTam/FL-bench takes the data's largest",
+            gt=0,
+        )
 
     needs = frozenset({"split", "homogeneous", "classification"})
     views = ("personal", "global")
@@ -48,11 +62,16 @@ class FedHKD(Algorithm):
         loss, known = super().loss(client, batch), client.message.get("knowledge")
         if known is None:
             return loss
-        head = as_split(client.model).classifier.eval()  # class means are no batch to take statistics from
+        head = as_split(
+            client.model
+        ).classifier.eval()  # class means are no batch to take statistics from
         predictions = functional.hyper_prediction_loss(
-            head(known["features"]), known["predictions"], known["present"], self.hp.temperature)
+            head(known["features"]), known["predictions"], known["present"], self.hp.temperature
+        )
         head.train()
-        features = functional.hyper_feature_loss(batch.features, batch.y, known["features"], known["present"])
+        features = functional.hyper_feature_loss(
+            batch.features, batch.y, known["features"], known["present"]
+        )
         return loss + float(self.hp.lam) * predictions + float(self.hp.gamma) * features
 
     def report(self, client: Client) -> dict[str, Any]:
@@ -66,11 +85,15 @@ class FedHKD(Algorithm):
         hp, C = self.hp, client.num_classes
         raw, labels = features_of(client)
         soft = torch.softmax(as_split(client.model).classifier(raw) / hp.temperature, dim=1)
-        features, counts = functional.class_means(functional.clip_norms(raw, hp.clip).cpu(), labels.cpu(), C)
+        features, counts = functional.class_means(
+            functional.clip_norms(raw, hp.clip).cpu(), labels.cpu(), C
+        )
         predictions, _ = functional.class_means(soft.cpu(), labels.cpu(), C)
         counts = torch.where(counts >= hp.threshold * len(labels), counts, 0)
         client.log("fedhkd/classes_sent", int((counts > 0).sum()))
-        features = functional.noisy_class_means(features, counts, hp.clip, hp.noise, client.generator("noise"))
+        features = functional.noisy_class_means(
+            features, counts, hp.clip, hp.noise, client.generator("noise")
+        )
         predictions = torch.where((counts > 0).unsqueeze(1), predictions, 0)
         return {"features": features, "predictions": predictions, "counts": counts}
 

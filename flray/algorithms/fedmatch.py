@@ -26,47 +26,72 @@ from flray.trees import Weights
 class FedMatch(Algorithm):
     """Every step is one on sigma, ``lam_s CE`` of labelled samples, then one on psi; the model is sigma + psi.
 
-    The step on psi minimises, over public samples predicted with ``confidence`` or more, the divergence from the
-    helpers and the CE of strongly augmented samples with the vote of the model and its helpers, plus
-    ``l1 ||psi||_1 + l2 ||sigma - psi||^2``. Batch norm belongs to sigma alone, its statistics to the labelled
-    samples. Helpers are the clients whose predictions for one image of noise are nearest; a client keeps those it was
-    sent last. Down: sigma + psi, psi and the helpers' psi, which are run with the client's sigma. Up: sigma + psi,
-    psi, and the prediction for the noise. Server state: psi, everyone's last psi and prediction.
+    The step on psi minimises, over public samples predicted with ``confidence`` or more, the
+    divergence from the helpers and the CE of strongly augmented samples with the vote of the model
+    and its helpers, plus ``l1 ||psi||_1 + l2 ||sigma - psi||^2``. Batch norm belongs to sigma
+    alone, its statistics to the labelled samples. Helpers are the clients whose predictions for one
+    image of noise are nearest; a client keeps those it was sent last. Down: sigma + psi, psi and
+    the helpers' psi, which are run with the client's sigma. Up: sigma + psi, psi, and the
+    prediction for the noise. Server state: psi, everyone's last psi and prediction.
 
-    Without ``average``, sigma and psi stay at the clients, whose networks may then differ; helpers are whole models,
-    and so is what goes up.
+    Without ``average``, sigma and psi stay at the clients, whose networks may then differ; helpers
+    are whole models, and so is what goes up.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
 
         presets = (
-            Preset("fcclplus", "every client has another network; the rest is not said", average=False),
+            Preset(
+                "fcclplus", "every client has another network; the rest is not said", average=False
+            ),
         )
 
         average: bool = hyper(
-            True, "average sigma and psi; false where networks differ",
-            "FedMatch; FCCL+ runs it on different networks and does not say how: a decision")
+            True,
+            "average sigma and psi; false where networks differ",
+            "FedMatch; FCCL+ runs it on different networks and does not say how: a decision",
+        )
         lam_s: float = hyper(10.0, "weight of the labelled loss", "wyjeong/FedMatch", ge=0)
-        lam_i: float = hyper(0.01, "weight of the divergence from the helpers", "wyjeong/FedMatch", ge=0)
+        lam_i: float = hyper(
+            0.01, "weight of the divergence from the helpers", "wyjeong/FedMatch", ge=0
+        )
         lam_a: float = hyper(0.01, "weight of the pseudo-labelled loss", "wyjeong/FedMatch", ge=0)
         l1: float = hyper(1e-4, "weight of ||psi||_1", "wyjeong/FedMatch", ge=0)
         l2: float = hyper(10.0, "weight of ||sigma - psi||^2", "wyjeong/FedMatch", ge=0)
-        confidence: float = hyper(0.75, "least largest probability of a sample that is learnt from",
-                                  "wyjeong/FedMatch", ge=0)
+        confidence: float = hyper(
+            0.75,
+            "least largest probability of a sample that is learnt from",
+            "wyjeong/FedMatch",
+            ge=0,
+        )
         helpers: int = hyper(2, "H, nearest clients that help", "FedMatch, experiments", ge=0)
         interval: int = hyper(
-            10, "rounds between two choices of helpers, the first in round 2", "FedMatch, experiments", ge=1)
+            10,
+            "rounds between two choices of helpers, the first in round 2",
+            "FedMatch, experiments",
+            ge=1,
+        )
         ratio: float = hyper(
-            0.2, "psi / sigma at the start, where their sum is the network as initialised", "wyjeong/FedMatch", ge=0)
+            0.2,
+            "psi / sigma at the start, where their sum is the network as initialised",
+            "wyjeong/FedMatch",
+            ge=0,
+        )
         threshold: float = hyper(
-            5e-6, "entries of psi up to this are set to 0 after training", "wyjeong/FedMatch", ge=0)
+            5e-6, "entries of psi up to this are set to 0 after training", "wyjeong/FedMatch", ge=0
+        )
         strong: Literal["none", "flip", "crop", "resized", "weak", "strong"] = hyper(
-            "strong", "strong augmentation of public images",
-            "a decision: FCCL+'s strong augmentation; wyjeong/FedMatch: RandAugment")
+            "strong",
+            "strong augmentation of public images",
+            "a decision: FCCL+'s strong augmentation; wyjeong/FedMatch: RandAugment",
+        )
         public_size: int = hyper(
-            5000, "public samples, chosen once and spread over the labelled steps of every epoch", "FCCL+ section 4",
-            ge=0)
+            5000,
+            "public samples, chosen once and spread over the labelled steps of every epoch",
+            "FCCL+ section 4",
+            ge=0,
+        )
 
     needs = frozenset({"public", "classification", "homogeneous"})
     views: tuple[View, ...] = ("global",)
@@ -74,28 +99,46 @@ class FedMatch(Algorithm):
     def __init__(self, hp: Params | None = None) -> None:
         super().__init__(hp)
         if not self.hp.average:
-            self.shared, self.views, self.needs = "none", ("personal",), self.needs - {"homogeneous"}
+            self.shared, self.views, self.needs = (
+                "none",
+                ("personal",),
+                self.needs - {"homogeneous"},
+            )
 
-    # --- client -------------------------------------------------------------------------------------------
+    # --- client
+    # -------------------------------------------------------------------------------------------
 
     def begin(self, client: Client) -> None:
         """Take the model apart and freeze the helpers."""
         known = client.message.get("psi") or client.state.get("psi")
-        share, norms = self.hp.ratio / (1 + self.hp.ratio), groups.select(client.model, "batch_norm")
+        share, norms = (
+            self.hp.ratio / (1 + self.hp.ratio),
+            groups.select(client.model, "batch_norm"),
+        )
         theta = {name: w.detach() for name, w in client.parameters.items()}
-        psi = {name: known[name] if known else share * w for name, w in theta.items() if name not in norms}
+        psi = {
+            name: known[name] if known else share * w
+            for name, w in theta.items()
+            if name not in norms
+        }
         sigma = {name: w - psi[name] if name in psi else w for name, w in theta.items()}
         settings = client.settings(self.phases(client)[0])
         for part, values in (("sigma", sigma), ("psi", psi)):
             leaves = {name: nn.Parameter(w.clone()) for name, w in values.items()}
             client.scratch[part] = leaves
-            client.scratch[f"{part}_optimizer"] = make_optimizer(list(leaves.values()), settings, client.round)
+            client.scratch[f"{part}_optimizer"] = make_optimizer(
+                list(leaves.values()), settings, client.round
+            )
         if "helpers" in client.message:
             client.state["helpers"] = trees.clone(client.message["helpers"])
-        client.scratch["helpers"] = [self.helper(client, one, f"helper {number}", sigma)
-                                     for number, one in enumerate(client.state.get("helpers", {}).values())]
+        client.scratch["helpers"] = [
+            self.helper(client, one, f"helper {number}", sigma)
+            for number, one in enumerate(client.state.get("helpers", {}).values())
+        ]
 
-    def helper(self, client: Client, sent: Mapping[str, Any], role: str, sigma: Weights) -> nn.Module:
+    def helper(
+        self, client: Client, sent: Mapping[str, Any], role: str, sigma: Weights
+    ) -> nn.Module:
         """Return a helper's frozen model: the own sigma with its psi, or a whole model of its own architecture."""
         if not self.hp.average:
             return client.reference(sent["weights"], role, sent["architecture"])
@@ -141,7 +184,9 @@ class FedMatch(Algorithm):
     def unlabelled_loss(self, client: Client, x: Tensor, batch: Batch) -> Tensor:
         """Return what the step on psi minimises."""
         hp, extra = self.hp, f"unlabelled/{batch.step}"
-        weak = augment_batch(x, client.settings(batch.phase).augment, client.generator("augmentation", extra))
+        weak = augment_batch(
+            x, client.settings(batch.phase).augment, client.generator("augmentation", extra)
+        )
         logits = client.model(weak)
         with torch.no_grad():
             helpers = torch.stack([logits, *(helper(weak) for helper in client.scratch["helpers"])])
@@ -150,8 +195,13 @@ class FedMatch(Algorithm):
         pseudo = functional.pseudo_label_loss(client.model(strong), functional.vote(helpers), keep)
         sigma, psi = client.scratch["sigma"], client.scratch["psi"]
         client.log("fedmatch/confident", keep.double().mean())
-        loss: Tensor = hp.lam_i * functional.helper_consistency_loss(logits, helpers[1:], keep) + hp.lam_a * pseudo \
-            + functional.decomposition_penalty(psi, {name: sigma[name] for name in psi}, hp.l1, hp.l2)
+        loss: Tensor = (
+            hp.lam_i * functional.helper_consistency_loss(logits, helpers[1:], keep)
+            + hp.lam_a * pseudo
+            + functional.decomposition_penalty(
+                psi, {name: sigma[name] for name in psi}, hp.l1, hp.l2
+            )
+        )
         return loss
 
     def public_batch(self, client: Client, batch: Batch) -> Tensor:
@@ -184,7 +234,8 @@ class FedMatch(Algorithm):
         noise = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
         return torch.softmax(client.model.eval()(noise)[0], dim=0)
 
-    # --- server -------------------------------------------------------------------------------------------
+    # --- server
+    # -------------------------------------------------------------------------------------------
 
     def send(self, server: Server, stage: Stage) -> dict[str, Any]:
         """Send the mean psi, once there is one."""
@@ -194,16 +245,27 @@ class FedMatch(Algorithm):
         """Send the helpers, every so many rounds."""
         if stage.name != "train" or (server.round - 1) % self.hp.interval:
             return {}
-        chosen = {helper: server.state["helpers"][helper] for helper in self.nearest(server, client)}
+        chosen = {
+            helper: server.state["helpers"][helper] for helper in self.nearest(server, client)
+        }
         return {"helpers": chosen} if chosen else {}
 
     def nearest(self, server: Server, client: int) -> list[str]:
         """Return the clients with the nearest predictions to one's own, never itself."""
         known = server.state.get("predictions", {})
         own = known.get(str(client))
-        others = sorted((int(other) for other in known if other != str(client)), key=lambda other: (
-            float((known[str(other)].double() - own.double()).square().sum()), other)) if own is not None else []
-        return [str(other) for other in others[:self.hp.helpers]]
+        others = (
+            sorted(
+                (int(other) for other in known if other != str(client)),
+                key=lambda other: (
+                    float((known[str(other)].double() - own.double()).square().sum()),
+                    other,
+                ),
+            )
+            if own is not None
+            else []
+        )
+        return [str(other) for other in others[: self.hp.helpers]]
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Average the models and psi; keep what makes each client a helper."""
@@ -211,9 +273,15 @@ class FedMatch(Algorithm):
         super().aggregate(server, stage, replies)
         for psi in average(arrived, lambda reply: self.weigh(server, reply), "psi").values():
             server.state["psi"] = psi
-        helpers, predictions = dict(server.state.get("helpers", {})), dict(server.state.get("predictions", {}))
+        helpers, predictions = (
+            dict(server.state.get("helpers", {})),
+            dict(server.state.get("predictions", {})),
+        )
         for reply in arrived:
-            helpers[str(reply.client)] = trees.clone(reply["psi"]) if self.hp.average else \
-                {"architecture": reply.architecture, "weights": trees.clone(reply["model"])}
+            helpers[str(reply.client)] = (
+                trees.clone(reply["psi"])
+                if self.hp.average
+                else {"architecture": reply.architecture, "weights": trees.clone(reply["model"])}
+            )
             predictions[str(reply.client)] = reply["prediction"].clone()
         server.state.update(helpers=helpers, predictions=predictions)

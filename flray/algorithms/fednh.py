@@ -37,7 +37,9 @@ class CosineClassifier(nn.Module):
         super().__init__()
         self.in_features = weight.shape[1]
         self.weight = nn.Parameter(weight)
-        self.scale: nn.Parameter | float = nn.Parameter(weight.new_tensor(scale)) if trained else scale
+        self.scale: nn.Parameter | float = (
+            nn.Parameter(weight.new_tensor(scale)) if trained else scale
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the logits [B, C] of features [B, d]."""
@@ -49,8 +51,9 @@ class CosineClassifier(nn.Module):
 class FedNH(Algorithm):
     """Body and scale are trained and averaged; the class vectors W change at the server alone.
 
-    Down: everything. Up: body and scale, the direction of each class's mean of normalised features, and its count. The
-    network's linear classifier is replaced by a cosine one. The authors clip gradients at 10 (``local.clip_norm``).
+    Down: everything. Up: body and scale, the direction of each class's mean of normalised features,
+    and its count. The network's linear classifier is replaced by a cosine one. The authors clip
+    gradients at 10 (``local.clip_norm``).
     """
 
     class Params(registry.Params):
@@ -58,11 +61,18 @@ class FedNH(Algorithm):
 
         rho: float = hyper(0.9, "momentum of W; 1 keeps it fixed", "Yutong-Dai/FedNH", ge=0, le=1)
         scale: float = hyper(
-            1.0, "s at the start", "Yutong-Dai/FedNH: 1 for its small CNN, 20 for ResNet18, 30 where fixed", gt=0)
+            1.0,
+            "s at the start",
+            "Yutong-Dai/FedNH: 1 for its small CNN, 20 for ResNet18, 30 where fixed",
+            gt=0,
+        )
         train_scale: bool = hyper(True, "s is trained and averaged", "Yutong-Dai/FedNH: trainable")
         personal: bool = hyper(
-            False, "also test each client's model as its last turn left it, with the newest W; clients then keep it",
-            "FedNH reports both; FedSKC's table has the global model")
+            False,
+            "also test each client's model as its last turn left it, with the newest W; clients "
+            "then keep it",
+            "FedNH reports both; FedSKC's table has the global model",
+        )
 
     needs = frozenset({"split", "homogeneous", "classification"})
     weighting = "uniform"
@@ -99,7 +109,9 @@ class FedNH(Algorithm):
         if not arrived:
             return
         sent = [reply["directions"] for reply in arrived]
-        directions, counts = (torch.stack([one[name] for one in sent]) for name in ("vectors", "counts"))
+        directions, counts = (
+            torch.stack([one[name] for one in sent]) for name in ("vectors", "counts")
+        )
         moved = functional.update_directions(server.model[W], directions, counts, self.hp.rho)
         for architecture, weights in server.models.items():
             server.models[architecture] = {**weights, W: moved}
@@ -108,9 +120,10 @@ class FedNH(Algorithm):
 def spread(initial: Tensor) -> Tensor:
     """Return unit class vectors [C, d] far apart from each other, made from random ones [C, d].
 
-    Orthonormal where there is room for it (d >= C), as in the authors' code. Otherwise the largest cosine between two
-    of them is made small, as in the paper: pairs of opposites up to C = 2 d, which gives 0, the least possible above
-    C = d + 1; evenly on the circle for d = 2; else by descent on a soft maximum that sharpens.
+    Orthonormal where there is room for it (d >= C), as in the authors' code. Otherwise the largest
+    cosine between two of them is made small, as in the paper: pairs of opposites up to C = 2 d,
+    which gives 0, the least possible above C = d + 1; evenly on the circle for d = 2; else by
+    descent on a soft maximum that sharpens.
     """
     classes, size = initial.shape
     start = initial.double()
@@ -122,6 +135,8 @@ def spread(initial: Tensor) -> Tensor:
         return torch.stack([angles.cos(), angles.sin()], dim=1).to(initial.dtype)
     vectors, itself = unit(start), torch.eye(classes, dtype=torch.bool)
     for sharpness in torch.logspace(1, 8, 200, base=2, dtype=torch.float64):
-        shares = torch.softmax((sharpness * (vectors @ vectors.T)).masked_fill(itself, -math.inf), dim=1)
+        shares = torch.softmax(
+            (sharpness * (vectors @ vectors.T)).masked_fill(itself, -math.inf), dim=1
+        )
         vectors = unit(vectors - (shares + shares.T) @ vectors / sharpness)
     return vectors.to(initial.dtype)

@@ -21,24 +21,43 @@ class FedOptParams(Params):
     """Hyper-parameters of all four forms; null stands for the form's own value."""
 
     server_optimizer: Form = hyper(
-        "adam", "the server's optimiser", "a decision: FedSKC's table says FedOPT without naming the form")
+        "adam",
+        "the server's optimiser",
+        "a decision: FedSKC's table says FedOPT without naming the form",
+    )
     server_lr: float | None = hyper(
-        None, "eta, the server's step; null: 0.1, for avgm 1",
-        "0.1 as in adap/flower, within the range tuned by Reddi et al.; avgm: Hsu et al.", gt=0)
+        None,
+        "eta, the server's step; null: 0.1, for avgm 1",
+        "0.1 as in adap/flower, within the range tuned by Reddi et al.; avgm: Hsu et al.",
+        gt=0,
+    )
     beta1: float | None = hyper(
-        None, "decay of the first moment; null: 0.9, for adagrad 0", "Reddi et al., experiments; avgm: Hsu et al.",
-        ge=0, lt=1)
+        None,
+        "decay of the first moment; null: 0.9, for adagrad 0",
+        "Reddi et al., experiments; avgm: Hsu et al.",
+        ge=0,
+        lt=1,
+    )
     beta2: float = hyper(
-        0.99, "decay of the second moment (adam, yogi)", "Reddi et al., experiments", ge=0, lt=1)
-    tau: float = hyper(1e-3, "added to the root of the second moment", "Reddi et al., experiments", gt=0)
+        0.99, "decay of the second moment (adam, yogi)", "Reddi et al., experiments", ge=0, lt=1
+    )
+    tau: float = hyper(
+        1e-3, "added to the root of the second moment", "Reddi et al., experiments", gt=0
+    )
     initial: float | None = hyper(
-        None, "second moment before round 1; null: tau squared", "Reddi et al. Algorithm 2: v_{-1} >= tau^2", ge=0)
+        None,
+        "second moment before round 1; null: tau squared",
+        "Reddi et al. Algorithm 2: v_{-1} >= tau^2",
+        ge=0,
+    )
 
     def resolved(self) -> FedOptParams:
         """Fill in the form's own values."""
         form = self.server_optimizer
         own = {"server_lr": SERVER_LR[form], "beta1": BETA1[form], "initial": self.tau**2}
-        return self.model_copy(update={name: value for name, value in own.items() if getattr(self, name) is None})
+        return self.model_copy(
+            update={name: value for name, value in own.items() if getattr(self, name) is None}
+        )
 
 
 @register_algorithm("fedopt")
@@ -57,9 +76,13 @@ class FedOpt(Algorithm):
         """Start from m = 0 and the initial v."""
         for moment, value in (("m", 0.0), ("v", self.hp.initial)):
             server.state[moment] = {
-                key: {name: torch.full_like(w, value, dtype=torch.float64)
-                      for name, w in weights.items() if name in server.parameter_names[key]}
-                for key, weights in server.models.items()}
+                key: {
+                    name: torch.full_like(w, value, dtype=torch.float64)
+                    for name, w in weights.items()
+                    if name in server.parameter_names[key]
+                }
+                for key, weights in server.models.items()
+            }
 
     def apply(self, server: Server, architecture: str, mean: Weights) -> None:
         """Step every parameter."""
@@ -70,9 +93,12 @@ class FedOpt(Algorithm):
             step, m = functional.momentum_step(delta, m, hp.server_lr, hp.beta1)
         else:
             step, m, v = functional.adaptive_step(
-                delta, m, v, hp.server_optimizer, hp.server_lr, hp.beta1, hp.beta2, hp.tau)
+                delta, m, v, hp.server_optimizer, hp.server_lr, hp.beta1, hp.beta2, hp.tau
+            )
         state["m"], state["v"] = {**state["m"], architecture: m}, {**state["v"], architecture: v}
-        stepped = {name: (weights[name].double() + step[name]).to(weights[name].dtype) for name in step}
+        stepped = {
+            name: (weights[name].double() + step[name]).to(weights[name].dtype) for name in step
+        }
         super().apply(server, architecture, {**mean, **stepped})
 
 
@@ -83,7 +109,9 @@ class FedAvgM(FedOpt):
     class Params(FedOptParams):
         """Hyper-parameters."""
 
-        server_optimizer: Literal["avgm"] = hyper("avgm", "the server's optimiser", "Hsu et al., 2019")
+        server_optimizer: Literal["avgm"] = hyper(
+            "avgm", "the server's optimiser", "Hsu et al., 2019"
+        )
 
 
 @register_algorithm("fedadagrad")
@@ -93,7 +121,9 @@ class FedAdagrad(FedOpt):
     class Params(FedOptParams):
         """Hyper-parameters."""
 
-        server_optimizer: Literal["adagrad"] = hyper("adagrad", "the server's optimiser", "Reddi et al. Algorithm 2")
+        server_optimizer: Literal["adagrad"] = hyper(
+            "adagrad", "the server's optimiser", "Reddi et al. Algorithm 2"
+        )
 
 
 @register_algorithm("fedadam")
@@ -103,7 +133,9 @@ class FedAdam(FedOpt):
     class Params(FedOptParams):
         """Hyper-parameters."""
 
-        server_optimizer: Literal["adam"] = hyper("adam", "the server's optimiser", "Reddi et al. Algorithm 2")
+        server_optimizer: Literal["adam"] = hyper(
+            "adam", "the server's optimiser", "Reddi et al. Algorithm 2"
+        )
 
 
 @register_algorithm("fedyogi")
@@ -113,4 +145,6 @@ class FedYogi(FedOpt):
     class Params(FedOptParams):
         """Hyper-parameters."""
 
-        server_optimizer: Literal["yogi"] = hyper("yogi", "the server's optimiser", "Reddi et al. Algorithm 2")
+        server_optimizer: Literal["yogi"] = hyper(
+            "yogi", "the server's optimiser", "Reddi et al. Algorithm 2"
+        )

@@ -14,15 +14,19 @@ from flray.registry import hyper, register_algorithm
 class FedPer(Algorithm):
     """FedAvg on everything but the personal group, which each client keeps between its turns.
 
-    All clients begin with the same personal values. With nothing personal this is FedAvg, with everything `Local`.
+    All clients begin with the same personal values. With nothing personal this is FedAvg, with
+    everything `Local`.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
 
         personal: str = hyper(
-            "classifier", "group that stays at the client (groups are joined by + and -)",
-            "FedPer: the last layers; Fed-CO2's code: the classifier (digit-cnn and alexnet cut it by `split`)")
+            "classifier",
+            "group that stays at the client (groups are joined by + and -)",
+            "FedPer: the last layers; Fed-CO2's code: the classifier (digit-cnn and alexnet cut it "
+            "by `split`)",
+        )
 
     needs = frozenset({"split"})
     shared = "features"

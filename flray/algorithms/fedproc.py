@@ -19,24 +19,34 @@ from flray.registry import Preset, hyper, register_algorithm
 class FedProc(Algorithm):
     """Clients minimise ``alpha CE + (1 - alpha) l_pc``, alpha growing over the rounds; CE alone in the first one.
 
-    Down: weights, and from round 2 the prototypes P with the mask of their classes. Up: weights, the means of the
-    trained model's features over the client's samples of each class, and their counts. P is the mean over all samples.
+    Down: weights, and from round 2 the prototypes P with the mask of their classes. Up: weights,
+    the means of the trained model's features over the client's samples of each class, and their
+    counts. P is the mean over all samples.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
 
-        presets = (
-            Preset("fcclplus", "FCCL+ Table VII", alpha=0.5),
-        )
+        presets = (Preset("fcclplus", "FCCL+ Table VII", alpha=0.5),)
 
         alpha: float | None = hyper(
-            None, "weight of CE; null: round / ramp, up to 1", "MuXutong/FedProc: grows; FCCL+ Table VII: 0.5",
-            ge=0, le=1)
-        ramp: int = hyper(100, "rounds until CE is alone", "MuXutong/FedProc: 100, the number of rounds", ge=1)
-        temperature: float = hyper(1.0, "divides the products with the prototypes", "MuXutong/FedProc: none", gt=0)
+            None,
+            "weight of CE; null: round / ramp, up to 1",
+            "MuXutong/FedProc: grows; FCCL+ Table VII: 0.5",
+            ge=0,
+            le=1,
+        )
+        ramp: int = hyper(
+            100, "rounds until CE is alone", "MuXutong/FedProc: 100, the number of rounds", ge=1
+        )
+        temperature: float = hyper(
+            1.0, "divides the products with the prototypes", "MuXutong/FedProc: none", gt=0
+        )
         cosine: bool = hyper(
-            False, "features of length 1 in the products", "MuXutong/FedProc: no; WenkeHuang/MarsFL: yes")
+            False,
+            "features of length 1 in the products",
+            "MuXutong/FedProc: no; WenkeHuang/MarsFL: yes",
+        )
 
     needs = frozenset({"split", "homogeneous", "classification"})
 
@@ -45,9 +55,17 @@ class FedProc(Algorithm):
         loss, known = super().loss(client, batch), client.message.get("prototypes")
         if known is None:
             return loss
-        alpha = float(min(client.round / self.hp.ramp, 1.0) if self.hp.alpha is None else self.hp.alpha)
+        alpha = float(
+            min(client.round / self.hp.ramp, 1.0) if self.hp.alpha is None else self.hp.alpha
+        )
         contrast = functional.prototype_contrastive_loss(
-            batch.features, batch.y, known["vectors"], known["present"], self.hp.temperature, self.hp.cosine)
+            batch.features,
+            batch.y,
+            known["vectors"],
+            known["present"],
+            self.hp.temperature,
+            self.hp.cosine,
+        )
         return alpha * loss + (1 - alpha) * contrast
 
     def report(self, client: Client) -> dict[str, Any]:

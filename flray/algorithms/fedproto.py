@@ -20,32 +20,45 @@ from flray.registry import Preset, hyper, register_algorithm
 class FedProto(Algorithm):
     """Clients minimise ``CE + lam ||f(x) - P_y||^2``; networks may differ, but not in their number of features.
 
-    Down: the prototypes P with the mask of their classes, once there are any. Up: the means of the trained model's
-    features over the client's samples of each class, and their counts. A class keeps its prototype while nobody sends
-    it; before the first round there is none, and the classifier predicts.
+    Down: the prototypes P with the mask of their classes, once there are any. Up: the means of the
+    trained model's features over the client's samples of each class, and their counts. A class
+    keeps its prototype while nobody sends it; before the first round there is none, and the
+    classifier predicts.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
 
-        presets = (
-            Preset("fedskc", "its tables test one global model", aggregate_weights=True),
-        )
+        presets = (Preset("fedskc", "its tables test one global model", aggregate_weights=True),)
 
-        lam: float = hyper(1.0, "weight of the distance to the prototype", "yuetan031/FedProto: ld = 1", ge=0)
+        lam: float = hyper(
+            1.0, "weight of the distance to the prototype", "yuetan031/FedProto: ld = 1", ge=0
+        )
         per_feature: bool = hyper(
-            True, "the squared distance is divided by the number of features",
-            "yuetan031/FedProto, whose lam belongs to it; the paper: no")
+            True,
+            "the squared distance is divided by the number of features",
+            "yuetan031/FedProto, whose lam belongs to it; the paper: no",
+        )
         weighting: Literal["uniform", "samples"] = hyper(
-            "uniform", "weights of the clients in a prototype", "yuetan031/FedProto: plain mean over holders")
+            "uniform",
+            "weights of the clients in a prototype",
+            "yuetan031/FedProto: plain mean over holders",
+        )
         predict: Literal["prototype", "classifier"] = hyper(
-            "prototype", "what the personal models predict by", "FedProto, section on inference: nearest prototype")
+            "prototype",
+            "what the personal models predict by",
+            "FedProto, section on inference: nearest prototype",
+        )
         own_classes: bool = hyper(
-            False, "the nearest prototype is sought among the client's own classes only",
-            "a decision: all known classes; yuetan031/FedProto: own ones")
+            False,
+            "the nearest prototype is sought among the client's own classes only",
+            "a decision: all known classes; yuetan031/FedProto: own ones",
+        )
         aggregate_weights: bool = hyper(
-            False, "weights are averaged as well, which gives one global model",
-            "FedProto: no; the table of FedSKC needs it, WenkeHuang/MarsFL has it")
+            False,
+            "weights are averaged as well, which gives one global model",
+            "FedProto: no; the table of FedSKC needs it, WenkeHuang/MarsFL has it",
+        )
 
     needs = frozenset({"split", "same_features", "classification"})
     shared = "none"
@@ -62,7 +75,8 @@ class FedProto(Algorithm):
         if known is None:
             return loss
         distance = functional.prototype_loss(
-            batch.features, batch.y, known["vectors"], known["present"], self.hp.per_feature)
+            batch.features, batch.y, known["vectors"], known["present"], self.hp.per_feature
+        )
         return loss + float(self.hp.lam) * distance
 
     def report(self, client: Client) -> dict[str, Any]:
@@ -74,8 +88,14 @@ class FedProto(Algorithm):
         model, known = as_split(client.model.eval()), client.message.get("prototypes")
         if known is None or self.hp.predict == "classifier":
             return model
-        candidates = known["present"] & (client.class_counts > 0) if self.hp.own_classes else known["present"]
-        return lambda x: functional.prototype_scores(model.features(x), known["vectors"], candidates)
+        candidates = (
+            known["present"] & (client.class_counts > 0)
+            if self.hp.own_classes
+            else known["present"]
+        )
+        return lambda x: functional.prototype_scores(
+            model.features(x), known["vectors"], candidates
+        )
 
     def send(self, server: Server, stage: Stage) -> dict[str, Any]:
         """Send the prototypes, once there are any."""

@@ -25,11 +25,15 @@ class FedProx(Algorithm):
             Preset("fedbn", "med-air/FedBN", mu=0.01),
         )
 
-        mu: float = hyper(0.01, "strength of the pull", "FCCL+ Table VII; default of litian96/FedProx", ge=0)
+        mu: float = hyper(
+            0.01, "strength of the pull", "FCCL+ Table VII; default of litian96/FedProx", ge=0
+        )
 
     vectorised = True
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the task's loss with the proximal term."""
         received = {name: client.message["weights"][name] for name in client.parameters}
-        return super().loss(client, batch) + functional.proximal_penalty(client.parameters, received, self.hp.mu)
+        return super().loss(client, batch) + functional.proximal_penalty(
+            client.parameters, received, self.hp.mu
+        )

@@ -20,8 +20,8 @@ from flray.registry import hyper, register_algorithm
 class FedRCL(Algorithm):
     """Clients minimise ``CE + weight * mean_l (l_scl + beta l_pen)`` over the tapped layers l.
 
-    Layers are tapped before their ReLU and averaged over the image. The temperature multiplies gradients by 20: train
-    as the authors do, with ``local.clip_norm: 10``.
+    Layers are tapped before their ReLU and averaged over the image. The temperature multiplies
+    gradients by 20: train as the authors do, with ``local.clip_norm: 10``.
     """
 
     class Params(registry.Params):
@@ -31,12 +31,19 @@ class FedRCL(Algorithm):
         beta: float = hyper(1.0, "weight of the penalty within it", "skynbe/FedRCL", ge=0)
         tau: float = hyper(0.05, "temperature", "skynbe/FedRCL", gt=0)
         threshold: float = hyper(
-            0.7, "lambda, similarity from which a pair of one class is too close; above 1: no penalty", "skynbe/FedRCL",
-            ge=-1)
+            0.7,
+            "lambda, similarity from which a pair of one class is too close; above 1: no penalty",
+            "skynbe/FedRCL",
+            ge=-1,
+        )
         pairs: Literal["top", "all"] = hyper(
-            "top", "the hardest pairs, as in the released code, or all, as in the paper's sums",
-            "skynbe/FedRCL, with which the paper's numbers were made")
-        negatives: int = hyper(2, "most similar samples of other classes that count, with top", "skynbe/FedRCL", ge=1)
+            "top",
+            "the hardest pairs, as in the released code, or all, as in the paper's sums",
+            "skynbe/FedRCL, with which the paper's numbers were made",
+        )
+        negatives: int = hyper(
+            2, "most similar samples of other classes that count, with top", "skynbe/FedRCL", ge=1
+        )
 
     needs = frozenset({"features", "homogeneous", "labels"})
     weighting = "uniform"
@@ -52,15 +59,24 @@ class FedRCL(Algorithm):
         with tapped(client.model) as layers:
             loss = super().loss(client, batch)
         return loss + float(hp.weight) * functional.relaxed_contrastive_loss(
-            [pooled(layer) for layer in layers], batch.y, hp.tau, hp.threshold, hp.beta, hp.negatives, hp.pairs)
+            [pooled(layer) for layer in layers],
+            batch.y,
+            hp.tau,
+            hp.threshold,
+            hp.beta,
+            hp.negatives,
+            hp.pairs,
+        )
 
 
 @contextmanager
 def tapped(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the outputs of the model's tapped layers, shallow to deep, during a forward pass."""
     outputs: list[Tensor] = []
-    handles = [layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-               for _, layer in layer_taps(model)]
+    handles = [
+        layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        for _, layer in layer_taps(model)
+    ]
     try:
         yield outputs
     finally:

@@ -14,24 +14,37 @@ from flray.registry import Preset, hyper, register_algorithm
 class FedRep(Algorithm):
     """The body is averaged, the head stays at the client. Each phase has its own optimiser.
 
-    The body's batch norms keep their statistics in the head's phase. ``local.epochs`` counts only where a phase's own
-    number is null.
+    The body's batch norms keep their statistics in the head's phase. ``local.epochs`` counts only
+    where a phase's own number is null.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
 
         presets = (
-            Preset("lgmix", "one local epoch: one on the head, one on the body", head_epochs=1, body_epochs=1),
+            Preset(
+                "lgmix",
+                "one local epoch: one on the head, one on the body",
+                head_epochs=1,
+                body_epochs=1,
+            ),
         )
 
         head_epochs: int | None = hyper(
-            10, "epochs on the head; null: local.epochs", "lgcollins/FedRep: local_ep 11 less local_rep_ep 1", ge=0)
+            10,
+            "epochs on the head; null: local.epochs",
+            "lgcollins/FedRep: local_ep 11 less local_rep_ep 1",
+            ge=0,
+        )
         body_epochs: int | None = hyper(
-            1, "epochs on the body; null: local.epochs", "lgcollins/FedRep: local_rep_ep 1", ge=0)
+            1, "epochs on the body; null: local.epochs", "lgcollins/FedRep: local_rep_ep 1", ge=0
+        )
         evaluation_epochs: int = hyper(
-            0, "epochs on the head before the model is tested, on a copy",
-            "a decision: none; lgcollins/FedRep fits all heads for 10 epochs after the last round", ge=0)
+            0,
+            "epochs on the head before the model is tested, on a copy",
+            "a decision: none; lgcollins/FedRep fits all heads for 10 epochs after the last round",
+            ge=0,
+        )
 
     needs = frozenset({"split", "classification"})
     shared = "features"
@@ -39,7 +52,10 @@ class FedRep(Algorithm):
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Train the head, then the body."""
-        return (Phase("personal", "classifier", self.hp.head_epochs), Phase("train", "features", self.hp.body_epochs))
+        return (
+            Phase("personal", "classifier", self.hp.head_epochs),
+            Phase("train", "features", self.hp.body_epochs),
+        )
 
     def predictor(self, client: Client, view: View) -> Predictor:
         """Return the body with the own head, which is first fitted to the new body where that is asked for."""

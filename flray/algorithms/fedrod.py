@@ -22,41 +22,49 @@ from flray.registry import Preset, hyper, register_algorithm
 class FedRoD(Algorithm):
     """Body and generic head are trained by the balanced softmax and averaged; the personal head never travels.
 
-    In each step the personal head g then learns by ``CE(z + g(f), y)`` with the generic logits z and the features f as
-    constants. ``z + g(f)`` predicts for the client, z alone is the global model; class shares appear in neither.
+    In each step the personal head g then learns by ``CE(z + g(f), y)`` with the generic logits z
+    and the features f as constants. ``z + g(f)`` predicts for the client, z alone is the global
+    model; class shares appear in neither.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
 
-        presets = (
-            Preset("fedco2", "released code", generic_loss="ce"),
-        )
+        presets = (Preset("fedco2", "released code", generic_loss="ce"),)
 
         generic_loss: Literal["balanced", "ce"] = hyper(
-            "balanced", "loss of body and generic head; ce is what Fed-CO2's table was made with",
-            "FedRoD, Eq. of balanced risk minimisation")
+            "balanced",
+            "loss of body and generic head; ce is what Fed-CO2's table was made with",
+            "FedRoD, Eq. of balanced risk minimisation",
+        )
         personal_init: Literal["copy", "zero"] = hyper(
-            "copy", "the personal head starts as the initial generic one, or at zero",
-            "Yutong-Dai/FedNH's FedRoD: a copy; zero makes both predictors equal at the start")
+            "copy",
+            "the personal head starts as the initial generic one, or at zero",
+            "Yutong-Dai/FedNH's FedRoD: a copy; zero makes both predictors equal at the start",
+        )
 
     needs = frozenset({"split", "classification"})
     views = ("personal", "global")
 
     def setup(self, client: Client) -> None:
         """Start the personal head."""
+
         def start(name: str, value: Tensor) -> Tensor:
             zero = self.hp.personal_init == "zero" and name in client.parameters
             return torch.zeros_like(value) if zero else value.clone()
 
         initial = classifier_of(client.resident.initial)
-        client.state["head"] = {name.removeprefix("classifier."): start(name, w) for name, w in initial.items()}
+        client.state["head"] = {
+            name.removeprefix("classifier."): start(name, w) for name, w in initial.items()
+        }
 
     def begin(self, client: Client) -> None:
         """Take up the personal head."""
         head = self.head(client).train()
-        client.scratch.update(head=head, head_optimizer=make_optimizer(
-            list(head.parameters()), client.local, client.round))
+        client.scratch.update(
+            head=head,
+            head_optimizer=make_optimizer(list(head.parameters()), client.local, client.round),
+        )
 
     def head(self, client: Client) -> nn.Module:
         """Return the client's personal head."""

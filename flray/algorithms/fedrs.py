@@ -26,10 +26,16 @@ class FedRS(Algorithm):
             Preset("fcclplus", "Table VII; graded, as its numbers imply", alpha=0.5, graded=True),
         )
 
-        alpha: float = hyper(0.5, "scale of the missing classes", "FCCL+ Table VII; FedRS, experiments", ge=0, le=1)
+        alpha: float = hyper(
+            0.5, "scale of the missing classes", "FCCL+ Table VII; FedRS, experiments", ge=0, le=1
+        )
         graded: bool = hyper(
-            False, "the scale grows with a class's share: alpha + (1 - alpha) n_c / max n (lxcnju/FedRepo; FCCL+, by "
-            "its numbers)", "FedRS, restricted softmax: 1 or alpha")
+            False,
+            "the scale grows with a class's share: alpha + (1 - alpha) n_c / max n "
+            "(lxcnju/FedRepo; FCCL+, by "
+            "its numbers)",
+            "FedRS, restricted softmax: 1 or alpha",
+        )
 
     needs = frozenset({"split", "classification"})
 
@@ -41,6 +47,8 @@ class FedRS(Algorithm):
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the cross-entropy of the restricted logits."""
         head = linear_classifier(client.model)
-        scale = functional.restricted_scale(client.class_counts.to(head.weight.dtype), self.hp.alpha, self.hp.graded)
+        scale = functional.restricted_scale(
+            client.class_counts.to(head.weight.dtype), self.hp.alpha, self.hp.graded
+        )
         logits = functional.restricted_softmax_logits(batch.features, head.weight, head.bias, scale)
         return client.task.loss(logits, batch.y)

@@ -27,10 +27,11 @@ RAMP = 100
 class FedSKC(Algorithm):
     """FedAvg with three modules on class knowledge, which are mean logits: LCL at clients, GDA and GPR at the server.
 
-    Down: weights, and from round 2 the global knowledge c~ with the mask of its classes. Up: weights, the client's
-    class knowledge and counts. Server state: knowledge and mask of the last round. With all three modules off, no
-    knowledge is computed or sent: FedAvg. The released code also reports the maximum over rounds of a single seed,
-    which is a matter of reporting and not of this file.
+    Down: weights, and from round 2 the global knowledge c~ with the mask of its classes. Up:
+    weights, the client's class knowledge and counts. Server state: knowledge and mask of the last
+    round. With all three modules off, no knowledge is computed or sent: FedAvg. The released code
+    also reports the maximum over rounds of a single seed, which is a matter of reporting and not of
+    this file.
     """
 
     class Params(VariantParams):
@@ -51,37 +52,67 @@ class FedSKC(Algorithm):
 
         lcl: bool = hyper(True, "local contrastive learning", "Table V, last row")
         gda: bool | None = hyper(
-            None, "discrepancy aggregation; without it, weights as in FedAvg",
-            "Eq. 4; the released code computes the weights, then overwrites the result by FedAvg's")
+            None,
+            "discrepancy aggregation; without it, weights as in FedAvg",
+            "Eq. 4; the released code computes the weights, then overwrites the result by FedAvg's",
+        )
         gpr: bool = hyper(True, "period review", "Table V, last row")
         tau: float = hyper(0.08, "temperature of LCL", "section IV, configurations", gt=0)
         neighbours: int = hyper(
-            1, "M, nearest clients merged into each knowledge vector", "section IV, Fig. 3(b)", ge=0)
-        beta: float | None = hyper(None, "momentum of GPR", "0.95 below Eq. 5; released code 0.99", ge=0, le=1)
+            1, "M, nearest clients merged into each knowledge vector", "section IV, Fig. 3(b)", ge=0
+        )
+        beta: float | None = hyper(
+            None, "momentum of GPR", "0.95 below Eq. 5; released code 0.99", ge=0, le=1
+        )
         sample_scale: Literal["raw", "fraction"] = hyper(
-            "raw", "N_k inside the sigmoid of GDA as printed, or as a share of the cohort's samples", "Eq. 4")
+            "raw",
+            "N_k inside the sigmoid of GDA as printed, or as a share of the cohort's samples",
+            "Eq. 4",
+        )
         review: Literal["paper", "interpolate"] = hyper(
-            "paper", "GPR as printed, which shrinks the model by 1 - beta a round, or w + (1 - beta) rho (w' - w)",
-            "Eq. 5")
+            "paper",
+            "GPR as printed, which shrinks the model by 1 - beta a round, or w + (1 - beta) rho "
+            "(w' - w)",
+            "Eq. 5",
+        )
         lr: float | None = hyper(
-            None, "learning rate of local training; null in the paper's variant: local.lr",
-            "0.01 in section IV, which is local.lr's default; released code 0.1", gt=0)
-        gate: bool | None = hyper(None, "knowledge is c sigmoid(c), not c", "section III-A; not in the released code")
+            None,
+            "learning rate of local training; null in the paper's variant: local.lr",
+            "0.01 in section IV, which is local.lr's default; released code 0.1",
+            gt=0,
+        )
+        gate: bool | None = hyper(
+            None, "knowledge is c sigmoid(c), not c", "section III-A; not in the released code"
+        )
         normaliser: Literal["distance", "none"] | None = hyper(
-            None, "cosines of LCL are divided by the mean distance U, or not", "Eq. 2; no U in the released code")
+            None,
+            "cosines of LCL are divided by the mean distance U, or not",
+            "Eq. 2; no U in the released code",
+        )
         positive_twice: bool | None = hyper(
-            None, "LCL's denominator counts the positive once more", "Eq. 3: no; released code: yes")
+            None, "LCL's denominator counts the positive once more", "Eq. 3: no; released code: yes"
+        )
         lcl_weight: Literal["constant", "ramp"] | None = hyper(
-            None, "weight of LCL: 1, or min(round / 100, 1)", "Algorithm 1, line 37: 1; released code: ramp")
+            None,
+            "weight of LCL: 1, or min(round / 100, 1)",
+            "Algorithm 1, line 37: 1; released code: ramp",
+        )
         without_prototype: Literal["skip", "own"] | None = hyper(
-            None, "a sample whose class has no global knowledge is skipped, or is its own positive",
-            "not said: skip, a decision; released code: own detached logits")
+            None,
+            "a sample whose class has no global knowledge is skipped, or is its own positive",
+            "not said: skip, a decision; released code: own detached logits",
+        )
         knowledge: Literal["after", "last_epoch"] | None = hyper(
-            None, "knowledge from the trained model in eval mode, or from the logits of the last epoch's steps",
-            "Algorithm 1, line 41; released code: train-mode logits of the last epoch")
+            None,
+            "knowledge from the trained model in eval mode, or from the logits of the last epoch's "
+            "steps",
+            "Algorithm 1, line 41; released code: train-mode logits of the last epoch",
+        )
         review_buffers: bool | None = hyper(
-            None, "GPR also acts on BatchNorm's statistics",
-            "not said: no, a decision; released code: all float entries")
+            None,
+            "GPR also acts on BatchNorm's statistics",
+            "not said: no, a decision; released code: all float entries",
+        )
 
     needs = frozenset({"homogeneous", "labels"})
 
@@ -94,7 +125,8 @@ class FedSKC(Algorithm):
         """Whether any module needs the knowledge."""
         return bool(self.hp.lcl or self.hp.gda or self.hp.gpr)
 
-    # --- client -------------------------------------------------------------------------------------------
+    # --- client
+    # -------------------------------------------------------------------------------------------
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Train everything once, at the variant's learning rate."""
@@ -108,8 +140,15 @@ class FedSKC(Algorithm):
             return loss
         weight = 1.0 if self.hp.lcl_weight == "constant" else min((client.round + 1) / RAMP, 1.0)
         return loss + weight * functional.local_contrastive_loss(
-            batch.outputs, batch.y, known["vectors"], known["present"], self.hp.tau, self.hp.normaliser,
-            positive_twice=self.hp.positive_twice, without_prototype=self.hp.without_prototype)
+            batch.outputs,
+            batch.y,
+            known["vectors"],
+            known["present"],
+            self.hp.tau,
+            self.hp.normaliser,
+            positive_twice=self.hp.positive_twice,
+            without_prototype=self.hp.without_prototype,
+        )
 
     def after_backward(self, client: Client, batch: Batch) -> None:
         """Keep the last epoch's logits where knowledge is made of them."""
@@ -125,14 +164,21 @@ class FedSKC(Algorithm):
             outputs, labels = client.outputs()
         else:
             outputs, labels = map(torch.cat, zip(*client.scratch["seen"], strict=True))
-        vectors, counts = functional.structural_knowledge(outputs, labels, client.num_classes, self.hp.gate)
+        vectors, counts = functional.structural_knowledge(
+            outputs, labels, client.num_classes, self.hp.gate
+        )
         return {**reply, "knowledge": {"vectors": vectors, "counts": counts}}
 
-    # --- server -------------------------------------------------------------------------------------------
+    # --- server
+    # -------------------------------------------------------------------------------------------
 
     def send(self, server: Server, stage: Stage) -> dict[str, Any]:
         """Send the global knowledge c~ and which classes it has, once there is any."""
-        return {"knowledge": server.state["knowledge"]} if self.hp.lcl and "knowledge" in server.state else {}
+        return (
+            {"knowledge": server.state["knowledge"]}
+            if self.hp.lcl and "knowledge" in server.state
+            else {}
+        )
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Merge the knowledge (Eq. 1), average by discrepancy (Eq. 4), review by the knowledge's change (Eq. 5)."""
@@ -158,8 +204,14 @@ class FedSKC(Algorithm):
                 mean = self.apply_period_review(server, architecture, mean, before)
             self.apply(server, architecture, mean)
 
-    def discrepancy_weights(self, server: Server, replies: Sequence[Reply], vectors: Tensor, present: Tensor,
-                            merged: Tensor) -> dict[int, float]:
+    def discrepancy_weights(
+        self,
+        server: Server,
+        replies: Sequence[Reply],
+        vectors: Tensor,
+        present: Tensor,
+        merged: Tensor,
+    ) -> dict[int, float]:
         """Return each client's weight: e_k of GDA, or FedAvg's."""
         discrepancy = functional.knowledge_discrepancy(vectors, present, merged).double()
         sizes = torch.tensor([reply.num_samples for reply in replies])
@@ -167,15 +219,33 @@ class FedSKC(Algorithm):
         for reply, d_k, e_k in zip(replies, discrepancy, e, strict=True):
             server.log("fedskc/d_k", d_k, reply.client)
             server.log("fedskc/e_k", e_k, reply.client)
-        if self.hp.gda:  # relative to the largest, so that equal weights give the bits of the plain mean
-            return {reply.client: float(e_k / e.max()) for reply, e_k in zip(replies, e, strict=True)}
+        if (
+            self.hp.gda
+        ):  # relative to the largest, so that equal weights give the bits of the plain mean
+            return {
+                reply.client: float(e_k / e.max()) for reply, e_k in zip(replies, e, strict=True)
+            }
         return {reply.client: self.weigh(server, reply) for reply in replies}
 
-    def apply_period_review(self, server: Server, architecture: str, mean: Weights, before: dict[str, Tensor]) -> Weights:
+    def apply_period_review(
+        self, server: Server, architecture: str, mean: Weights, before: dict[str, Tensor]
+    ) -> Weights:
         """Return the mean reviewed by the model that was sent out this round."""
         now, parameters = server.state["knowledge"], server.parameter_names[architecture]
-        chosen = {name: w for name, w in mean.items() if self.hp.review_buffers or name in parameters}
+        chosen = {
+            name: w for name, w in mean.items() if self.hp.review_buffers or name in parameters
+        }
         sent_out = {name: server.models[architecture][name] for name in chosen}
-        return {**mean, **functional.period_review(
-            chosen, sent_out, now["vectors"], before["vectors"], self.hp.beta, present_now=now["present"],
-            present_before=before["present"], review=self.hp.review)}
+        return {
+            **mean,
+            **functional.period_review(
+                chosen,
+                sent_out,
+                now["vectors"],
+                before["vectors"],
+                self.hp.beta,
+                present_now=now["present"],
+                present_before=before["present"],
+                review=self.hp.review,
+            ),
+        }

@@ -20,26 +20,48 @@ from flray.registry import hyper, register_algorithm
 class L2SGD(Algorithm):
     """Minimise ``1/N sum_i f_i(x_i) + lambda/(2N) sum_i ||x_i - mean||^2`` by local steps and pulls to the mean.
 
-    The practical round: local training as in `Local`, then ``x_i <- (1 - a) x_i + a mean`` with a = ``pull``. Up: x_i;
-    down: the mean, equal weights. Floating buffers are pulled too, where `aggregation.buffers` averages them.
+    The practical round: local training as in `Local`, then ``x_i <- (1 - a) x_i + a mean`` with a =
+    ``pull``. Up: x_i; down: the mean, equal weights. Floating buffers are pulled too, where
+    `aggregation.buffers` averages them.
 
-    With ``coin``, the published method, a round is one toss. With probability 1 - p all clients do one step on one
-    batch at the rate ``alpha / (N (1 - p))``, and nothing travels; otherwise all are pulled with
-    ``a = alpha lambda / (N p)``. The rate of the step is `local.lr` (with its decay), which makes alpha
-    ``N (1 - p) lr`` and a ``lr lambda (1 - p) / p``. Pulls leave the mean where it is, so models go up only when
-    local steps came since the last ones did. `local.epochs` does not count.
+    With ``coin``, the published method, a round is one toss. With probability 1 - p all clients do
+    one step on one batch at the rate ``alpha / (N (1 - p))``, and nothing travels; otherwise all
+    are pulled with ``a = alpha lambda / (N p)``. The rate of the step is `local.lr` (with its
+    decay), which makes alpha ``N (1 - p) lr`` and a ``lr lambda (1 - p) / p``. Pulls leave the mean
+    where it is, so models go up only when local steps came since the last ones did. `local.epochs`
+    does not count.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
 
         pull: float = hyper(
-            0.2, "a, strength of the pull after local training (without coin): 0 is local training, 1 averaging",
-            "a decision, LG-Mix does not say: eta lambda K at lgcollins/FedRep's lambda 0.5, eta 0.01 and K = 40 steps",
-            ge=0, le=1)
-        coin: bool = hyper(False, "the published algorithm, one toss a round", "a decision: LG-Mix trains E = 1 epochs")
-        p: float = hyper(0.1, "chance of a pull (with coin)", "omarfoq/FedEM: 0.1; lgcollins/FedRep: 0.9", gt=0, lt=1)
-        lam: float = hyper(0.5, "lambda, weight of the distance to the mean (with coin)", "lgcollins/FedRep: 0.5", ge=0)
+            0.2,
+            "a, strength of the pull after local training (without coin): 0 is local training, 1 "
+            "averaging",
+            "a decision, LG-Mix does not say: eta lambda K at lgcollins/FedRep's lambda 0.5, eta "
+            "0.01 and K = 40 steps",
+            ge=0,
+            le=1,
+        )
+        coin: bool = hyper(
+            False,
+            "the published algorithm, one toss a round",
+            "a decision: LG-Mix trains E = 1 epochs",
+        )
+        p: float = hyper(
+            0.1,
+            "chance of a pull (with coin)",
+            "omarfoq/FedEM: 0.1; lgcollins/FedRep: 0.9",
+            gt=0,
+            lt=1,
+        )
+        lam: float = hyper(
+            0.5,
+            "lambda, weight of the distance to the mean (with coin)",
+            "lgcollins/FedRep: 0.5",
+            ge=0,
+        )
 
     needs = frozenset({"homogeneous", "all_clients"})
     shared = "none"
@@ -52,21 +74,34 @@ class L2SGD(Algorithm):
         if not self.hp.coin:
             return
         if local.optimizer != "sgd":
-            raise ConfigError("experiment.local.optimizer", local.optimizer,
-                              "l2sgd's coin weighs gradient steps against pulls; set sgd, or algorithm.coin: false")
+            raise ConfigError(
+                "experiment.local.optimizer",
+                local.optimizer,
+                "l2sgd's coin weighs gradient steps against pulls; set sgd, or algorithm.coin: "
+                "false",
+            )
         if local.epochs != 1:
-            raise ConfigError("experiment.local.epochs", str(local.epochs),
-                              "with a coin a local round is one step; set 1, or algorithm.coin: false")
+            raise ConfigError(
+                "experiment.local.epochs",
+                str(local.epochs),
+                "with a coin a local round is one step; set 1, or algorithm.coin: false",
+            )
         if self.strength(local.lr) > 1:
-            raise ConfigError("experiment.algorithm", f"a pull of lr lam (1 - p) / p = {self.strength(local.lr):.3g}",
-                              "beyond 1 l2sgd diverges; lower local.lr or lam, or raise p")
+            raise ConfigError(
+                "experiment.algorithm",
+                f"a pull of lr lam (1 - p) / p = {self.strength(local.lr):.3g}",
+                "beyond 1 l2sgd diverges; lower local.lr or lam, or raise p",
+            )
 
     def strength(self, lr: float) -> float:
         """Return a, given the learning rate of the round."""
-        pull: float = lr * self.hp.lam * (1 - self.hp.p) / self.hp.p if self.hp.coin else self.hp.pull
+        pull: float = (
+            lr * self.hp.lam * (1 - self.hp.p) / self.hp.p if self.hp.coin else self.hp.pull
+        )
         return pull
 
-    # --- client -------------------------------------------------------------------------------------------
+    # --- client
+    # -------------------------------------------------------------------------------------------
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Train as told, with a coin for one step."""
@@ -85,10 +120,13 @@ class L2SGD(Algorithm):
         """Return nothing; step towards the mean."""
         self.receive(client)
         mean = client.message["mean"]
-        client.load(functional.pull_to_mean(client.weights(frozenset(mean)), mean, self.strength(client.lr)))
+        client.load(
+            functional.pull_to_mean(client.weights(frozenset(mean)), mean, self.strength(client.lr))
+        )
         return {}
 
-    # --- server -------------------------------------------------------------------------------------------
+    # --- server
+    # -------------------------------------------------------------------------------------------
 
     def server_setup(self, server: Server) -> None:
         """Nobody has sent a model yet."""
@@ -116,9 +154,15 @@ class L2SGD(Algorithm):
 
 def uploaded_model(client: Client) -> dict[str, Any]:
     """Return what of the client's model goes into the mean."""
-    return {"weights": client.weights(averaged_names(client.config, client.resident.entries, client.parameters))}
+    return {
+        "weights": client.weights(
+            averaged_names(client.config, client.resident.entries, client.parameters)
+        )
+    }
 
 
-def averaged_names(config: Experiment, entries: Iterable[str], parameters: Iterable[str]) -> frozenset[str]:
+def averaged_names(
+    config: Experiment, entries: Iterable[str], parameters: Iterable[str]
+) -> frozenset[str]:
     """Return the names whose mean is taken: all, or the parameters alone where buffers stay local."""
     return frozenset(parameters if config.aggregation.buffers == "local" else entries)

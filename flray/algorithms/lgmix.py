@@ -23,11 +23,12 @@ from flray.trees import Weights
 class LGMix(Algorithm):
     """A round has two exchanges: clients train from their personalised models, then mix the updates.
 
-    Server: ``u``, which is not the mean of the personalised models. Client state: ``own``, the personalised model
-    w_c (before its first turn: the u it receives), and ``ratios``, lambda of earlier rounds; within a round also the
-    trained model and the u it was trained beside. Up: ``u + Delta_c`` in one model, so that the mean over clients is
-    ``u + sum_c p_c Delta_c`` and, with lambda = 0 throughout, FedAvg's average to the bit. Down: u before training,
-    for the features, and after it. Counters follow the larger share.
+    Server: ``u``, which is not the mean of the personalised models. Client state: ``own``, the
+    personalised model w_c (before its first turn: the u it receives), and ``ratios``, lambda of
+    earlier rounds; within a round also the trained model and the u it was trained beside. Up: ``u +
+    Delta_c`` in one model, so that the mean over clients is ``u + sum_c p_c Delta_c`` and, with
+    lambda = 0 throughout, FedAvg's average to the bit. Down: u before training, for the features,
+    and after it. Counters follow the larger share.
     """
 
     class Params(VariantParams):
@@ -42,22 +43,42 @@ class LGMix(Algorithm):
         }
 
         server_lr: float = hyper(
-            1.0, "eta_g, step of the server along the mean update", "Algorithm 1 leaves it open; 1 is plain averaging",
-            gt=0)
+            1.0,
+            "eta_g, step of the server along the mean update",
+            "Algorithm 1 leaves it open; 1 is plain averaging",
+            gt=0,
+        )
         ratio: float | None = hyper(
-            None, "a fixed lambda instead of the traces' ratio: 0 is FedAvg, 1 is local training", "Eq. 2", ge=0, le=1)
-        centred: bool | None = hyper(None, "traces of centred features", "Eq. 5: no; released code: yes")
+            None,
+            "a fixed lambda instead of the traces' ratio: 0 is FedAvg, 1 is local training",
+            "Eq. 2",
+            ge=0,
+            le=1,
+        )
+        centred: bool | None = hyper(
+            None, "traces of centred features", "Eq. 5: no; released code: yes"
+        )
         drop_smallest: bool | None = hyper(
-            None, "traces without the smallest eigenvalue", "Eq. 5: all of them; released code: without it")
+            None,
+            "traces without the smallest eigenvalue",
+            "Eq. 5: all of them; released code: without it",
+        )
         history: Literal["earlier", "all", "none"] | None = hyper(
-            None, "lambda is the mean over the rounds before this one, over all up to this one, or this round's own",
-            "below Eq. 6: rounds before t; released code: includes t; Table 4 has none")
+            None,
+            "lambda is the mean over the rounds before this one, over all up to this one, or this "
+            "round's own",
+            "below Eq. 6: rounds before t; released code: includes t; Table 4 has none",
+        )
         inputs: Literal["normalised", "unit"] | None = hyper(
-            None, "images normalised by the data set's mean and deviation, or only scaled to [0, 1]",
-            "not said: as for all methods here; released code: scaled only")
+            None,
+            "images normalised by the data set's mean and deviation, or only scaled to [0, 1]",
+            "not said: as for all methods here; released code: scaled only",
+        )
         update: Literal["round", "last_epoch"] | None = hyper(
-            None, "the local update is the whole round's, or that of its last epoch",
-            "Algorithm 1; in the released code only the last epoch's survives")
+            None,
+            "the local update is the whole round's, or that of its last epoch",
+            "Algorithm 1; in the released code only the last epoch's survives",
+        )
 
     needs = frozenset({"homogeneous"})
     views = ("personal", "global")
@@ -66,7 +87,8 @@ class LGMix(Algorithm):
         super().__init__(hp)
         self.normalise = self.hp.inputs == "normalised"
 
-    # --- client: local training ---------------------------------------------------------------------------
+    # --- client: local training
+    # ---------------------------------------------------------------------------
 
     def receive(self, client: Client) -> None:
         """Load the personalised model; before the first turn that is u."""
@@ -75,7 +97,9 @@ class LGMix(Algorithm):
 
     def train(self, client: Client) -> dict[str, Any]:
         """Train with an eye on the last layer's inputs, of this model and of u."""
-        u = client.resident.frozen("u")  # made before the hooks are set: a copy would carry them along
+        u = client.resident.frozen(
+            "u"
+        )  # made before the hooks are set: a copy would carry them along
         with _last_inputs(client.model, u) as client.scratch["features"]:
             return super().train(client)
 
@@ -96,11 +120,15 @@ class LGMix(Algorithm):
         if self.hp.ratio is None:
             with torch.no_grad():
                 client.scratch["u"](batch.x)
-            client.scratch["traces"] += torch.stack([self.trace(h).double() for h in client.scratch["features"]])
+            client.scratch["traces"] += torch.stack(
+                [self.trace(h).double() for h in client.scratch["features"]]
+            )
 
     def trace(self, features: Tensor) -> Tensor:
         """Return the Gram trace of penultimate features [B, m] or, pooled over positions, [B, m, ...]."""
-        return functional.gram_trace(pooled(features).double(), self.hp.centred, drop_smallest=self.hp.drop_smallest)
+        return functional.gram_trace(
+            pooled(features).double(), self.hp.centred, drop_smallest=self.hp.drop_smallest
+        )
 
     def report(self, client: Client) -> dict[str, Any]:
         """Keep the trained model for mixing; send u + Delta_c."""
@@ -108,12 +136,17 @@ class LGMix(Algorithm):
         trained = client.snapshot(client.resident.shared)
         if "late" in client.scratch:
             trained = _add_update(start, client.scratch["late"], trained)
-        ratio = float(functional.trace_ratio(*client.scratch["traces"])) if self.hp.ratio is None else self.hp.ratio
+        ratio = (
+            float(functional.trace_ratio(*client.scratch["traces"]))
+            if self.hp.ratio is None
+            else self.hp.ratio
+        )
         client.state.update(own=start, trained=trained, before=trees.clone(u), ratio=ratio)
         client.log("lgmix/lambda_of_round", ratio)
         return {"weights": _add_update(u, start, trained)}
 
-    # --- client: mixing -----------------------------------------------------------------------------------
+    # --- client: mixing
+    # -----------------------------------------------------------------------------------
 
     def exchanges(self, server: Server) -> Iterable[Stage]:
         """Train, then hand out the new u for mixing."""
@@ -127,21 +160,29 @@ class LGMix(Algorithm):
         earlier = state.get("ratios", torch.zeros(0, dtype=torch.float64)).tolist()
         share = state["ratio"]
         if self.hp.history != "none":
-            share = functional.stabilised_ratio(earlier, share, include_current=self.hp.history == "all")
+            share = functional.stabilised_ratio(
+                earlier, share, include_current=self.hp.history == "all"
+            )
         client.log("lgmix/lambda", share)
         local, common = _difference(state["trained"], state["own"]), _difference(u, state["before"])
         mixed = functional.mix_updates(_floating_entries(state["own"]), local, common, share)
         larger = state["trained"] if share >= 0.5 else u
-        client.state = {"own": {name: mixed.get(name, value) for name, value in larger.items()},
-                        "ratios": torch.tensor([*earlier, state["ratio"]], dtype=torch.float64)}
+        client.state = {
+            "own": {name: mixed.get(name, value) for name, value in larger.items()},
+            "ratios": torch.tensor([*earlier, state["ratio"]], dtype=torch.float64),
+        }
         return {}
 
-    # --- server -------------------------------------------------------------------------------------------
+    # --- server
+    # -------------------------------------------------------------------------------------------
 
     def apply(self, server: Server, architecture: str, mean: Weights) -> None:
         """Step from u towards the mean of u + Delta_c: u + eta_g sum_c p_c Delta_c."""
         u = server.models[architecture]
-        stepped = {name: torch.lerp(u[name], value, self.hp.server_lr) for name, value in _floating_entries(mean).items()}
+        stepped = {
+            name: torch.lerp(u[name], value, self.hp.server_lr)
+            for name, value in _floating_entries(mean).items()
+        }
         super().apply(server, architecture, {**mean, **stepped})
 
 
@@ -162,7 +203,9 @@ def _last_inputs(*models: nn.Module) -> Iterator[list[Tensor]]:
     handles = []
     for position, model in enumerate(models):
         head = getattr(model, "classifier", model)
-        layers = [layer for layer in head.modules() if any(True for _ in layer.parameters(recurse=False))]
+        layers = [
+            layer for layer in head.modules() if any(True for _ in layer.parameters(recurse=False))
+        ]
         last = layers[-1] if layers else head  # few-shot: the classifier is left out
         handles.append(last.register_forward_pre_hook(keep(position)))
     try:
@@ -177,11 +220,17 @@ def _floating_entries(weights: Mapping[str, Tensor]) -> Weights:
 
 
 def _difference(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Weights:
-    return {name: value.double() - old[name].double() for name, value in _floating_entries(new).items()}
+    return {
+        name: value.double() - old[name].double() for name, value in _floating_entries(new).items()
+    }
 
 
-def _add_update(origin: Mapping[str, Tensor], start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Weights:
+def _add_update(
+    origin: Mapping[str, Tensor], start: Mapping[str, Tensor], end: Mapping[str, Tensor]
+) -> Weights:
     """Return ``origin + (end - start)``, in float64 and rounded once; counters as in `end`."""
     update = _difference(end, start)
-    return {name: (origin[name].double() + update[name]).to(value.dtype) if name in update else value
-            for name, value in end.items()}
+    return {
+        name: (origin[name].double() + update[name]).to(value.dtype) if name in update else value
+        for name, value in end.items()
+    }

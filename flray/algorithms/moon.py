@@ -19,10 +19,10 @@ from flray.registry import Preset, hyper, register_algorithm
 class MOON(Algorithm):
     """Clients minimise ``CE + mu l_con``: the received model's features attract, those of the last local model repel.
 
-    Features are what the classifier sees, feature maps averaged over positions; the authors put a projection head of
-    two layers there, which belongs to the network and so to every method that is compared. Client state: the model as
-    it was after the client's own last turn. In its first turn both references are the received model, and the term has
-    no gradient.
+    Features are what the classifier sees, feature maps averaged over positions; the authors put a
+    projection head of two layers there, which belongs to the network and so to every method that is
+    compared. Client state: the model as it was after the client's own last turn. In its first turn
+    both references are the received model, and the term has no gradient.
     """
 
     class Params(registry.Params):
@@ -34,8 +34,11 @@ class MOON(Algorithm):
         )
 
         mu: float = hyper(
-            1.0, "weight of the contrast", "FCCL+ Table VII; MOON: 1 for CIFAR-100 and Tiny-ImageNet, 5 for CIFAR-10",
-            ge=0)
+            1.0,
+            "weight of the contrast",
+            "FCCL+ Table VII; MOON: 1 for CIFAR-100 and Tiny-ImageNet, 5 for CIFAR-10",
+            ge=0,
+        )
         tau: float = hyper(0.5, "temperature", "MOON, experiments; FCCL+ Table VII", gt=0)
 
     needs = frozenset({"features", "homogeneous"})
@@ -43,14 +46,20 @@ class MOON(Algorithm):
     def begin(self, client: Client) -> None:
         """Freeze the received model and the client's last one."""
         client.scratch["received"] = as_split(client.reference(role="received")).features
-        client.scratch["previous"] = as_split(client.reference(client.state.get("previous"), "previous")).features
+        client.scratch["previous"] = as_split(
+            client.reference(client.state.get("previous"), "previous")
+        ).features
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the task's loss with the model-contrastive term."""
         with torch.no_grad():
-            received, previous = client.scratch["received"](batch.x), client.scratch["previous"](batch.x)
+            received, previous = (
+                client.scratch["received"](batch.x),
+                client.scratch["previous"](batch.x),
+            )
         contrast = functional.model_contrastive_loss(
-            pooled(batch.features), pooled(received), pooled(previous), self.hp.tau)
+            pooled(batch.features), pooled(received), pooled(previous), self.hp.tau
+        )
         return super().loss(client, batch) + float(self.hp.mu) * contrast
 
     def report(self, client: Client) -> dict[str, Any]:

@@ -21,28 +21,39 @@ from flray.registry import Preset, hyper, register_algorithm
 class RHFL(PublicCollaboration):
     """Per round: ``sum_j omega_j KL(p_j || p)`` over the peers on every public batch, then SCE on private data.
 
-    Up: the probabilities of a public batch, with the first one the mean private loss L. Down: everyone's
-    probabilities and confidences omega. Client state: the model. Server state: every client's last L; one that takes
-    part for the first time, later than the others, counts as neither improving nor worsening.
+    Up: the probabilities of a public batch, with the first one the mean private loss L. Down:
+    everyone's probabilities and confidences omega. Client state: the model. Server state: every
+    client's last L; one that takes part for the first time, later than the others, counts as
+    neither improving nor worsening.
     """
 
     class Params(PublicParams):
         """Hyper-parameters; those without a default here depend on the variant."""
 
-        presets = (
-            Preset("fcclplus", "FCCL+ Table VII", a=0.1, b=1.0),
-        )
+        presets = (Preset("fcclplus", "FCCL+ Table VII", a=0.1, b=1.0),)
 
         deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
-            **PublicParams.deviations, "private_epochs": ("local", "balanced")}
+            **PublicParams.deviations,
+            "private_epochs": ("local", "balanced"),
+        }
 
-        a: float = hyper(0.1, "weight of the cross-entropy", "FCCL+ Table VII: alpha; FangXiuwen/Robust_FL", ge=0)
-        b: float = hyper(1.0, "weight of the reverse cross-entropy", "FCCL+ Table VII: beta; FangXiuwen/Robust_FL",
-                         ge=0)
-        eta: float = hyper(0.5, "strength of learning efficiency in the confidences", "FangXiuwen/Robust_FL", ge=0)
+        a: float = hyper(
+            0.1, "weight of the cross-entropy", "FCCL+ Table VII: alpha; FangXiuwen/Robust_FL", ge=0
+        )
+        b: float = hyper(
+            1.0,
+            "weight of the reverse cross-entropy",
+            "FCCL+ Table VII: beta; FangXiuwen/Robust_FL",
+            ge=0,
+        )
+        eta: float = hyper(
+            0.5, "strength of learning efficiency in the confidences", "FangXiuwen/Robust_FL", ge=0
+        )
         private_epochs: Literal["local", "balanced"] | None = hyper(
-            None, "epochs on private data: local.epochs, or public samples / own samples, at least one",
-            "FCCL+ section 4: 20 for all methods; FangXiuwen/Robust_FL: balanced")
+            None,
+            "epochs on private data: local.epochs, or public samples / own samples, at least one",
+            "FCCL+ section 4: 20 for all methods; FangXiuwen/Robust_FL: balanced",
+        )
 
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:
         """Return the logits."""
@@ -50,7 +61,9 @@ class RHFL(PublicCollaboration):
 
     def collaborate(self, client: Client) -> dict[str, Any]:
         """Send probabilities; before the first public batch also the mean private loss."""
-        reply = {"probabilities": torch.softmax(super().collaborate(client)["outputs"]["logits"], dim=1)}
+        reply = {
+            "probabilities": torch.softmax(super().collaborate(client)["outputs"]["logits"], dim=1)
+        }
         return reply if client.stage_index else {**reply, "loss": self.private_loss(client)}
 
     @torch.no_grad()
@@ -62,8 +75,11 @@ class RHFL(PublicCollaboration):
         """Return the confidence-weighted divergence from the peers."""
         members = list(reduced["probabilities"])
         return functional.peer_distillation_loss(
-            outputs["logits"], torch.stack(list(reduced["probabilities"].values())), reduced["confidence"],
-            members.index(str(client.id)))
+            outputs["logits"],
+            torch.stack(list(reduced["probabilities"].values())),
+            reduced["confidence"],
+            members.index(str(client.id)),
+        )
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Train everything, for as long as the variant says."""
@@ -78,18 +94,34 @@ class RHFL(PublicCollaboration):
     def reduce(self, server: Server, replies: Replies) -> dict[str, Any]:
         """Collect the probabilities; renew the confidences where losses came with them."""
         arrived = replies.wait()
-        losses = {str(reply.client): reply["loss"].clone() for reply in arrived if reply.get("loss") is not None}
+        losses = {
+            str(reply.client): reply["loss"].clone()
+            for reply in arrived
+            if reply.get("loss") is not None
+        }
         if losses:
             known = server.state.get("losses", {})
             now = torch.stack(list(losses.values()))
-            before = torch.stack([known.get(client, loss) for client, loss in losses.items()]) if known else None
+            before = (
+                torch.stack([known.get(client, loss) for client, loss in losses.items()])
+                if known
+                else None
+            )
             confidence = functional.confidence_weights(now, before, self.hp.eta)
-            server.state.update(losses={**known, **losses}, confidence=dict(zip(losses, confidence, strict=True)))
+            server.state.update(
+                losses={**known, **losses}, confidence=dict(zip(losses, confidence, strict=True))
+            )
             for client, weight in server.state["confidence"].items():
                 server.log("rhfl/confidence", weight, int(client))
         weights = [server.state["confidence"][str(reply.client)] for reply in arrived]
-        return {"probabilities": {str(reply.client): reply["probabilities"] for reply in arrived},
-                "confidence": torch.stack(weights)} if arrived else {}
+        return (
+            {
+                "probabilities": {str(reply.client): reply["probabilities"] for reply in arrived},
+                "confidence": torch.stack(weights),
+            }
+            if arrived
+            else {}
+        )
 
     def refine(self, server: Server) -> None:
         """Forget the round's outputs and confidences."""

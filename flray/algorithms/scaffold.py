@@ -23,18 +23,25 @@ from flray.trees import Weights
 class Scaffold(Algorithm):
     """Every local gradient is corrected by ``c - c_i``; control variates cover parameters, never buffers.
 
-    Server state: ``c`` (zero at first). Client state: ``c_i`` (zero at first), kept where a client is not sampled.
-    Weight decay counts as a part of the client's objective.
+    Server state: ``c`` (zero at first). Client state: ``c_i`` (zero at first), kept where a client
+    is not sampled. Weight decay counts as a part of the client's objective.
     """
 
     class Params(registry.Params):
         """Hyper-parameters."""
 
         server_lr: float = hyper(
-            1.0, "step of the server along the mean update", "SCAFFOLD, experiments: eta_g = 1", gt=0)
+            1.0,
+            "step of the server along the mean update",
+            "SCAFFOLD, experiments: eta_g = 1",
+            gt=0,
+        )
         option: Literal["I", "II"] = hyper(
-            "II", "new c_i: I, the gradient at the received weights (one more pass); II, the mean of the round's steps",
-            "SCAFFOLD, experiments: option II")
+            "II",
+            "new c_i: I, the gradient at the received weights (one more pass); II, the mean of the "
+            "round's steps",
+            "SCAFFOLD, experiments: option II",
+        )
 
     needs = frozenset({"homogeneous"})
     weighting = "uniform"
@@ -44,13 +51,19 @@ class Scaffold(Algorithm):
         local = config.local
         if self.hp.option == "II" and (local.optimizer != "sgd" or local.momentum):
             found = f"momentum {local.momentum:g}" if local.optimizer == "sgd" else local.optimizer
-            raise ConfigError("experiment.local", found, "scaffold's option II holds for plain SGD only; set momentum: "
-                              "0 and optimizer: sgd, or algorithm.option: I")
+            raise ConfigError(
+                "experiment.local",
+                found,
+                "scaffold's option II holds for plain SGD only; set momentum: "
+                "0 and optimizer: sgd, or algorithm.option: I",
+            )
 
     def server_setup(self, server: Server) -> None:
         """Start from c = 0."""
         names = server.parameter_names[next(iter(server.models))]
-        server.state["c"] = {name: torch.zeros_like(w) for name, w in server.model.items() if name in names}
+        server.state["c"] = {
+            name: torch.zeros_like(w) for name, w in server.model.items() if name in names
+        }
 
     def send(self, server: Server, stage: Stage) -> dict[str, Any]:
         """Send c beside the weights."""
@@ -91,12 +104,18 @@ class Scaffold(Algorithm):
         super().aggregate(server, stage, replies)
         for change in average(arrived, lambda reply: 1.0, "c").values():
             share = len(arrived) / len(server.clients)
-            server.state["c"] = {name: value + share * change[name] for name, value in server.state["c"].items()}
+            server.state["c"] = {
+                name: value + share * change[name] for name, value in server.state["c"].items()
+            }
 
     def apply(self, server: Server, architecture: str, mean: Weights) -> None:
         """Step along the mean update: w + eta_g (mean - w); floating buffers are averaged."""
         w, parameters = server.models[architecture], server.parameter_names[architecture]
-        stepped = {name: torch.lerp(w[name], mean[name], self.hp.server_lr) for name in mean if name in parameters}
+        stepped = {
+            name: torch.lerp(w[name], mean[name], self.hp.server_lr)
+            for name in mean
+            if name in parameters
+        }
         super().apply(server, architecture, {**mean, **stepped})
 
 
@@ -106,6 +125,8 @@ def mean_gradient(client: Client) -> dict[str, Tensor]:
     sums = {name: torch.zeros_like(w) for name, w in client.parameters.items()}
     for x, y in client.train.in_order(client.config.evaluation.batch_size):
         loss = client.task.loss(client.model(x), y) * (len(y) / len(client.train))
-        for name, gradient in zip(sums, torch.autograd.grad(loss, list(client.parameters.values())), strict=True):
+        for name, gradient in zip(
+            sums, torch.autograd.grad(loss, list(client.parameters.values())), strict=True
+        ):
             sums[name] += gradient
     return sums

@@ -70,8 +70,8 @@ class Server:
     Attributes
     ----------
     models : dict of str to tree
-        The global model of each architecture: every parameter and buffer (entries outside the shared group keep
-        their initial values).
+        The global model of each architecture: every parameter and buffer (entries outside the
+        shared group keep their initial values).
     state : dict
         The algorithm's own memory, a plain tree; replaced or extended by hooks.
     cohort : list of int
@@ -89,8 +89,8 @@ class Server:
     metrics : dict of str to float
         What hooks wish to track this round (see `log`).
     model_for : callable, or None
-        Returns the server's own model of an architecture, for methods with ``trains_at_server``. It holds whatever
-        was loaded last.
+        Returns the server's own model of an architecture, for methods with ``trains_at_server``. It
+        holds whatever was loaded last.
     public : Samples, or None
         The public samples on the device of these models, for such methods.
     """
@@ -128,4 +128,6 @@ class Server:
 
     def generator(self, purpose: rng.Purpose, extra: int | str = 0) -> torch.Generator:
         """Return the server's generator for one purpose in this round (client number -1)."""
-        return rng.torch_generator(self.config.seed, purpose, round=self.round, client=-1, extra=extra)
+        return rng.torch_generator(
+            self.config.seed, purpose, round=self.round, client=-1, extra=extra
+        )

@@ -9,7 +9,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from flray.errors import one_line
@@ -26,8 +33,13 @@ if TYPE_CHECKING:
     from flray.results.sweep import SweepResult
 
 # Names and messages are data: no [tag] in them is markup, no :name: a picture.
-console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True,
-                  width=None if sys.stdout.isatty() else 140)
+console = Console(
+    highlight=False,
+    markup=False,
+    emoji=False,
+    soft_wrap=True,
+    width=None if sys.stdout.isatty() else 140,
+)
 
 
 class RunProgress:
@@ -43,8 +55,12 @@ class RunProgress:
     def __enter__(self) -> RunProgress:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.end()
 
     def begin(self, spec: FederationSpec, done: int) -> None:
@@ -54,9 +70,14 @@ class RunProgress:
         if done:
             self.say(f"going on after round {done} of {self._total}")
         if console.is_terminal:
-            self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                                 TextColumn("{task.fields[score]}", markup=False), TimeRemainingColumn(),
-                                 console=console)
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[score]}", markup=False),
+                TimeRemainingColumn(),
+                console=console,
+            )
             self._task = self._bar.add_task("round", total=self._total, completed=done, score="")
             self._bar.start()
 
@@ -72,8 +93,10 @@ class RunProgress:
             self._printed = now
             pace = (now - self._begun) / max(1, finished.number - self._done_at_start)
             left = pace * (self._total - finished.number)
-            self.say(f"round {finished.number}/{self._total}  {score}  "
-                     f"{finished.metrics['time/round']:.2f} s  {left:.0f} s left")
+            self.say(
+                f"round {finished.number}/{self._total}  {score}  "
+                f"{finished.metrics['time/round']:.2f} s  {left:.0f} s left"
+            )
 
     def say(self, line: str) -> None:
         """Show a line for the user."""
@@ -92,9 +115,20 @@ def show_result(result: Result) -> None:
     reported, name = result.reported, result.experiment.algorithm.name
     metrics = reported.values
     table = Table(title=f"{name} {reported.words}", title_justify="left")
-    views = [v for v in ("global/common", "global/local", "global/validation", "personal/local", "personal/others",
-                         "personal/validation", "online/local", "offline/local")
-             if any(m.startswith(f"{v}/") for m in metrics)]
+    views = [
+        v
+        for v in (
+            "global/common",
+            "global/local",
+            "global/validation",
+            "personal/local",
+            "personal/others",
+            "personal/validation",
+            "online/local",
+            "offline/local",
+        )
+        if any(m.startswith(f"{v}/") for m in metrics)
+    ]
     measure = result.metric.rsplit("/", 1)[1]
     clients = sorted({m.rsplit("/client/", 1)[1] for m in metrics if f"/{measure}/client/" in m})
     shown = clients if len(clients) <= 12 else []
@@ -103,14 +137,23 @@ def show_result(result: Result) -> None:
         table.add_column(one_line(heading), justify="right")
     for view in views:
         key = f"{view}/{measure}"
-        cells = [_format_percent(metrics.get(key)), _format_percent(metrics.get(f"{key}/std")), _format_percent(metrics.get(f"{key}/worst"))]
-        table.add_row(view, *cells, *(_format_percent(metrics.get(f"{key}/client/{c}")) for c in shown))
+        cells = [
+            _format_percent(metrics.get(key)),
+            _format_percent(metrics.get(f"{key}/std")),
+            _format_percent(metrics.get(f"{key}/worst")),
+        ]
+        table.add_row(
+            view, *cells, *(_format_percent(metrics.get(f"{key}/client/{c}")) for c in shown)
+        )
     console.print(table)
     for line in _format_other_views(metrics, views, measure):
         console.print(line)
     went = trajectory(result.history, result.metric, result.experiment.evaluation.last)
-    console.print(f"{result.metric}: last {_format_percent(went.last)}, mean of the last {went.rounds} "
-                  f"{_format_percent(went.mean_of_last)}, best {_format_percent(went.best)} in round {went.best_round}")
+    console.print(
+        f"{result.metric}: last {_format_percent(went.last)}, mean of the last {went.rounds} "
+        f"{_format_percent(went.mean_of_last)}, best {_format_percent(went.best)} in round "
+        f"{went.best_round}"
+    )
     console.print(_format_costs(result.history))
     console.print(f"model SHA-256: {result.sha256}")
     console.print(f"run: {result.folder}")
@@ -125,20 +168,32 @@ def _format_costs(history: pd.DataFrame) -> str:
     if "time/samples_per_second" in history:
         pace = history["time/samples_per_second"].median()
         costs += f", {f'{pace:,.0f}' if pace >= 100 else f'{pace:.3g}'} training samples per second"
-    peaks = [history[name].max() for name in ("memory/peak/server", "memory/peak/actor") if name in history]
+    peaks = [
+        history[name].max()
+        for name in ("memory/peak/server", "memory/peak/actor")
+        if name in history
+    ]
     return costs + (f", at most {max(peaks) / 2**20:,.0f} MiB in one process" if peaks else "")
 
 
-def _format_other_views(metrics: Mapping[str, float], views: Sequence[str], measure: str) -> Iterator[str]:
+def _format_other_views(
+    metrics: Mapping[str, float], views: Sequence[str], measure: str
+) -> Iterator[str]:
     """Yield a line per view with the task's other measures: shares in percent, losses and distances as they are."""
     for view in views:
-        others = {name.removeprefix(f"{view}/"): value for name, value in metrics.items()
-                  if name.startswith(f"{view}/") and name.count("/") == 2}
+        others = {
+            name.removeprefix(f"{view}/"): value
+            for name, value in metrics.items()
+            if name.startswith(f"{view}/") and name.count("/") == 2
+        }
         others = {name: value for name, value in others.items() if name not in (measure, "loss")}
         if others:
             yield f"{view}: " + ", ".join(
-                f"{name} {value:.2f}" if lower_is_better(name) else f"{name} {_format_percent(value)}"
-                for name, value in others.items())
+                f"{name} {value:.2f}"
+                if lower_is_better(name)
+                else f"{name} {_format_percent(value)}"
+                for name, value in others.items()
+            )
 
 
 def _format_percent(value: float | None) -> str:
@@ -157,8 +212,12 @@ class SweepProgress:
     def __enter__(self) -> SweepProgress:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.end()
 
     def begin(self, total: int, done: int) -> None:
@@ -166,17 +225,27 @@ class SweepProgress:
         self._total, self._done = total, done
         self.say(f"{total} trials" + (f", {done} of them done before" if done else ""))
         if console.is_terminal:
-            self._bar = Progress(TextColumn("trials"), BarColumn(), MofNCompleteColumn(),
-                                 TextColumn("{task.fields[news]}", markup=False), console=console)
+            self._bar = Progress(
+                TextColumn("trials"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[news]}", markup=False),
+                console=console,
+            )
             self._task = self._bar.add_task("trials", total=total, completed=done, news="")
             self._bar.start()
 
     def trial_started(self, number: str, label: str, rounds_done: int) -> None:
         """Show that a trial begins or goes on."""
         if self._bar is None:
-            self.say(f"trial {number} begins: {label}" + (f" (after round {rounds_done})" if rounds_done else ""))
+            self.say(
+                f"trial {number} begins: {label}"
+                + (f" (after round {rounds_done})" if rounds_done else "")
+            )
 
-    def round(self, number: str, label: str, done: int, rounds: int, score: float, left: float) -> None:
+    def round(
+        self, number: str, label: str, done: int, rounds: int, score: float, left: float
+    ) -> None:
         """Show a finished round of a trial, with the seconds the sweep will still take."""
         news = f"{label}: round {done}/{rounds}, score {score:.4f}, about {_minutes(left)} left"
         if self._bar is not None and self._task is not None:
@@ -185,13 +254,17 @@ class SweepProgress:
             self._printed = time.monotonic()
             self.say(f"trial {number} {news}")
 
-    def trial_done(self, number: str, label: str, status: str, rounds_done: int, score: float) -> None:
+    def trial_done(
+        self, number: str, label: str, status: str, rounds_done: int, score: float
+    ) -> None:
         """Show that a trial ended."""
         self._done += 1
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done)
-        self.say(f"trial {number} {status} after {rounds_done} rounds, score {score:.4f}: {label} "
-                 f"({self._done}/{self._total})")
+        self.say(
+            f"trial {number} {status} after {rounds_done} rounds, score {score:.4f}: {label} "
+            f"({self._done}/{self._total})"
+        )
 
     def say(self, line: str) -> None:
         """Show a line for the user."""
@@ -216,5 +289,8 @@ def show_sweep(result: SweepResult) -> None:
     if result.uri is not None:
         for line in ui_links(result.uri, result.folder):
             console.print(line, soft_wrap=True)
-        console.print(f"in the charts: + before {result.folder.parent.name} {result.folder.name} shows its runs, "
-                      "accuracy$ in the search of charts their curves")
+        console.print(
+            f"in the charts: + before {result.folder.parent.name} {result.folder.name} shows its "
+            f"runs, "
+            "accuracy$ in the search of charts their curves"
+        )

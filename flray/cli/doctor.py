@@ -13,8 +13,12 @@ from pathlib import Path
 
 import psutil
 
-OPTIONAL = {"moabb": "EEG data sets (pip install 'flray[eeg]')", "boto3": "ray up on AWS",
-            "googleapiclient": "ray up on Google Cloud", "jsonschema": "ray up (pip install 'ray[default]')"}
+OPTIONAL = {
+    "moabb": "EEG data sets (pip install 'flray[eeg]')",
+    "boto3": "ray up on AWS",
+    "googleapiclient": "ray up on Google Cloud",
+    "jsonschema": "ray up (pip install 'ray[default]')",
+}
 SERVICES = ("gcs_server", "raylet", "ray", "dashboard", "flray", "mlflow", "gunicorn", "uvicorn")
 """Parts of the command lines of what a cluster consists of."""
 
@@ -31,7 +35,10 @@ def diagnose() -> Iterator[tuple[str, str]]:
     yield "memory", f"{memory.available / 2**30:.1f} GiB free of {memory.total / 2**30:.1f}"
     yield "GPUs", ", ".join(_gpus()) or "none seen by torch"
     if not torch.cuda.is_available() and Path("/dev/nvidia0").exists():
-        yield "GPUs", "there is one that torch does not see: its build lacks CUDA, or the driver is too old"
+        yield (
+            "GPUs",
+            "there is one that torch does not see: its build lacks CUDA, or the driver is too old",
+        )
     yield from _data()
     missing = [f"{name}: {what}" for name, what in OPTIONAL.items() if find_spec(name) is None]
     yield "optional, not installed", "; ".join(missing) or "nothing"
@@ -51,7 +58,11 @@ def _data() -> Iterator[tuple[str, str]]:
     from flray.data.sources.cache import data_root
 
     root = data_root()
-    there = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")) if root.is_dir() else []
+    there = (
+        sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+        if root.is_dir()
+        else []
+    )
     yield "data folder", f"{root} ({', '.join(there) or 'empty: try flray data get digits5-local'})"
     absent = [name for name in FETCHABLE if not any(folder.startswith(name) for folder in there)]
     yield "data to be fetched", ", ".join(f"flray data get {name}" for name in absent) or "none"
@@ -60,16 +71,31 @@ def _data() -> Iterator[tuple[str, str]]:
 def _security() -> Iterator[tuple[str, str]]:
     mode = os.environ.get("RAY_AUTH_MODE", "")
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
-    held = "in the environment" if os.environ.get("RAY_AUTH_TOKEN") else str(token) if token.is_file() else "none"
+    held = (
+        "in the environment"
+        if os.environ.get("RAY_AUTH_TOKEN")
+        else str(token)
+        if token.is_file()
+        else "none"
+    )
     yield "Ray's token", held + (f" (RAY_AUTH_MODE={mode})" if mode else "")
     if token.is_file() and token.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         yield "WARNING", f"others can read {token}: chmod 600 {token}"
     doors = sorted(set(listening()))
-    yield "listening here", ", ".join(f"{door} ({door.guard})" for door in doors) or "nothing of Ray or MLflow"
+    yield (
+        "listening here",
+        ", ".join(f"{door} ({door.guard})" for door in doors) or "nothing of Ray or MLflow",
+    )
     strangers = [str(door) for door in doors if not _loopback(door.address)]
     if strangers:
-        yield "WARNING", (f"open to other machines: {', '.join(strangers)}; right between a cluster's nodes, with "
-                          "RAY_AUTH_MODE=token and a firewall, else see cluster/README.md")
+        yield (
+            "WARNING",
+            (
+                f"open to other machines: {', '.join(strangers)}; right between a cluster's nodes, "
+                f"with "
+                "RAY_AUTH_MODE=token and a firewall, else see cluster/README.md"
+            ),
+        )
 
 
 @dataclass(frozen=True, order=True)
@@ -104,21 +130,34 @@ def listening() -> Iterator[Listener]:
     """Yield what the Ray and MLflow processes of this machine listen on, as far as this user may look at them."""
     for process in psutil.process_iter(["name", "cmdline"]):
         words = [Path(word).name for word in (process.info["cmdline"] or ())[:4]]
-        name = next((word for word in [process.info["name"] or "", *words] for s in SERVICES
-                     if word == s or word.startswith((f"{s}.", f"{s}:"))), None)
+        name = next(
+            (
+                word
+                for word in [process.info["name"] or "", *words]
+                for s in SERVICES
+                if word == s or word.startswith((f"{s}.", f"{s}:"))
+            ),
+            None,
+        )
         if name is None:
             continue
         with contextlib.suppress(psutil.Error):
             guard = _access_control(process, name)
             for connection in process.net_connections("tcp"):
                 if connection.status == psutil.CONN_LISTEN:
-                    yield Listener(name, process.pid, connection.laddr.ip, connection.laddr.port, guard)
+                    yield Listener(
+                        name, process.pid, connection.laddr.ip, connection.laddr.port, guard
+                    )
 
 
 def _access_control(process: psutil.Process, name: str) -> str:
     if name.startswith(("mlflow", "gunicorn", "uvicorn")):
         return "no token" if "basic-auth" not in process.cmdline() else "asks for a password"
-    return "asks for a token" if process.environ().get("RAY_AUTH_MODE", "").lower() == "token" else "no token"
+    return (
+        "asks for a token"
+        if process.environ().get("RAY_AUTH_MODE", "").lower() == "token"
+        else "no token"
+    )
 
 
 def _loopback(address: str) -> bool:

@@ -18,11 +18,18 @@ if TYPE_CHECKING:
     from flray.results.sweep import SweepResult
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Which federated-learning method works under this data heterogeneity, at which settings, and how sure are we?",
-    epilog="Example: flray run demo.yaml local.lr=0.05; each command's own --help has one.")
-data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and look at partitions.",
-                       epilog="Example: flray data show digits-sklearn")
+    epilog="Example: flray run demo.yaml local.lr=0.05; each command's own --help has one.",
+)
+data_app = typer.Typer(
+    no_args_is_help=True,
+    help="Fetch data sets and look at partitions.",
+    epilog="Example: flray data show digits-sklearn",
+)
 app.add_typer(data_app, name="data")
 
 
@@ -34,19 +41,31 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def all_commands(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True,
-                                          help="print flray's version")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="print flray's version"
+        ),
+    ] = False,
 ) -> None:
     """Options of all commands; the help text is the app's."""
 
 
-
 # typer brings a click of its own or uses the one that is installed, depending on its version.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="the experiment or search space")]
-Overrides = Annotated[list[str] | None, typer.Argument(
-    metavar="[KEY=VALUE]...", help="settings that replace the file's, for example local.lr=0.05")]
-Address = Annotated[str | None, typer.Option(help="a running Ray cluster ('auto' on its head); default: this machine")]
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="FILE.yaml", help="the experiment or search space")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="settings that replace the file's, for example local.lr=0.05"
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="a running Ray cluster ('auto' on its head); default: this machine"),
+]
 
 
 @app.command("run", epilog="Example: flray run demo.yaml algorithm=fedprox local.lr=0.05")
@@ -63,8 +82,12 @@ def run_command(file: ConfigFile, overrides: Overrides = None, address: Address 
 
 @app.command("tune", epilog="Example: flray tune search_spaces/quickstart.yaml sweep.seeds=[0]")
 def tune_command(
-    file: ConfigFile, overrides: Overrides = None, address: Address = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="only prove that every method runs: two small rounds")] = False,
+    file: ConfigFile,
+    overrides: Overrides = None,
+    address: Address = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="only prove that every method runs: two small rounds")
+    ] = False,
 ) -> None:
     """Run a sweep over the file's space."""
     with gc_disabled("flray.cli.display", "flray.tuning"):
@@ -87,13 +110,26 @@ def _show_sweep(result: SweepResult) -> None:
 
 @app.command("resume", epilog="Example: flray resume demo")
 def resume_command(
-    target: Annotated[str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")],
+    target: Annotated[
+        str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")
+    ],
     address: Address = None,
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
-    plugin: Annotated[list[str] | None, typer.Option(metavar="FILE.py", help="your own file in place of those that the "
-                                                     "run's settings name (may be given several times)")] = None,
-    other_cpu: Annotated[bool, typer.Option("--other-cpu", help="go on even if this CPU computes other last bits than "
-                                            "the one it began on")] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.py",
+            help="your own file in place of those that the "
+            "run's settings name (may be given several times)",
+        ),
+    ] = None,
+    other_cpu: Annotated[
+        bool,
+        typer.Option(
+            "--other-cpu",
+            help="go on even if this CPU computes other last bits than the one it began on",
+        ),
+    ] = False,
 ) -> None:
     """Go on with an interrupted run or sweep, to the same bits."""
     with gc_disabled("flray.cli.display", "flray.runs.runner"):
@@ -103,29 +139,59 @@ def resume_command(
     folder = directory.find(target, output)
     if directory.folder_kind(folder) == "run":
         with display.RunProgress() as progress:
-            result = runner.resume(folder, address=address, progress=progress, plugins=plugin or (),
-                                    other_cpu=other_cpu)
+            result = runner.resume(
+                folder,
+                address=address,
+                progress=progress,
+                plugins=plugin or (),
+                other_cpu=other_cpu,
+            )
         display.show_result(result)
     else:
         from flray import tuning
 
         with display.SweepProgress() as sweep_progress:
-            swept = tuning.resume(folder, address=address, progress=sweep_progress, plugins=plugin or (),
-                                  other_cpu=other_cpu)
+            swept = tuning.resume(
+                folder,
+                address=address,
+                progress=sweep_progress,
+                plugins=plugin or (),
+                other_cpu=other_cpu,
+            )
         _show_sweep(swept)
 
 
 @app.command("report", epilog="Example: flray report demo --to tables")
 def report_command(
-    target: Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep's or run's folder, NAME/NUMBER, NAME for the "
-                                          "newest, with --uri an MLflow experiment, or a file that --keep wrote")],
-    to: Annotated[Path | None, typer.Option(help="folder to write to; default: report/ in the sweep's folder")] = None,
-    reach: Annotated[float | None, typer.Option(help="accuracy in percent for rounds-to-target; default: 90 % of the "
-                                                "best setting's")] = None,
-    uri: Annotated[str | None, typer.Option(help="read from this MLflow address instead of from a folder")] = None,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="SWEEP",
+            help="a sweep's or run's folder, NAME/NUMBER, NAME for the "
+            "newest, with --uri an MLflow experiment, or a file that --keep wrote",
+        ),
+    ],
+    to: Annotated[
+        Path | None, typer.Option(help="folder to write to; default: report/ in the sweep's folder")
+    ] = None,
+    reach: Annotated[
+        float | None,
+        typer.Option(
+            help="accuracy in percent for rounds-to-target; default: 90 % of the best setting's"
+        ),
+    ] = None,
+    uri: Annotated[
+        str | None, typer.Option(help="read from this MLflow address instead of from a folder")
+    ] = None,
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
-    keep: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="also add a row per finished run here, with "
-                                              "versions and SHA-256, to be kept in a repository")] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="also add a row per finished run here, with "
+            "versions and SHA-256, to be kept in a repository",
+        ),
+    ] = None,
 ) -> None:
     """Table beside the printed numbers, costs, figures: here, as Markdown, LaTeX and one HTML page."""
     from flray import reporting
@@ -136,8 +202,14 @@ def report_command(
         table, files = report_file(Path(target), to)
         display.console.print(reporting.terminal(table, ()))
     else:
-        made = reporting.report(target, to=to, target=None if reach is None else reach / 100, uri=uri, base=output,
-                             keep=keep)
+        made = reporting.report(
+            target,
+            to=to,
+            target=None if reach is None else reach / 100,
+            uri=uri,
+            base=output,
+            keep=keep,
+        )
         files = made.files
         display.console.print(reporting.terminal(made.table, made.costs))
         if made.said:
@@ -148,8 +220,12 @@ def report_command(
 
 @app.command("sync", epilog="Example: flray sync demo --uri http://127.0.0.1:5000")
 def sync_command(
-    target: Annotated[str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")],
-    uri: Annotated[str | None, typer.Option(help="another tracking server than the one in the run's settings")] = None,
+    target: Annotated[
+        str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")
+    ],
+    uri: Annotated[
+        str | None, typer.Option(help="another tracking server than the one in the run's settings")
+    ] = None,
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
 ) -> None:
     """Send what could not be sent to MLflow while the run went on."""
@@ -159,15 +235,24 @@ def sync_command(
     folder = directory.find(target, output)
     uri = uri or directory.tracking_uri(folder)
     if uri is None:
-        raise FlrayError(f"{folder}: tracking.uri is null in its settings; name a server with --uri")
+        raise FlrayError(
+            f"{folder}: tracking.uri is null in its settings; name a server with --uri"
+        )
     typer.echo(str(sync(folder, uri)))
 
 
 @app.command("list", epilog="Example: flray list algorithms fedprox")
 def list_command(
-    what: Annotated[str, typer.Argument(help="algorithms, augmentations, datasets, models, partitions or papers")],
-    name: Annotated[str | None, typer.Argument(help="one with its options; papers: those that start so")] = None,
-    time: Annotated[bool, typer.Option("--time", help="papers: estimate hours from a small timed round")] = False,
+    what: Annotated[
+        str,
+        typer.Argument(help="algorithms, augmentations, datasets, models, partitions or papers"),
+    ],
+    name: Annotated[
+        str | None, typer.Argument(help="one with its options; papers: those that start so")
+    ] = None,
+    time: Annotated[
+        bool, typer.Option("--time", help="papers: estimate hours from a small timed round")
+    ] = False,
 ) -> None:
     """Show what a YAML file may name, or the suites that make the papers' tables again."""
     from flray.cli import papers, tables
@@ -195,7 +280,9 @@ def doctor_command() -> None:
 
 
 @data_app.command("get", epilog="Example: flray data get digits5-local")
-def data_get(name: Annotated[str, typer.Argument(help="a data set, for example digits5-local")]) -> None:
+def data_get(
+    name: Annotated[str, typer.Argument(help="a data set, for example digits5-local")],
+) -> None:
     """Download a data set into the cache, checked by checksum."""
     from flray.data.fetching import get
     from flray.data.sources.cache import data_root
@@ -211,11 +298,18 @@ def data_list() -> None:
     tables.show_datasets()
 
 
-@data_app.command("show", epilog="Example: flray data show demo.yaml partition=domains --plot partition.png")
+@data_app.command(
+    "show", epilog="Example: flray data show demo.yaml partition=domains --plot partition.png"
+)
 def data_show(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml|NAME", help="an experiment, or a data set by its name")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.yaml|NAME", help="an experiment, or a data set by its name"),
+    ],
     overrides: Overrides = None,
-    plot: Annotated[Path | None, typer.Option(help="write a bubble chart of the partition here (PNG)")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="write a bubble chart of the partition here (PNG)")
+    ] = None,
 ) -> None:
     """Show who holds which samples under a file's partition, or the samples of each domain of a data set."""
     from flray.cli import tables
@@ -229,16 +323,23 @@ def main(command: str | None = None) -> None:
     Parameters
     ----------
     command : str, optional
-        The one command that this process is for: ``python -m flray.tune``. Without it the first argument names one.
+        The one command that this process is for: ``python -m flray.tune``. Without it the first
+        argument names one.
     """
     module = getattr(sys.modules.get("__main__"), "__spec__", None)
-    typed = f"python -m {module.name.removesuffix('.__main__')}" if module is not None else Path(sys.argv[0]).name
+    typed = (
+        f"python -m {module.name.removesuffix('.__main__')}"
+        if module is not None
+        else Path(sys.argv[0]).name
+    )
     code = invoke(sys.argv[1:], command, typed, alone=True)
     freeze_gc()
     sys.exit(code)
 
 
-def invoke(arguments: list[str], command: str | None = None, typed: str = "flray", alone: bool = False) -> int:
+def invoke(
+    arguments: list[str], command: str | None = None, typed: str = "flray", alone: bool = False
+) -> int:
     """Run a command line.
 
     Parameters
@@ -250,7 +351,8 @@ def invoke(arguments: list[str], command: str | None = None, typed: str = "flray
     typed : str
         The command's name as it was typed, for usage lines.
     alone : bool
-        Whether the process is there for this only, and may be started again where `flray.bits` needs it.
+        Whether the process is there for this only, and may be started again where `flray.bits`
+        needs it.
 
     Returns
     -------
@@ -294,8 +396,12 @@ def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) 
         if not disk_is_full(error):
             raise
         where = f" ({error.filename})" if error.filename else ""
-        typer.echo(one_line(f"flray: no space left on the disk{where}; make room, then go on with flray resume"),
-                   err=True)
+        typer.echo(
+            one_line(
+                f"flray: no space left on the disk{where}; make room, then go on with flray resume"
+            ),
+            err=True,
+        )
         return 1
 
 

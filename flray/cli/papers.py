@@ -59,7 +59,9 @@ class Suite:
     def availability(self) -> str:
         """Whether the data are there, in a word."""
         there = sum(name not in self.absent for name in self.data)
-        return "yes" if there == len(self.data) else f"{there} of {len(self.data)}" if there else "no"
+        return (
+            "yes" if there == len(self.data) else f"{there} of {len(self.data)}" if there else "no"
+        )
 
     @property
     def messages(self) -> list[str]:
@@ -95,39 +97,60 @@ def show_papers(names: str | None, timed: bool) -> None:
             status.update(f"{suite.name} is looked at")
     console.print(papers_table(found, timed))
     if timed:
-        console.print(f"hours: {_processor()} hours of all runs one after another on this machine, from two small "
-                      "rounds of each method; good to a factor of two")
+        console.print(
+            f"hours: {_processor()} hours of all runs one after another on this machine, from two "
+            f"small "
+            "rounds of each method; good to a factor of two"
+        )
     else:
-        console.print("hours: flray list papers NAME --time, for example flray list papers fedskc/local --time")
+        console.print(
+            "hours: flray list papers NAME --time, for example flray list papers fedskc/local "
+            "--time"
+        )
     for message in dict.fromkeys(text for suite in found for text in suite.messages):
         console.print(f"- {message}")
 
 
 def papers_table(found: Iterable[Suite], timed: bool) -> Table:
     """Return the table of suites."""
-    made = Table(title="suites (flray tune search_spaces/papers/SUITE.yaml; with --smoke in minutes)",
-                 title_justify="left", caption_justify="left", caption=f"{_ABSENT} is not here: see below",
-                 box=box.SIMPLE_HEAD)
+    made = Table(
+        title="suites (flray tune search_spaces/papers/SUITE.yaml; with --smoke in minutes)",
+        title_justify="left",
+        caption_justify="left",
+        caption=f"{_ABSENT} is not here: see below",
+        box=box.SIMPLE_HEAD,
+    )
     for heading in ("suite", "what it shows", "runs", "data", "here"):
-        made.add_column(heading, justify="right" if heading == "runs" else "left",
-                        no_wrap=heading not in ("what it shows", "data"),
-                        max_width=33 if heading == "data" else None)  # so that a row takes two lines of 120 columns
+        made.add_column(
+            heading,
+            justify="right" if heading == "runs" else "left",
+            no_wrap=heading not in ("what it shows", "data"),
+            max_width=33 if heading == "data" else None,
+        )  # so that a row takes two lines of 120 columns
     if timed:
         made.add_column("hours", justify="right", no_wrap=True)
     for suite in found:
         named = [f"{name}{_ABSENT if name in suite.absent else ''}" for name in suite.data]
         hours = [] if not timed else ["" if suite.hours is None else f"{suite.hours:.2g}"]
-        made.add_row(suite.name, suite.title, str(suite.runs), ", ".join(named), suite.availability, *hours)
+        made.add_row(
+            suite.name, suite.title, str(suite.runs), ", ".join(named), suite.availability, *hours
+        )
     return made
 
 
 def _describe(name: str, path: Path, timed: bool) -> Suite:
     content = read_with_base(path)
-    title = str((content.get("paper") or {}).get("title") or "the paper's question on data that can be had offline")
+    title = str(
+        (content.get("paper") or {}).get("title")
+        or "the paper's question on data that can be had offline"
+    )
     runs, named = suites.run_count(content), tuple(suites.data_names(content))
     missing = suites.unknown_names(content)
     if missing:
-        lost = {word.removeprefix("data "): f"{name} needs {word}, which is unknown here" for word in missing}
+        lost = {
+            word.removeprefix("data "): f"{name} needs {word}, which is unknown here"
+            for word in missing
+        }
         return Suite(name, title, runs, named, f"unknown here: {', '.join(missing)}", absent=lost)
     try:
         config = resolve_sweep(load(path))
@@ -148,9 +171,9 @@ def _describe(name: str, path: Path, timed: bool) -> Suite:
 def estimate_hours(trials: list[TrialSpec]) -> float:
     """Return the hours of all runs of a sweep one after another, from two small rounds of each method on each data set.
 
-    A round's seconds are taken to be a constant (public data, aggregation) plus a part that grows with the training
-    samples it goes through; few samples and twice as many give both. What happens once, such as pre-training, and
-    differences between options of one method are left out.
+    A round's seconds are taken to be a constant (public data, aggregation) plus a part that grows
+    with the training samples it goes through; few samples and twice as many give both. What happens
+    once, such as pre-training, and differences between options of one method are left out.
     """
     from flray.federation.spec import dataset_for
 
@@ -174,7 +197,9 @@ def _time_small_run(experiment: Experiment, subset: int) -> tuple[float, float]:
     from flray.federation.ray_backend.handle import InlineFederation
     from flray.federation.spec import build_spec
 
-    local = experiment.local.model_copy(update={"epochs": 1, "batch_size": min(_BATCH, experiment.local.batch_size)})
+    local = experiment.local.model_copy(
+        update={"epochs": 1, "batch_size": min(_BATCH, experiment.local.batch_size)}
+    )
     most = subset * max(1, int(experiment.partition.options.get("clients", 1)))
     spec = build_spec(experiment.model_copy(update={"subset": most, "rounds": 2, "local": local}))
     federation = InlineFederation(spec, lambda line: None)
@@ -182,7 +207,9 @@ def _time_small_run(experiment: Experiment, subset: int) -> tuple[float, float]:
         federation.step()  # the first round also loads and compiles
         begun = time.perf_counter()
         federation.step()
-        return float(sum(len(client.train) for client in spec.data.clients)), time.perf_counter() - begun
+        return float(
+            sum(len(client.train) for client in spec.data.clients)
+        ), time.perf_counter() - begun
     finally:
         federation.close()
 

@@ -22,24 +22,43 @@ def show_list(what: str, name: str | None) -> None:
         If the kind or the name is unknown.
     """
     if what not in registry.ALL:
-        raise FlrayError(f"nothing called {what!r} to list{nearest(what, registry.ALL)}; "
-                         f"one of {', '.join(registry.ALL)}")
+        raise FlrayError(
+            f"nothing called {what!r} to list{nearest(what, registry.ALL)}; "
+            f"one of {', '.join(registry.ALL)}"
+        )
     entries = registry.ALL[what]
     if name is None and what == "algorithms":
-        table = Table("name", "method", "shared", "needs", "evaluated", title_justify="left",
-                      title=f"{what} (details: flray list {what} NAME)")
+        table = Table(
+            "name",
+            "method",
+            "shared",
+            "needs",
+            "evaluated",
+            title_justify="left",
+            title=f"{what} (details: flray list {what} NAME)",
+        )
         for entry in entries.names():
             method = entries.get(entry)
             shared = method.shared if isinstance(method.shared, str) else "by its settings"
-            table.add_row(entry, _summary_line(method), shared,
-                          ", ".join(sorted(method.needs)), ", ".join(method.views))
+            table.add_row(
+                entry,
+                _summary_line(method),
+                shared,
+                ", ".join(sorted(method.needs)),
+                ", ".join(method.views),
+            )
         console.print(table)
         return
     if name is None and what == "datasets":
         show_datasets()
         return
     if name is None:
-        table = Table("name", "what it is", title=f"{what} (details: flray list {what} NAME)", title_justify="left")
+        table = Table(
+            "name",
+            "what it is",
+            title=f"{what} (details: flray list {what} NAME)",
+            title_justify="left",
+        )
         for entry in entries.names():
             table.add_row(entry, _first_line(entries.get(entry)))
         console.print(table)
@@ -56,8 +75,13 @@ def show_list(what: str, name: str | None) -> None:
     options = entries.params(name).model_json_schema()
     for option, field in options.get("properties", {}).items():
         required = option in options.get("required", [])
-        table.add_row(option, "(required)" if required else repr(field.get("default")), allowed_values(field),
-                      field.get("description", ""), field.get("source", ""))
+        table.add_row(
+            option,
+            "(required)" if required else repr(field.get("default")),
+            allowed_values(field),
+            field.get("description", ""),
+            field.get("source", ""),
+        )
     console.print(table if options.get("properties") else "it has no options")
     for preset in getattr(entries.params(name), "presets", ()):
         values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
@@ -82,8 +106,16 @@ def allowed_values(field: dict[str, Any]) -> str:
         if "enum" in form:
             words.append(" | ".join(map(str, form["enum"])))
             continue
-        limits = [f"{sign} {form[key]:g}" for key, sign in (
-            ("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<")) if key in form]
+        limits = [
+            f"{sign} {form[key]:g}"
+            for key, sign in (
+                ("minimum", ">="),
+                ("exclusiveMinimum", ">"),
+                ("maximum", "<="),
+                ("exclusiveMaximum", "<"),
+            )
+            if key in form
+        ]
         words.append(" ".join([str(form.get("type", form.get("const", "any"))), *limits]))
     return " or ".join(words)
 
@@ -93,13 +125,21 @@ def show_datasets() -> None:
     from flray.data.inventory import list_datasets
     from flray.data.sources.cache import data_root
 
-    table = Table(title=f"datasets; DATA is {data_root()} (details: flray list datasets NAME)", title_justify="left")
+    table = Table(
+        title=f"datasets; DATA is {data_root()} (details: flray list datasets NAME)",
+        title_justify="left",
+    )
     table.add_column("name", no_wrap=True)
     for heading in ("what it is", "source", "to have it", "here"):
         table.add_column(heading, overflow="fold")
     for entry in list_datasets():
-        table.add_row(entry.name, entry.what.removeprefix("Return "), entry.source, entry.todo,
-                      "yes" if entry.present else "no")
+        table.add_row(
+            entry.name,
+            entry.what.removeprefix("Return "),
+            entry.source,
+            entry.todo,
+            "yes" if entry.present else "no",
+        )
     console.print(table)
 
 
@@ -107,7 +147,12 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
     """Print the table of a partition, of a file or of a data set by its name, and draw its bubble chart."""
     from flray.config.loader import load
     from flray.data.federated import federate, load_dataset
-    from flray.data.partition_plot import ClientHoldings, bubble_chart, check_picture, partition_table
+    from flray.data.partition_plot import (
+        ClientHoldings,
+        bubble_chart,
+        check_picture,
+        partition_table,
+    )
     from flray.federation.spec import build_spec
 
     if plot is not None:
@@ -115,13 +160,21 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
     if str(file) in registry.datasets.names() and not file.is_file():
         whole = {"experiment": {"data": str(file), "model": "linear", "algorithm": "fedavg"}}
         chosen = load(whole, overrides).experiment
-        data = federate(load_dataset(chosen.data.name, chosen.data.options), chosen.partition.name,
-                        chosen.partition.options, chosen.seed, chosen.evaluation.validation, split=chosen.split,
-                        shift=chosen.shift)
+        data = federate(
+            load_dataset(chosen.data.name, chosen.data.options),
+            chosen.partition.name,
+            chosen.partition.options,
+            chosen.seed,
+            chosen.evaluation.validation,
+            split=chosen.split,
+            shift=chosen.shift,
+        )
     else:
         data = build_spec(load(file, overrides).experiment).data
     table = partition_table(data)
-    table = table.rename(columns=one_line).map(lambda value: one_line(value) if isinstance(value, str) else value)
+    table = table.rename(columns=one_line).map(
+        lambda value: one_line(value) if isinstance(value, str) else value
+    )
     console.print(table.to_string(index=False))
     console.print(f"partition fingerprint: {data.partition_fingerprint}")
     if plot is not None:

@@ -10,7 +10,8 @@
         two labels each: {partition: {name: pathological, classes_per_client: 2}}
         "alpha = 0.3": {partition: {name: dirichlet, alpha: 0.3}}
 
-A sweep runs every combination of one arm per axis (less ``sweep.skip``), of the grids of ``space`` and of the seeds.
+A sweep runs every combination of one arm per axis (less ``sweep.skip``), of the grids of ``space``
+and of the seeds.
 """
 
 from __future__ import annotations
@@ -52,15 +53,20 @@ def expand_arms(config: Config, values: Mapping[str, Any]) -> Iterator[tuple[str
     ConfigError
         If an arm is not known.
     """
+
     def depth(item: tuple[str, Any]) -> tuple[int, bool, str]:
         return item[0].count("."), not item[0].endswith(".preset"), item[0]
 
     for axis, arms in config.arms.items():
         name = values.get(f"{PREFIX}{axis}")
         if name is not None and name not in arms:
-            raise ConfigError(f"arms.{axis}", repr(name), f"one of {', '.join(arms)}{nearest(str(name), arms)}")
+            raise ConfigError(
+                f"arms.{axis}", repr(name), f"one of {', '.join(arms)}{nearest(str(name), arms)}"
+            )
         yield from sorted(arms.get(str(name), {}).items(), key=depth)
-    yield from sorted(((path, value) for path, value in values.items() if not path.startswith(PREFIX)), key=depth)
+    yield from sorted(
+        ((path, value) for path, value in values.items() if not path.startswith(PREFIX)), key=depth
+    )
 
 
 def override_arms(arms: Any, path: str) -> None:
@@ -78,21 +84,28 @@ def override_arms(arms: Any, path: str) -> None:
     ConfigError
         If an arm sets a whole that the path is a part of: it would be lost without a word.
     """
-    for axis, one in (arms.items() if isinstance(arms, Mapping) else ()):
-        for name, settings in (one.items() if isinstance(one, Mapping) else ()):
+    for axis, one in arms.items() if isinstance(arms, Mapping) else ():
+        for name, settings in one.items() if isinstance(one, Mapping) else ():
             for key in list(settings if isinstance(settings, dict) else ()):
                 own = key.removeprefix("experiment.")
                 if own == path or own.startswith(f"{path}."):
                     del settings[key]
                 elif path.startswith(f"{own}."):
-                    raise ConfigError(path, "a setting of the whole sweep", f"the arm {name!r} sets the whole {own}; "
-                                      f"write arms.{axis}.{name}.{path}=VALUE for one arm, or replace {own}")
+                    raise ConfigError(
+                        path,
+                        "a setting of the whole sweep",
+                        f"the arm {name!r} sets the whole {own}; "
+                        f"write arms.{axis}.{name}.{path}=VALUE for one arm, or replace {own}",
+                    )
 
 
-def resolve_arm_path(content: Mapping[str, Any], parents: list[str], last: str) -> tuple[list[str], str]:
+def resolve_arm_path(
+    content: Mapping[str, Any], parents: list[str], last: str
+) -> tuple[list[str], str]:
     """Return where a path such as ``arms.method.fedprox.algorithm.mu`` leads: the keys on the way, and the last.
 
-    The keys of an arm are paths themselves; where the arm sets a whole that the path is a part of, it leads into it.
+    The keys of an arm are paths themselves; where the arm sets a whole that the path is a part of,
+    it leads into it.
     """
     if len(parents) < 4:
         return parents, last
@@ -100,7 +113,11 @@ def resolve_arm_path(content: Mapping[str, Any], parents: list[str], last: str) 
     arm: Any = content
     for parent in parents[:3]:
         arm = arm.get(parent) if isinstance(arm, Mapping) else None
-    whole = next((key for key in arm if inner.startswith(f"{key}.")), None) if isinstance(arm, Mapping) else None
+    whole = (
+        next((key for key in arm if inner.startswith(f"{key}.")), None)
+        if isinstance(arm, Mapping)
+        else None
+    )
     if whole is None:
         return parents[:3], inner
     *rest, last = inner.removeprefix(f"{whole}.").split(".")
@@ -112,31 +129,43 @@ def validate_arms(config: Config) -> Iterator[ConfigError]:
     for axis, arms in config.arms.items():
         if not arms:
             yield ConfigError(f"arms.{axis}", "no arms", "name at least one, or leave the axis out")
-    rules = [("sweep.only", config.sweep.only), *((f"sweep.skip.{i}", r) for i, r in enumerate(config.sweep.skip))]
+    rules = [
+        ("sweep.only", config.sweep.only),
+        *((f"sweep.skip.{i}", r) for i, r in enumerate(config.sweep.skip)),
+    ]
     for where, rule in rules:
         for axis, names in rule.items():
             if axis not in config.arms:
-                yield ConfigError(f"{where}.{axis}", "an unknown axis", f"arms has {', '.join(config.arms) or 'none'}"
-                                  f"{nearest(axis, config.arms)}")
+                yield ConfigError(
+                    f"{where}.{axis}",
+                    "an unknown axis",
+                    f"arms has {', '.join(config.arms) or 'none'}{nearest(axis, config.arms)}",
+                )
                 continue
             for name in names:
                 if name not in config.arms[axis]:
-                    yield ConfigError(f"{where}.{axis}", repr(name), f"one of {', '.join(config.arms[axis])}"
-                                      f"{nearest(name, config.arms[axis])}")
+                    yield ConfigError(
+                        f"{where}.{axis}",
+                        repr(name),
+                        f"one of {', '.join(config.arms[axis])}{nearest(name, config.arms[axis])}",
+                    )
 
 
 def deep_merge(base: Any, own: Any, path: tuple[str, ...] = ()) -> Any:
     """Return a file's content laid over its base's: mappings are joined, anything else is replaced.
 
-    A component of another name replaces the base's with all its options. Under ``arms``, null takes an axis, an arm or
-    a setting of an arm away.
+    A component of another name replaces the base's with all its options. Under ``arms``, null takes
+    an axis, an arm or a setting of an arm away.
     """
     if not isinstance(base, Mapping) or not isinstance(own, Mapping):
         return own
     if "name" in own and own["name"] != base.get("name", own["name"]) and len(path) > 1:
         return dict(own)
-    joined = {key: deep_merge(value, own[key], (*path, key)) if key in own else value for key, value in base.items()
-              if not (path[:1] == ("arms",) and key in own and own[key] is None)}
+    joined = {
+        key: deep_merge(value, own[key], (*path, key)) if key in own else value
+        for key, value in base.items()
+        if not (path[:1] == ("arms",) and key in own and own[key] is None)
+    }
     return joined | {key: value for key, value in own.items() if key not in base}
 
 

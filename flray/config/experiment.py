@@ -1,4 +1,4 @@
-"""The YAML file as typed models: with `flray.config.sections` and `flray.config.sweep` the place of all defaults and ranges.
+"""The YAML file as typed models: the experiment, with all its defaults and ranges.
 
 `flray.config.loader` reads files, applies overrides and words the errors.
 """
@@ -56,9 +56,15 @@ class Component(BaseModel):
             return value
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             kind = cls.registry.kind
-            raise PydanticCustomError("component", "name {article} {kind}, for example `{example}`", {
-                "kind": kind, "example": f"{{name: {cls.registry.names()[0]}}}",
-                "article": "an" if kind[0] in "aeiou" else "a"})
+            raise PydanticCustomError(
+                "component",
+                "name {article} {kind}, for example `{example}`",
+                {
+                    "kind": kind,
+                    "example": f"{{name: {cls.registry.names()[0]}}}",
+                    "article": "an" if kind[0] in "aeiou" else "a",
+                },
+            )
         given = {k: v for k, v in value.items() if k != "name"}
         try:
             params = cls.params(value["name"])
@@ -66,18 +72,24 @@ class Component(BaseModel):
             with cls.registry.guarded(value["name"], ValidationError):
                 return {"name": value["name"], "options": params.model_validate(given).model_dump()}
         except FlrayError as error:
-            raise PydanticCustomError("component", "{message}", {"message": str(error), "sub": ("name",)}) from None
+            raise PydanticCustomError(
+                "component", "{message}", {"message": str(error), "sub": ("name",)}
+            ) from None
         except ValidationError as error:
             first = error.errors()[0]
             sub = tuple(str(part) for part in first["loc"])
             message = first["msg"][:1].lower() + first["msg"][1:]
             if first["type"] == "extra_forbidden":
-                message = (f"{value['name']} has no option {sub[-1]!r}{nearest(sub[-1], params.model_fields)}; "
-                           f"its options: {', '.join(params.model_fields) or 'none'}")
+                message = (
+                    f"{value['name']} has no option "
+                    f"{sub[-1]!r}{nearest(sub[-1], params.model_fields)}; "
+                    f"its options: {', '.join(params.model_fields) or 'none'}"
+                )
             elif first["type"] == "missing":
                 message = f"the {cls.registry.kind} {value['name']} needs this option"
             raise PydanticCustomError(
-                "component", "{message}", {"message": message, "sub": sub, "found": first["input"]}) from None
+                "component", "{message}", {"message": message, "sub": sub, "found": first["input"]}
+            ) from None
 
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:
@@ -96,9 +108,15 @@ def _with_preset(name: str, given: dict[str, Any], presets: Sequence[Preset]) ->
     chosen = given.pop("preset")
     known = {preset.name: preset.values for preset in presets}
     if not isinstance(chosen, str) or chosen not in known:
-        found = f"{name} has no preset {chosen!r}{nearest(str(chosen), known)}; its presets: {', '.join(known)}" \
-            if known else f"{name} has no presets: no paper states values other than its defaults"
-        raise PydanticCustomError("component", "{message}", {"message": found, "sub": ("preset",), "found": chosen})
+        found = (
+            f"{name} has no preset {chosen!r}{nearest(str(chosen), known)}; its presets: "
+            f"{', '.join(known)}"
+            if known
+            else f"{name} has no presets: no paper states values other than its defaults"
+        )
+        raise PydanticCustomError(
+            "component", "{message}", {"message": found, "sub": ("preset",), "found": chosen}
+        )
     return {**known[chosen], **given}
 
 
@@ -117,8 +135,13 @@ class PublicChoice(Component):
     def params(cls, name: str) -> type[BaseModel]:
         """Return the data set's options, with `samples` in the meaning it has here."""
         options: type[BaseModel] = create_model(
-            f"{name}-public-options", __base__=super().params(name),
-            samples=(int, Field(5000, ge=2, description="training images taken, without their labels")))
+            f"{name}-public-options",
+            __base__=super().params(name),
+            samples=(
+                int,
+                Field(5000, ge=2, description="training images taken, without their labels"),
+            ),
+        )
         return options
 
 
@@ -146,7 +169,9 @@ def _augment_tag(value: Any) -> str:
 
 Networks = Annotated[
     Annotated[dict[str, ModelChoice], Tag("named")]
-    | Annotated[tuple[ModelChoice, ...], Tag("dealt")], Discriminator(_augment_tag)]
+    | Annotated[tuple[ModelChoice, ...], Tag("dealt")],
+    Discriminator(_augment_tag),
+]
 
 
 class AugmentChoice(Component):
@@ -159,9 +184,13 @@ Augment = Annotated[
     Annotated[Literal["none", "flip", "crop", "resized", "weak", "strong"], Tag("[name]")]
     | Annotated[tuple[AugmentChoice, ...], Tag("[steps]")],
     Discriminator(lambda value: "[name]" if isinstance(value, str) else "[steps]"),
-    Field(description="of training images: flip; crop: shift by up to 4 pixels, flip; resized or weak: a part of 20 to "
-          "100 % of the area resized to the image, flip; strong: also colours (FCCL+); or a list of steps, for example "
-          "[crop, flip, {name: jitter, hue: 0.05}] (flray list augmentations)")]
+    Field(
+        description="of training images: flip; crop: shift by up to 4 pixels, flip; resized or weak: a part of 20 to "
+        "100 % of the area resized to the image, flip; strong: also colours (FCCL+); or a list of "
+        "steps, for example "
+        "[crop, flip, {name: jitter, hue: 0.05}] (flray list augmentations)"
+    ),
+]
 
 
 class Local(Section):
@@ -171,33 +200,55 @@ class Local(Section):
     batch_size: int = Field(32, ge=1)
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(0.01, gt=0, description="learning rate")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round r is lr * lr_decay**r (r from 0)")
+    lr_decay: float = Field(
+        1.0, gt=0, le=1, description="the learning rate of round r is lr * lr_decay**r (r from 0)"
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD only")
     weight_decay: float = Field(0.0, ge=0)
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Adam and AdamW only")
     clip_norm: float | None = Field(None, gt=0, description="clip the gradient's norm to this")
     augment: Augment = "none"
     precision: Literal["float32", "float64", "bfloat16"] = Field(
-        "float32", description="what networks compute in; bfloat16: only what lies within the network, which torch's "
-        "autocast decides, while weights, losses, methods' formulas, optimiser and averages stay float32")
+        "float32",
+        description="what networks compute in; bfloat16: only what lies within the network, which torch's "
+        "autocast decides, while weights, losses, methods' formulas, optimiser and averages stay "
+        "float32",
+    )
     compile: bool | Literal["reduce-overhead"] = Field(
-        False, description="torch.compile of the networks' passes over whole training batches, the small last one runs "
-        "as written; costs up to a minute per network and process; reduce-overhead: on a GPU also CUDA graphs")
+        False,
+        description="torch.compile of the networks' passes over whole training batches, the small last one runs "
+        "as written; costs up to a minute per network and process; reduce-overhead: on a GPU also "
+        "CUDA graphs",
+    )
     clients_per_step: int = Field(
-        1, ge=1, description="train so many neighbouring clients of a block (aggregation.block) in one step, for small "
-        "networks on a GPU; the last bits depend on it. For methods that train as FedAvg does; slower on a CPU")
+        1,
+        ge=1,
+        description="train so many neighbouring clients of a block (aggregation.block) in one step, for small "
+        "networks on a GPU; the last bits depend on it. For methods that train as FedAvg does; "
+        "slower on a CPU",
+    )
     memory_format: Literal["channels_last", "contiguous"] = Field(
-        "channels_last", description="layout of images; channels_last is the faster one for most networks")
+        "channels_last",
+        description="layout of images; channels_last is the faster one for most networks",
+    )
 
 
 class Participation(Section):
     """Who takes part in a round. Simulated by key, so the same clients whatever the number of workers."""
 
-    fraction: float = Field(1.0, gt=0, le=1, description="share of the clients sampled in each round")
-    clients: int | None = Field(None, ge=1, description="number of clients sampled, instead of a fraction")
-    dropout: float = Field(0.0, ge=0, lt=1, description="chance that a sampled client does not answer in a round")
+    fraction: float = Field(
+        1.0, gt=0, le=1, description="share of the clients sampled in each round"
+    )
+    clients: int | None = Field(
+        None, ge=1, description="number of clients sampled, instead of a fraction"
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="chance that a sampled client does not answer in a round"
+    )
     stragglers: Fraction = Field(0.0, description="chance that a client is slow in a round")
-    straggler_work: float = Field(0.5, gt=0, le=1, description="share of the local steps a slow client manages")
+    straggler_work: float = Field(
+        0.5, gt=0, le=1, description="share of the local steps a slow client manages"
+    )
 
 
 class Evaluation(Section):
@@ -205,38 +256,57 @@ class Evaluation(Section):
 
     every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last one")
     batch_size: int = Field(512, ge=1)
-    others: bool = Field(False, description="also test personal models on the other clients' data (inter)")
-    validation: float = Field(0.0, ge=0, lt=1, description="share of each client's training data kept for validation")
+    others: bool = Field(
+        False, description="also test personal models on the other clients' data (inter)"
+    )
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="share of each client's training data kept for validation"
+    )
     last: int = Field(5, ge=1, description="evaluated rounds in `mean of the last k rounds`")
     protocol: Literal["last", "best", "mean-last"] = Field(
-        "last", description="the number that tables report: of the last round; of the round with the best mean "
-        "validation value (needs validation samples); or the mean of the `last` evaluated rounds")
+        "last",
+        description="the number that tables report: of the last round; of the round with the best mean "
+        "validation value (needs validation samples); or the mean of the `last` evaluated rounds",
+    )
 
 
 class Episodes(Section):
     """What an episode of a few-shot task is; other tasks have none."""
 
-    way: int = Field(5, ge=2, le=10_000, description="classes of an episode (fewer where a client has fewer)")
+    way: int = Field(
+        5, ge=2, le=10_000, description="classes of an episode (fewer where a client has fewer)"
+    )
     shot: int = Field(5, ge=1, le=10_000, description="support samples per class")
-    queries: int = Field(15, ge=1, le=10_000, description="queries per class (fewer where classes are smaller)")
-    test: int = Field(600, ge=1, le=1_000_000, description="episodes of an evaluation, the same in every round")
+    queries: int = Field(
+        15, ge=1, le=10_000, description="queries per class (fewer where classes are smaller)"
+    )
+    test: int = Field(
+        600, ge=1, le=1_000_000, description="episodes of an evaluation, the same in every round"
+    )
 
 
 class Checkpointing(Section):
     """When a run's state is written. A resumed run replays what came after, to the same bits."""
 
     every: int = Field(1, ge=1, description="rounds between checkpoints")
-    min_seconds: float = Field(10.0, ge=0, description="but not sooner than this after the last one")
+    min_seconds: float = Field(
+        10.0, ge=0, description="but not sooner than this after the last one"
+    )
     keep: int = Field(2, ge=1, description="checkpoints kept")
 
 
 class Tracking(Section):
     """Where results go."""
 
-    uri: str | None = Field("sqlite:///mlflow.db", description="any MLflow tracking URI; null for no MLflow")
+    uri: str | None = Field(
+        "sqlite:///mlflow.db", description="any MLflow tracking URI; null for no MLflow"
+    )
     experiment: str = Field("flray", min_length=1, description="the MLflow experiment")
-    features: bool = Field(False, description="keep features, class correlations and distances of the models for the "
-                           "report's figures: those of up to 500 test samples, at the end of a run")
+    features: bool = Field(
+        False,
+        description="keep features, class correlations and distances of the models for the "
+        "report's figures: those of up to 500 test samples, at the end of a run",
+    )
 
 
 class Experiment(Section):
@@ -247,17 +317,26 @@ class Experiment(Section):
     rounds: int = Field(10, ge=1)
     data: DatasetChoice
     public: PublicChoice | None = Field(
-        None, description="public data: another set's training images, brought to the private ones' shape; null: those "
-        "that come with the data set")
+        None,
+        description="public data: another set's training images, brought to the private ones' shape; null: those "
+        "that come with the data set",
+    )
     subset: int | None = Field(
-        None, ge=1, description="at most so many training samples, and so many test samples, of each domain")
-    partition: PartitionChoice = Field(default_factory=lambda: PartitionChoice.model_validate("domains"))
+        None,
+        ge=1,
+        description="at most so many training samples, and so many test samples, of each domain",
+    )
+    partition: PartitionChoice = Field(
+        default_factory=lambda: PartitionChoice.model_validate("domains")
+    )
     split: Split = "official"
     shift: Shift = Shift()
     model: ModelChoice
     models: Networks = Field(
-        default_factory=dict, description="other networks for single clients or domains, by their name; or a list, "
-        "from which the seed deals one to every client, each as often as the others")
+        default_factory=dict,
+        description="other networks for single clients or domains, by their name; or a list, "
+        "from which the seed deals one to every client, each as often as the others",
+    )
     algorithm: AlgorithmChoice
     local: Local = Local()
     participation: Participation = Participation()
@@ -270,7 +349,8 @@ class Experiment(Section):
     tracking: Tracking = Tracking()
     output: str = Field("runs", min_length=1, description="folder for runs and sweeps")
     plugins: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="your own Python files that register components")
+        (), description="your own Python files that register components"
+    )
 
 
 class Config(Section):
@@ -278,7 +358,11 @@ class Config(Section):
 
     experiment: Experiment
     arms: dict[AxisName, dict[ArmName, Arm]] = Field(
-        default_factory=dict, description="by axis and name: settings that are changed together; see flray.config.arms")
+        default_factory=dict,
+        description="by axis and name: settings that are changed together; see flray.config.arms",
+    )
     space: dict[str, Domain] = Field(default_factory=dict)
     sweep: Sweep = Sweep()
-    paper: PaperTable | None = Field(None, description="the paper's table that the sweep makes again")
+    paper: PaperTable | None = Field(
+        None, description="the paper's table that the sweep makes again"
+    )

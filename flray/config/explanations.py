@@ -14,17 +14,35 @@ from flray.config.experiment import Component, Config, Experiment
 from flray.config.sweep import FORMS
 from flray.errors import ConfigError, nearest
 
-BRANCHES = {*FORMS, "named", "dealt", "asha", "median", "pbt", "constrained-int", "int", "float", "constrained-float",
-            "bool"}
+BRANCHES = {
+    *FORMS,
+    "named",
+    "dealt",
+    "asha",
+    "median",
+    "pbt",
+    "constrained-int",
+    "int",
+    "float",
+    "constrained-float",
+    "bool",
+}
 _EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 _NEEDED = {
-    "int_type": "an integer is needed", "int_parsing": "an integer is needed", "int_from_float": "an integer is needed",
+    "int_type": "an integer is needed",
+    "int_parsing": "an integer is needed",
+    "int_from_float": "an integer is needed",
     "int_parsing_size": "an integer of at most 64 bits is needed",
-    "float_type": "a number is needed", "float_parsing": "a number is needed", "finite_number": "it must be finite",
-    "bool_type": "true or false is needed", "bool_parsing": "true or false is needed",
+    "float_type": "a number is needed",
+    "float_parsing": "a number is needed",
+    "finite_number": "it must be finite",
+    "bool_type": "true or false is needed",
+    "bool_parsing": "true or false is needed",
     "string_type": "a text is needed; put a number in quotes where it is meant as one",
-    "tuple_type": "a list is needed", "list_type": "a list is needed",
-    "dict_type": "a mapping is needed (KEY: VALUE)", "model_type": "a mapping is needed (KEY: VALUE)",
+    "tuple_type": "a list is needed",
+    "list_type": "a list is needed",
+    "dict_type": "a mapping is needed (KEY: VALUE)",
+    "model_type": "a mapping is needed (KEY: VALUE)",
     "model_attributes_type": "a mapping is needed (KEY: VALUE)",
 }
 
@@ -65,7 +83,11 @@ def _explain_one(item: Any, root: type[BaseModel]) -> tuple[str, str, str]:
         return path.rpartition(".")[0], _format_value(item["input"]), "more values are needed"
     if item["type"] == "missing":
         return path, "nothing", "this setting is required"
-    if item["type"] == "component" and context.get("sub") == ("name",) and isinstance(item["input"], Mapping):
+    if (
+        item["type"] == "component"
+        and context.get("sub") == ("name",)
+        and isinstance(item["input"], Mapping)
+    ):
         value = item["input"].get("name")
     return path, _format_value(value), expected_value(item["type"], item["msg"], value)
 
@@ -85,7 +107,11 @@ def expected_value(kind: str, message: str, value: Any) -> str:
         return message[:1].lower() + message[1:]
     if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
         return f"{words}, for example [{_format_value(value)}]"
-    if kind == "float_parsing" and isinstance(value, str) and re.fullmatch(r"\s*\d+(\.\d+)?\s*%\s*", value):
+    if (
+        kind == "float_parsing"
+        and isinstance(value, str)
+        and re.fullmatch(r"\s*\d+(\.\d+)?\s*%\s*", value)
+    ):
         return f"{words}: {float(value.strip().rstrip('% ')) / 100:g}"
     return words
 
@@ -106,14 +132,25 @@ def inexact_values(given: Any, made: Any, path: tuple[str, ...] = ()) -> Iterato
         for key in given:
             if key in made:
                 yield from inexact_values(given[key], made[key], (*path, str(key)))
-    elif isinstance(given, list | tuple) and isinstance(made, list | tuple) and len(given) == len(made):
+    elif (
+        isinstance(given, list | tuple)
+        and isinstance(made, list | tuple)
+        and len(given) == len(made)
+    ):
         for position, (one, other) in enumerate(zip(given, made, strict=True)):
             yield from inexact_values(one, other, (*path, str(position)))
     elif isinstance(made, bool) and not isinstance(given, bool):
-        yield ConfigError(".".join(path), _format_value(given), "true or false is needed, without quotes")
-    elif isinstance(made, int | float) and isinstance(given, str) and not (
-            isinstance(made, float) and _EXPONENT.fullmatch(given)):
-        yield ConfigError(".".join(path), _format_value(given), "a number is needed; leave the quotes out")
+        yield ConfigError(
+            ".".join(path), _format_value(given), "true or false is needed, without quotes"
+        )
+    elif (
+        isinstance(made, int | float)
+        and isinstance(given, str)
+        and not (isinstance(made, float) and _EXPONENT.fullmatch(given))
+    ):
+        yield ConfigError(
+            ".".join(path), _format_value(given), "a number is needed; leave the quotes out"
+        )
     elif isinstance(made, int | float) and not isinstance(made, bool) and isinstance(given, bool):
         yield ConfigError(".".join(path), str(given).lower(), "a number is needed")
     elif isinstance(made, int) and isinstance(given, float):
@@ -122,11 +159,17 @@ def inexact_values(given: Any, made: Any, path: tuple[str, ...] = ()) -> Iterato
 
 def misplaced_settings(content: Mapping[str, Any]) -> ConfigError | None:
     """Return the mistake of settings that stand beside ``experiment:`` instead of under it, None if there are none."""
-    stray = [key for key in content if key in Experiment.model_fields and key not in Config.model_fields]
+    stray = [
+        key for key in content if key in Experiment.model_fields and key not in Config.model_fields
+    ]
     if not stray:
         return None
     first, verb = stray[0], "them" if len(stray) > 1 else "it"
-    return ConfigError(", ".join(stray), "beside `experiment:`", f"indent {verb} to stand under it: experiment.{first}")
+    return ConfigError(
+        ", ".join(stray),
+        "beside `experiment:`",
+        f"indent {verb} to stand under it: experiment.{first}",
+    )
 
 
 def _format_value(value: Any) -> str:
@@ -155,15 +198,23 @@ def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
     candidates = [annotation, *typing.get_args(annotation)]
-    return [c for c in candidates if inspect.isclass(c) and typing.get_origin(c) is None and issubclass(c, BaseModel)]
+    return [
+        c
+        for c in candidates
+        if inspect.isclass(c) and typing.get_origin(c) is None and issubclass(c, BaseModel)
+    ]
 
 
 def _nearest_path(key: str, loc: Sequence[int | str], allowed: Iterable[str]) -> str:
     """Return the setting that an unknown key of the experiment is the name or the beginning of, or the nearest."""
     if tuple(loc) == ("experiment",):
-        deeper = {f"{name}.{inner}": inner for name, field in Experiment.model_fields.items()
-                  for model in _models(field.annotation) if not issubclass(model, Component)
-                  for inner in model.model_fields}
+        deeper = {
+            f"{name}.{inner}": inner
+            for name, field in Experiment.model_fields.items()
+            for model in _models(field.annotation)
+            if not issubclass(model, Component)
+            for inner in model.model_fields
+        }
         for fits in (str.__eq__, str.startswith):
             if found := next((path for path, inner in deeper.items() if fits(inner, key)), None):
                 return f"; did you mean {found!r}?"

@@ -38,7 +38,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     try:
         return path.strip(), parse(value)
     except ValueError as error:
-        raise ConfigError(path.strip(), shorten(value), f"the value must be valid YAML: {error}") from None
+        raise ConfigError(
+            path.strip(), shorten(value), f"the value must be valid YAML: {error}"
+        ) from None
 
 
 def absolute_path(path: str) -> str:
@@ -49,8 +51,8 @@ def absolute_path(path: str) -> str:
 def set_path(content: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted path in a nested mapping, in place; a component given by name only is opened up.
 
-    A mapping replaces what was there, except that naming another component of the same kind drops the old
-    one's options, and so does naming a preset.
+    A mapping replaces what was there, except that naming another component of the same kind drops
+    the old one's options, and so does naming a preset.
     """
     *parents, last = absolute_path(path).split(".")
     if parents[:1] == ["space"]:  # the keys of a space are paths themselves
@@ -65,7 +67,9 @@ def set_path(content: dict[str, Any], path: str, value: Any) -> None:
         elif isinstance(child, str):
             child = {"name": child}
         elif not isinstance(child, dict):
-            raise ConfigError(path, f"{parent} is {child!r}", "the path leads into a value that has no parts")
+            raise ConfigError(
+                path, f"{parent} is {child!r}", "the path leads into a value that has no parts"
+            )
         node[parent] = child
         node = child
     if last == "name" and len(parents) > 1 and node.get("name") != value:
@@ -76,7 +80,9 @@ def set_path(content: dict[str, Any], path: str, value: Any) -> None:
     node[last] = value
 
 
-def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str | tuple[str, Any]] = ()) -> Config:
+def load(
+    source: str | Path | Mapping[str, Any], overrides: Iterable[str | tuple[str, Any]] = ()
+) -> Config:
     """Return the checked configuration.
 
     Parameters
@@ -96,7 +102,9 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str | tuple
     elif isinstance(source, str | PathLike):
         content = copy_plain(read_with_base(Path(source)))
     else:
-        raise FlrayError(f"found {type(source).__name__} for a configuration; give a YAML file or a mapping")
+        raise FlrayError(
+            f"found {type(source).__name__} for a configuration; give a YAML file or a mapping"
+        )
     if "experiment" not in content and not set(content) & set(PARTS):
         content = {"experiment": content}
     for override in [overrides] if isinstance(overrides, str) else overrides:
@@ -147,7 +155,9 @@ def check_space(config: Config) -> None:
             try:
                 experiment_at(config, {path: value})
             except ConfigErrors as error:
-                conditional = path.startswith("algorithm.") and ("algorithm" in config.space or config.arms)
+                conditional = path.startswith("algorithm.") and (
+                    "algorithm" in config.space or config.arms
+                )
                 if not conditional:
                     errors.append(ConfigError(f"space.{path}", repr(value), str(error.errors[0])))
                     break
@@ -168,8 +178,11 @@ def schema() -> dict[str, Any]:
             options = params.model_json_schema()
             document["$defs"].update(options.pop("$defs", {}))
             presets = [preset.name for preset in getattr(params, "presets", ())]
-            options["properties"] = {"name": {"const": name}, **({"preset": {"enum": presets}} if presets else {}),
-                                     **options.get("properties", {})}
+            options["properties"] = {
+                "name": {"const": name},
+                **({"preset": {"enum": presets}} if presets else {}),
+                **options.get("properties", {}),
+            }
             options["required"] = ["name", *options.get("required", [])]
             forms.append(options)
         document["$defs"][choice.__name__] = {"anyOf": forms}
@@ -189,8 +202,11 @@ def _validate(content: Mapping[str, Any]) -> Config:
     try:
         made = config.model_dump(mode="json")
     except Exception as error:  # an option of a user's own component may be of any type
-        raise FlrayError(f"an option of your own component cannot be written to a file: {brief(error)}; let it be a "
-                         "number, a text, a list or a mapping") from error
+        raise FlrayError(
+            f"an option of your own component cannot be written to a file: {brief(error)}; let it "
+            f"be a "
+            "number, a text, a list or a mapping"
+        ) from error
     if errors := list(inexact_values(content, made)):
         raise ConfigErrors(errors)
     return config
@@ -198,12 +214,23 @@ def _validate(content: Mapping[str, Any]) -> Config:
 
 def _check_size(config: Config) -> None:
     sweep = config.sweep
-    values = (len(next(iter(domain.model_dump().values()))) for domain in config.space.values()
-              if sweep.search != "optuna" and isinstance(domain, Grid))
-    count = sweep.samples * len(sweep.seeds) * math.prod(values) * math.prod(map(len, arms.select_arms(config).values()))
+    values = (
+        len(next(iter(domain.model_dump().values())))
+        for domain in config.space.values()
+        if sweep.search != "optuna" and isinstance(domain, Grid)
+    )
+    count = (
+        sweep.samples
+        * len(sweep.seeds)
+        * math.prod(values)
+        * math.prod(map(len, arms.select_arms(config).values()))
+    )
     if count > TRIALS:
-        raise ConfigError("sweep", f"{count:,} trials (samples x grids x arms x seeds)",
-                          f"at most {TRIALS:,} are tried in one sweep; lower sweep.samples, or split it")
+        raise ConfigError(
+            "sweep",
+            f"{count:,} trials (samples x grids x arms x seeds)",
+            f"at most {TRIALS:,} are tried in one sweep; lower sweep.samples, or split it",
+        )
 
 
 __all__ = [

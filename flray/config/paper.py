@@ -12,35 +12,54 @@ PaperName = Literal["fedco2", "fcclplus", "fedskc", "lgmix"]
 class PaperTable(BaseModel):
     """Ties a sweep with arms to a table of a paper.
 
-    A cell of the table is a combination of arms, a client and a measure. Its printed number is the row of
-    `flray.papers.reported` whose ``method`` is the name of the arm of the axis ``method``, changed by what `printed`
-    says of the arms, and whose ``client`` and ``metric`` are the cell's.
+    A cell of the table is a combination of arms, a client and a measure. Its printed number is the
+    row of `flray.papers.reported` whose ``method`` is the name of the arm of the axis ``method``,
+    changed by what `printed` says of the arms, and whose ``client`` and ``metric`` are the cell's.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: PaperName = Field(description="the paper")
-    table: str = Field(pattern=r"^(table|fig)\d+$", description="the table or figure, for example table1")
+    table: str = Field(
+        pattern=r"^(table|fig)\d+$", description="the table or figure, for example table1"
+    )
     title: str = Field(min_length=1, description="what it shows, in a few words")
-    rows: str = Field("method", description="axis of arms whose arms are the rows; the others are columns")
+    rows: str = Field(
+        "method", description="axis of arms whose arms are the rows; the others are columns"
+    )
     measures: dict[str, str] = Field(
-        {"top1": "own/accuracy"}, min_length=1, description="printed metric: what is measured here. own/X: the "
-        "method's own model on each client's test part (global/local/X or personal/local/X); others/X: on the other "
-        "clients' parts; auto: the method's main metric; a metric's name; any of them with `>= 75`: first round that "
+        {"top1": "own/accuracy"},
+        min_length=1,
+        description="printed metric: what is measured here. own/X: the "
+        "method's own model on each client's test part (global/local/X or personal/local/X); "
+        "others/X: on the other "
+        "clients' parts; auto: the method's main metric; a metric's name; any of them with `>= "
+        "75`: first round that "
         "reaches 75 %; hours; memory (most MiB on a GPU, without one of "
-        "a client process)")
+        "a client process)",
+    )
     clients: dict[str, tuple[str, ...]] | None = Field(
-        {}, description="printed client: clients or domains here, where the names differ; of several, as with several "
-        "data sets, the one that there is; null: averages only")
+        {},
+        description="printed client: clients or domains here, where the names differ; of several, as with several "
+        "data sets, the one that there is; null: averages only",
+    )
     printed: dict[str, dict[str, dict[str, str]]] = Field(
-        default_factory=dict, description="by axis and arm: columns of the printed rows with their values")
-    departures: tuple[str, ...] = Field((), description="how this suite differs from the paper's experiment")
+        default_factory=dict,
+        description="by axis and arm: columns of the printed rows with their values",
+    )
+    departures: tuple[str, ...] = Field(
+        (), description="how this suite differs from the paper's experiment"
+    )
 
     @field_validator("measures", mode="before")
     @classmethod
     def _taken_out(cls, value: Any) -> Any:
         """Leave out measures of a base that are set to null."""
-        return {key: one for key, one in value.items() if one is not None} if isinstance(value, dict) else value
+        return (
+            {key: one for key, one in value.items() if one is not None}
+            if isinstance(value, dict)
+            else value
+        )
 
 
 __all__ = ["PaperName", "PaperTable"]

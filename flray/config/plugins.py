@@ -36,8 +36,11 @@ def _locate(text: str, base: Path | None) -> Path:
     except (OSError, ValueError) as error:
         raise ConfigError("experiment.plugins", repr(text), f"it cannot be read: {error}") from None
     if path is None:
-        raise ConfigError("experiment.plugins", repr(text), "no such file; looked in " +
-                          " and ".join(str(c.parent) for c in candidates))
+        raise ConfigError(
+            "experiment.plugins",
+            repr(text),
+            "no such file; looked in " + " and ".join(str(c.parent) for c in candidates),
+        )
     return path
 
 
@@ -54,9 +57,13 @@ def _execute(text: str, path: Path) -> Path:
         raise  # a file that raises it cannot be told from a user who stops the command
     except BaseException as error:
         del sys.modules[name]
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+        lines = [
+            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
+        ]
         if not lines and isinstance(error, SyntaxError):
             lines = [error.lineno]
         where = f" (line {lines[-1]})" if lines else ""
-        raise ConfigError("experiment.plugins", repr(text), f"running it raised {brief(error)}{where}") from error
+        raise ConfigError(
+            "experiment.plugins", repr(text), f"running it raised {brief(error)}{where}"
+        ) from error
     return path.resolve()

@@ -1,11 +1,19 @@
-"""Parts of the YAML file: shift and division of data, the average, where turns are played; see `flray.config.experiment`."""
+"""Sections of an experiment: shift and split of the data, aggregation, resources, faults."""
 
 from __future__ import annotations
 
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -20,38 +28,77 @@ class Section(BaseModel):
 class Shift(Section):
     """How the training data differ from what the data set holds; combines with any partition."""
 
-    long_tail: float | None = Field(None, ge=1, description=(
-        "class sizes of each domain's training data fall exponentially from the first class to the last, which is this "
-        "many times smaller (Cao et al. 2019; FedSKC: 10, 50, 100); applied first, test samples stay"))
-    sizes: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict, description=(
-        "training samples of single domains, by name, a subset chosen by the seed (FCCL+ Table V); applied before the "
-        "partition"))
-    ratio: float = Field(1.0, gt=0, le=10, description=(
-        "share of each client's training data that is used (Fed-CO2 F.4); above 1 only with split fedbn-digits, "
-        "in which 1 are 743 images"))
-    noise: float = Field(0.0, ge=0, description=(
-        "standard deviation of Gaussian noise on the last client's samples, in units of normalised inputs; it grows "
-        "linearly from 0 at the first client (Fed-CO2 F.3); each sample has its own noise, always the same"))
+    long_tail: float | None = Field(
+        None,
+        ge=1,
+        description=(
+            "class sizes of each domain's training data fall exponentially from the first class to "
+            "the last, which is this "
+            "many times smaller (Cao et al. 2019; FedSKC: 10, 50, 100); applied first, test "
+            "samples stay"
+        ),
+    )
+    sizes: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default_factory=dict,
+        description=(
+            "training samples of single domains, by name, a subset chosen by the seed (FCCL+ Table "
+            "V); applied before the "
+            "partition"
+        ),
+    )
+    ratio: float = Field(
+        1.0,
+        gt=0,
+        le=10,
+        description=(
+            "share of each client's training data that is used (Fed-CO2 F.4); above 1 only with "
+            "split fedbn-digits, "
+            "in which 1 are 743 images"
+        ),
+    )
+    noise: float = Field(
+        0.0,
+        ge=0,
+        description=(
+            "standard deviation of Gaussian noise on the last client's samples, in units of "
+            "normalised inputs; it grows "
+            "linearly from 0 at the first client (Fed-CO2 F.3); each sample has its own noise, "
+            "always the same"
+        ),
+    )
 
 
 class Aggregation(Section):
     """Details of the average that hold for every method."""
 
     buffers: Literal["average", "local"] = Field(
-        "average", description="floating buffers (BatchNorm statistics): averaged, or personal to each client")
+        "average",
+        description="floating buffers (BatchNorm statistics): averaged, or personal to each client",
+    )
     weights: Literal["method", "samples", "uniform"] = Field(
-        "method", description="weights of the mean: as the method declares, by sample counts, or equal")
+        "method",
+        description="weights of the mean: as the method declares, by sample counts, or equal",
+    )
     block: int | None = Field(
-        None, ge=1, description="add the weights up in blocks of so many neighbouring clients (client number // block) "
-        "near the clients, so that the server gets one sum per block; for methods that take nothing but the mean. The "
-        "last bits depend on it, and on nothing else. A block is one actor's unit of work, and what a crash or "
-        "faults.round_timeout leaves out: have several blocks per actor. bytes/up counts what reached the server")
+        None,
+        ge=1,
+        description="add the weights up in blocks of so many neighbouring clients (client number // block) "
+        "near the clients, so that the server gets one sum per block; for methods that take "
+        "nothing but the mean. The "
+        "last bits depend on it, and on nothing else. A block is one actor's unit of work, and "
+        "what a crash or "
+        "faults.round_timeout leaves out: have several blocks per actor. bytes/up counts what "
+        "reached the server",
+    )
 
 
 def _as_whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
     if not math.isclose(sum(shares), 1.0, abs_tol=1e-9) or not (shares[0] > 0 and shares[2] > 0):
-        raise PydanticCustomError("split", "the shares for training, validation and test must sum to 1, the first and "
-                                           "the last above 0")
+        raise PydanticCustomError(
+            "split",
+            "the shares for training, validation and test must sum to 1, the first and "
+            "the last above 0",
+        )
     return shares
 
 
@@ -64,10 +111,17 @@ SplitName = Literal["official", "fedbn-digits", "fedbn-office"]
 Split = Annotated[
     Annotated[SplitName, Tag("[name]")] | Annotated[Shares, Tag("[shares]")],
     Discriminator(_split_tag),
-    Field(description=(
-        "official: the data set's own test set; [train, validation, test]: shares of each client's samples, official "
-        "parts pooled; fedbn-digits: pooled, 80 to 20, 743 training images per domain; fedbn-office: own test sets, "
-        "0.5 and 0.4 of the smallest domain's training length for training and validation in every domain"))]
+    Field(
+        description=(
+            "official: the data set's own test set; [train, validation, test]: shares of each "
+            "client's samples, official "
+            "parts pooled; fedbn-digits: pooled, 80 to 20, 743 training images per domain; "
+            "fedbn-office: own test sets, "
+            "0.5 and 0.4 of the smallest domain's training length for training and validation in "
+            "every domain"
+        )
+    ),
+]
 
 
 class Resources(Section):
@@ -75,26 +129,40 @@ class Resources(Section):
 
     executor: Literal["ray", "inline"] = "ray"
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="client actors; auto: as many as the CPUs and GPUs carry, at most one per cohort member")
+        "auto",
+        description="client actors; auto: as many as the CPUs and GPUs carry, at most one per cohort member",
+    )
     cpus_per_actor: float = Field(
-        1.0, gt=0, le=4096, description="CPUs, and so torch threads (at least one), of an actor")
+        1.0, gt=0, le=4096, description="CPUs, and so torch threads (at least one), of an actor"
+    )
     gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
-        "auto", description="share of a GPU, or a whole number of them; auto: one turn is played to see how much "
-        "memory it takes, and as many actors share a GPU as its free memory carries, at most 4")
+        "auto",
+        description="share of a GPU, or a whole number of them; auto: one turn is played to see how much "
+        "memory it takes, and as many actors share a GPU as its free memory carries, at most 4",
+    )
     data: Literal["head", "node"] = Field(
-        "head", description="head: the driver reads the data and each node gets one copy in shared memory; node: each "
-        "node reads them itself, once, from its FLRAY_DATA (a folder, or s3://... or gs://...)")
+        "head",
+        description="head: the driver reads the data and each node gets one copy in shared memory; node: each "
+        "node reads them itself, once, from its FLRAY_DATA (a folder, or s3://... or gs://...)",
+    )
     bits: Literal["native", "portable"] = Field(
-        "native", description="native: each process computes with the best instructions of its CPU, so the last bits "
-        "depend on the kind of CPU; portable: with AVX2 (in MKL SSE2) on every x86-64 CPU, so they do not, at a price. "
-        "On a GPU they depend on the GPU either way")
-    queued: int = Field(2, ge=1, le=16, description="turns waiting at each actor; two hide the call's latency")
+        "native",
+        description="native: each process computes with the best instructions of its CPU, so the last bits "
+        "depend on the kind of CPU; portable: with AVX2 (in MKL SSE2) on every x86-64 CPU, so they "
+        "do not, at a price. "
+        "On a GPU they depend on the GPU either way",
+    )
+    queued: int = Field(
+        2, ge=1, le=16, description="turns waiting at each actor; two hide the call's latency"
+    )
 
     @field_validator("gpus_per_actor")
     @classmethod
     def _whole_above_one(cls, value: Any) -> Any:
         if value != "auto" and value > 1 and value != int(value):
-            raise PydanticCustomError("gpus", "Ray gives an actor a share of one GPU (0 to 1) or a whole number")
+            raise PydanticCustomError(
+                "gpus", "Ray gives an actor a share of one GPU (0 to 1) or a whole number"
+            )
         return value
 
 
@@ -103,6 +171,14 @@ class Faults(Section):
 
     on_client_error: Literal["fail", "skip"] = "fail"
     round_timeout: float | None = Field(
-        None, gt=0, le=10_000_000, description="seconds; clients that have not answered a stage by then are left out "
-        "and reported")
-    attempts: int = Field(3, ge=1, description="times a turn is played when its actor dies, before it counts as failed")
+        None,
+        gt=0,
+        le=10_000_000,
+        description="seconds; clients that have not answered a stage by then are left out "
+        "and reported",
+    )
+    attempts: int = Field(
+        3,
+        ge=1,
+        description="times a turn is played when its actor dies, before it counts as failed",
+    )

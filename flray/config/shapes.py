@@ -19,7 +19,9 @@ Kind = type | tuple[type, ...]
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
-def read_json(path: Path, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None) -> dict[str, Any]:
+def read_json(
+    path: Path, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
+) -> dict[str, Any]:
     """Return the mapping of a JSON file that flray wrote.
 
     Parameters
@@ -37,9 +39,13 @@ def read_json(path: Path, needed: Mapping[str, Kind], known: Mapping[str, Kind] 
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise FlrayError(f"{path}: cannot be read ({brief(error)}); restore it, or start anew") from None
+        raise FlrayError(
+            f"{path}: cannot be read ({brief(error)}); restore it, or start anew"
+        ) from None
     if problem := shape_problem(content, needed, known):
-        raise FlrayError(f"{path}: {problem}, which is not what was written; restore it, or start anew")
+        raise FlrayError(
+            f"{path}: {problem}, which is not what was written; restore it, or start anew"
+        )
     return dict(content)
 
 
@@ -74,14 +80,22 @@ def read_partition(path: Path) -> dict[str, Any]:
         held = PartitionRecord.model_validate(found)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise FlrayError(f"{path}: found {where} in another form than it was written; restore it, or take the file "
-                         "away") from None
+        raise FlrayError(
+            f"{path}: found {where} in another form than it was written; restore it, or take the "
+            f"file "
+            "away"
+        ) from None
     if len({len(client.train) for client in held.clients}) > 1:
-        raise FlrayError(f"{path}: found clients with unlike numbers of classes; restore it, or take the file away")
+        raise FlrayError(
+            f"{path}: found clients with unlike numbers of classes; restore it, or take the file "
+            f"away"
+        )
     return found
 
 
-def shape_problem(content: Any, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None) -> str:
+def shape_problem(
+    content: Any, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
+) -> str:
     """Return what is wrong with the form of a mapping that flray wrote; empty where nothing is.
 
     Parameters
@@ -114,14 +128,16 @@ def copy_plain(value: Any, path: str = "") -> Any:
     Parameters
     ----------
     value : Any
-        Content of a file, or what Python code gave: tuples, ranges, paths, NumPy's numbers and pydantic's models too.
+        Content of a file, or what Python code gave: tuples, ranges, paths, NumPy's numbers and
+        pydantic's models too.
     path : str
         Where it stands, for the message.
 
     Raises
     ------
     ConfigError
-        If it holds anything else, an integer beyond 64 bits, a character that no setting may hold, or too much.
+        If it holds anything else, an integer beyond 64 bits, a character that no setting may hold,
+        or too much.
     """
     return _copy(value, path, 0, [0])
 
@@ -129,8 +145,13 @@ def copy_plain(value: Any, path: str = "") -> Any:
 def _copy(value: Any, path: str, depth: int, counted: list[int]) -> Any:
     counted[0] += 1
     if depth > DEPTH or counted[0] > VALUES:
-        raise ConfigError(path[:80] or "configuration", f"more than {DEPTH} parts within each other" if depth > DEPTH
-                          else f"more than {VALUES:,} keys and values", "write fewer")
+        raise ConfigError(
+            path[:80] or "configuration",
+            f"more than {DEPTH} parts within each other"
+            if depth > DEPTH
+            else f"more than {VALUES:,} keys and values",
+            "write fewer",
+        )
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     elif isinstance(value, PurePath):
@@ -140,8 +161,10 @@ def _copy(value: Any, path: str, depth: int, counted: list[int]) -> Any:
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):
-        if not -2**63 <= value < 2**63:
-            raise ConfigError(path, "an integer of more than 64 bits", "between -2**63 and 2**63 - 1")
+        if not -(2**63) <= value < 2**63:
+            raise ConfigError(
+                path, "an integer of more than 64 bits", "between -2**63 and 2**63 - 1"
+            )
         return value
     if isinstance(value, str):
         if bad := _FORBIDDEN.search(value):
@@ -151,13 +174,22 @@ def _copy(value: Any, path: str, depth: int, counted: list[int]) -> Any:
         content = {}
         for key, one in value.items():
             if not isinstance(key, str) or _FORBIDDEN.search(key):
-                raise ConfigError(path or "configuration", f"the key {shorten(str(key))} ({type(key).__name__})",
-                                  "keys are text: put it in quotes" if not isinstance(key, str) else "rename it")
+                raise ConfigError(
+                    path or "configuration",
+                    f"the key {shorten(str(key))} ({type(key).__name__})",
+                    "keys are text: put it in quotes" if not isinstance(key, str) else "rename it",
+                )
             content[key] = _copy(one, f"{path}.{key}" if path else key, depth + 1, counted)
         return content
     if isinstance(value, list | tuple | range):
         if isinstance(value, range) and len(value) > VALUES:
             raise ConfigError(path, f"{len(value):,} values", f"at most {VALUES:,}")
-        return [_copy(one, f"{path}.{position}", depth + 1, counted) for position, one in enumerate(value)]
-    raise ConfigError(path, f"a value of type {type(value).__name__}",
-                      "numbers, texts, true, false, null, lists and mappings only")
+        return [
+            _copy(one, f"{path}.{position}", depth + 1, counted)
+            for position, one in enumerate(value)
+        ]
+    raise ConfigError(
+        path,
+        f"a value of type {type(value).__name__}",
+        "numbers, texts, true, false, null, lists and mappings only",
+    )

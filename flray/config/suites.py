@@ -17,22 +17,36 @@ PUBLIC = 64
 SMOKE = "-smoke"
 """How the name of a smoke run ends."""
 _ALGORITHM = {"public_size": PUBLIC, "public_batch_size": 32, "pretrain_epochs": 1}
-_FIXED = ("rounds", "subset", "split", "shift.sizes", "shift.ratio", "local.epochs", "local.batch_size",
-          "evaluation.every")
+_FIXED = (
+    "rounds",
+    "subset",
+    "split",
+    "shift.sizes",
+    "shift.ratio",
+    "local.epochs",
+    "local.batch_size",
+    "evaluation.every",
+)
 """What smoke sets itself; sizes, shares and splits of the full data do not fit a few samples."""
 
 
 def smoke(config: Config) -> Config:
     """Return a sweep (or run) that proves that every method of a file runs, in minutes instead of days.
 
-    Two rounds of one epoch, a few samples per domain (30 per client where the partition names their number), small
-    public batches, one seed, no early stopping; a combination of arms is tried once for every arm of the first axis,
-    and the arms of the others once. Results mean nothing; the name ends in ``-smoke``.
+    Two rounds of one epoch, a few samples per domain (30 per client where the partition names their
+    number), small public batches, one seed, no early stopping; a combination of arms is tried once
+    for every arm of the first axis, and the arms of the others once. Results mean nothing; the name
+    ends in ``-smoke``.
     """
     most = max([SAMPLES, *(PER_CLIENT * int(clients) for clients in _client_counts(config))])
     experiment = _shrink(config.experiment, most)
-    small = {axis: {name: {path: value for path, value in changes.items() if not _fixed_clients(path)}
-                    for name, changes in one.items()} for axis, one in config.arms.items()}
+    small = {
+        axis: {
+            name: {path: value for path, value in changes.items() if not _fixed_clients(path)}
+            for name, changes in one.items()
+        }
+        for axis, one in config.arms.items()
+    }
     for one in small.values():
         for changes in one.values():
             changes.update(_shorten_training(changes.get("algorithm")))
@@ -40,10 +54,17 @@ def smoke(config: Config) -> Config:
                 changes["partition"] = _partition_with_two(changes["partition"])
             if isinstance(changes.get("public"), Mapping):
                 changes["public"] = {**changes["public"], "samples": PUBLIC}
-    sweep = config.sweep.model_copy(update={
-        "seeds": config.sweep.seeds[:1], "scheduler": None, "skip": (*config.sweep.skip, *_repetitions(config))})
+    sweep = config.sweep.model_copy(
+        update={
+            "seeds": config.sweep.seeds[:1],
+            "scheduler": None,
+            "skip": (*config.sweep.skip, *_repetitions(config)),
+        }
+    )
     space = {path: domain for path, domain in config.space.items() if not _fixed_clients(path)}
-    return config.model_copy(update={"experiment": experiment, "arms": small, "sweep": sweep, "space": space})
+    return config.model_copy(
+        update={"experiment": experiment, "arms": small, "sweep": sweep, "space": space}
+    )
 
 
 def files(folder: Path | None = None) -> dict[str, Path]:
@@ -52,8 +73,8 @@ def files(folder: Path | None = None) -> dict[str, Path]:
     Parameters
     ----------
     folder : Path, optional
-        Where they lie; by default ``search_spaces/papers`` of the current folder, or else of the folder that the
-        package lies in.
+        Where they lie; by default ``search_spaces/papers`` of the current folder, or else of the
+        folder that the package lies in.
 
     Raises
     ------
@@ -62,36 +83,62 @@ def files(folder: Path | None = None) -> dict[str, Path]:
     """
     from flray.papers import PAPERS
 
-    places = [folder] if folder is not None else [
-        base / "search_spaces" / "papers" for base in (Path.cwd(), Path(__file__).resolve().parent.parent)]
+    places = (
+        [folder]
+        if folder is not None
+        else [
+            base / "search_spaces" / "papers"
+            for base in (Path.cwd(), Path(__file__).resolve().parent.parent)
+        ]
+    )
     found = next((place for place in places if place.is_dir()), None)
     if found is None:
-        raise FlrayError(f"no suites in {' or '.join(map(str, places))}; they come with flray's repository")
+        raise FlrayError(
+            f"no suites in {' or '.join(map(str, places))}; they come with flray's repository"
+        )
     paths = [path for path in found.glob("*/*.yaml") if not path.name.startswith("_")]
 
     def place(path: Path) -> tuple[int, int, int, str]:
         known, kinds, stem = list(PAPERS), ("table", "fig"), path.stem
         kind = stem.rstrip("0123456789")
-        return (known.index(path.parent.name) if path.parent.name in known else len(known),
-                kinds.index(kind) if kind in kinds else len(kinds), int(stem.removeprefix(kind) or 0), stem)
+        return (
+            known.index(path.parent.name) if path.parent.name in known else len(known),
+            kinds.index(kind) if kind in kinds else len(kinds),
+            int(stem.removeprefix(kind) or 0),
+            stem,
+        )
 
     return {f"{path.parent.name}/{path.stem}": path for path in sorted(paths, key=place)}
 
 
 def data_names(content: Mapping[str, Any]) -> list[str]:
     """Return the data sets that a suite's content names."""
-    names = [value.get("name") if isinstance(value, Mapping) else value for key, value in _mentions(content)
-             if key == "data"]
+    names = [
+        value.get("name") if isinstance(value, Mapping) else value
+        for key, value in _mentions(content)
+        if key == "data"
+    ]
     return list(dict.fromkeys(map(str, names)))
 
 
 def run_count(content: Mapping[str, Any]) -> int:
     """Return the runs of a suite: combinations of its arms times seeds."""
     sweep = content.get("sweep") or {}
-    axes = {axis: (sweep.get("only") or {}).get(axis, list(one)) for axis, one in content["arms"].items()}
-    combinations = (dict(zip(axes, names, strict=True)) for names in itertools.product(*axes.values()))
-    kept = [one for one in combinations
-            if not any(all(one[axis] in names for axis, names in rule.items()) for rule in sweep.get("skip", ()))]
+    axes = {
+        axis: (sweep.get("only") or {}).get(axis, list(one))
+        for axis, one in content["arms"].items()
+    }
+    combinations = (
+        dict(zip(axes, names, strict=True)) for names in itertools.product(*axes.values())
+    )
+    kept = [
+        one
+        for one in combinations
+        if not any(
+            all(one[axis] in names for axis, names in rule.items())
+            for rule in sweep.get("skip", ())
+        )
+    ]
     return len(kept) * len(sweep.get("seeds", (0,)))
 
 
@@ -110,8 +157,12 @@ def _mentions(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield kind and value of each component that will be run."""
     kinds = ("data", "public", "algorithm", "model", "partition")
     only = (content.get("sweep") or {}).get("only") or {}
-    everywhere = {kind for axis, one in (content.get("arms") or {}).items() for kind in kinds
-                  if all(kind in (one[name] or {}) for name in only.get(axis, one))}
+    everywhere = {
+        kind
+        for axis, one in (content.get("arms") or {}).items()
+        for kind in kinds
+        if all(kind in (one[name] or {}) for name in only.get(axis, one))
+    }
     for kind in kinds:
         if content["experiment"].get(kind) is not None and kind not in everywhere:
             yield kind, content["experiment"][kind]
@@ -131,34 +182,63 @@ def _client_counts(config: Config) -> Iterator[int]:
     for one in config.arms.values():
         for changes in one.values():
             partition = changes.get("partition")
-            yield partition.get("clients", 0) if isinstance(partition, Mapping) else changes.get("partition.clients", 0)
+            yield (
+                partition.get("clients", 0)
+                if isinstance(partition, Mapping)
+                else changes.get("partition.clients", 0)
+            )
 
 
 def _shrink(experiment: Experiment, most: int) -> Experiment:
     local = experiment.local.model_copy(update={"epochs": 1, "batch_size": BATCH})
-    apart = experiment.split in ("fedbn-digits", "fedbn-office")  # which set validation samples apart themselves
+    apart = experiment.split in (
+        "fedbn-digits",
+        "fedbn-office",
+    )  # which set validation samples apart themselves
     validation = 0.2 if apart else experiment.evaluation.validation
     evaluation = experiment.evaluation.model_copy(update={"every": 1, "validation": validation})
-    partition = experiment.partition.model_validate(_partition_with_two(experiment.partition.model_dump()))
+    partition = experiment.partition.model_validate(
+        _partition_with_two(experiment.partition.model_dump())
+    )
     shift = experiment.shift.model_copy(update={"sizes": {}, "ratio": 1.0})
     public = experiment.public
     if public is not None:
         public = public.model_copy(update={"options": {**public.options, "samples": PUBLIC}})
-    options = {**experiment.algorithm.options, **{
-        key: value for key, value in _ALGORITHM.items() if experiment.algorithm.options.get(key)}}
+    options = {
+        **experiment.algorithm.options,
+        **{
+            key: value for key, value in _ALGORITHM.items() if experiment.algorithm.options.get(key)
+        },
+    }
     algorithm = experiment.algorithm.model_copy(update={"options": options})
-    return experiment.model_copy(update={
-        "name": f"{experiment.name}{SMOKE}"[-100:], "rounds": ROUNDS, "subset": most, "local": local,
-        "evaluation": evaluation, "algorithm": algorithm, "shift": shift, "public": public, "partition": partition,
-        "split": "official" if apart else experiment.split,
-        "episodes": experiment.episodes.model_copy(update={"shot": 1, "queries": 1, "test": 20})})
+    return experiment.model_copy(
+        update={
+            "name": f"{experiment.name}{SMOKE}"[-100:],
+            "rounds": ROUNDS,
+            "subset": most,
+            "local": local,
+            "evaluation": evaluation,
+            "algorithm": algorithm,
+            "shift": shift,
+            "public": public,
+            "partition": partition,
+            "split": "official" if apart else experiment.split,
+            "episodes": experiment.episodes.model_copy(
+                update={"shot": 1, "queries": 1, "test": 20}
+            ),
+        }
+    )
 
 
 def _partition_with_two(partition: Any) -> dict[str, Any]:
     """Return a partition that gives every client the two samples that a batch norm needs."""
     given = {"name": partition} if isinstance(partition, str) else dict(partition)
     known = registry.partitions.params(str(given["name"])).model_fields
-    return {**given, "min_size": max(2, int(given.get("min_size", 1)))} if "min_size" in known else given
+    return (
+        {**given, "min_size": max(2, int(given.get("min_size", 1)))}
+        if "min_size" in known
+        else given
+    )
 
 
 def _fixed_clients(path: str) -> bool:
@@ -171,8 +251,11 @@ def _shorten_training(algorithm: Any) -> dict[str, Any]:
         return {}
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
     known = registry.algorithms.params(str(name)).model_fields
-    return {f"algorithm.{key}": value for key, value in _ALGORITHM.items()
-            if key in known and not (key == "pretrain_epochs" and not known[key].default)}
+    return {
+        f"algorithm.{key}": value
+        for key, value in _ALGORITHM.items()
+        if key in known and not (key == "pretrain_epochs" and not known[key].default)
+    }
 
 
 def _repetitions(config: Config) -> Iterator[dict[str, tuple[str, ...]]]:

@@ -32,11 +32,13 @@ class Interval(Section):
     def _ordered(self) -> Interval:
         for name, (low, high) in self.model_dump().items():
             if not low < high:
-                raise PydanticCustomError("interval", "{name}: the first number must be below the second",
-                                          {"name": name})
+                raise PydanticCustomError(
+                    "interval", "{name}: the first number must be below the second", {"name": name}
+                )
             if not math.isfinite(high - low):
-                raise PydanticCustomError("interval", "{name}: the numbers are too far apart for a draw",
-                                          {"name": name})
+                raise PydanticCustomError(
+                    "interval", "{name}: the numbers are too far apart for a draw", {"name": name}
+                )
         return self
 
 
@@ -62,22 +64,40 @@ def _domain_tag(value: Any) -> str | None:
     """Return which of the forms a domain has: the one whose word it uses."""
     if isinstance(value, Mapping):
         return next((word for word in FORMS if word in value), None)
-    return next((word for word in FORMS if word in type(value).model_fields), None) \
-        if isinstance(value, Section) else None
+    return (
+        next((word for word in FORMS if word in type(value).model_fields), None)
+        if isinstance(value, Section)
+        else None
+    )
 
 
 FORMS = ("grid", "choice", "uniform", "loguniform", "randint")
 Domain = Annotated[
-    Annotated[Grid, Tag("grid")] | Annotated[Choice, Tag("choice")] | Annotated[Uniform, Tag("uniform")]
-    | Annotated[LogUniform, Tag("loguniform")] | Annotated[RandInt, Tag("randint")],
-    Discriminator(_domain_tag, custom_error_type="domain", custom_error_message=(
-        "a domain is one of {grid: [...]}, {choice: [...]}, {uniform: [low, high]}, {loguniform: [low, high]}, "
-        "{randint: [low, high]}"))]
+    Annotated[Grid, Tag("grid")]
+    | Annotated[Choice, Tag("choice")]
+    | Annotated[Uniform, Tag("uniform")]
+    | Annotated[LogUniform, Tag("loguniform")]
+    | Annotated[RandInt, Tag("randint")],
+    Discriminator(
+        _domain_tag,
+        custom_error_type="domain",
+        custom_error_message=(
+            "a domain is one of {grid: [...]}, {choice: [...]}, {uniform: [low, high]}, "
+            "{loguniform: [low, high]}, "
+            "{randint: [low, high]}"
+        ),
+    ),
+]
 
 
-Compared = Annotated[Literal["alike", "all"], Field(
-    description="alike: a trial is compared with those of the same method, data, partition, network and seed, so that "
-                "settings compete, not methods or repetitions; all: with every trial")]
+Compared = Annotated[
+    Literal["alike", "all"],
+    Field(
+        description="alike: a trial is compared with those of the same method, data, partition, network "
+        "and seed, so that "
+        "settings compete, not methods or repetitions; all: with every trial"
+    ),
+]
 
 
 class Asha(Section):
@@ -114,16 +134,24 @@ class Sweep(Section):
 
     samples: int = Field(1, ge=1, description="draws from the space (each with every grid value)")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (0,), min_length=1, description="repetitions of each setting")
-    only: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="by axis of arms: those to run")
+        (0,), min_length=1, description="repetitions of each setting"
+    )
+    only: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict, description="by axis of arms: those to run"
+    )
     skip: tuple[dict[str, tuple[str, ...]], ...] = Field(
-        (), description="combinations of arms that are not run: each lists arms by axis")
+        (), description="combinations of arms that are not run: each lists arms by axis"
+    )
     metric: str = Field("auto", description="auto: the method's main accuracy, personal or global")
-    mode: Literal["max", "min"] = Field("max", description="by default min for losses and distances, max otherwise")
+    mode: Literal["max", "min"] = Field(
+        "max", description="by default min for losses and distances, max otherwise"
+    )
     search: Literal["random", "grid", "optuna"] = "random"
     scheduler: Scheduler | None = None
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    max_failures: int = Field(2, ge=0, description="times a crashed trial is tried again from its checkpoint")
+    max_failures: int = Field(
+        2, ge=0, description="times a crashed trial is tried again from its checkpoint"
+    )
     seed: int = Field(0, ge=0, description="of the draws")
 
     @model_validator(mode="before")
@@ -138,13 +166,18 @@ class Sweep(Section):
     def _direction(cls, value: Any) -> Any:
         if isinstance(value, Mapping) and lower_is_better(str(value.get("metric", ""))):
             if value.get("mode", "min") == "max":
-                raise PydanticCustomError("mode", "{metric} is better the lower it is: leave mode out or write min",
-                                          {"metric": value["metric"], "sub": ("mode",), "found": "max"})
+                raise PydanticCustomError(
+                    "mode",
+                    "{metric} is better the lower it is: leave mode out or write min",
+                    {"metric": value["metric"], "sub": ("mode",), "found": "max"},
+                )
             return {**value, "mode": "min"}
         return value
 
     @model_validator(mode="after")
     def _distinct(self) -> Sweep:
         if len(set(self.seeds)) < len(self.seeds):
-            raise PydanticCustomError("seeds", "seeds must differ from each other", {"sub": ("seeds",)})
+            raise PydanticCustomError(
+                "seeds", "seeds must differ from each other", {"sub": ("seeds",)}
+            )
         return self

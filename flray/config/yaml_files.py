@@ -1,7 +1,7 @@
 """Read YAML files, one laid over another, so that whatever a file holds is either plain values or a line for the user.
 
-Stricter than YAML where YAML is lenient: a key that stands twice is refused, and so is what no setting can be (sets,
-binary data). A date is text.
+Stricter than YAML where YAML is lenient: a key that stands twice is refused, and so is what no
+setting can be (sets, binary data). A date is text.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ BYTES, VALUES, DEPTH, FILES = 2**20, 50_000, 64, 64
 """Most bytes of a YAML file, most keys and values in it (an alias counts as what it stands for), deepest nesting, most
 files that one is laid over."""
 
-_KINDS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq"))
+_KINDS = frozenset(
+    f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq")
+)
 _MERGE = "tag:yaml.org,2002:merge"
 _DATE = "tag:yaml.org,2002:timestamp"
 _HINTS = {
     "mapping values are not allowed": "this line is indented otherwise than those above it, or a text with ': ' in it "
-                                      "lacks its quotes",
+    "lacks its quotes",
     "cannot start any token": "indent with spaces, and put a text that begins with a special character in quotes",
     "but found another document": "a file holds one configuration; take the line --- out",
     "could not find expected ':'": "a key needs a colon and a space before its value",
@@ -39,7 +41,8 @@ class Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML declares it)
         first: [(tag, pattern) for tag, pattern in resolvers if tag != _DATE]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Return the next node; a file with far too many is not read to its end."""
@@ -80,20 +83,30 @@ class _Nodes:
             return known
         if depth > DEPTH:
             raise _parser_error(f"more than {DEPTH} parts within each other", node)
-        if node.tag not in _KINDS and not (node.tag == _MERGE and isinstance(node, yaml.ScalarNode)):
-            raise _parser_error(f"a value of the kind {node.tag.removeprefix('tag:yaml.org,2002:')!r}, which no setting is",
-                           node)
+        if node.tag not in _KINDS and not (
+            node.tag == _MERGE and isinstance(node, yaml.ScalarNode)
+        ):
+            raise _parser_error(
+                f"a value of the kind {node.tag.removeprefix('tag:yaml.org,2002:')!r}, which no "
+                f"setting is",
+                node,
+            )
         self._counted[id(node)] = None
         total = 1
         if isinstance(node, yaml.ScalarNode):
             self._value(node)
         if isinstance(node, yaml.MappingNode):
             self._check_keys(node)
-            total += sum(self.count(key, depth + 1) + self.count(value, depth + 1) for key, value in node.value)
+            total += sum(
+                self.count(key, depth + 1) + self.count(value, depth + 1)
+                for key, value in node.value
+            )
         elif isinstance(node, yaml.SequenceNode):
             total += sum(self.count(value, depth + 1) for value in node.value)
         if total > VALUES:
-            raise _parser_error(f"more than {VALUES:,} keys and values, counting what aliases stand for", node)
+            raise _parser_error(
+                f"more than {VALUES:,} keys and values, counting what aliases stand for", node
+            )
         self._counted[id(node)] = total
         return total
 
@@ -104,8 +117,11 @@ class _Nodes:
                 raise _parser_error("a list or a mapping as a key", key)
             value = self._value(key)
             if value in seen:
-                raise _parser_error(f"the key {key.value!r} a second time (first in line {seen[value]}); keep one of them",
-                               key)
+                raise _parser_error(
+                    f"the key {key.value!r} a second time (first in line {seen[value]}); keep one "
+                    f"of them",
+                    key,
+                )
             seen[value] = key.start_mark.line + 1
 
     def _value(self, node: yaml.ScalarNode) -> Hashable:
@@ -114,7 +130,9 @@ class _Nodes:
         try:
             value: Hashable = self._loader.construct_object(node)
         except Exception:  # Python's own conversions raise what they like, for example a KeyError
-            raise _parser_error(f"{shorten(node.value)}, which is no {node.tag.rpartition(':')[2]}", node) from None
+            raise _parser_error(
+                f"{shorten(node.value)}, which is no {node.tag.rpartition(':')[2]}", node
+            ) from None
         return value
 
 
@@ -133,7 +151,8 @@ def parse(text: str) -> Any:
     Raises
     ------
     ValueError
-        If it is not YAML or holds anything else; one line that names line and column where they are known.
+        If it is not YAML or holds anything else; one line that names line and column where they are
+        known.
     """
     try:
         return yaml.load(text, Loader)
@@ -152,7 +171,8 @@ def parse(text: str) -> Any:
 def dump(content: Any) -> str:
     """Return plain values as YAML that `parse` reads back as they were, letters of all languages as themselves.
 
-    PyYAML writes a next-line character (U+0085) as it is and reads it as a space, so a text with one is escaped whole.
+    PyYAML writes a next-line character (U+0085) as it is and reads it as a space, so a text with
+    one is escaped whole.
     """
     text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     return text if "\x85" not in text else str(yaml.safe_dump(content, sort_keys=False))
@@ -170,8 +190,11 @@ def read_text(path: Path) -> str:
         kind = path.stat()
         if stat.S_ISDIR(kind.st_mode):
             inside = path / "config.yaml"
-            more = f", for example {inside}; an interrupted run goes on with: flray resume {path}" \
-                if inside.is_file() else ""
+            more = (
+                f", for example {inside}; an interrupted run goes on with: flray resume {path}"
+                if inside.is_file()
+                else ""
+            )
             raise FlrayError(f"{path}: found a folder; name a file{more}")
         if not stat.S_ISREG(kind.st_mode):
             raise FlrayError(f"{path}: found no regular file; name one")
@@ -179,12 +202,18 @@ def read_text(path: Path) -> str:
             raise FlrayError(f"{path}: found {kind.st_size:,} bytes; at most {BYTES:,} are read")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = nearest(path.name, (p.name for p in path.parent.glob("*.y*ml"))) if path.parent.is_dir() else ""
+        near = (
+            nearest(path.name, (p.name for p in path.parent.glob("*.y*ml")))
+            if path.parent.is_dir()
+            else ""
+        )
         raise FlrayError(f"{path}: no such file{near}") from None
     except OSError as error:
         raise FlrayError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise FlrayError(f"{path}: found no UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        raise FlrayError(
+            f"{path}: found no UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from None
     except ValueError as error:  # a name with NUL in it
         raise FlrayError(f"{path}: cannot be read: {error}") from None
 
@@ -206,8 +235,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise FlrayError(f"{path}, {place}: not valid YAML: {rest}") from None
         raise FlrayError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(content, dict):
-        raise FlrayError(f"{path}: found {type(content).__name__}; "
-                         f"a mapping with the parts {', '.join(PARTS)} is needed")
+        raise FlrayError(
+            f"{path}: found {type(content).__name__}; "
+            f"a mapping with the parts {', '.join(PARTS)} is needed"
+        )
     return content
 
 
@@ -228,7 +259,9 @@ def _merge_base(path: Path, within: tuple[Path, ...], read: list[Path]) -> dict[
         raise FlrayError(f"{path}: found itself as its base; take one `base` out")
     read.append(whole)
     if len(read) > FILES:
-        raise FlrayError(f"{path}: base: found more than {FILES} files, repetitions among them; name fewer")
+        raise FlrayError(
+            f"{path}: base: found more than {FILES} files, repetitions among them; name fewer"
+        )
     content = read_yaml(path)
     bases = content.pop("base", None)
     if bases is None:
@@ -236,7 +269,9 @@ def _merge_base(path: Path, within: tuple[Path, ...], read: list[Path]) -> dict[
     elif isinstance(bases, str):
         bases = [bases]
     if not isinstance(bases, list) or not all(isinstance(name, str) and name for name in bases):
-        raise FlrayError(f"{path}: base: found {shorten(str(bases))}; name a YAML file, or a list of them")
+        raise FlrayError(
+            f"{path}: base: found {shorten(str(bases))}; name a YAML file, or a list of them"
+        )
     joined: Mapping[str, Any] = {}
     for name in bases:
         joined = deep_merge(joined, _merge_base(path.parent / name, (*within, whole), read))

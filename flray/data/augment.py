@@ -1,9 +1,10 @@
 """Augmentation of whole batches on their device, from a generator of one (seed, round, client, step).
 
-A registered augmentation takes a batch [B, C, H, W], ``images`` as the network sees them (normalised) or ``pixels``
-(scaled to [0, 1], for colours; it is given what it asks for by this name), and a generator. Its keyword-only parameters
-are its options in the YAML file. It draws the same numbers whatever the images hold, those of image i at place i, so
-that an image's fate depends on its place in the stream alone.
+A registered augmentation takes a batch [B, C, H, W], ``images`` as the network sees them
+(normalised) or ``pixels`` (scaled to [0, 1], for colours; it is given what it asks for by this
+name), and a generator. Its keyword-only parameters are its options in the YAML file. It draws the
+same numbers whatever the images hold, those of image i at place i, so that an image's fate depends
+on its place in the stream alone.
 """
 
 from __future__ import annotations
@@ -38,14 +39,21 @@ class Step(Protocol):
 
 
 PRESETS: Mapping[str, tuple[str, ...]] = {
-    "none": (), "flip": ("flip",), "crop": ("crop", "flip"), "resized": ("resized", "flip"),
-    "weak": ("resized", "flip"), "strong": ("resized", "flip", "jitter", "grayscale")}
+    "none": (),
+    "flip": ("flip",),
+    "crop": ("crop", "flip"),
+    "resized": ("resized", "flip"),
+    "weak": ("resized", "flip"),
+    "strong": ("resized", "flip", "jitter", "grayscale"),
+}
 """Names that stand for several steps with their defaults; weak and strong are FCCL+'s (section 4.1)."""
 
 
 @register_augmentation("crop")
 def random_crop(
-    images: Tensor, generator: torch.Generator, *,
+    images: Tensor,
+    generator: torch.Generator,
+    *,
     padding: Annotated[int, Field(ge=0, description="largest shift in pixels")] = 4,
 ) -> Tensor:
     """Move every image by up to `padding` pixels in both directions, filling with zeros.
@@ -55,7 +63,8 @@ def random_crop(
     images : Tensor [B, C, H, W]
         Of any dtype, on any device; normalised images are filled with the channel mean.
     generator : torch.Generator
-        Draws the offsets on its own device, so that a CPU generator gives the same crops on every device.
+        Draws the offsets on its own device, so that a CPU generator gives the same crops on every
+        device.
     padding : int
         Largest shift in pixels.
 
@@ -65,15 +74,26 @@ def random_crop(
         Same shape, dtype and device.
     """
     batch, channels, height, width = images.shape
-    offsets = torch.randint(2 * padding + 1, (2, batch, 1), generator=generator, device=generator.device)
+    offsets = torch.randint(
+        2 * padding + 1, (2, batch, 1), generator=generator, device=generator.device
+    )
     down, across = offsets.to(images.device)
     rows = (down + torch.arange(height, device=images.device))[:, :, None]
     columns = (across + torch.arange(width, device=images.device))[:, None, :]
     sample = torch.arange(batch, device=images.device)[:, None, None]
     # Whole pixels are picked, with all channels: several times faster than picking numbers.
     places = ((sample * (height + 2 * padding) + rows) * (width + 2 * padding) + columns).flatten()
-    pixels = F.pad(images, (padding, padding, padding, padding)).permute(0, 2, 3, 1).reshape(-1, channels)
-    return pixels.index_select(0, places).view(batch, height, width, channels).permute(0, 3, 1, 2).contiguous()
+    pixels = (
+        F.pad(images, (padding, padding, padding, padding))
+        .permute(0, 2, 3, 1)
+        .reshape(-1, channels)
+    )
+    return (
+        pixels.index_select(0, places)
+        .view(batch, height, width, channels)
+        .permute(0, 3, 1, 2)
+        .contiguous()
+    )
 
 
 @register_augmentation("flip")
@@ -95,8 +115,12 @@ def random_flip(images: Tensor, generator: torch.Generator, *, p: Chance = 0.5) 
 
 @register_augmentation("resized")
 def random_resized_crop(
-    images: Tensor, generator: torch.Generator, *,
-    smallest: Annotated[float, Field(gt=0, le=1, description="least share of the area that is shown")] = 0.2,
+    images: Tensor,
+    generator: torch.Generator,
+    *,
+    smallest: Annotated[
+        float, Field(gt=0, le=1, description="least share of the area that is shown")
+    ] = 0.2,
 ) -> Tensor:
     """Cut a random part out of every image and resize it to the image's size, bilinearly.
 
@@ -107,23 +131,29 @@ def random_resized_crop(
     generator : torch.Generator
         Draws on its own device.
     smallest : float
-        Least share of the area; the share is uniform from it to 1, the side ratio log-uniform from 3/4 to 4/3. A side
-        that would be longer than the image is cut to it.
+        Least share of the area; the share is uniform from it to 1, the side ratio log-uniform from
+        3/4 to 4/3. A side that would be longer than the image is cut to it.
 
     Returns
     -------
     Tensor
         Same shape, dtype and device.
     """
-    draws = torch.rand((4, len(images)), generator=generator, device=generator.device, dtype=torch.float64)
+    draws = torch.rand(
+        (4, len(images)), generator=generator, device=generator.device, dtype=torch.float64
+    )
     area = smallest + (1 - smallest) * draws[0]
     ratio = torch.exp((2 * draws[1] - 1) * math.log(4 / 3))
     width, height = ((area * r).sqrt().clamp(max=1) for r in (ratio, 1 / ratio))
     # in the coordinates of affine_grid, -1 to 1: how much is seen, and where its middle lies
     middle_x, middle_y = (1 - width) * (2 * draws[2] - 1), (1 - height) * (2 * draws[3] - 1)
     zero = torch.zeros_like(width)
-    theta = torch.stack([torch.stack([width, zero, middle_x], 1), torch.stack([zero, height, middle_y], 1)], 1)
-    grid = F.affine_grid(theta.to(images.device, images.dtype), list(images.shape), align_corners=False)
+    theta = torch.stack(
+        [torch.stack([width, zero, middle_x], 1), torch.stack([zero, height, middle_y], 1)], 1
+    )
+    grid = F.affine_grid(
+        theta.to(images.device, images.dtype), list(images.shape), align_corners=False
+    )
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
@@ -135,16 +165,27 @@ def rotate(images: Tensor, angles: Tensor) -> Tensor:
     height, width = images.shape[-2:]
     radians = torch.deg2rad(angles.to(torch.float64))
     cos, sin, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
-    theta = torch.stack([torch.stack([cos, -sin * height / width, zero], 1),
-                         torch.stack([sin * width / height, cos, zero], 1)], 1)
-    grid = F.affine_grid(theta.to(images.device, images.dtype), list(images.shape), align_corners=False)
+    theta = torch.stack(
+        [
+            torch.stack([cos, -sin * height / width, zero], 1),
+            torch.stack([sin * width / height, cos, zero], 1),
+        ],
+        1,
+    )
+    grid = F.affine_grid(
+        theta.to(images.device, images.dtype), list(images.shape), align_corners=False
+    )
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
 @register_augmentation("rotation")
 def random_rotation(
-    images: Tensor, generator: torch.Generator, *,
-    degrees: Annotated[float, Field(ge=0, le=180, description="largest angle to either side")] = 15.0,
+    images: Tensor,
+    generator: torch.Generator,
+    *,
+    degrees: Annotated[
+        float, Field(ge=0, le=180, description="largest angle to either side")
+    ] = 15.0,
 ) -> Tensor:
     """Turn every image by a random angle, uniform to both sides.
 
@@ -157,12 +198,18 @@ def random_rotation(
     degrees : float
         Largest angle.
     """
-    draws = torch.rand(len(images), generator=generator, device=generator.device, dtype=torch.float64)
+    draws = torch.rand(
+        len(images), generator=generator, device=generator.device, dtype=torch.float64
+    )
     return rotate(images, degrees * (2 * draws - 1))
 
 
-def augment_batch(images: Tensor, how: str | Sequence[Step], generator: torch.Generator,
-              normalisation: tuple[Tensor, Tensor] | None = None) -> Tensor:
+def augment_batch(
+    images: Tensor,
+    how: str | Sequence[Step],
+    generator: torch.Generator,
+    normalisation: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Return a batch augmented as ``local.augment`` says; samples that are not images [B, C, H, W] stay as they are.
 
     Parameters
@@ -174,7 +221,8 @@ def augment_batch(images: Tensor, how: str | Sequence[Step], generator: torch.Ge
     generator : torch.Generator
         Of this batch.
     normalisation : two Tensors that broadcast to [C, 1, 1], optional
-        Mean and standard deviation that the pixels in [0, 1] were normalised with, for colours; none: they were not.
+        Mean and standard deviation that the pixels in [0, 1] were normalised with, for colours;
+        none: they were not.
     """
     if images.dim() != 4:
         return images
@@ -189,8 +237,13 @@ def augment_batch(images: Tensor, how: str | Sequence[Step], generator: torch.Ge
     return (images - mean) / std if scaled else images
 
 
-def augment_pair(images: Tensor, targets: Tensor, how: str | Sequence[Step], generator: torch.Generator,
-                   normalisation: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+def augment_pair(
+    images: Tensor,
+    targets: Tensor,
+    how: str | Sequence[Step],
+    generator: torch.Generator,
+    normalisation: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return a batch augmented as in `augmented`, and its targets: masks go where their pixels go, labels stay.
 
     Parameters
@@ -198,7 +251,8 @@ def augment_pair(images: Tensor, targets: Tensor, how: str | Sequence[Step], gen
     images : Tensor [B, C, H, W]
         Floating.
     targets : Tensor [B] or [B, K, H, W]
-        Labels, or masks, 1 inside. What comes in from beyond the image is outside; resampled, inside from one half on.
+        Labels, or masks, 1 inside. What comes in from beyond the image is outside; resampled,
+        inside from one half on.
     how : str or sequence of Step
         As in `augmented`; the images' bits do not depend on what the targets are.
     generator : torch.Generator
@@ -215,8 +269,11 @@ def augment_pair(images: Tensor, targets: Tensor, how: str | Sequence[Step], gen
         return augment_batch(images, how, generator, normalisation), targets
     coloured = [name for name, _ in _steps(how) if _wants_pixels(augmentations.get(name))]
     if coloured:
-        raise ConfigError("experiment.local.augment", ", ".join(coloured),
-                          "with masks only steps that move pixels: crop, flip, resized, rotation")
+        raise ConfigError(
+            "experiment.local.augment",
+            ", ".join(coloured),
+            "with masks only steps that move pixels: crop, flip, resized, rotation",
+        )
     together = augment_batch(torch.cat([images, targets.to(images.dtype)], 1), how, generator)
     moved, masks = together.split([images.shape[1], targets.shape[1]], 1)
     return moved, (masks >= 0.5).to(targets.dtype)
@@ -239,16 +296,29 @@ def check(how: str | Sequence[Step], path: str, shape: Sequence[int], dtype: np.
     Raises
     ------
     ConfigError
-        If a step works on pixels, and the samples are images of other than 8 bits or other than 1 or 3 channels.
+        If a step works on pixels, and the samples are images of other than 8 bits or other than 1
+        or 3 channels.
     """
     for name, _ in _steps(how):
-        if len(shape) == 3 and _wants_pixels(augmentations.get(name)) and (dtype != np.uint8 or shape[0] not in (1, 3)):
-            raise ConfigError(path, name, "it changes colours, for which 8-bit images of 1 or 3 channels are needed; "
-                                          f"these samples are {dtype} of {shape[0]}")
+        if (
+            len(shape) == 3
+            and _wants_pixels(augmentations.get(name))
+            and (dtype != np.uint8 or shape[0] not in (1, 3))
+        ):
+            raise ConfigError(
+                path,
+                name,
+                "it changes colours, for which 8-bit images of 1 or 3 channels are needed; "
+                f"these samples are {dtype} of {shape[0]}",
+            )
 
 
 def _steps(how: str | Sequence[Step]) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(name, {}) for name in PRESETS[how]] if isinstance(how, str) else [(s.name, s.options) for s in how]
+    return (
+        [(name, {}) for name in PRESETS[how]]
+        if isinstance(how, str)
+        else [(s.name, s.options) for s in how]
+    )
 
 
 @functools.cache

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from flray.registry import register_augmentation
 
-Spread = Annotated[float, Field(ge=0, description="the factor is uniform in 1 - this to 1 + this, not below 0")]
+Spread = Annotated[
+    float, Field(ge=0, description="the factor is uniform in 1 - this to 1 + this, not below 0")
+]
 Chance = Annotated[float, Field(ge=0, le=1, description="probability for each image")]
 _LUMA = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue (ITU-R BT.601), rounded as in torchvision."""
@@ -48,19 +50,32 @@ def hue(pixels: Tensor, turn: Tensor) -> Tensor:
     chroma = value - smallest
     red, green, blue = pixels.split(1, 1)
     step = torch.where(chroma == 0, 1, chroma)
-    sector = torch.where(value == red, (green - blue) / step,
-                         torch.where(value == green, 2 + (blue - red) / step, 4 + (red - green) / step))
+    sector = torch.where(
+        value == red,
+        (green - blue) / step,
+        torch.where(value == green, 2 + (blue - red) / step, 4 + (red - green) / step),
+    )
     sector = sector + 6 * turn.view(-1, 1, 1, 1)
-    # A channel of a colour of hue h, in sixths of the circle: V - chroma * clamp(min(k, 4 - k), 0, 1), k = n + h mod 6.
-    k = (torch.tensor([5.0, 3.0, 1.0], device=pixels.device, dtype=pixels.dtype).view(1, 3, 1, 1) + sector) % 6
+    # A channel of a colour of hue h, in sixths of the circle: V - chroma * clamp(min(k, 4 - k), 0,
+    # 1), k = n + h mod 6.
+    k = (
+        torch.tensor([5.0, 3.0, 1.0], device=pixels.device, dtype=pixels.dtype).view(1, 3, 1, 1)
+        + sector
+    ) % 6
     return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)
 
 
 @register_augmentation("jitter")
 def random_jitter(
-    pixels: Tensor, generator: torch.Generator, *,
-    brightness: Spread = 0.4, contrast: Spread = 0.4, saturation: Spread = 0.4,
-    hue: Annotated[float, Field(ge=0, le=0.5, description="the hue turns by up to this share of the circle")] = 0.1,
+    pixels: Tensor,
+    generator: torch.Generator,
+    *,
+    brightness: Spread = 0.4,
+    contrast: Spread = 0.4,
+    saturation: Spread = 0.4,
+    hue: Annotated[
+        float, Field(ge=0, le=0.5, description="the hue turns by up to this share of the circle")
+    ] = 0.1,
     p: Chance = 0.8,
 ) -> Tensor:
     """Change brightness, contrast, saturation and hue by random factors, in an order of its own for each image.
@@ -84,8 +99,12 @@ def random_jitter(
     draws = torch.rand((9, len(pixels)), generator=generator, device=generator.device)
     changed, orders = draws[0] < p, draws[5:].argsort(0)
     spreads = (brightness, contrast, saturation, hue)
-    factors = [spread * (2 * draws[1 + i] - 1) if i == 3 else max(0.0, 1 - spread) + (
-        1 + spread - max(0.0, 1 - spread)) * draws[1 + i] for i, spread in enumerate(spreads)]
+    factors = [
+        spread * (2 * draws[1 + i] - 1)
+        if i == 3
+        else max(0.0, 1 - spread) + (1 + spread - max(0.0, 1 - spread)) * draws[1 + i]
+        for i, spread in enumerate(spreads)
+    ]
     result = pixels.clone()
     for place in range(4):
         for i, change in enumerate(_CHANGES):

@@ -28,7 +28,10 @@ def validate_dataset(name: str, found: Any) -> DataSet:
         Naming the domain, what was found there, and what is needed.
     """
     if not isinstance(found, DataSet):
-        raise DataError(f"data set {name}: its function returned {type(found).__name__}; return a flray.data.DataSet")
+        raise DataError(
+            f"data set {name}: its function returned {type(found).__name__}; return a "
+            f"flray.data.DataSet"
+        )
     try:
         problem = next(_problems(found), None)
     except Exception as error:  # parts of types that nobody thought of
@@ -40,8 +43,14 @@ def validate_dataset(name: str, found: Any) -> DataSet:
 
 def _problems(dataset: DataSet) -> Iterator[str]:
     for part, values in (("mean", dataset.mean), ("std", dataset.std)):
-        if not isinstance(values, tuple | list | np.ndarray) or np.ndim(values) != 1 or not all(
-                isinstance(value, float | int | np.floating) and math.isfinite(value) for value in values):
+        if (
+            not isinstance(values, tuple | list | np.ndarray)
+            or np.ndim(values) != 1
+            or not all(
+                isinstance(value, float | int | np.floating) and math.isfinite(value)
+                for value in values
+            )
+        ):
             yield f": {part} is {values!r}; give a tuple of one finite number per channel"
             return
     if not dataset.domains:
@@ -50,25 +59,41 @@ def _problems(dataset: DataSet) -> Iterator[str]:
     first = dataset.domains[0].train_x
     for domain in dataset.domains:
         where = f", domain {domain.name}"
-        for part, x, y in (("train", domain.train_x, domain.train_y), ("test", domain.test_x, domain.test_y)):
+        for part, x, y in (
+            ("train", domain.train_x, domain.train_y),
+            ("test", domain.test_x, domain.test_y),
+        ):
             if len(x) != len(y):
                 yield f"{where}: {len(x)} rows in {part}_x and {len(y)} in {part}_y; each sample needs one label"
             if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
                 yield f"{where}: {part}_x is {x.dtype}; give images as uint8 from 0 to 255, anything else as float32"
             if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
-                yield (f"{where}: samples of {part}_x are {x.dtype} {list(x.shape[1:])}, those of "
-                       f"{dataset.domains[0].name} {first.dtype} {list(first.shape[1:])}; all must be alike")
+                yield (
+                    f"{where}: samples of {part}_x are {x.dtype} {list(x.shape[1:])}, those of "
+                    f"{dataset.domains[0].name} {first.dtype} {list(first.shape[1:])}; all must be "
+                    f"alike"
+                )
             yield from (f"{where}: {problem}" for problem in _label_problems(domain, part, dataset))
     channels = first.shape[1:2]
     if first.dtype == np.uint8 and (first.ndim != 4 or (len(dataset.mean),) != channels):
-        yield (f": samples are {list(first.shape[1:])} and mean has {len(dataset.mean)} values; images are [channels, "
-               "height, width] (x.transpose(0, 3, 1, 2) brings the last axis to the front), with one mean per channel")
+        yield (
+            f": samples are {list(first.shape[1:])} and mean has {len(dataset.mean)} values; "
+            f"images are [channels, "
+            "height, width] (x.transpose(0, 3, 1, 2) brings the last axis to the front), with one "
+            "mean per channel"
+        )
     elif first.ndim == 4 and len(dataset.mean) not in (1, *channels):
-        yield (f": samples are {first.dtype} {list(first.shape[1:])} and mean has {len(dataset.mean)} values; give one "
-               "for all or one per channel (flray.data.channel_statistics returns mean and std)")
+        yield (
+            f": samples are {first.dtype} {list(first.shape[1:])} and mean has {len(dataset.mean)} "
+            f"values; give one "
+            "for all or one per channel (flray.data.channel_statistics returns mean and std)"
+        )
     if len(dataset.mean) != len(dataset.std) or not all(value > 0 for value in dataset.std):
-        yield (f": mean has {len(dataset.mean)} values and std is {dataset.std}; give as many, those of std above 0 "
-               "(flray.data.channel_statistics returns both)")
+        yield (
+            f": mean has {len(dataset.mean)} values and std is {dataset.std}; give as many, those "
+            f"of std above 0 "
+            "(flray.data.channel_statistics returns both)"
+        )
 
 
 def _label_problems(domain: Domain, part: str, dataset: DataSet) -> Iterator[str]:
@@ -78,5 +103,8 @@ def _label_problems(domain: Domain, part: str, dataset: DataSet) -> Iterator[str
     if not np.issubdtype(labels.dtype, np.integer):
         yield f"{part}_y is {labels.dtype}; give class numbers as int64"
     elif len(labels) and not 0 <= labels.min() <= labels.max() < count:
-        yield (f"{part}_y has labels from {labels.min()} to {labels.max()}, and there are {count} classes; labels "
-               f"count from 0 to {count - 1}")
+        yield (
+            f"{part}_y has labels from {labels.min()} to {labels.max()}, and there are {count} "
+            f"classes; labels "
+            f"count from 0 to {count - 1}"
+        )

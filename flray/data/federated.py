@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 
 Rows = NDArray[np.int64]
 _MANY = 100_000  # clients: up to so many the partition itself says why they are too many
-_WITHOUT_CLASSES = frozenset({"iid", "domains"})  # take labels to count samples or to stratify, no more
+_WITHOUT_CLASSES = frozenset(
+    {"iid", "domains"}
+)  # take labels to count samples or to stratify, no more
 
 
-def load_dataset(name: str, options: dict[str, Any] | None = None, root: Path | None = None) -> DataSet:
+def load_dataset(
+    name: str, options: dict[str, Any] | None = None, root: Path | None = None
+) -> DataSet:
     """Return a registered data set; nothing is downloaded.
 
     Parameters
@@ -48,20 +52,29 @@ def load_dataset(name: str, options: dict[str, Any] | None = None, root: Path | 
     FlrayError
         If the name or an option is unknown, or the data set has not been fetched.
     """
-    return validate_dataset(name, datasets.call(name, root or data_root(), **_options(datasets, name, options or {})))
+    return validate_dataset(
+        name, datasets.call(name, root or data_root(), **_options(datasets, name, options or {}))
+    )
 
 
 def federate(
-    dataset: DataSet, partition_name: str, options: dict[str, Any], seed: int, val_fraction: float = 0.0,
-    pooled: Pooled | None = None, fingerprint: str | None = None, split: Split = "official",
+    dataset: DataSet,
+    partition_name: str,
+    options: dict[str, Any],
+    seed: int,
+    val_fraction: float = 0.0,
+    pooled: Pooled | None = None,
+    fingerprint: str | None = None,
+    split: Split = "official",
     shift: Shift | None = None,
 ) -> FederatedData:
     """Partition a data set into clients.
 
-    A client's test part mirrors its training part: the test samples of each class (of each class of each domain, if
-    the partition keeps clients to domains) go to the clients in proportion to their training samples of it. A client
-    with very few training samples may therefore have no test samples. Training samples that the partition gives to
-    nobody take their share of the test samples with them.
+    A client's test part mirrors its training part: the test samples of each class (of each class of
+    each domain, if the partition keeps clients to domains) go to the clients in proportion to their
+    training samples of it. A client with very few training samples may therefore have no test
+    samples. Training samples that the partition gives to nobody take their share of the test
+    samples with them.
 
     The order: split, long tail, private sizes, partition, validation, ratio, noise.
 
@@ -76,10 +89,11 @@ def federate(
     seed : int
         The experiment's seed.
     val_fraction : float
-        Share of each client's training samples set apart for validation, in [0, 1); the training part keeps at least
-        one sample.
+        Share of each client's training samples set apart for validation, in [0, 1); the training
+        part keeps at least one sample.
     pooled : Pooled, optional
-        The data set's samples in one array where they exist already, so that they are not copied once more.
+        The data set's samples in one array where they exist already, so that they are not copied
+        once more.
     fingerprint : str, optional
         The data set's fingerprint where it is known; computing it reads every sample.
     split : str or three floats
@@ -90,50 +104,82 @@ def federate(
     Raises
     ------
     FlrayError
-        If the partition or an option is unknown, an option does not suit the data, or a client gets no samples.
+        If the partition or an option is unknown, an option does not suit the data, or a client gets
+        no samples.
     """
     if not 0 <= val_fraction < 1:
         raise ConfigError("val_fraction", repr(val_fraction), "a number at least 0 and below 1")
     if val_fraction and (isinstance(split, tuple) or split == "fedbn-office"):
-        raise ConfigError("experiment.evaluation.validation", repr(val_fraction),
-                          f"0 with split {split!r}, which sets validation samples apart itself")
+        raise ConfigError(
+            "experiment.evaluation.validation",
+            repr(val_fraction),
+            f"0 with split {split!r}, which sets validation samples apart itself",
+        )
     train_y, train_domain = _pool([d.train_y for d in dataset.domains])
     test_y, test_domain = _pool([d.test_y for d in dataset.domains])
     y, domains = np.concatenate([train_y, test_y]), np.concatenate([train_domain, test_domain])
     function = partitions.get(partition_name)
     _check_labels(dataset, partition_name)
     by_domain = "domains" in inspect.signature(function).parameters
-    division = _apply_shift(divide(split, y, domains, len(train_y), [d.name for d in dataset.domains],
-                               shift.ratio if shift is not None else 1.0), dataset, y, domains, seed, shift)
+    division = _apply_shift(
+        divide(
+            split,
+            y,
+            domains,
+            len(train_y),
+            [d.name for d in dataset.domains],
+            shift.ratio if shift is not None else 1.0,
+        ),
+        dataset,
+        y,
+        domains,
+        seed,
+        shift,
+    )
     fit_y, fit_domain = y[division.fit], domains[division.fit]
     context = {"labels": fit_y, "domains": fit_domain, "seed": seed}
     if dataset.coarse is not None:
         context["superclasses"] = np.array(dataset.coarse, dtype=np.int64)[fit_y]
     asked = options.get("clients")
-    if isinstance(asked, int) and asked > max(len(fit_y), _MANY):  # before arrays of that many are made
-        raise DataError(f"partition {partition_name}: found {asked} clients for {len(fit_y)} training samples of data "
-                        f"set {dataset.name}; each needs one, so at most {len(fit_y)}")
+    if isinstance(asked, int) and asked > max(
+        len(fit_y), _MANY
+    ):  # before arrays of that many are made
+        raise DataError(
+            f"partition {partition_name}: found {asked} clients for {len(fit_y)} training samples "
+            f"of data "
+            f"set {dataset.name}; each needs one, so at most {len(fit_y)}"
+        )
     trains = _partition(partition_name, options, context)
 
     domain_names = ["pooled"] * len(trains)
     if by_domain or len(dataset.domains) == 1:
         homes = [np.unique(fit_domain[rows]) for rows in trains]
-        domain_names = [dataset.domains[home[0]].name if len(home) == 1 else "pooled" for home in homes]
+        domain_names = [
+            dataset.domains[home[0]].name if len(home) == 1 else "pooled" for home in homes
+        ]
     names = _client_names(domain_names, by_domain)
     for k, rows in enumerate(trains):
         if not len(rows):
             raise DataError(
-                f"partition {partition_name}: client {k} of {len(trains)} gets no training samples of data set "
-                f"{dataset.name} ({len(fit_y)} samples); take fewer clients, more samples or a less skewed partition"
+                f"partition {partition_name}: client {k} of {len(trains)} gets no training samples "
+                f"of data set "
+                f"{dataset.name} ({len(fit_y)} samples); take fewer clients, more samples or a "
+                f"less skewed partition"
             )
 
     num_classes = len(dataset.classes)
     groups = (domains if by_domain else np.zeros_like(domains)) * num_classes + y
     trains = [division.fit[rows] for rows in trains]
     nobody = np.setdiff1d(division.fit, np.concatenate(trains), assume_unique=True)
-    tests, vals = ([part[rows] for rows in assign_test_samples([*trains, *([nobody] if len(nobody) else [])], groups,
-                                                      groups[part], num_classes)]
-                   for part in (division.test, division.val))
+    tests, vals = (
+        [
+            part[rows]
+            for rows in assign_test_samples(
+                [*trains, *([nobody] if len(nobody) else [])], groups, groups[part], num_classes
+            )
+        ]
+        for part in (division.test, division.val)
+    )
 
     clients = []
     for k, (name, domain, rows) in enumerate(zip(names, domain_names, trains, strict=True)):
@@ -141,13 +187,24 @@ def federate(
             train, val, test = by_client(rows, split, seed, k)
         else:
             size = min(round(val_fraction * len(rows)), len(rows) - 1)
-            shuffled = numpy_generator(seed, "partition", client=k, extra="validation").permutation(rows)
-            train, val, test = np.sort(shuffled[size:]), np.sort(np.concatenate([shuffled[:size], vals[k]])), tests[k]
+            shuffled = numpy_generator(seed, "partition", client=k, extra="validation").permutation(
+                rows
+            )
+            train, val, test = (
+                np.sort(shuffled[size:]),
+                np.sort(np.concatenate([shuffled[:size], vals[k]])),
+                tests[k],
+            )
         if shift is not None and split != "fedbn-digits":
             train = used_share(train, seed, k, shift.ratio)
         clients.append(ClientIndices(name, domain, train, val, test))
-    noise = noise_levels([np.concatenate([c.train, c.val, c.test]) for c in clients], len(y), shift.noise) \
-        if shift is not None and shift.noise else None
+    noise = (
+        noise_levels(
+            [np.concatenate([c.train, c.val, c.test]) for c in clients], len(y), shift.noise
+        )
+        if shift is not None and shift.noise
+        else None
+    )
     pooled = pooled or Pooled.of(dataset)
     return FederatedData(
         dataset=dataset.name,
@@ -155,7 +212,10 @@ def federate(
         y=pooled.y,
         clients=tuple(clients),
         test=np.concatenate([client.test for client in clients]),
-        classes=dataset.classes, mean=dataset.mean, std=dataset.std, task=dataset.task,
+        classes=dataset.classes,
+        mean=dataset.mean,
+        std=dataset.std,
+        task=dataset.task,
         origins={d.name: d.origin for d in dataset.domains},
         fingerprint=fingerprint or dataset.fingerprint,
         public=pooled.public,
@@ -163,7 +223,9 @@ def federate(
     )
 
 
-def assign_test_samples(trains: Sequence[Rows], groups: Rows, test_groups: Rows, num_classes: int) -> list[Rows]:
+def assign_test_samples(
+    trains: Sequence[Rows], groups: Rows, test_groups: Rows, num_classes: int
+) -> list[Rows]:
     """Deal test samples to clients so that each client is tested on what it trains on.
 
     Parameters
@@ -178,32 +240,47 @@ def assign_test_samples(trains: Sequence[Rows], groups: Rows, test_groups: Rows,
     Returns
     -------
     list of ndarray of int64
-        Sorted rows of the test set per client; disjoint, together all of it. A group is dealt in proportion to the
-        clients' training samples of it (largest remainder, ties to the client with the fewest test samples so far);
-        a group without training samples in proportion to those of its domain, or else to the clients' sizes.
+        Sorted rows of the test set per client; disjoint, together all of it. A group is dealt in
+        proportion to the clients' training samples of it (largest remainder, ties to the client
+        with the fewest test samples so far); a group without training samples in proportion to
+        those of its domain, or else to the clients' sizes.
     """
     tests: list[list[Rows]] = [[] for _ in trains]
-    num_groups = int(max(groups.max(), test_groups.max(initial=0))) // num_classes * num_classes + num_classes
+    num_groups = (
+        int(max(groups.max(), test_groups.max(initial=0))) // num_classes * num_classes
+        + num_classes
+    )
     counts = np.stack([np.bincount(groups[train], minlength=num_groups) for train in trains])
     dealt = np.zeros(len(trains), dtype=np.int64)
     for group in np.unique(test_groups):
         domain = group // num_classes * num_classes
-        candidates = (counts[:, group], counts[:, domain:domain + num_classes].sum(1), counts.sum(1))
+        candidates = (
+            counts[:, group],
+            counts[:, domain : domain + num_classes].sum(1),
+            counts.sum(1),
+        )
         rows = np.flatnonzero(test_groups == group)
-        sizes = _largest_remainder(next(held for held in candidates if held.any()), len(rows), dealt)
+        sizes = _largest_remainder(
+            next(held for held in candidates if held.any()), len(rows), dealt
+        )
         dealt += sizes
         for test, part in zip(tests, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
             test.append(part)
     return [np.sort(np.concatenate([*test, np.empty(0, dtype=np.int64)])) for test in tests]
 
 
-def _apply_shift(division: Division, dataset: DataSet, y: Rows, domains: Rows, seed: int, shift: Shift | None) -> Division:
+def _apply_shift(
+    division: Division, dataset: DataSet, y: Rows, domains: Rows, seed: int, shift: Shift | None
+) -> Division:
     """Return the division with fewer training samples, as the long tail and the private sizes want it."""
     fit = division.fit
     if shift is not None and shift.long_tail is not None:
         if dataset.domains[0].train_y.ndim > 1:
-            raise ConfigError("experiment.shift.long_tail", str(shift.long_tail),
-                              f"samples of {dataset.name} have masks, not classes; leave it out")
+            raise ConfigError(
+                "experiment.shift.long_tail",
+                str(shift.long_tail),
+                f"samples of {dataset.name} have masks, not classes; leave it out",
+            )
         fit = fit[long_tail(y[fit], domains[fit], seed, shift.long_tail, len(dataset.classes))]
     if shift is not None and shift.sizes:
         fit = fit[private_sizes(domains[fit], [d.name for d in dataset.domains], seed, shift.sizes)]
@@ -215,28 +292,41 @@ def _largest_remainder(weights: Rows, total: int, so_far: Rows) -> Rows:
     quotas = weights * total
     sizes: Rows = quotas // weights.sum()
     by_remainder = np.lexsort((so_far, -(quotas % weights.sum())))
-    sizes[by_remainder[:total - sizes.sum()]] += 1
+    sizes[by_remainder[: total - sizes.sum()]] += 1
     return sizes
 
 
 def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> list[Rows]:
     """Call a partition with the context it declares, and check what it returns."""
     function = partitions.get(name)
-    wanted = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    wanted = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is not p.KEYWORD_ONLY
+    ]
     if unknown := [parameter for parameter in wanted if parameter not in context]:
         if unknown[0] == "superclasses":
-            raise DataError(f"partition {name}: needs superclasses of the classes, as cifar100 has them; this data set "
-                            "has none")
+            raise DataError(
+                f"partition {name}: needs superclasses of the classes, as cifar100 has them; this "
+                f"data set "
+                "has none"
+            )
         raise DataError(
             f"partition {name}: unknown positional parameter {unknown[0]!r}; "
             f"it may take {', '.join(context)}, options are keyword-only"
         )
-    found = partitions.call(name, *(context[parameter] for parameter in wanted), **_options(partitions, name, options))
+    found = partitions.call(
+        name, *(context[parameter] for parameter in wanted), **_options(partitions, name, options)
+    )
     parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in found]
     line = np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
-    if not parts or (len(line) and (line[0] < 0 or line[-1] >= len(context["labels"]) or (np.diff(line) == 0).any())):
+    if not parts or (
+        len(line)
+        and (line[0] < 0 or line[-1] >= len(context["labels"]) or (np.diff(line) == 0).any())
+    ):
         raise DataError(
-            f"partition {name}: must return at least one client, rows between 0 and {len(context['labels']) - 1}, "
+            f"partition {name}: must return at least one client, rows between 0 and "
+            f"{len(context['labels']) - 1}, "
             "and no row twice"
         )
     return parts
@@ -250,7 +340,9 @@ def _options(registry: Registry, name: str, options: dict[str, Any]) -> dict[str
         first = error.errors()[0]
         path = ".".join([registry.kind, name, *map(str, first["loc"])])
         allowed = ", ".join(model.model_fields) or "none"
-        raise ConfigError(path, repr(first["input"]), f"{first['msg']} (options: {allowed})") from None
+        raise ConfigError(
+            path, repr(first["input"]), f"{first['msg']} (options: {allowed})"
+        ) from None
 
 
 def _pool(parts: Sequence[Labels]) -> tuple[Rows, Rows]:
@@ -264,9 +356,16 @@ def _pool(parts: Sequence[Labels]) -> tuple[Rows, Rows]:
 def _check_labels(dataset: DataSet, partition: str) -> None:
     """Refuse to partition masks by their class, which they do not have."""
     named = inspect.signature(partitions.get(partition)).parameters
-    if dataset.domains[0].train_y.ndim > 1 and "labels" in named and partition not in _WITHOUT_CLASSES:
-        raise DataError(f"partition {partition}: splits by class, and samples of data set {dataset.name} have masks "
-                        f"({dataset.task}); take {' or '.join(sorted(_WITHOUT_CLASSES))}")
+    if (
+        dataset.domains[0].train_y.ndim > 1
+        and "labels" in named
+        and partition not in _WITHOUT_CLASSES
+    ):
+        raise DataError(
+            f"partition {partition}: splits by class, and samples of data set {dataset.name} have "
+            f"masks "
+            f"({dataset.task}); take {' or '.join(sorted(_WITHOUT_CLASSES))}"
+        )
 
 
 def _client_names(domains: Sequence[str], by_domain: bool) -> list[str]:
@@ -274,4 +373,7 @@ def _client_names(domains: Sequence[str], by_domain: bool) -> list[str]:
     if not by_domain:
         width = len(str(len(domains) - 1))
         return [f"client{k:0{width}d}" for k in range(len(domains))]
-    return [name if domains.count(name) == 1 else f"{name}{domains[:k].count(name)}" for k, name in enumerate(domains)]
+    return [
+        name if domains.count(name) == 1 else f"{name}{domains[:k].count(name)}"
+        for k, name in enumerate(domains)
+    ]

@@ -12,14 +12,23 @@ from flray.data.sources.cache import data_root
 from flray.data.sources.download import Progress
 from flray.errors import DataError, nearest
 
-FETCHABLE: dict[str, tuple[str, ...]] = {"digits5-local": DIGITS5_SOURCES, "mnist": ("mnist",), "usps": ("usps",)}
+FETCHABLE: dict[str, tuple[str, ...]] = {
+    "digits5-local": DIGITS5_SOURCES,
+    "mnist": ("mnist",),
+    "usps": ("usps",),
+}
 
 
-def get(name: str, root: Path | None = None, progress: Progress = print,
-        sources: Mapping[str, Source] = SOURCES) -> None:
+def get(
+    name: str,
+    root: Path | None = None,
+    progress: Progress = print,
+    sources: Mapping[str, Source] = SOURCES,
+) -> None:
     """Fetch a data set into the cache and build it; what is already there and sound is kept.
 
-    Interrupted, or without a network for one of several files, the next call goes on where this one stopped.
+    Interrupted, or without a network for one of several files, the next call goes on where this one
+    stopped.
 
     Parameters
     ----------
@@ -35,8 +44,8 @@ def get(name: str, root: Path | None = None, progress: Progress = print,
     Raises
     ------
     DataError
-        If the name is unknown or a file cannot be fetched; the message says what to do. All files are tried first,
-        and each that fails is in the message.
+        If the name is unknown or a file cannot be fetched; the message says what to do. All files
+        are tried first, and each that fails is in the message.
     """
     root = root or data_root()
     if name in FILES:
@@ -45,7 +54,9 @@ def get(name: str, root: Path | None = None, progress: Progress = print,
         return
     if name not in FETCHABLE:
         known = sorted([*FETCHABLE, *FILES])
-        raise DataError(f"data set {name!r} cannot be fetched{nearest(name, known)}; one of {', '.join(known)}")
+        raise DataError(
+            f"data set {name!r} cannot be fetched{nearest(name, known)}; one of {', '.join(known)}"
+        )
     failures = []
     for source in FETCHABLE[name]:
         try:

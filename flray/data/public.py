@@ -26,7 +26,9 @@ LUMA = (0.299, 0.587, 0.114)
 
 @register_dataset("photos")
 def photos(
-    root: Path, *, seed: Seed = 0,
+    root: Path,
+    *,
+    seed: Seed = 0,
     crops: Annotated[int, Field(ge=1, description="training images")] = 5000,
     size: Annotated[int, Field(ge=8, le=128, description="side of a crop in pixels")] = 32,
 ) -> DataSet:
@@ -47,8 +49,10 @@ def photos(
     for part, count in (("train", crops), ("test", max(1, crops // 5))):
         generator = numpy_generator(seed, "data", extra=f"photos/{part}")
         # Few pixels averaged to one where a crop is large: the smallest photo has some 400 rows.
-        parts += [photo_crops(count, size, generator, max_scale=max(1, min(8, 400 // size))),
-                  np.zeros(count, dtype=np.int64)]
+        parts += [
+            photo_crops(count, size, generator, max_scale=max(1, min(8, 400 // size))),
+            np.zeros(count, dtype=np.int64),
+        ]
     mean, std = channel_statistics([parts[0]])
     return DataSet("photos", (Domain("photos", "real", *parts),), ("photo",), mean, std)
 
@@ -74,7 +78,9 @@ def with_public(dataset: DataSet, name: str, options: Mapping[str, Any]) -> Data
     private = dataset.domains[0].train_x
     shape = private.shape[1:] if private.dtype == np.uint8 else ()
     source = validate_dataset(name, datasets.call(name, data_root(), **others))
-    return replace(dataset, public=public_images(source, shape, options["samples"], others.get("seed", 0)))
+    return replace(
+        dataset, public=public_images(source, shape, options["samples"], others.get("seed", 0))
+    )
 
 
 def public_images(source: DataSet, shape: tuple[int, ...], samples: int, seed: int) -> Images:
@@ -98,17 +104,31 @@ def public_images(source: DataSet, shape: tuple[int, ...], samples: int, seed: i
     """
     parts = [domain.train_x for domain in source.domains]
     if parts[0].dtype != np.uint8 or parts[0].ndim != 4:
-        raise ConfigError("experiment.public", source.name, "public data are taken from images; this set has others")
+        raise ConfigError(
+            "experiment.public",
+            source.name,
+            "public data are taken from images; this set has others",
+        )
     if len(shape) != 3:
-        raise ConfigError("experiment.public", source.name,
-                          "public images go with private images only; these private samples are numbers of their own")
+        raise ConfigError(
+            "experiment.public",
+            source.name,
+            "public images go with private images only; these private samples are numbers of their "
+            "own",
+        )
     total = sum(map(len, parts))
     if samples > total:
-        raise ConfigError("experiment.public.samples", str(samples), f"{source.name} has {total} training images")
-    rows = np.sort(numpy_generator(seed, "public", extra=f"source/{source.name}").permutation(total)[:samples])
+        raise ConfigError(
+            "experiment.public.samples", str(samples), f"{source.name} has {total} training images"
+        )
+    rows = np.sort(
+        numpy_generator(seed, "public", extra=f"source/{source.name}").permutation(total)[:samples]
+    )
     starts = np.cumsum([0, *map(len, parts)])
-    chosen = [part[rows[(rows >= low) & (rows < low + len(part))] - low]
-              for part, low in zip(parts, starts, strict=False)]
+    chosen = [
+        part[rows[(rows >= low) & (rows < low + len(part))] - low]
+        for part, low in zip(parts, starts, strict=False)
+    ]
     return fit_to_shape(np.concatenate(chosen), shape)
 
 
@@ -120,8 +140,8 @@ def fit_to_shape(images: Images, shape: tuple[int, ...]) -> Images:
     images : ndarray of uint8 [n, C, H, W]
         Grey (C = 1) or colour (C = 3).
     shape : tuple of int
-        Channels, height and width wanted. A triangle as wide as a new pixel weighs the old ones, so that shrinking
-        averages and enlarging interpolates bilinearly.
+        Channels, height and width wanted. A triangle as wide as a new pixel weighs the old ones, so
+        that shrinking averages and enlarging interpolates bilinearly.
 
     Raises
     ------
@@ -132,17 +152,23 @@ def fit_to_shape(images: Images, shape: tuple[int, ...]) -> Images:
     if images.shape[1] == channels and images.shape[2:] == (height, width):
         return np.ascontiguousarray(images)
     if {images.shape[1], channels} - {1, 3} and images.shape[1] != channels:
-        raise ConfigError("experiment.public", f"images of {images.shape[1]} channels",
-                          f"only grey and colour change into each other; the private images have {channels} channels")
+        raise ConfigError(
+            "experiment.public",
+            f"images of {images.shape[1]} channels",
+            f"only grey and colour change into each other; the private images have {channels} "
+            f"channels",
+        )
     down, across = _triangles(images.shape[2], height), _triangles(images.shape[3], width)
     result = np.empty((len(images), *shape), dtype=np.uint8)
-    for first in range(0, len(images), 1000):  # a bounded float64 copy, however many images there are
-        block = images[first:first + 1000].astype(np.float64)
+    for first in range(
+        0, len(images), 1000
+    ):  # a bounded float64 copy, however many images there are
+        block = images[first : first + 1000].astype(np.float64)
         if channels == 1 and block.shape[1] == 3:
             block = np.tensordot(block, LUMA, axes=(1, 0))[:, None]
         if block.shape[2:] != (height, width):
             block = down @ block @ across.T
-        result[first:first + 1000] = np.clip(np.rint(block), 0, 255)
+        result[first : first + 1000] = np.clip(np.rint(block), 0, 255)
     return result
 
 
@@ -150,7 +176,9 @@ def _triangles(old: int, new: int) -> NDArray[np.float64]:
     """Return the weights [new, old] of a resampling; multiples of 2^-12, so that sums do not depend on the BLAS."""
     scale = max(1.0, old / new)
     centres = (np.arange(new) + 0.5) * old / new - 0.5
-    weights = np.maximum(0.0, 1.0 - np.abs(np.clip(centres, 0, old - 1)[:, None] - np.arange(old)) / scale)
+    weights = np.maximum(
+        0.0, 1.0 - np.abs(np.clip(centres, 0, old - 1)[:, None] - np.arange(old)) / scale
+    )
     weights = np.rint(weights / weights.sum(1, keepdims=True) * 4096)
     weights[np.arange(new), weights.argmax(1)] += 4096 - weights.sum(1)
     triangles: NDArray[np.float64] = weights / 4096

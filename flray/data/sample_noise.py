@@ -7,14 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-_GOLDEN, _FIRST, _SECOND = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_GOLDEN, _FIRST, _SECOND = (
+    value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
 
 def sample_noise(rows: Tensor, size: int, seed: int) -> Tensor:
     """Return standard normal numbers that depend on nothing but row, position and seed.
 
-    A counter-based generator: every number pair is a hash (the finaliser of splitmix64, Steele et al. 2014) of its
-    own index, turned into two normals by the Box-Muller transform. So no generator has to be made per sample.
+    A counter-based generator: every number pair is a hash (the finaliser of splitmix64, Steele et
+    al. 2014) of its own index, turned into two normals by the Box-Muller transform. So no generator
+    has to be made per sample.
 
     Parameters
     ----------

@@ -1,6 +1,7 @@
 """What makes training data scarce or noisy: pure functions from labels, domains and a seed to kept positions.
 
-They combine with any partition. Every subset is nested: a milder shift keeps all that a stronger one keeps.
+They combine with any partition. Every subset is nested: a milder shift keeps all that a stronger
+one keeps.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def long_tail(labels: Rows, domains: Rows, seed: int, rho: float, num_classes: i
     Returns
     -------
     ndarray of int64
-        Sorted positions. Class c of a domain of n samples keeps ``floor(n / C * rho**(-c / (C - 1)))`` (Cao et al.
-        2019), at least one and at most all it has.
+        Sorted positions. Class c of a domain of n samples keeps ``floor(n / C * rho**(-c / (C -
+        1)))`` (Cao et al. 2019), at least one and at most all it has.
     """
     kept = [np.empty(0, dtype=np.int64)]
     for domain in np.unique(domains):
@@ -44,7 +45,9 @@ def long_tail(labels: Rows, domains: Rows, seed: int, rho: float, num_classes: i
             share = rho ** (-label / max(num_classes - 1, 1))
             # Added before rounding down: 500 / 100 must not become 4.
             size = max(1, int(inside.sum() / num_classes * share + 1e-6))
-            order = numpy_generator(seed, "partition", extra=f"long-tail/{domain}/{label}").permutation(rows)
+            order = numpy_generator(
+                seed, "partition", extra=f"long-tail/{domain}/{label}"
+            ).permutation(rows)
             kept.append(order[:size])
     return np.sort(np.concatenate(kept))
 
@@ -76,15 +79,23 @@ def private_sizes(domains: Rows, names: Sequence[str], seed: int, sizes: Mapping
     kept = []
     for name in sizes:
         if name not in names:
-            raise ConfigError(f"experiment.shift.sizes.{name}", name,
-                              f"the domains are {', '.join(names)}{nearest(name, names)}")
+            raise ConfigError(
+                f"experiment.shift.sizes.{name}",
+                name,
+                f"the domains are {', '.join(names)}{nearest(name, names)}",
+            )
     for domain, name in enumerate(names):
         rows = np.flatnonzero(domains == domain)
         if name in sizes:
             if sizes[name] > len(rows):
-                raise ConfigError(f"experiment.shift.sizes.{name}", str(sizes[name]),
-                                  f"at most the {len(rows)} training samples that split and long tail leave")
-            rows = numpy_generator(seed, "partition", extra=f"sizes/{name}").permutation(rows)[:sizes[name]]
+                raise ConfigError(
+                    f"experiment.shift.sizes.{name}",
+                    str(sizes[name]),
+                    f"at most the {len(rows)} training samples that split and long tail leave",
+                )
+            rows = numpy_generator(seed, "partition", extra=f"sizes/{name}").permutation(rows)[
+                : sizes[name]
+            ]
         kept.append(rows)
     return np.sort(np.concatenate(kept))
 
@@ -104,7 +115,7 @@ def used_share(rows: Rows, seed: int, client: int, ratio: float) -> Rows:
     if ratio == 1:
         return rows
     order = numpy_generator(seed, "partition", client=client, extra="ratio").permutation(rows)
-    return np.sort(order[:max(1, round(ratio * len(rows)))])
+    return np.sort(order[: max(1, round(ratio * len(rows)))])
 
 
 def noise_levels(parts: Sequence[Rows], size: int, sigma: float) -> NDArray[np.float32]:
@@ -117,8 +128,8 @@ def noise_levels(parts: Sequence[Rows], size: int, sigma: float) -> NDArray[np.f
     size : int
         Number of rows of the federation.
     sigma : float
-        The last client's standard deviation, in units of normalised inputs. Fed-CO2 prints 5 to 20 without a unit: on
-        pixels from 0 to 255, 20 are ``20 / (255 * std)`` here, about 0.3.
+        The last client's standard deviation, in units of normalised inputs. Fed-CO2 prints 5 to 20
+        without a unit: on pixels from 0 to 255, 20 are ``20 / (255 * std)`` here, about 0.3.
 
     Returns
     -------

@@ -29,7 +29,8 @@ class Division:
     fit : ndarray of int64
         What the partition deals to clients, sorted.
     val, test : ndarray of int64
-        Set apart for validation and test, sorted. Empty where clients divide what they get themselves.
+        Set apart for validation and test, sorted. Empty where clients divide what they get
+        themselves.
     """
 
     fit: Rows
@@ -37,8 +38,14 @@ class Division:
     test: Rows
 
 
-def divide(split: SplitName | tuple[float, float, float], labels: Rows, domains: Rows, num_train: int,
-           names: Sequence[str], ratio: float = 1.0) -> Division:
+def divide(
+    split: SplitName | tuple[float, float, float],
+    labels: Rows,
+    domains: Rows,
+    num_train: int,
+    names: Sequence[str],
+    ratio: float = 1.0,
+) -> Division:
     """Return the division of a data set under a split.
 
     Parameters
@@ -62,7 +69,9 @@ def divide(split: SplitName | tuple[float, float, float], labels: Rows, domains:
     rows = np.arange(len(labels), dtype=np.int64)
     none = rows[:0]
     if ratio > 1 and split != "fedbn-digits":
-        raise ConfigError("experiment.shift.ratio", str(ratio), "at most 1, except with split fedbn-digits")
+        raise ConfigError(
+            "experiment.shift.ratio", str(ratio), "at most 1, except with split fedbn-digits"
+        )
     if split == "official":
         return Division(rows[:num_train], none, rows[num_train:])
     if split == "fedbn-digits":
@@ -72,7 +81,9 @@ def divide(split: SplitName | tuple[float, float, float], labels: Rows, domains:
     return Division(rows, none, none)
 
 
-def by_client(rows: Rows, shares: tuple[float, float, float], seed: int, client: int) -> tuple[Rows, Rows, Rows]:
+def by_client(
+    rows: Rows, shares: tuple[float, float, float], seed: int, client: int
+) -> tuple[Rows, Rows, Rows]:
     """Return a client's training, validation and test rows, each sorted.
 
     Parameters
@@ -87,7 +98,7 @@ def by_client(rows: Rows, shares: tuple[float, float, float], seed: int, client:
     order = numpy_generator(seed, "partition", client=client, extra="split").permutation(rows)
     test = min(round(shares[2] * len(rows)), len(rows) - 1)
     val = min(round(shares[1] * len(rows)), len(rows) - 1 - test)
-    return np.sort(order[test + val:]), np.sort(order[test:test + val]), np.sort(order[:test])
+    return np.sort(order[test + val :]), np.sort(order[test : test + val]), np.sort(order[:test])
 
 
 def _fedbn_digits(labels: Rows, domains: Rows, names: Sequence[str], ratio: float) -> Division:
@@ -101,12 +112,22 @@ def _fedbn_digits(labels: Rows, domains: Rows, names: Sequence[str], ratio: floa
         place = np.arange(len(rows)) % 5 == 4
         train = generator.permutation(rows[~place])
         if len(train) < size:
-            where, found = ("experiment.shift.ratio", str(ratio)) if ratio > 1 else ("experiment.split", "fedbn-digits")
-            raise ConfigError(where, found, f"this needs {size} training images of each domain, and 80 % of {name} are "
-                                            f"{len(train)}")
+            where, found = (
+                ("experiment.shift.ratio", str(ratio))
+                if ratio > 1
+                else ("experiment.split", "fedbn-digits")
+            )
+            raise ConfigError(
+                where,
+                found,
+                f"this needs {size} training images of each domain, and 80 % of {name} are "
+                f"{len(train)}",
+            )
         fits.append(train[:size])
         tests.append(rows[place])
-    return Division(np.sort(np.concatenate(fits)), np.empty(0, dtype=np.int64), np.sort(np.concatenate(tests)))
+    return Division(
+        np.sort(np.concatenate(fits)), np.empty(0, dtype=np.int64), np.sort(np.concatenate(tests))
+    )
 
 
 def _fedbn_office(domains: Rows, num_train: int, names: Sequence[str]) -> Division:
@@ -115,13 +136,16 @@ def _fedbn_office(domains: Rows, num_train: int, names: Sequence[str]) -> Divisi
     smallest = int(sizes.min())
     num_fit, num_val = int(0.5 * smallest), int(0.4 * smallest)
     if not num_val:
-        raise ConfigError("experiment.split", "fedbn-office",
-                          f"{names[int(sizes.argmin())]} has {smallest} training samples, too few to validate on")
+        raise ConfigError(
+            "experiment.split",
+            "fedbn-office",
+            f"{names[int(sizes.argmin())]} has {smallest} training samples, too few to validate on",
+        )
     fits, vals = [], []
     for domain, name in enumerate(names):
         generator = numpy_generator(0, "partition", extra=f"fedbn-office/{name}")
         rows = generator.permutation(np.flatnonzero(domains[:num_train] == domain))
         fits.append(rows[:num_fit])
-        vals.append(rows[num_fit:num_fit + num_val])
+        vals.append(rows[num_fit : num_fit + num_val])
     test = np.arange(num_train, len(domains), dtype=np.int64)
     return Division(np.sort(np.concatenate(fits)), np.sort(np.concatenate(vals)), test)

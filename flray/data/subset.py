@@ -21,6 +21,7 @@ def take_subset(dataset: DataSet, most: int) -> DataSet:
     most : int
         At least 1. Every class keeps at least one sample where `most` allows it.
     """
+
     def drawn(labels: Labels, what: str) -> NDArray[np.int64]:
         order = rng.numpy_generator(0, "sampling", extra=f"subset/{what}").permutation(len(labels))
         flat = labels.reshape(len(labels), -1)[:, 0]
@@ -30,7 +31,17 @@ def take_subset(dataset: DataSet, most: int) -> DataSet:
 
     domains = []
     for domain in dataset.domains:
-        train, test = drawn(domain.train_y, f"{domain.name}/train"), drawn(domain.test_y, f"{domain.name}/test")
-        domains.append(replace(domain, train_x=domain.train_x[train], train_y=domain.train_y[train],
-                               test_x=domain.test_x[test], test_y=domain.test_y[test]))
+        train, test = (
+            drawn(domain.train_y, f"{domain.name}/train"),
+            drawn(domain.test_y, f"{domain.name}/test"),
+        )
+        domains.append(
+            replace(
+                domain,
+                train_x=domain.train_x[train],
+                train_y=domain.train_y[train],
+                test_x=domain.test_x[test],
+                test_y=domain.test_y[test],
+            )
+        )
     return replace(dataset, domains=tuple(domains))

@@ -56,8 +56,9 @@ class DataSet:
     mean, std : tuple of float
         Per channel, for images scaled to [0, 1]; samples are normalised with them on the device.
     task : str
-        What is to be learnt: ``"classification"``, ``"binary"`` (two classes, the second one positive),
-        ``"segmentation"`` or ``"few-shot"`` (test parts of other classes than training parts).
+        What is to be learnt: ``"classification"``, ``"binary"`` (two classes, the second one
+        positive), ``"segmentation"`` or ``"few-shot"`` (test parts of other classes than training
+        parts).
     public : ndarray of uint8 [n, C, H, W] or None
         Unlabelled samples that every client and the server may see.
     coarse : tuple of int or None
@@ -76,7 +77,9 @@ class DataSet:
     @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of all samples (public ones too), labels and names."""
-        digest = hashlib.sha256(repr((self.name, self.classes, self.mean, self.std, self.task)).encode())
+        digest = hashlib.sha256(
+            repr((self.name, self.classes, self.mean, self.std, self.task)).encode()
+        )
         for domain in self.domains:
             digest.update(f"{domain.name}|{domain.origin}".encode())
             for array in (domain.train_x, domain.train_y, domain.test_x, domain.test_y):
@@ -93,8 +96,9 @@ class DataSet:
 class _ZeroCopyPickle:
     """Lets the large array `x` go from process to process without a copy although it is not contiguous as [n, C, H, W].
 
-    Ray shares contiguous arrays only, so what is pickled is the array as it lies in memory. An array that lies in a
-    file (`flray.data.sources.image_sets`) stays there, and only the file's name goes.
+    Ray shares contiguous arrays only, so what is pickled is the array as it lies in memory. An
+    array that lies in a file (`flray.data.sources.image_sets`) stays there, and only the file's
+    name goes.
     """
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,7 +106,9 @@ class _ZeroCopyPickle:
         if state["x"].ndim == 4 and not state["x"].flags.c_contiguous:
             lying = np.moveaxis(state.pop("x"), 1, -1)
             file = backing_file(lying)
-            state["x as it lies" if file is None else "x in a file"] = lying if file is None else file
+            state["x as it lies" if file is None else "x in a file"] = (
+                lying if file is None else file
+            )
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -112,9 +118,12 @@ class _ZeroCopyPickle:
             try:
                 state["x as it lies"] = np.asarray(np.load(file, "r", allow_pickle=False))
             except OSError as error:
-                raise DataError(f"{file}: cannot be read on this node ({error.strerror}); put $FLRAY_DATA on a file "
-                                "system that all nodes share, set data.mapped to false, or resources.data to node"
-                                ) from None
+                raise DataError(
+                    f"{file}: cannot be read on this node ({error.strerror}); put $FLRAY_DATA on a "
+                    f"file "
+                    "system that all nodes share, set data.mapped to false, or resources.data to "
+                    "node"
+                ) from None
         if "x as it lies" in state:
             state["x"] = np.moveaxis(state.pop("x as it lies"), -1, 1)
         self.__dict__.update(state)
@@ -127,8 +136,9 @@ class Pooled(_ZeroCopyPickle):
     Attributes
     ----------
     x : ndarray [n, ...]
-        All training parts in domain order, then all test parts. The channels of a pixel of an image lie side by side
-        in memory: batches then come out in the layout in which networks are fastest.
+        All training parts in domain order, then all test parts. The channels of a pixel of an image
+        lie side by side in memory: batches then come out in the layout in which networks are
+        fastest.
     y : ndarray of int64 [n] or of uint8 [n, K, H, W]
         Labels or masks.
     public : ndarray of uint8 or None
@@ -153,7 +163,9 @@ class Pooled(_ZeroCopyPickle):
             x = np.moveaxis(lying, -1, 1)
         else:
             x = np.concatenate(parts)
-        labels: NDArray[Any] = np.concatenate([d.train_y for d in domains] + [d.test_y for d in domains])
+        labels: NDArray[Any] = np.concatenate(
+            [d.train_y for d in domains] + [d.test_y for d in domains]
+        )
         return cls(x, labels.astype(np.int64) if labels.ndim == 1 else labels, dataset.public)
 
 
@@ -212,7 +224,9 @@ class FederatedData(_ZeroCopyPickle):
     partition_fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "partition_fingerprint", partition_fingerprint(self.clients, self.noise))
+        object.__setattr__(
+            self, "partition_fingerprint", partition_fingerprint(self.clients, self.noise)
+        )
 
     @property
     def num_classes(self) -> int:
@@ -243,14 +257,20 @@ class FederatedData(_ZeroCopyPickle):
             If samples have masks, not classes.
         """
         if not self.has_classes:
-            raise DataError(f"data set {self.dataset}: samples of {self.task} have masks, not classes to count")
-        return np.stack([np.bincount(self.y[c.train], minlength=self.num_classes) for c in self.clients])
+            raise DataError(
+                f"data set {self.dataset}: samples of {self.task} have masks, not classes to count"
+            )
+        return np.stack(
+            [np.bincount(self.y[c.train], minlength=self.num_classes) for c in self.clients]
+        )
 
     def class_table(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
         """What is counted, and the counts, int64 [K, C]; samples with masks are all of one kind, C = 1."""
         if self.has_classes:
             return self.classes, self.class_counts()
-        return (f"with masks of {', '.join(self.classes)}",), np.array([[len(client.train)] for client in self.clients])
+        return (f"with masks of {', '.join(self.classes)}",), np.array(
+            [[len(client.train)] for client in self.clients]
+        )
 
 
 def label_placeholders(labels: Labels) -> Labels:
@@ -258,7 +278,9 @@ def label_placeholders(labels: Labels) -> Labels:
     return labels if labels.ndim == 1 else labels[:, :0]
 
 
-def partition_fingerprint(clients: Sequence[ClientIndices], noise: NDArray[np.float32] | None = None) -> str:
+def partition_fingerprint(
+    clients: Sequence[ClientIndices], noise: NDArray[np.float32] | None = None
+) -> str:
     """Return the SHA-256 (hex) of who holds which rows, and with how much noise."""
     digest = hashlib.sha256()
     for client in clients:

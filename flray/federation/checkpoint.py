@@ -1,8 +1,9 @@
 """Save and restore everything a federation is, so that a killed run ends with the bits of one that was not.
 
-A checkpoint is a manifest (JSON) that names files of tensors (safetensors) with their checksums. Files are written
-under a temporary name, synced and renamed, the manifest last: at every moment the newest manifest is whole.
-Client states that did not change since the last checkpoint are not written again.
+A checkpoint is a manifest (JSON) that names files of tensors (safetensors) with their checksums.
+Files are written under a temporary name, synced and renamed, the manifest last: at every moment the
+newest manifest is whole. Client states that did not change since the last checkpoint are not
+written again.
 """
 
 from __future__ import annotations
@@ -61,14 +62,16 @@ def tree_to_bytes(tree: Mapping[str, Any]) -> bytes:
             places.add(place)
     rest = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Tensor)}
     order = list(leaves)
-    data: bytes = safetensors.torch.save(tensors, metadata={"rest": json.dumps(rest), "order": json.dumps(order)})
+    data: bytes = safetensors.torch.save(
+        tensors, metadata={"rest": json.dumps(rest), "order": json.dumps(order)}
+    )
     return data
 
 
 def tree_from_bytes(data: bytes) -> dict[str, Any]:
     """Return the tree of `tree_to_bytes`, with its entries in their order."""
     length = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8:8 + length]).get("__metadata__", {})
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
     leaves: dict[str, Any] = {**safetensors.torch.load(data), **json.loads(metadata["rest"])}
     return trees.unflatten([(path, leaves[path]) for path in json.loads(metadata["order"])])
 
@@ -101,7 +104,9 @@ def save(federation: Federation, folder: Path, keep: int = 2) -> Path:
 
     store(f"server-{done:06d}.safetensors", federation.snapshot())
     clients: dict[str, str] = {}
-    for client, (handle, version) in enumerate(zip(federation.states, federation.versions, strict=True)):
+    for client, (handle, version) in enumerate(
+        zip(federation.states, federation.versions, strict=True)
+    ):
         if handle is None:
             continue
         name = f"client-{client:05d}-{version:06d}.safetensors"
@@ -110,8 +115,15 @@ def save(federation: Federation, folder: Path, keep: int = 2) -> Path:
             files[name] = known[name]
         else:
             store(name, trees.unpack(federation.executor.fetch(handle)))
-    manifest = {"format": FORMAT, "round": done, "files": files, "clients": clients, "versions": federation.versions,
-                "data": federation.spec.data.fingerprint, "partition": federation.spec.data.partition_fingerprint}
+    manifest = {
+        "format": FORMAT,
+        "round": done,
+        "files": files,
+        "clients": clients,
+        "versions": federation.versions,
+        "data": federation.spec.data.fingerprint,
+        "partition": federation.spec.data.partition_fingerprint,
+    }
     path = folder / f"round-{done:06d}.json"
     sync_folder(folder)
     write_atomically(path, json.dumps(manifest, indent=1).encode())
@@ -121,7 +133,10 @@ def save(federation: Federation, folder: Path, keep: int = 2) -> Path:
 
 def manifests(folder: Path) -> list[Path]:
     """Return the manifests of a folder's checkpoints, oldest first: by the number, which may have any length."""
-    found = ((re.fullmatch(r"round-(\d+)\.json", path.name), path) for path in folder.glob("round-*.json"))
+    found = (
+        (re.fullmatch(r"round-(\d+)\.json", path.name), path)
+        for path in folder.glob("round-*.json")
+    )
     return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
 
 
@@ -162,26 +177,37 @@ def restore(federation: Federation, folder: Path, warn: Notify = lambda line: No
         federation.restore(tree, states, versions)
         return federation.rounds_done
     if damage:
-        raise DamagedCheckpointError(f"{damage[0]}; no other checkpoint is whole: restore it from a backup, or start a "
-                                     "new run")
+        raise DamagedCheckpointError(
+            f"{damage[0]}; no other checkpoint is whole: restore it from a backup, or start a "
+            "new run"
+        )
     return 0
 
 
-def _load_verified(federation: Federation, path: Path) -> tuple[dict[str, Any], dict[int, Packed], list[int]]:
+def _load_verified(
+    federation: Federation, path: Path
+) -> tuple[dict[str, Any], dict[int, Packed], list[int]]:
     """Return what a checkpoint holds: the server's tree, the clients' states and their versions."""
     manifest = _manifest(path)
     data = federation.spec.data
     for what, ours in (("data", data.fingerprint), ("partition", data.partition_fingerprint)):
         if (theirs := getattr(manifest, what)) != ours:
-            raise FlrayError(f"{path}: the {what} differ from those the run began with (fingerprint "
-                             f"{ours[:12]}, then {theirs[:12]}); bring them back, or start a new run")
+            raise FlrayError(
+                f"{path}: the {what} differ from those the run began with (fingerprint "
+                f"{ours[:12]}, then {theirs[:12]}); bring them back, or start a new run"
+            )
     blobs = {name: _read(path.parent / name, digest) for name, digest in manifest.files.items()}
     try:
         server = next(name for name in blobs if name.startswith("server-"))
-        states = {client: trees.pack(tree_from_bytes(blobs[name])) for client, name in manifest.clients.items()}
+        states = {
+            client: trees.pack(tree_from_bytes(blobs[name]))
+            for client, name in manifest.clients.items()
+        }
         return tree_from_bytes(blobs[server]), states, manifest.versions
     except (StopIteration, KeyError, ValueError, SafetensorError) as error:
-        raise DamagedCheckpointError(f"{path}: the checkpoint's list of files is damaged ({error!r})") from None
+        raise DamagedCheckpointError(
+            f"{path}: the checkpoint's list of files is damaged ({error!r})"
+        ) from None
 
 
 def _manifest(path: Path) -> _Manifest:
@@ -197,7 +223,9 @@ def _manifest(path: Path) -> _Manifest:
     try:
         content = json.loads(path.read_text())
         if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
-            raise FlrayError(f"{path}: found checkpoint format {content['format']!r}; this flray reads {FORMAT}")
+            raise FlrayError(
+                f"{path}: found checkpoint format {content['format']!r}; this flray reads {FORMAT}"
+            )
         return _Manifest.model_validate(content)
     except ValueError:  # not JSON, or other things in it than there should be
         raise DamagedCheckpointError(f"{path}: the checkpoint's list of files is damaged") from None
@@ -210,8 +238,10 @@ def _read(path: Path, digest: str) -> bytes:
         raise DamagedCheckpointError(f"{path}: the checkpoint's file is missing") from None
     found = hashlib.sha256(data).hexdigest()
     if found != digest:
-        raise DamagedCheckpointError(f"{path}: the checkpoint's file is damaged (SHA-256 {found[:12]}, expected "
-                                     f"{digest[:12]})")
+        raise DamagedCheckpointError(
+            f"{path}: the checkpoint's file is damaged (SHA-256 {found[:12]}, expected "
+            f"{digest[:12]})"
+        )
     return data
 
 
@@ -224,7 +254,9 @@ def _named_files(path: Path) -> dict[str, str]:
 
 
 def _known_sums(folder: Path) -> dict[str, str]:
-    return {name: digest for path in manifests(folder) for name, digest in _named_files(path).items()}
+    return {
+        name: digest for path in manifests(folder) for name, digest in _named_files(path).items()
+    }
 
 
 def _tidy(folder: Path, keep: int) -> None:

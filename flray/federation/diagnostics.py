@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 MAX_FEATURE_SAMPLES, MAX_PROBE_SAMPLES, MAX_CLIENTS = 500, 256, 12
 """Test samples whose features are kept, samples that all clients see for correlations, and the most clients shown."""
-PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS = "partition.json", "portrait-before.npz", "portrait.npz"
+PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS = (
+    "partition.json",
+    "portrait-before.npz",
+    "portrait.npz",
+)
 Diagnostics = dict[str, NDArray[Any]]
 
 
@@ -40,20 +44,22 @@ def collect_diagnostics(federation: Federation, final: bool = True) -> Diagnosti
     Parameters
     ----------
     federation : Federation
-        Its first `CLIENTS` clients are asked, each with its own model, or the global one for methods without.
+        Its first `CLIENTS` clients are asked, each with its own model, or the global one for
+        methods without.
     final : bool
         False: the correlations alone.
 
     Returns
     -------
     dict of str to ndarray
-        ``correlation`` float16 [K, C, C]: FCCL+ Eq. 1 of each client's logits with the mean over clients, on the
-        same up to `PROBES` samples (public ones where there are any). If `final`: ``features`` float16 [n, d],
-        ``labels``, ``predicted``, ``client`` int64 [n] of up to `SAMPLES` test samples; ``layers`` str [L] and
-        ``distance`` float32 [K, L], each client's relative distance from the global model, or, of entries that never
-        travel (``personal`` bool [L]), from the initial one; ``prototypes`` float32 [C, d] of methods that have them.
-        Of heterogeneous models the distances are left out, and features where their sizes differ. Empty where outputs
-        are no logits of classes.
+        ``correlation`` float16 [K, C, C]: FCCL+ Eq. 1 of each client's logits with the mean over
+        clients, on the same up to `PROBES` samples (public ones where there are any). If `final`:
+        ``features`` float16 [n, d], ``labels``, ``predicted``, ``client`` int64 [n] of up to
+        `SAMPLES` test samples; ``layers`` str [L] and ``distance`` float32 [K, L], each client's
+        relative distance from the global model, or, of entries that never travel (``personal`` bool
+        [L]), from the initial one; ``prototypes`` float32 [C, d] of methods that have them. Of
+        heterogeneous models the distances are left out, and features where their sizes differ.
+        Empty where outputs are no logits of classes.
     """
     spec, server = federation.spec, federation.server
     if not spec.task.logits:
@@ -64,8 +70,14 @@ def collect_diagnostics(federation: Federation, final: bool = True) -> Diagnosti
     for i, info in enumerate(server.clients[:MAX_CLIENTS]):
         private = spec.algorithm.send_private(server, i, stage)
         client_task = ClientTask("portrait", i, server.round, info.architecture, stage, token=token)
-        jobs.append(TaskInput(client_task, commons[info.architecture], trees.pack(private) if private else None,
-                        federation.states[i]))
+        jobs.append(
+            TaskInput(
+                client_task,
+                commons[info.architecture],
+                trees.pack(private) if private else None,
+                federation.states[i],
+            )
+        )
     parts = []
     for result in federation.executor.run_tasks(jobs, idle=spec.config.faults.round_timeout):
         if result.outcome.failure is not None:
@@ -76,20 +88,32 @@ def collect_diagnostics(federation: Federation, final: bool = True) -> Diagnosti
     if logits.dim() != 3 or not bool(torch.isfinite(logits).all()):
         return {}
     mean = logits.mean(0)
-    found: Diagnostics = {"correlation": np.stack([cross_correlation(one, mean).numpy() for one in logits])
-                       .astype(np.float16)}
+    found: Diagnostics = {
+        "correlation": np.stack([cross_correlation(one, mean).numpy() for one in logits]).astype(
+            np.float16
+        )
+    }
     if not final:
         return found
     found["names"] = np.array([info.name for info in server.clients[:MAX_CLIENTS]])
     found["client"] = np.repeat(np.arange(len(parts)), [len(part["labels"]) for part in parts])
     if len({part["features"].shape[1] for part in parts}) == 1:
-        found |= {name: np.concatenate([part[name] for part in parts]) for name in ("features", "labels", "predicted")}
+        found |= {
+            name: np.concatenate([part[name] for part in parts])
+            for name in ("features", "labels", "predicted")
+        }
         prototypes = server.state.get("prototypes")
-        if isinstance(prototypes, torch.Tensor) and prototypes.shape[-1] == found["features"].shape[1]:
+        if (
+            isinstance(prototypes, torch.Tensor)
+            and prototypes.shape[-1] == found["features"].shape[1]
+        ):
             found["prototypes"] = prototypes.float().cpu().numpy()
     if len(spec.architectures) == 1:
-        found |= {"layers": parts[0]["layers"], "personal": parts[0]["personal"],
-                  "distance": np.stack([part["distance"] for part in parts])}
+        found |= {
+            "layers": parts[0]["layers"],
+            "personal": parts[0]["personal"],
+            "distance": np.stack([part["distance"] for part in parts]),
+        }
     return found
 
 
@@ -119,13 +143,21 @@ def client_diagnostics(client: Client, predictor: Any, probes: Any, test: Any) -
     for name, value in client.parameters.items():
         reference = received.get(name, client.resident.initial[name].to(value.device))
         layers.setdefault(name.rpartition(".")[0], []).append((value, reference))
-    distance = [sum(float((a - b).pow(2).sum()) for a, b in pairs) ** 0.5
-                / max(sum(float(b.pow(2).sum()) for _, b in pairs) ** 0.5, 1e-12) for pairs in layers.values()]
+    distance = [
+        sum(float((a - b).pow(2).sum()) for a, b in pairs) ** 0.5
+        / max(sum(float(b.pow(2).sum()) for _, b in pairs) ** 0.5, 1e-12)
+        for pairs in layers.values()
+    ]
     travels = {name.rpartition(".")[0] for name in received}
-    return {"probes": scores.cpu().numpy(), "predicted": _join(predicted), "features": _join(features),
-            "labels": test.labels.cpu().numpy(), "layers": np.array(list(layers)),
-            "personal": np.array([layer not in travels for layer in layers]),
-            "distance": np.array(distance, dtype=np.float32)}
+    return {
+        "probes": scores.cpu().numpy(),
+        "predicted": _join(predicted),
+        "features": _join(features),
+        "labels": test.labels.cpu().numpy(),
+        "layers": np.array(list(layers)),
+        "personal": np.array([layer not in travels for layer in layers]),
+        "distance": np.array(distance, dtype=np.float32),
+    }
 
 
 def evenly_spaced(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
@@ -138,11 +170,25 @@ def evenly_spaced(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 def partition_summary(spec: FederationSpec) -> dict[str, Any]:
     """Return who holds how many training samples of which class, as plain values, and which data these are."""
     classes, counts = spec.data.class_table()
-    return {"dataset": spec.data.dataset, "classes": list(classes), "has_classes": spec.data.has_classes,
-            "origins": dict(spec.data.origins),
-            "fingerprints": {"data": spec.data.fingerprint, "partition": spec.data.partition_fingerprint},
-            "clients": [{"name": client.name, "domain": client.domain, "test": len(client.test),
-                         "train": counts[k].tolist()} for k, client in enumerate(spec.data.clients)]}
+    return {
+        "dataset": spec.data.dataset,
+        "classes": list(classes),
+        "has_classes": spec.data.has_classes,
+        "origins": dict(spec.data.origins),
+        "fingerprints": {
+            "data": spec.data.fingerprint,
+            "partition": spec.data.partition_fingerprint,
+        },
+        "clients": [
+            {
+                "name": client.name,
+                "domain": client.domain,
+                "test": len(client.test),
+                "train": counts[k].tolist(),
+            }
+            for k, client in enumerate(spec.data.clients)
+        ],
+    }
 
 
 def save_partition(found: dict[str, Any], folder: Path) -> None:

@@ -1,9 +1,10 @@
 """Measure the models after a round, under the same names for every method.
 
-``global/common`` is the global model on the common test set, ``global/local`` the global model on each client's
-test part, ``personal/local`` a client's own model on its test part (intra), ``personal/others`` on the other
-clients' (inter, FCCL+ Eq. 21-22). ``online/local`` and ``offline/local`` are Fed-CO2's two models alone. Where
-clients have validation samples, ``global/validation`` and ``personal/validation`` are measured on these.
+``global/common`` is the global model on the common test set, ``global/local`` the global model on
+each client's test part, ``personal/local`` a client's own model on its test part (intra),
+``personal/others`` on the other clients' (inter, FCCL+ Eq. 21-22). ``online/local`` and
+``offline/local`` are Fed-CO2's two models alone. Where clients have validation samples,
+``global/validation`` and ``personal/validation`` are measured on these.
 """
 
 from __future__ import annotations
@@ -63,14 +64,20 @@ def primary_metric_name(views: tuple[str, ...], metric: str) -> str:
 def available_metrics(spec: FederationSpec) -> list[str]:
     """Return the names of what an evaluation of this federation measures, as means over clients.
 
-    Each also has ``/std``, ``/worst`` and ``/worst10``, and ``/client/NAME`` for up to 100 clients; a method's further
-    models, such as Fed-CO2's ``online/local``, come on top.
+    Each also has ``/std``, ``/worst`` and ``/worst10``, and ``/client/NAME`` for up to 100 clients;
+    a method's further models, such as Fed-CO2's ``online/local``, come on top.
     """
     held = any(len(client.val) for client in spec.data.clients)
-    scopes = {"global": ["common", "local"], "personal": ["local", *(["others"] if spec.config.evaluation.others
-                                                                     else [])]}
-    return [f"{view}/{scope}/{measure}" for view in spec.algorithm.views
-            for scope in (*scopes[view], *(["validation"] if held else [])) for measure in spec.task.measures]
+    scopes = {
+        "global": ["common", "local"],
+        "personal": ["local", *(["others"] if spec.config.evaluation.others else [])],
+    }
+    return [
+        f"{view}/{scope}/{measure}"
+        for view in spec.algorithm.views
+        for scope in (*scopes[view], *(["validation"] if held else []))
+        for measure in spec.task.measures
+    ]
 
 
 def check_metric(spec: FederationSpec, name: str, where: str) -> None:
@@ -95,11 +102,20 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
     if parts[0] in ("train", "online", "offline") or "/".join(parts[:3]) in known:
         return
     near = nearest(name, known) or nearest(f"{spec.algorithm.views[0]}/{name}", known)
-    held = "" if any("/validation/" in one for one in known) else \
-        "; validation values need samples kept for it (evaluation.validation)" if "validation" in name else ""
+    held = (
+        ""
+        if any("/validation/" in one for one in known)
+        else "; validation values need samples kept for it (evaluation.validation)"
+        if "validation" in name
+        else ""
+    )
     own = primary_metric_name(spec.algorithm.views, spec.task.metric)
-    raise ConfigError(where, repr(name), f"{spec.config.algorithm.name} measures no such thing{near}; there are "
-                      f"{', '.join(known)}, and auto takes {own}{held}")
+    raise ConfigError(
+        where,
+        repr(name),
+        f"{spec.config.algorithm.name} measures no such thing{near}; there are "
+        f"{', '.join(known)}, and auto takes {own}{held}",
+    )
 
 
 def _global(federation: Federation) -> dict[str, float]:
@@ -110,22 +126,50 @@ def _global(federation: Federation) -> dict[str, float]:
     jobs: list[TaskInput] = []
     for key in sorted(server.models):
         handle = federation.executor.put(trees.pack({"weights": server.models[key]}))
-        jobs += [TaskInput(ClientTask("global", -1, server.round, key, Stage(f"evaluate {key}"), block=block, token=token + key),
-                     handle) for block in range(count)]
-    parts = [predictions["common"] for predictions in _predict(federation, jobs) if predictions is not None]
+        jobs += [
+            TaskInput(
+                ClientTask(
+                    "global",
+                    -1,
+                    server.round,
+                    key,
+                    Stage(f"evaluate {key}"),
+                    block=block,
+                    token=token + key,
+                ),
+                handle,
+            )
+            for block in range(count)
+        ]
+    parts = [
+        predictions["common"]
+        for predictions in _predict(federation, jobs)
+        if predictions is not None
+    ]
     measure = spec.task
     for position, key in enumerate(sorted(server.models)):
-        mine = parts[position * count:(position + 1) * count]
+        mine = parts[position * count : (position + 1) * count]
         whole = _join(mine[:tested])
         suffix = f"/model/{key}" if len(server.models) > 1 else ""
-        metrics.update({f"global/common/{n}{suffix}": v for n, v in measure.summarise(whole).items()
-                        if n == measure.metric or not np.isnan(v)})
+        metrics.update(
+            {
+                f"global/common/{n}{suffix}": v
+                for n, v in measure.summarise(whole).items()
+                if n == measure.metric or not np.isnan(v)
+            }
+        )
         members = [i for i, info in enumerate(server.clients) if info.architecture == key]
         local = _by_client(measure, whole, [len(c.test) for c in data.clients])
-        metrics.update(_over_clients(federation, "global/local", {i: local[i] for i in members}, suffix))
+        metrics.update(
+            _over_clients(federation, "global/local", {i: local[i] for i in members}, suffix)
+        )
         if mine[tested:]:
             held = _by_client(measure, _join(mine[tested:]), [len(c.val) for c in data.clients])
-            metrics.update(_over_clients(federation, "global/validation", {i: held[i] for i in members}, suffix))
+            metrics.update(
+                _over_clients(
+                    federation, "global/validation", {i: held[i] for i in members}, suffix
+                )
+            )
     return metrics
 
 
@@ -137,45 +181,79 @@ def _personal(federation: Federation) -> dict[str, float]:
     jobs: list[TaskInput] = []
     for i, info in enumerate(server.clients):
         private = spec.algorithm.send_private(server, i, stage)
-        size = len(spec.data.test) if spec.config.evaluation.others else len(spec.data.clients[i].test)
-        client_task = ClientTask("personal", i, server.round, info.architecture, stage, token=token, cost=float(size))
-        jobs.append(TaskInput(client_task, commons[info.architecture], trees.pack(private) if private else None,
-                        federation.states[i]))
+        size = (
+            len(spec.data.test) if spec.config.evaluation.others else len(spec.data.clients[i].test)
+        )
+        client_task = ClientTask(
+            "personal", i, server.round, info.architecture, stage, token=token, cost=float(size)
+        )
+        jobs.append(
+            TaskInput(
+                client_task,
+                commons[info.architecture],
+                trees.pack(private) if private else None,
+                federation.states[i],
+            )
+        )
     others = spec.config.evaluation.others
     predictions = {i: one for i, one in enumerate(_predict(federation, jobs)) if one is not None}
     if not predictions:
-        raise NobodyAnsweredError(f"evaluation after round {server.round}: no client answered; see what was said of "
-                                  "each")
+        raise NobodyAnsweredError(
+            f"evaluation after round {server.round}: no client answered; see what was said of each"
+        )
     measure = spec.task
     parts = {i: one["test"] for i, one in predictions.items()}
-    held = {i: measure.summarise(one["validation"]) for i, one in predictions.items() if "validation" in one}
+    held = {
+        i: measure.summarise(one["validation"])
+        for i, one in predictions.items()
+        if "validation" in one
+    }
     besides = _over_clients(federation, "personal/validation", held)
     for view in sorted(next(iter(predictions.values())).keys() - {"test", "validation"}):
-        besides.update(_over_clients(
-            federation, view, {i: measure.summarise(one[view]) for i, one in predictions.items()}))
+        besides.update(
+            _over_clients(
+                federation,
+                view,
+                {i: measure.summarise(one[view]) for i, one in predictions.items()},
+            )
+        )
     if not others:
         intra = {i: measure.summarise(part) for i, part in parts.items()}
         return {**_over_clients(federation, "personal/local", intra), **besides}
     offsets = np.cumsum([0] + [len(c.test) for c in spec.data.clients])
     inside = [slice(offsets[i], offsets[i + 1]) for i in range(len(spec.data.clients))]
-    intra = {i: measure.summarise({n: a[inside[i]] for n, a in part.items()}) for i, part in parts.items()}
+    intra = {
+        i: measure.summarise({n: a[inside[i]] for n, a in part.items()})
+        for i, part in parts.items()
+    }
     inter: dict[int, dict[str, float]] = {}
     for i, part in parts.items():
-        apart = [measure.summarise({n: a[place] for n, a in part.items()})
-                 for j, place in enumerate(inside) if j != i and place.start < place.stop]
+        apart = [
+            measure.summarise({n: a[place] for n, a in part.items()})
+            for j, place in enumerate(inside)
+            if j != i and place.start < place.stop
+        ]
         if apart:
             inter[i] = {n: _mean([one[n] for one in apart]) for n in apart[0]}
-    return {**_over_clients(federation, "personal/local", intra),
-            **_over_clients(federation, "personal/others", inter), **besides}
+    return {
+        **_over_clients(federation, "personal/local", intra),
+        **_over_clients(federation, "personal/others", inter),
+        **besides,
+    }
 
 
 def _by_client(measure: Task, whole: Predictions, sizes: list[int]) -> list[dict[str, float]]:
     """Return each client's metrics from the evidence of all clients one after another."""
     ends = np.cumsum([0, *sizes])
-    return [measure.summarise({n: a[ends[i]:ends[i + 1]] for n, a in whole.items()}) for i in range(len(sizes))]
+    return [
+        measure.summarise({n: a[ends[i] : ends[i + 1]] for n, a in whole.items()})
+        for i in range(len(sizes))
+    ]
 
 
-def _predict(federation: Federation, jobs: list[TaskInput]) -> list[Mapping[str, Predictions] | None]:
+def _predict(
+    federation: Federation, jobs: list[TaskInput]
+) -> list[Mapping[str, Predictions] | None]:
     """Return what each job measured; None for a client that is left out as it would be of a round."""
     predictions: list[Mapping[str, Predictions] | None] = []
     faults = federation.spec.config.faults
@@ -185,10 +263,18 @@ def _predict(federation: Federation, jobs: list[TaskInput]) -> list[Mapping[str,
             predictions.append(result.outcome.predictions)
             continue
         client = result.client_task.client
-        who = "the global model" if client < 0 else f"client {client} ({federation.server.clients[client].name})"
-        line = (f"{who}, evaluation after round {result.client_task.round}: {failure.what}"
-                f"{' at ' + failure.where if failure.where else ''}")
-        if client < 0 or not (faults.on_client_error == "skip" or failure.what.startswith("no answer")):
+        who = (
+            "the global model"
+            if client < 0
+            else f"client {client} ({federation.server.clients[client].name})"
+        )
+        line = (
+            f"{who}, evaluation after round {result.client_task.round}: {failure.what}"
+            f"{' at ' + failure.where if failure.where else ''}"
+        )
+        if client < 0 or not (
+            faults.on_client_error == "skip" or failure.what.startswith("no answer")
+        ):
             raise ClientError(f"{line}\n{failure.trace}".rstrip())
         federation.warn(f"left out: {line}")
         predictions.append(None)
@@ -205,8 +291,9 @@ def _join(parts: list[Predictions]) -> Predictions:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _over_clients(federation: Federation, view: str, values: Mapping[int, Mapping[str, float]],
-                  suffix: str = "") -> dict[str, float]:
+def _over_clients(
+    federation: Federation, view: str, values: Mapping[int, Mapping[str, float]], suffix: str = ""
+) -> dict[str, float]:
     """Return mean, std, worst and worst tenth over clients, and the clients' own values; undefined ones left out."""
     metrics: dict[str, float] = {}
     names = next(iter(values.values()), {})
@@ -218,9 +305,16 @@ def _over_clients(federation: Federation, view: str, values: Mapping[int, Mappin
         metrics[f"{view}/{name}{suffix}"] = float(numbers.mean())
         metrics[f"{view}/{name}{suffix}/std"] = float(numbers.std())
         if name != "loss":
-            worst_first = np.sort(numbers)[::-1 if lower_is_better(name) else 1]
+            worst_first = np.sort(numbers)[:: -1 if lower_is_better(name) else 1]
             metrics[f"{view}/{name}{suffix}/worst"] = float(worst_first[0])
-            metrics[f"{view}/{name}{suffix}/worst10"] = float(worst_first[:max(1, round(len(numbers) / 10))].mean())
+            metrics[f"{view}/{name}{suffix}/worst10"] = float(
+                worst_first[: max(1, round(len(numbers) / 10))].mean()
+            )
         if len(federation.server.clients) <= MAX_CLIENT_METRICS:
-            metrics.update({f"{view}/{name}/client/{federation.server.clients[i].name}": v for i, v in known.items()})
+            metrics.update(
+                {
+                    f"{view}/{name}/client/{federation.server.clients[i].name}": v
+                    for i, v in known.items()
+                }
+            )
     return metrics

@@ -62,24 +62,40 @@ class Federation:
         spec.register_components()
         self.spec, self.executor, self.warn = spec, executor, warn
         config, algorithm = spec.config, spec.algorithm
-        residents = {key: ResidentModel(spec.build(key), algorithm.shared, config.aggregation.buffers == "local")
-                   for key in spec.architectures}
+        residents = {
+            key: ResidentModel(
+                spec.build(key), algorithm.shared, config.aggregation.buffers == "local"
+            )
+            for key in spec.architectures
+        }
         for key, resident in residents.items():
             if "batch_norm" in algorithm.shared and not resident.batch_norm:
-                warn(f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the clients")
-        counts = torch.from_numpy(spec.data.class_counts()) if spec.data.has_classes else \
-            torch.zeros(len(spec.data.clients), 0, dtype=torch.int64)
+                warn(
+                    f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the "
+                    f"clients"
+                )
+        counts = (
+            torch.from_numpy(spec.data.class_counts())
+            if spec.data.has_classes
+            else torch.zeros(len(spec.data.clients), 0, dtype=torch.int64)
+        )
         self.server = Server(
             config=config,
-            clients=tuple(ClientInfo(c.name, c.domain, len(c.train), counts[i], spec.architecture_of[i])
-                          for i, c in enumerate(spec.data.clients)),
+            clients=tuple(
+                ClientInfo(c.name, c.domain, len(c.train), counts[i], spec.architecture_of[i])
+                for i, c in enumerate(spec.data.clients)
+            ),
             models={key: resident.initial for key, resident in residents.items()},
             shared_names={key: resident.shared for key, resident in residents.items()},
-            parameter_names={key: frozenset(resident.parameters) for key, resident in residents.items()},
+            parameter_names={
+                key: frozenset(resident.parameters) for key, resident in residents.items()
+            },
             num_classes=spec.data.num_classes,
             num_public=len(spec.data.public) if spec.data.public is not None else 0,
-            weighting=spec.weighting)
-        # The server's sums too: their last bits must not depend on OMP_NUM_THREADS of somebody's environment.
+            weighting=spec.weighting,
+        )
+        # The server's sums too: their last bits must not depend on OMP_NUM_THREADS of somebody's
+        # environment.
         torch.set_num_threads(thread_count(config))
         if algorithm.trains_at_server:
             resources = WorkerResources(spec, default_device(spec))
@@ -148,42 +164,62 @@ class Federation:
         handles: dict[str, Ref] = {}
         sizes: dict[str, int] = {}
         for key, weights in self.server.models.items():
-            shared = {name: weights[name] for name in weights if name in self.server.shared_names[key]}
+            shared = {
+                name: weights[name] for name in weights if name in self.server.shared_names[key]
+            }
             packed = trees.pack({**({"weights": shared} if shared else {}), **extra})
             handles[key], sizes[key] = self.executor.put(packed), packed.nbytes
         return handles, sizes
 
     def sha256(self) -> str:
         """Return one digest of everything the federation has learnt: global models, server and client states."""
-        states = ({str(client): trees.unpack(self.executor.fetch(handle))}
-                  for client, handle in enumerate(self.states) if handle is not None)
+        states = (
+            {str(client): trees.unpack(self.executor.fetch(handle))}
+            for client, handle in enumerate(self.states)
+            if handle is not None
+        )
         return trees.sha256(self.server.models, self.server.state, *states)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the server's side as a tree (client states are saved apart, see `flray.federation.checkpoint`)."""
-        tree = {"models": self.server.models, "state": self.server.state, "round": self.server.round}
+        tree = {
+            "models": self.server.models,
+            "state": self.server.state,
+            "round": self.server.round,
+        }
         with method_hook(self.spec.config.algorithm.name, "server.state", self.server.round):
             dict(trees.flatten(tree))  # what a method keeps may be of any type
         return tree
 
-    def restore(self, tree: Mapping[str, Any], states: Mapping[int, Packed], versions: Sequence[int]) -> None:
+    def restore(
+        self, tree: Mapping[str, Any], states: Mapping[int, Packed], versions: Sequence[int]
+    ) -> None:
         """Continue from a snapshot and the client states that belong to it."""
         copied = trees.clone(tree)
         self.server.models, self.server.round = copied["models"], copied["round"]
         self.server.state = copied["state"]
-        self.states = [self.executor.put(states[i]) if i in states else None for i in range(len(self.states))]
+        self.states = [
+            self.executor.put(states[i]) if i in states else None for i in range(len(self.states))
+        ]
         self.versions = list(versions)
 
     def _cohort(self) -> tuple[list[int], dict[int, float]]:
         """Return who takes part in this round, sorted, and each one's share of the local work."""
         spec, server = self.spec, self.server
-        participation, seed, count = spec.config.participation, spec.config.seed, len(spec.data.clients)
+        participation, seed, count = (
+            spec.config.participation,
+            spec.config.seed,
+            len(spec.data.clients),
+        )
         generator = rng.numpy_generator(seed, "sampling", round=server.round)
-        chosen = sorted(int(c) for c in generator.permutation(count)[:spec.cohort_size])
+        chosen = sorted(int(c) for c in generator.permutation(count)[: spec.cohort_size])
         drops = rng.numpy_generator(seed, "dropouts", round=server.round).random(count)
         slow = rng.numpy_generator(seed, "stragglers", round=server.round).random(count)
         cohort = [c for c in chosen if drops[c] >= participation.dropout]
-        works = {c: participation.straggler_work if slow[c] < participation.stragglers else 1.0 for c in cohort}
+        works = {
+            c: participation.straggler_work if slow[c] < participation.stragglers else 1.0
+            for c in cohort
+        }
         return cohort, works
 
     def _stage(self, stage: Stage, works: Mapping[int, float], round_metrics: RoundMetrics) -> None:
@@ -196,10 +232,22 @@ class Federation:
                 private = algorithm.send_private(server, client, stage)
             packed = trees.pack(private) if private else None
             info = server.clients[client]
-            self._bytes["down"] += sizes[info.architecture] + (packed.nbytes if packed is not None else 0)
-            client_task = ClientTask("stage", client, server.round, info.architecture, stage, works[client], token=token,
-                        cost=info.num_samples * works[client])
-            jobs.append(TaskInput(client_task, commons[info.architecture], packed, self.states[client]))
+            self._bytes["down"] += sizes[info.architecture] + (
+                packed.nbytes if packed is not None else 0
+            )
+            client_task = ClientTask(
+                "stage",
+                client,
+                server.round,
+                info.architecture,
+                stage,
+                works[client],
+                token=token,
+                cost=info.num_samples * works[client],
+            )
+            jobs.append(
+                TaskInput(client_task, commons[info.architecture], packed, self.states[client])
+            )
         replies: StageReplies | BlockSums
         begun = time.perf_counter()
         if (size := self.spec.config.aggregation.block) is None:
@@ -214,8 +262,11 @@ class Federation:
                     algorithm.apply(server, architecture, mean)
         if jobs and not replies.states:
             raise NobodyAnsweredError(
-                f"round {server.round + 1}, {stage.name}: none of the {len(jobs)} clients answered, so nothing can be "
-                "learnt from it; see what was said of each, or give them longer (faults.round_timeout)")
+                f"round {server.round + 1}, {stage.name}: none of the {len(jobs)} clients "
+                f"answered, so nothing can be "
+                "learnt from it; see what was said of each, or give them longer "
+                "(faults.round_timeout)"
+            )
         elapsed = time.perf_counter() - begun
         self._seconds["train"] += replies.waited
         self._seconds["receive"] += replies.fetched
@@ -230,9 +281,13 @@ class Federation:
         if clients and not self._diverged:
             self._diverged = True
             some = ", ".join(self.server.clients[client].name for client in sorted(clients)[:3])
-            self.warn(f"round {self.server.round + 1}: the loss of {len(clients)} of {len(self.server.cohort)} clients "
-                      f"({some}{', ...' if len(clients) > 3 else ''}) is no finite number, training has diverged: "
-                      "lower local.lr, or set local.clip_norm, for example to 1")
+            self.warn(
+                f"round {self.server.round + 1}: the loss of {len(clients)} of "
+                f"{len(self.server.cohort)} clients "
+                f"({some}{', ...' if len(clients) > 3 else ''}) is no finite number, training has "
+                f"diverged: "
+                "lower local.lr, or set local.clip_norm, for example to 1"
+            )
 
     def _hook(self, name: str) -> contextlib.AbstractContextManager[None]:
         return method_hook(self.spec.config.algorithm.name, name, self.server.round + 1)

@@ -46,7 +46,9 @@ class InlineExecutor:
         packed: Packed = handle
         return packed
 
-    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
+    def run_tasks(
+        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskResult]:
         """Play the jobs one after another; those not begun within `timeout` seconds are left out.
 
         One that hangs cannot be stopped in this process: `idle` has no effect.
@@ -55,12 +57,18 @@ class InlineExecutor:
         for job in jobs:
             if timeout is not None and time.monotonic() - started > timeout:
                 failure = Failure(f"no answer within {timeout:g} s")
-                yield TaskResult(job.client_task, TaskOutcome(job.client_task.client, failure=failure))
+                yield TaskResult(
+                    job.client_task, TaskOutcome(job.client_task.client, failure=failure)
+                )
                 continue
-            outcome, bulk, state = self._runner.run(job.client_task, job.common, job.private, job.state)
+            outcome, bulk, state = self._runner.run(
+                job.client_task, job.common, job.private, job.state
+            )
             yield TaskResult(job.client_task, outcome, bulk, state)
 
-    def run_blocks(self, blocks: Sequence[TaskBlock], timeout: float | None = None) -> Iterator[TaskBlockResult]:
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None
+    ) -> Iterator[TaskBlockResult]:
         """Play the blocks one after another; those not begun within `timeout` seconds are left out."""
         started = time.monotonic()
         for block in blocks:
@@ -68,9 +76,14 @@ class InlineExecutor:
                 yield failed_block(block, Failure(f"no answer within {timeout:g} s"))
                 continue
             outcomes, sums, states = self._runner.run_block(block.jobs)
-            yield TaskBlockResult(tuple(TaskResult(job.client_task, outcome, state=state) for job, outcome, state
-                                    in zip(block.jobs, outcomes, states, strict=False)),
-                              sums, sums.nbytes if sums is not None else 0)
+            yield TaskBlockResult(
+                tuple(
+                    TaskResult(job.client_task, outcome, state=state)
+                    for job, outcome, state in zip(block.jobs, outcomes, states, strict=False)
+                ),
+                sums,
+                sums.nbytes if sums is not None else 0,
+            )
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of this process."""

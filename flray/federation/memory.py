@@ -22,8 +22,8 @@ def peak_bytes() -> int:
 
     Notes
     -----
-    Linux hands ``ru_maxrss`` on to a started program, which would then count what the process that started it
-    held; the kernel's high-water mark of the address space begins anew.
+    Linux hands ``ru_maxrss`` on to a started program, which would then count what the process that
+    started it held; the kernel's high-water mark of the address space begins anew.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -41,8 +41,9 @@ def gpu_peak_bytes(device: torch.device) -> int:
 def keep_freed_memory() -> None:
     """Let the C library reuse what a training step frees instead of giving it back to the system after each one.
 
-    A step's activations come and go by the megabyte. By default glibc maps each of them anew, and a turn then
-    spends a fifth of its time on page faults. Does nothing where the C library has no such setting.
+    A step's activations come and go by the megabyte. By default glibc maps each of them anew, and a
+    turn then spends a fifth of its time on page faults. Does nothing where the C library has no
+    such setting.
     """
     trim_threshold, mmap_threshold = -1, -3  # malloc.h
     with contextlib.suppress(OSError, AttributeError):

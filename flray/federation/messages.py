@@ -25,8 +25,8 @@ class ClientTask:
     Attributes
     ----------
     kind : {"stage", "global", "personal", "portrait"}
-        A stage of a round, or an evaluation of the global model (one block of the common test set) or of a
-        client's own, or what figures need of the latter.
+        A stage of a round, or an evaluation of the global model (one block of the common test set)
+        or of a client's own, or what figures need of the latter.
     client : int
         Whose turn; -1 for the global model.
     token : str
@@ -143,7 +143,8 @@ class TaskResult:
     Attributes
     ----------
     actor : int
-        Which of the executor's processes played it; one that takes a dead one's place has its number.
+        Which of the executor's processes played it; one that takes a dead one's place has its
+        number.
     """
 
     client_task: ClientTask
@@ -165,10 +166,11 @@ class TaskBlockResult:
     Attributes
     ----------
     results : tuple of Result
-        The clients' outcomes and states without their replies, in client order; where the first failure ends the
-        federation, none after it.
+        The clients' outcomes and states without their replies, in client order; where the first
+        failure ends the federation, none after it.
     sums : Handle
-        The tree of `flray.algorithms.common.aggregation.BlockSum`, packed; None if no client sent weights.
+        The tree of `flray.algorithms.common.aggregation.BlockSum`, packed; None if no client sent
+        weights.
     up : int
         Bytes of its tensors, which reach the server.
     """
@@ -187,14 +189,18 @@ class Executor(Protocol):
     def fetch(self, handle: Ref) -> Packed:
         """Return a packed tree."""
 
-    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
+    def run_tasks(
+        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskResult]:
         """Play all jobs.
 
-        What has not ended after `timeout` seconds ends as a failure, and so does what is under way when there has been
-        no answer for `idle` seconds; what waits behind it is played.
+        What has not ended after `timeout` seconds ends as a failure, and so does what is under way
+        when there has been no answer for `idle` seconds; what waits behind it is played.
         """
 
-    def run_blocks(self, blocks: Sequence[TaskBlock], timeout: float | None = None) -> Iterator[TaskBlockResult]:
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None
+    ) -> Iterator[TaskBlockResult]:
         """Play all blocks; one that has not ended after `timeout` seconds ends as a failure of all its clients."""
 
     def memory(self) -> dict[str, int]:
@@ -219,7 +225,9 @@ class ObjectLostError(RunFailedError):
 class ClientReply:
     """A client's reply as aggregation sees it; see `flray.algorithms.server.Reply`."""
 
-    def __init__(self, result: TaskResult, num_samples: int, fetch: Callable[[Ref], Packed]) -> None:
+    def __init__(
+        self, result: TaskResult, num_samples: int, fetch: Callable[[Ref], Packed]
+    ) -> None:
         self.client, self.architecture = result.client_task.client, result.client_task.architecture
         self.num_samples = num_samples
         self._small = trees.unpack(result.outcome.small) if result.outcome.small is not None else {}
@@ -227,7 +235,11 @@ class ClientReply:
         self._bulk, self._fetch = result.bulk, fetch
 
     def __getitem__(self, entry: str) -> Any:
-        return trees.unpack(self._fetch(self._bulk))[entry] if entry in self._large else self._small[entry]
+        return (
+            trees.unpack(self._fetch(self._bulk))[entry]
+            if entry in self._large
+            else self._small[entry]
+        )
 
     def get(self, entry: str, default: Any = None) -> Any:
         """Return an entry, or `default` where the client sent none."""
@@ -236,7 +248,12 @@ class ClientReply:
 
 def failed_block(block: TaskBlock, failure: Failure) -> TaskBlockResult:
     """Return the result of a block that came to nothing."""
-    return TaskBlockResult(tuple(TaskResult(job.client_task, TaskOutcome(job.client_task.client, failure=failure)) for job in block.jobs))
+    return TaskBlockResult(
+        tuple(
+            TaskResult(job.client_task, TaskOutcome(job.client_task.client, failure=failure))
+            for job in block.jobs
+        )
+    )
 
 
 def split_small(tree: dict[str, Any], limit: int = 65536) -> tuple[dict[str, Any], dict[str, Any]]:

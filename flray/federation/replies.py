@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flray import trees
 from flray.algorithms.base import Stage
 from flray.algorithms.common.aggregation import average_blocks
-from flray.federation.messages import ClientError, ClientReply, Ref, TaskBlock, TaskInput, TaskResult
+from flray.federation.messages import (
+    ClientError,
+    ClientReply,
+    Ref,
+    TaskBlock,
+    TaskInput,
+    TaskResult,
+)
 from flray.federation.round_metrics import RoundMetrics
 from flray.trees import Packed, Weights
 
@@ -69,7 +76,8 @@ class _Collector:
         assert failure is not None
         name = self._federation.server.clients[client_task.client].name
         where = f" at {failure.where}" if failure.where else ""
-        line = f"client {client_task.client} ({name}), round {client_task.round + 1}, {self._stage.name}: {failure.what}{where}"
+        line = f"client {client_task.client} ({name}), round {client_task.round + 1}"
+        line += f", {self._stage.name}: {failure.what}{where}"
         timed_out = failure.what.startswith("no answer")
         if not (self._skip or timed_out):
             raise ClientError(f"{line}\n{failure.trace}".rstrip())
@@ -80,13 +88,21 @@ class _Collector:
 class StageReplies(_Collector):
     """A stage's replies in client order; see `flray.algorithms.server.Replies`.
 
-    Iterating hands each reply on as soon as it and those before it have arrived, and lets go of it afterwards;
-    `wait` collects all of them first, after which iterating can be repeated.
+    Iterating hands each reply on as soon as it and those before it have arrived, and lets go of it
+    afterwards; `wait` collects all of them first, after which iterating can be repeated.
     """
 
-    def __init__(self, federation: Federation, jobs: Sequence[TaskInput], stage: Stage, round_metrics: RoundMetrics) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        jobs: Sequence[TaskInput],
+        stage: Stage,
+        round_metrics: RoundMetrics,
+    ) -> None:
         super().__init__(federation, stage, round_metrics)
-        self._results = federation.executor.run_tasks(jobs, federation.spec.config.faults.round_timeout)
+        self._results = federation.executor.run_tasks(
+            jobs, federation.spec.config.faults.round_timeout
+        )
         self._kept: list[ClientReply] | None = None
         self._started = False
 
@@ -94,7 +110,10 @@ class StageReplies(_Collector):
         if self._kept is not None:
             yield from self._kept
         elif self._started:
-            raise RuntimeError("replies are gone after one pass; call replies.wait() first to go through them again")
+            raise RuntimeError(
+                "replies are gone after one pass; call replies.wait() first to go through them "
+                "again"
+            )
         else:
             yield from self._arrivals()
 
@@ -116,9 +135,17 @@ class StageReplies(_Collector):
 class BlockSums(_Collector):
     """The sums of a stage's blocks of clients; one is held at a time, and no client's own weights ever."""
 
-    def __init__(self, federation: Federation, blocks: Sequence[TaskBlock], stage: Stage, round_metrics: RoundMetrics) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        blocks: Sequence[TaskBlock],
+        stage: Stage,
+        round_metrics: RoundMetrics,
+    ) -> None:
         super().__init__(federation, stage, round_metrics)
-        self._results = federation.executor.run_blocks(blocks, federation.spec.config.faults.round_timeout)
+        self._results = federation.executor.run_blocks(
+            blocks, federation.spec.config.faults.round_timeout
+        )
 
     def means(self) -> dict[str, Weights]:
         """Wait for all blocks, and return the mean of their clients' weights by architecture."""
@@ -135,4 +162,7 @@ class BlockSums(_Collector):
 
 def into_blocks(jobs: Sequence[TaskInput], size: int) -> list[TaskBlock]:
     """Return jobs, which are in client order, by blocks of clients with the same ``client // size``."""
-    return [TaskBlock(tuple(block)) for _, block in groupby(jobs, lambda job: job.client_task.client // size)]
+    return [
+        TaskBlock(tuple(block))
+        for _, block in groupby(jobs, lambda job: job.client_task.client // size)
+    ]

@@ -33,7 +33,9 @@ class RoundMetrics:
 
     def add(self, result: TaskResult) -> None:
         """Take in one client's outcome of a stage: steps and samples add up, other numbers are the last stage's."""
-        if result.outcome.metrics.get("steps") and not math.isfinite(result.outcome.metrics["loss"]):
+        if result.outcome.metrics.get("steps") and not math.isfinite(
+            result.outcome.metrics["loss"]
+        ):
             self.diverged.add(result.client_task.client)
         for name, value in result.outcome.metrics.items():
             values, client = self.metrics.setdefault(name, {}), result.client_task.client
@@ -46,19 +48,26 @@ class RoundMetrics:
         self.resident[result.client_task.client] = float(result.outcome.resident)
         for kind, peak in (("actor", result.outcome.peak), ("gpu", result.outcome.gpu_peak)):
             if peak:
-                self.peaks[kind][result.actor] = max(float(peak), self.peaks[kind].get(result.actor, 0.0))
+                self.peaks[kind][result.actor] = max(
+                    float(peak), self.peaks[kind].get(result.actor, 0.0)
+                )
 
     def summary(self) -> dict[str, float]:
         """Return means over the cohort and single clients' values."""
         server = self._server
-        summary = {"cohort/size": float(len(server.cohort)), "cohort/left_out": float(len(self.left_out))}
+        summary = {
+            "cohort/size": float(len(server.cohort)),
+            "cohort/left_out": float(len(self.left_out)),
+        }
         if self.resident:
             summary["memory/client"] = max(self.resident.values())
         for kind, peaks in self.peaks.items():
             if peaks:
                 summary[f"memory/peak/{kind}"] = max(peaks.values())
             if len(peaks) <= MAX_CLIENT_METRICS:
-                summary.update({f"memory/peak/{kind}/{number}": peak for number, peak in sorted(peaks.items())})
+                summary.update(
+                    {f"memory/peak/{kind}/{number}": peak for number, peak in sorted(peaks.items())}
+                )
         for name, values in sorted(self.metrics.items()):
             if name in ADDITIVE_METRICS:
                 summary[f"train/{name}"] = float(sum(values.values()))
@@ -66,7 +75,11 @@ class RoundMetrics:
             known = {c: v for c, v in sorted(values.items()) if not math.isnan(v)}
             if known:
                 total = sum(server.clients[c].num_samples for c in known)
-                summary[f"train/{name}"] = sum(v * server.clients[c].num_samples for c, v in known.items()) / total
+                summary[f"train/{name}"] = (
+                    sum(v * server.clients[c].num_samples for c, v in known.items()) / total
+                )
             if len(server.clients) <= MAX_CLIENT_METRICS and name != "seconds":
-                summary.update({f"train/{name}/client/{server.clients[c].name}": v for c, v in known.items()})
+                summary.update(
+                    {f"train/{name}/client/{server.clients[c].name}": v for c, v in known.items()}
+                )
         return summary

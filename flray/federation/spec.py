@@ -53,9 +53,19 @@ class SharedDataset:
     @classmethod
     def of(cls, dataset: DataSet) -> SharedDataset:
         """Return a data set in the form that is shared."""
-        domains = tuple(replace(d, train_x=d.train_x[:0], test_x=d.test_x[:0], train_y=label_placeholders(d.train_y),
-                                test_y=label_placeholders(d.test_y)) for d in dataset.domains)
-        return cls(replace(dataset, domains=domains, public=None), Pooled.of(dataset), dataset.fingerprint)
+        domains = tuple(
+            replace(
+                d,
+                train_x=d.train_x[:0],
+                test_x=d.test_x[:0],
+                train_y=label_placeholders(d.train_y),
+                test_y=label_placeholders(d.test_y),
+            )
+            for d in dataset.domains
+        )
+        return cls(
+            replace(dataset, domains=domains, public=None), Pooled.of(dataset), dataset.fingerprint
+        )
 
 
 @dataclass(frozen=True)
@@ -106,8 +116,14 @@ class FederationSpec:
         """Return a fresh network of an architecture as the method trains it: the same bits in every process."""
         choice = self.architectures[key]
         dtype = torch.float64 if self.config.local.precision == "float64" else torch.float32
-        network = models.build(choice.name, self.data.shape, self.data.num_classes, choice.options, self.config.seed,
-                               dtype)
+        network = models.build(
+            choice.name,
+            self.data.shape,
+            self.data.num_classes,
+            choice.options,
+            self.config.seed,
+            dtype,
+        )
         return self.algorithm.network(self.task.network(network))
 
     def without_samples(self) -> FederationSpec:
@@ -118,7 +134,9 @@ class FederationSpec:
 
     def with_samples(self, samples: Pooled) -> FederationSpec:
         """Return the world with its large arrays, not copied."""
-        return replace(self, data=replace(self.data, x=samples.x, y=samples.y, public=samples.public))
+        return replace(
+            self, data=replace(self.data, x=samples.x, y=samples.y, public=samples.public)
+        )
 
     @property
     def cohort_size(self) -> int:
@@ -129,8 +147,12 @@ class FederationSpec:
         return round(participation.fraction * len(self.data.clients))
 
 
-def load_dataset(name: str, options: Mapping[str, Any], public: PublicChoice | None = None,
-                 most: int | None = None) -> DataSet:
+def load_dataset(
+    name: str,
+    options: Mapping[str, Any],
+    public: PublicChoice | None = None,
+    most: int | None = None,
+) -> DataSet:
     """Return a data set, loaded at most once per process.
 
     Parameters
@@ -174,13 +196,17 @@ def build_spec(config: Experiment, shared: SharedDataset | None = None) -> Feder
     Raises
     ------
     FlrayError
-        If data are missing or the parts do not fit together, or a component of the user's own raises; the message says
-        what to change.
+        If data are missing or the parts do not fit together, or a component of the user's own
+        raises; the message says what to change.
     """
     try:
         return _build(config, shared)
     except (Exception, SystemExit) as error:
-        own = [(registry.ALL[kind], name) for kind, name in _components_of(config) if registry.ALL[kind].is_own(name)]
+        own = [
+            (registry.ALL[kind], name)
+            for kind, name in _components_of(config)
+            if registry.ALL[kind].is_own(name)
+        ]
         if isinstance(error, FlrayError) or not own:
             raise
         raise registry.blame_component(error, own) from error
@@ -188,18 +214,38 @@ def build_spec(config: Experiment, shared: SharedDataset | None = None) -> Feder
 
 def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
     if shared is None:
-        data = federate(dataset_for(config), config.partition.name, config.partition.options, config.seed,
-                        val_fraction=config.evaluation.validation, split=config.split, shift=config.shift)
+        data = federate(
+            dataset_for(config),
+            config.partition.name,
+            config.partition.options,
+            config.seed,
+            val_fraction=config.evaluation.validation,
+            split=config.split,
+            shift=config.shift,
+        )
     else:
-        data = federate(shared.outline, config.partition.name, config.partition.options, config.seed,
-                        val_fraction=config.evaluation.validation, pooled=shared.samples,
-                        fingerprint=shared.fingerprint, split=config.split, shift=config.shift)
+        data = federate(
+            shared.outline,
+            config.partition.name,
+            config.partition.options,
+            config.seed,
+            val_fraction=config.evaluation.validation,
+            pooled=shared.samples,
+            fingerprint=shared.fingerprint,
+            split=config.split,
+            shift=config.shift,
+        )
     check_clients([client.name for client in data.clients])
     architectures, architecture_of = _architectures(config, data)
     algorithm = registry.algorithms.get(config.algorithm.name)
     spec = FederationSpec(
-        config=config, data=data, architectures=architectures, architecture_of=architecture_of,
-        algorithm=algorithm(registry.algorithms.params(config.algorithm.name)(**config.algorithm.options)),
+        config=config,
+        data=data,
+        architectures=architectures,
+        architecture_of=architecture_of,
+        algorithm=algorithm(
+            registry.algorithms.params(config.algorithm.name)(**config.algorithm.options)
+        ),
         components=_own_components(config, architectures),
     )
     validate(spec)
@@ -217,41 +263,83 @@ def validate(spec: FederationSpec) -> None:
     config, data, algorithm, count = spec.config, spec.data, spec.algorithm, len(spec.data.clients)
     name = config.algorithm.name
     if config.participation.clients is not None and config.participation.clients > count:
-        raise ConfigError("experiment.participation.clients", str(config.participation.clients),
-                          f"the partition has {count} clients")
+        raise ConfigError(
+            "experiment.participation.clients",
+            str(config.participation.clients),
+            f"the partition has {count} clients",
+        )
     if spec.cohort_size < 1:
-        raise ConfigError("experiment.participation.fraction", str(config.participation.fraction),
-                          f"this selects nobody of {count} clients; at least {1 / count:.3g} is needed")
+        raise ConfigError(
+            "experiment.participation.fraction",
+            str(config.participation.fraction),
+            f"this selects nobody of {count} clients; at least {1 / count:.3g} is needed",
+        )
     if not len(data.test):
-        raise ConfigError("experiment.split", str(config.split), f"{data.dataset} leaves no test samples under this "
-                          "split; choose another, for example [0.6, 0.2, 0.2]")
+        raise ConfigError(
+            "experiment.split",
+            str(config.split),
+            f"{data.dataset} leaves no test samples under this "
+            "split; choose another, for example [0.6, 0.2, 0.2]",
+        )
     needs, learnt = algorithm.needs, spec.task
     learnt.check(data)
     if "classification" in needs and not learnt.logits:
-        raise ConfigError("experiment.algorithm", name, f"it needs classification, and {data.dataset} is {data.task}; "
-                          "`flray list algorithms` shows what each method needs")
+        raise ConfigError(
+            "experiment.algorithm",
+            name,
+            f"it needs classification, and {data.dataset} is {data.task}; "
+            "`flray list algorithms` shows what each method needs",
+        )
     if "labels" in needs and not data.has_classes:
-        raise ConfigError("experiment.algorithm", name, f"it needs class labels, and {data.dataset} is {data.task}; "
-                          "`flray list algorithms` shows what each method needs")
+        raise ConfigError(
+            "experiment.algorithm",
+            name,
+            f"it needs class labels, and {data.dataset} is {data.task}; "
+            "`flray list algorithms` shows what each method needs",
+        )
     if "homogeneous" in needs and len(spec.architectures) > 1:
-        raise ConfigError("experiment.models", ", ".join(spec.architectures),
-                          f"{name} averages weights, so all clients need the same network")
+        raise ConfigError(
+            "experiment.models",
+            ", ".join(spec.architectures),
+            f"{name} averages weights, so all clients need the same network",
+        )
     if "public" in needs and data.public is None:
-        raise ConfigError("experiment.data", data.dataset, f"{name} needs public data, and this set has none; "
-                          "name some, for example experiment.public: photos")
+        raise ConfigError(
+            "experiment.data",
+            data.dataset,
+            f"{name} needs public data, and this set has none; "
+            "name some, for example experiment.public: photos",
+        )
     if "validation" in needs and not len(data.validation):
-        raise ConfigError("experiment.evaluation.validation", str(config.evaluation.validation),
-                          f"{name} needs a validation split, for example 0.2")
+        raise ConfigError(
+            "experiment.evaluation.validation",
+            str(config.evaluation.validation),
+            f"{name} needs a validation split, for example 0.2",
+        )
     if config.evaluation.protocol == "best" and not len(data.validation):
-        raise ConfigError("experiment.evaluation.protocol", "best", "it chooses the round on validation samples: set "
-                          "evaluation.validation, for example to 0.2, or a split with a validation part")
+        raise ConfigError(
+            "experiment.evaluation.protocol",
+            "best",
+            "it chooses the round on validation samples: set "
+            "evaluation.validation, for example to 0.2, or a split with a validation part",
+        )
     if "all_clients" in needs and spec.cohort_size < count:
-        raise ConfigError("experiment.participation", f"{spec.cohort_size} of {count}", f"{name} needs all clients")
+        raise ConfigError(
+            "experiment.participation",
+            f"{spec.cohort_size} of {count}",
+            f"{name} needs all clients",
+        )
     if config.aggregation.block is not None and not algorithm.takes_mean_only():
-        able = [n for n in registry.algorithms.names() if registry.algorithms.get(n).takes_mean_only()]
-        raise ConfigError("experiment.aggregation.block", str(config.aggregation.block),
-                          f"the server of {name} looks at single replies, which blocks add up before they reach it; "
-                          f"set null, or choose one of {', '.join(able)}")
+        able = [
+            n for n in registry.algorithms.names() if registry.algorithms.get(n).takes_mean_only()
+        ]
+        raise ConfigError(
+            "experiment.aggregation.block",
+            str(config.aggregation.block),
+            f"the server of {name} looks at single replies, which blocks add up before they reach "
+            f"it; "
+            f"set null, or choose one of {', '.join(able)}",
+        )
     algorithm.check(config)
     for where, how in _augmentations(config).items():
         augment.check(how, where, data.shape, data.x.dtype)
@@ -263,7 +351,11 @@ def validate(spec: FederationSpec) -> None:
             batched_clients.check_batchable(config, algorithm, learnt, model, data.shape)
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
             if need in needs and not groups.select(model, group):
-                raise ConfigError("experiment.model", key, f"{name} needs a network with {group.replace('_', ' ')}")
+                raise ConfigError(
+                    "experiment.model",
+                    key,
+                    f"{name} needs a network with {group.replace('_', ' ')}",
+                )
         if "split" in needs or "features" in needs:
             groups.select(model, "features")
         if "same_features" in needs:
@@ -272,7 +364,11 @@ def validate(spec: FederationSpec) -> None:
         check_single_sample_batch_norm(spec, key, model)
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{key}: {size}" for key, size in sizes.items())
-        raise ConfigError("experiment.models", found, f"{name} compares features, so all networks need equally many")
+        raise ConfigError(
+            "experiment.models",
+            found,
+            f"{name} compares features, so all networks need equally many",
+        )
 
 
 def _components_of(config: Experiment) -> Iterator[tuple[str, str]]:
@@ -290,26 +386,49 @@ def _components_of(config: Experiment) -> Iterator[tuple[str, str]]:
     yield "algorithms", config.algorithm.name
 
 
-def _own_components(config: Experiment, architectures: Mapping[str, ModelChoice]) -> dict[str, dict[str, Any]]:
+def _own_components(
+    config: Experiment, architectures: Mapping[str, ModelChoice]
+) -> dict[str, dict[str, Any]]:
     """Return what the user registered and the clients' turns need; nothing else has to reach other processes."""
-    steps = [step.name for how in _augmentations(config).values() if not isinstance(how, str) for step in how]
-    used = {"algorithms": {config.algorithm.name}, "models": {choice.name for choice in architectures.values()},
-            "augmentations": set(steps)}
-    return {kind: {name: item for name, item in registry.ALL[kind].added().items() if name in names}
-            for kind, names in used.items()}
+    steps = [
+        step.name
+        for how in _augmentations(config).values()
+        if not isinstance(how, str)
+        for step in how
+    ]
+    used = {
+        "algorithms": {config.algorithm.name},
+        "models": {choice.name for choice in architectures.values()},
+        "augmentations": set(steps),
+    }
+    return {
+        kind: {name: item for name, item in registry.ALL[kind].added().items() if name in names}
+        for kind, names in used.items()
+    }
 
 
 def _augmentations(config: Experiment) -> dict[str, Any]:
     """Return what augments images, by setting."""
-    own = getattr(registry.algorithms.params(config.algorithm.name)(**config.algorithm.options), "augment", None)
-    return {"experiment.local.augment": config.local.augment,
-            **({"experiment.algorithm.augment": own} if own is not None else {})}
+    own = getattr(
+        registry.algorithms.params(config.algorithm.name)(**config.algorithm.options),
+        "augment",
+        None,
+    )
+    return {
+        "experiment.local.augment": config.local.augment,
+        **({"experiment.algorithm.augment": own} if own is not None else {}),
+    }
 
 
-def _architectures(config: Experiment, data: FederatedData) -> tuple[dict[str, ModelChoice], tuple[str, ...]]:
+def _architectures(
+    config: Experiment, data: FederatedData
+) -> tuple[dict[str, ModelChoice], tuple[str, ...]]:
     models = config.models
-    choices = _assign_round_robin(models or (config.model,), config.seed, len(data.clients)) if isinstance(models, tuple) else \
-        _assign_by_name(models, config.model, data)
+    choices = (
+        _assign_round_robin(models or (config.model,), config.seed, len(data.clients))
+        if isinstance(models, tuple)
+        else _assign_by_name(models, config.model, data)
+    )
     keys: dict[str, ModelChoice] = {}
     assigned: list[str] = []
     for choice in choices:
@@ -328,13 +447,27 @@ def _assign_round_robin(choices: Sequence[ModelChoice], seed: int, count: int) -
     return [choices[place % len(choices)] for place in places]
 
 
-def _assign_by_name(choices: Mapping[str, ModelChoice], default: ModelChoice, data: FederatedData) -> list[ModelChoice]:
+def _assign_by_name(
+    choices: Mapping[str, ModelChoice], default: ModelChoice, data: FederatedData
+) -> list[ModelChoice]:
     known = {c.name for c in data.clients} | {c.domain for c in data.clients}
     for name in choices:
         if name not in known:
-            raise ConfigError(f"experiment.models.{name}", name,
-                              f"no client or domain has this name{nearest(name, known)}")
-    return [choices.get(client.name) or choices.get(client.domain) or default for client in data.clients]
+            raise ConfigError(
+                f"experiment.models.{name}",
+                name,
+                f"no client or domain has this name{nearest(name, known)}",
+            )
+    return [
+        choices.get(client.name) or choices.get(client.domain) or default for client in data.clients
+    ]
 
 
-__all__ = ["FederationSpec", "FlrayError", "SharedDataset", "build_spec", "load_dataset", "validate"]
+__all__ = [
+    "FederationSpec",
+    "FlrayError",
+    "SharedDataset",
+    "build_spec",
+    "load_dataset",
+    "validate",
+]

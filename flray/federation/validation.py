@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Module) -> None:
     """Refuse batches of one sample where batch norm cannot be trained on them.
 
-    A last batch of one sample is left out of an epoch (`flray.algorithms.common.batches`); here there is nothing else.
+    A last batch of one sample is left out of an epoch (`flray.algorithms.common.batches`); here
+    there is nothing else.
 
     Parameters
     ----------
@@ -36,13 +37,22 @@ def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Mod
     config, data = spec.config, spec.data
     if config.faults.on_client_error == "skip" or isinstance(spec.task, FewShot):
         return  # those clients are left out and reported; an episode is never of one sample
-    lone = [client.name for client, architecture in zip(data.clients, spec.architecture_of, strict=True)
-            if architecture == key and len(client.train) == 1]
+    lone = [
+        client.name
+        for client, architecture in zip(data.clients, spec.architecture_of, strict=True)
+        if architecture == key and len(client.train) == 1
+    ]
     if (not lone and config.local.batch_size > 1) or supports_single_sample(model, data.shape):
         return
     why = f"{key} has batch norm of single values (fully connected layers or 1x1 maps), which one sample cannot train"
     if lone:
-        raise ConfigError("experiment.partition", f"one training sample at {', '.join(lone[:5])}",
-                          f"{why}; give every client two (min_size: 2, fewer clients, less skew), take another norm "
-                          "(norm: group), or leave such clients out (faults.on_client_error: skip)")
-    raise ConfigError("experiment.local.batch_size", "1", f"{why}; at least 2, or another norm (norm: group)")
+        raise ConfigError(
+            "experiment.partition",
+            f"one training sample at {', '.join(lone[:5])}",
+            f"{why}; give every client two (min_size: 2, fewer clients, less skew), take another "
+            f"norm "
+            "(norm: group), or leave such clients out (faults.on_client_error: skip)",
+        )
+    raise ConfigError(
+        "experiment.local.batch_size", "1", f"{why}; at least 2, or another norm (norm: group)"
+    )

@@ -17,8 +17,8 @@ def write_atomically(path: Path, data: bytes, *, keep_name: bool = True) -> None
     data : bytes
         The content.
     keep_name : bool
-        Have the name survive a crash of the machine too, before this returns; of many files of one folder see
-        `sync_folder`.
+        Have the name survive a crash of the machine too, before this returns; of many files of one
+        folder see `sync_folder`.
 
     Raises
     ------

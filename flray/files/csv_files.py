@@ -34,9 +34,14 @@ def csv_text(frame: pd.DataFrame) -> str:
     Parameters
     ----------
     frame : DataFrame
-        Numbers stay numbers. What UTF-8 cannot hold (bytes of a file's name) is written as Python writes it.
+        Numbers stay numbers. What UTF-8 cannot hold (bytes of a file's name) is written as Python
+        writes it.
     """
-    text: str = frame.map(guard_formula).rename(columns=guard_formula).to_csv(index=False, lineterminator="\n")
+    text: str = (
+        frame.map(guard_formula)
+        .rename(columns=guard_formula)
+        .to_csv(index=False, lineterminator="\n")
+    )
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

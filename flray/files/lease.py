@@ -1,7 +1,8 @@
 """One worker at a time on a run in object storage: a small object beside the run that its worker keeps renewing.
 
-Buckets have no locks. A worker writes its own name, looks a moment later whether the name is still its own, and renews
-it while it works; who finds another's name there waits until it has not been renewed for `LAPSE` seconds.
+Buckets have no locks. A worker writes its own name, looks a moment later whether the name is still
+its own, and renews it while it works; who finds another's name there waits until it has not been
+renewed for `LAPSE` seconds.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Lease:
 
     def keep(self, lost: Callable[[LeaseTakenError], None]) -> None:
         """Renew the lease beside whatever goes on, until `give_back`; `lost` is called if somebody else took it."""
+
         def work() -> None:
             while not self._ended.wait(RENEW_INTERVAL_S):
                 try:
@@ -113,14 +115,22 @@ class Lease:
         first = found = self._read()
         said, begun = False, time.monotonic()
         while found is not None and not _owner_is_dead(found):
-            if found.get("beat") != (first or found).get("beat") or found.get("host") == socket.gethostname():
-                raise FlrayError(f"{self._uri} is being worked on by {_owner(found)}; stop it there first")
+            if (
+                found.get("beat") != (first or found).get("beat")
+                or found.get("host") == socket.gethostname()
+            ):
+                raise FlrayError(
+                    f"{self._uri} is being worked on by {_owner(found)}; stop it there first"
+                )
             left = LAPSE_S - max(self._age(), time.monotonic() - begun)
             if left <= 0:
                 return
             if not said:
-                self._say(f"{self._uri} was worked on by {_owner(found)}; going on when it has not been heard of for "
-                          f"{LAPSE_S:.0f} s (in {left:.0f} s)")
+                self._say(
+                    f"{self._uri} was worked on by {_owner(found)}; going on when it has not been "
+                    f"heard of for "
+                    f"{LAPSE_S:.0f} s (in {left:.0f} s)"
+                )
                 said = True
             time.sleep(min(left, 2.0))
             found = self._read()
@@ -136,15 +146,20 @@ class Lease:
         return 0.0 if written is None or now is None else now - written
 
     def _write(self) -> None:
-        note = {"token": self.token, "beat": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid(),
-                "begun": psutil.Process().create_time()}
+        note = {
+            "token": self.token,
+            "beat": uuid.uuid4().hex,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "begun": psutil.Process().create_time(),
+        }
         storage.write(self._place, json.dumps(note).encode())
 
     def _read(self) -> dict[str, Any] | None:
         """Return the note there, None where there is none, nothing in it where it cannot be read.
 
-        What is read while another writes may be cut off, its size being asked for before its content: that is no
-        sign of who holds the lease.
+        What is read while another writes may be cut off, its size being asked for before its
+        content: that is no sign of who holds the lease.
         """
         for attempt in range(_READS):
             if attempt:
@@ -169,6 +184,8 @@ def _owner_is_dead(note: dict[str, Any]) -> bool:
     if note.get("host") != socket.gethostname():
         return False
     try:
-        return bool(abs(psutil.Process(int(note["pid"])).create_time() - float(note["begun"])) > 1.0)
+        return bool(
+            abs(psutil.Process(int(note["pid"])).create_time() - float(note["begun"])) > 1.0
+        )
     except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
         return True

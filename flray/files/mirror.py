@@ -45,7 +45,9 @@ class Mirror:
                 now = dict(self._present())
                 manifests = {name for name in now if Path(name).match("round-*.json")}
                 for name in sorted(now, key=lambda n: (n in manifests, n)):
-                    if self._known.get(name) != now[name] and (name not in manifests or self._whole(name)):
+                    if self._known.get(name) != now[name] and (
+                        name not in manifests or self._whole(name)
+                    ):
                         self._copy(found, f"{path}/{name}", name, now[name])
                 for name in sorted(set(self._known) - set(now)):
                     found.delete_file(f"{path}/{name}")
@@ -79,11 +81,14 @@ class Mirror:
 
 
 @contextlib.contextmanager
-def mirrored(folder: Path, uri: str | None, say: Callable[[str], None], leave: tuple[str, ...] = ()) -> Iterator[None]:
+def mirrored(
+    folder: Path, uri: str | None, say: Callable[[str], None], leave: tuple[str, ...] = ()
+) -> Iterator[None]:
     """Mirror a folder while something goes on in it, and once more at the end; do nothing without an address.
 
-    Storage that is away for a while is told about once, and tried again; at the end it has to be there. Where another
-    worker takes the address over, nothing is written there any more and this thread is interrupted as by Ctrl-C.
+    Storage that is away for a while is told about once, and tried again; at the end it has to be
+    there. Where another worker takes the address over, nothing is written there any more and this
+    thread is interrupted as by Ctrl-C.
 
     Parameters
     ----------
@@ -119,10 +124,17 @@ def mirrored(folder: Path, uri: str | None, say: Callable[[str], None], leave: t
             lost.set()
             say(reasons[0])
             # Not by a signal, which a process in the background may have been told to ignore.
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker), ctypes.py_object(KeyboardInterrupt))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(worker), ctypes.py_object(KeyboardInterrupt)
+            )
 
         lease.keep(stop)
-        thread = threading.Thread(target=_sync_periodically, args=(mirror, ended, lost, say), name="flray-mirror", daemon=True)
+        thread = threading.Thread(
+            target=_sync_periodically,
+            args=(mirror, ended, lost, say),
+            name="flray-mirror",
+            daemon=True,
+        )
         thread.start()
         try:
             yield
@@ -140,7 +152,9 @@ def mirrored(folder: Path, uri: str | None, say: Callable[[str], None], leave: t
         lease.give_back()
 
 
-def _sync_periodically(mirror: Mirror, ended: threading.Event, lost: threading.Event, say: Callable[[str], None]) -> None:
+def _sync_periodically(
+    mirror: Mirror, ended: threading.Event, lost: threading.Event, say: Callable[[str], None]
+) -> None:
     """Push now and then until the end."""
     away = False
     while not ended.wait(MIRROR_INTERVAL_S) and not lost.is_set():

@@ -1,7 +1,7 @@
 """Object storage: ``s3://``, ``gs://`` and what else Arrow or fsspec knows, with the keys of the environment.
 
-Runs work in a local folder, for a journal is appended to and a checkpoint renamed, which buckets cannot do;
-`flray.files.mirror` copies what has changed. Data sets are fetched once per node.
+Runs work in a local folder, for a journal is appended to and a checkpoint renamed, which buckets
+cannot do; `flray.files.mirror` copies what has changed. Data sets are fetched once per node.
 """
 
 from __future__ import annotations
@@ -50,8 +50,11 @@ def filesystem(uri: str) -> tuple[Any, str]:
 
         other, path = fsspec.core.url_to_fs(uri)
     except (ImportError, ValueError) as error:
-        raise FlrayError(f"{uri}: no such kind of storage ({error}); s3:// and gs:// need nothing more, others the "
-                         "fsspec package for them") from None
+        raise FlrayError(
+            f"{uri}: no such kind of storage ({error}); s3:// and gs:// need nothing more, others "
+            f"the "
+            "fsspec package for them"
+        ) from None
     return PyFileSystem(FSSpecHandler(other)), str(path).rstrip("/")
 
 
@@ -67,8 +70,13 @@ def files(uri: str) -> dict[str, int]:
 
     found, path = filesystem(uri)
     with storage_errors(uri):
-        return {info.path[len(path):].lstrip("/"): info.size for info in found.get_file_info(
-            FileSelector(path, allow_not_found=True, recursive=True)) if info.type == FileType.File}
+        return {
+            info.path[len(path) :].lstrip("/"): info.size
+            for info in found.get_file_info(
+                FileSelector(path, allow_not_found=True, recursive=True)
+            )
+            if info.type == FileType.File
+        }
 
 
 def names(uri: str) -> set[str]:
@@ -77,7 +85,9 @@ def names(uri: str) -> set[str]:
 
     found, path = filesystem(uri)
     with storage_errors(uri):
-        return {info.base_name for info in found.get_file_info(FileSelector(path, allow_not_found=True))}
+        return {
+            info.base_name for info in found.get_file_info(FileSelector(path, allow_not_found=True))
+        }
 
 
 def read(uri: str) -> bytes | None:
@@ -137,7 +147,8 @@ def fetch(uri: str, folder: Path, mark: str | None = None) -> bool:
     folder : Path
         Where to; left alone where it is there.
     mark : str, optional
-        Name of an empty file that is put into the folder, so that it is known where its content came from.
+        Name of an empty file that is put into the folder, so that it is known where its content
+        came from.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
@@ -175,8 +186,11 @@ def _check_keys(uri: str) -> None:
     """
     shown = redact(uri)
     if shown != uri:
-        raise FlrayError(f"{shown}: keep keys out of addresses, which are written to files; use the environment or the "
-                         "node's role")
+        raise FlrayError(
+            f"{shown}: keep keys out of addresses, which are written to files; use the environment "
+            f"or the "
+            "node's role"
+        )
 
 
 @contextlib.contextmanager

@@ -21,8 +21,19 @@ from flray.functional.fcclplus import (
     instance_similarity_loss,
 )
 from flray.functional.fedco2 import fuse_predictions, peer_classifier_loss
-from flray.functional.fedhkd import clip_norms, hyper_feature_loss, hyper_prediction_loss, noisy_class_means
-from flray.functional.fedmatch import confident, decomposition_penalty, helper_consistency_loss, pseudo_label_loss, vote
+from flray.functional.fedhkd import (
+    clip_norms,
+    hyper_feature_loss,
+    hyper_prediction_loss,
+    noisy_class_means,
+)
+from flray.functional.fedmatch import (
+    confident,
+    decomposition_penalty,
+    helper_consistency_loss,
+    pseudo_label_loss,
+    vote,
+)
 from flray.functional.fedskc import (
     discrepancy_weights,
     knowledge_discrepancy,
@@ -31,8 +42,18 @@ from flray.functional.fedskc import (
     variance_change,
 )
 from flray.functional.few_shot import prototypical_logits, prototypical_loss
-from flray.functional.knowledge import class_means, global_structural_knowledge, structural_knowledge
-from flray.functional.lgmix import gram_trace, mix_updates, mixing_ratio, stabilised_ratio, trace_ratio
+from flray.functional.knowledge import (
+    class_means,
+    global_structural_knowledge,
+    structural_knowledge,
+)
+from flray.functional.lgmix import (
+    gram_trace,
+    mix_updates,
+    mixing_ratio,
+    stabilised_ratio,
+    trace_ratio,
+)
 from flray.functional.optimisers import adaptive_step, control_variate, meta_gradient, momentum_step
 from flray.functional.penalties import ewc_penalty, proximal_penalty
 from flray.functional.personal import (
@@ -51,7 +72,11 @@ from flray.functional.prototypes import (
     prototype_scores,
     update_directions,
 )
-from flray.functional.rhfl import confidence_weights, peer_distillation_loss, symmetric_cross_entropy
+from flray.functional.rhfl import (
+    confidence_weights,
+    peer_distillation_loss,
+    symmetric_cross_entropy,
+)
 from flray.functional.segmentation import dice_loss
 
 __all__ = [

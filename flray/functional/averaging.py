@@ -17,10 +17,10 @@ Layout: TypeAlias = dict[str, tuple[torch.Size, torch.dtype]]
 class WeightedMean:
     """Weighted mean of named trees that arrive one after another; holds one tree in float64, whatever their number.
 
-    ``sum_k weight_k tree_k / sum_k weight_k`` in the order of the calls, rounded once to each tensor's dtype.
-    Integer and boolean tensors (BatchNorm's counters) take the elementwise maximum. A tree of weight 0 has no
-    influence, not even through NaN. A single tree comes back with its own bits, and so do equal float32 trees with
-    integer weights.
+    ``sum_k weight_k tree_k / sum_k weight_k`` in the order of the calls, rounded once to each
+    tensor's dtype. Integer and boolean tensors (BatchNorm's counters) take the elementwise maximum.
+    A tree of weight 0 has no influence, not even through NaN. A single tree comes back with its own
+    bits, and so do equal float32 trees with integer weights.
     """
 
     def __init__(self) -> None:
@@ -44,12 +44,15 @@ class WeightedMean:
         Raises
         ------
         ValueError
-            If the weight is negative or not finite, or names, shapes or dtypes differ from the first tree's.
+            If the weight is negative or not finite, or names, shapes or dtypes differ from the
+            first tree's.
         """
         weight = float(weight)
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"weight: {weight}, expected a finite number of 0 or more")
-        layout = self._layout_of({name: (tensor.shape, tensor.dtype) for name, tensor in tree.items()}, "tree")
+        layout = self._layout_of(
+            {name: (tensor.shape, tensor.dtype) for name, tensor in tree.items()}, "tree"
+        )
         self._seen += 1
         if not weight:
             return
@@ -58,7 +61,8 @@ class WeightedMean:
             # Kept unweighted until a second one comes: w * x / w is not always x.
             self._first = {name: tree[name].detach().clone() for name in layout}
         else:
-            # A product and a sum rather than one fused operation, which would round differently elsewhere.
+            # A product and a sum rather than one fused operation, which would round differently
+            # elsewhere.
             self._accumulate((name, _weighted(tree[name].detach(), weight)) for name in layout)
         self._total += weight
 
@@ -68,19 +72,26 @@ class WeightedMean:
         Returns
         -------
         dict
-            ``sums``: the weighted sums in float64, or of a single tree its own values; ``weight``: the sum of the
-            weights; ``count``: trees of positive weight; ``like``: an empty tensor of each entry's dtype. The tensors
-            are not copied, so that nothing may be added afterwards.
+            ``sums``: the weighted sums in float64, or of a single tree its own values; ``weight``:
+            the sum of the weights; ``count``: trees of positive weight; ``like``: an empty tensor
+            of each entry's dtype. The tensors are not copied, so that nothing may be added
+            afterwards.
         """
-        return {"sums": self._first if self._counted == 1 else self._sums, "weight": self._total,
-                "count": self._counted,
-                "like": {name: torch.empty(0, dtype=dtype) for name, (_, dtype) in (self._layout or {}).items()}}
+        return {
+            "sums": self._first if self._counted == 1 else self._sums,
+            "weight": self._total,
+            "count": self._counted,
+            "like": {
+                name: torch.empty(0, dtype=dtype)
+                for name, (_, dtype) in (self._layout or {}).items()
+            },
+        }
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         """Add the trees that another mean took in, as one term.
 
-        So the trees of a block are added up among themselves first, and the blocks in the order of the calls. Of
-        blocks of one tree each, the result has the bits of `add`.
+        So the trees of a block are added up among themselves first, and the blocks in the order of
+        the calls. Of blocks of one tree each, the result has the bits of `add`.
 
         Parameters
         ----------
@@ -99,7 +110,9 @@ class WeightedMean:
             self.add(sums, partial["weight"])
         else:
             layout = self._layout_of(
-                {name: (sums[name].shape, like.dtype) for name, like in partial["like"].items()}, "partial")
+                {name: (sums[name].shape, like.dtype) for name, like in partial["like"].items()},
+                "partial",
+            )
             self._seen += 1
             self._counted += count
             if self._counted == count:
@@ -115,7 +128,9 @@ class WeightedMean:
         check_names(what, found, self._layout)
         for name, (shape, dtype) in self._layout.items():
             if found[name][0] != shape:
-                raise ValueError(f"{what}[{name!r}]: shape {list(found[name][0])}, expected {list(shape)}")
+                raise ValueError(
+                    f"{what}[{name!r}]: shape {list(found[name][0])}, expected {list(shape)}"
+                )
             if found[name][1] != dtype:
                 raise ValueError(f"{what}[{name!r}]: dtype {found[name][1]}, expected {dtype}")
         return self._layout
@@ -123,11 +138,15 @@ class WeightedMean:
     def _accumulate(self, terms: Iterable[tuple[str, Tensor]]) -> None:
         """Add weighted terms in float64; of counters take the maximum."""
         if self._first:
-            self._sums = {name: _weighted(value, self._total) for name, value in self._first.items()}
+            self._sums = {
+                name: _weighted(value, self._total) for name, value in self._first.items()
+            }
             self._first = {}
         for name, term in terms:
             so_far = self._sums[name]
-            self._sums[name] = so_far.add_(term) if term.is_floating_point() else torch.maximum(so_far, term)
+            self._sums[name] = (
+                so_far.add_(term) if term.is_floating_point() else torch.maximum(so_far, term)
+            )
 
     def result(self) -> dict[str, Tensor]:
         """Return the mean of the trees added so far; more may be added afterwards.
@@ -144,22 +163,30 @@ class WeightedMean:
         if self._counted == 1:
             return {name: value.clone() for name, value in self._first.items()}
         dtypes = {name: dtype for name, (_, dtype) in (self._layout or {}).items()}
-        return {name: (value / self._total if value.is_floating_point() else value.clone()).to(dtypes[name])
-                for name, value in self._sums.items()}
+        return {
+            name: (value / self._total if value.is_floating_point() else value.clone()).to(
+                dtypes[name]
+            )
+            for name, value in self._sums.items()
+        }
 
 
 def _weighted(tensor: Tensor, weight: float) -> Tensor:
-    return tensor.to(torch.float64, copy=True).mul_(weight) if tensor.is_floating_point() else tensor
+    return (
+        tensor.to(torch.float64, copy=True).mul_(weight) if tensor.is_floating_point() else tensor
+    )
 
 
-def weighted_mean(trees: Sequence[Mapping[str, Tensor]], weights: Tensor | Sequence[float]) -> dict[str, Tensor]:
+def weighted_mean(
+    trees: Sequence[Mapping[str, Tensor]], weights: Tensor | Sequence[float]
+) -> dict[str, Tensor]:
     """Return the weighted mean of named trees (FedAvg's aggregation); `WeightedMean` gives the same bits piecewise.
 
     Parameters
     ----------
     trees : sequence of K dicts of Tensor
-        Equal names, shapes and dtypes; averaged in this order, in float64, then rounded to each tensor's dtype.
-        Integer and boolean tensors take the elementwise maximum.
+        Equal names, shapes and dtypes; averaged in this order, in float64, then rounded to each
+        tensor's dtype. Integer and boolean tensors take the elementwise maximum.
     weights : Tensor [K] or sequence of K floats
         Finite, not negative, with a positive sum; need not be normalised.
 
@@ -175,7 +202,9 @@ def weighted_mean(trees: Sequence[Mapping[str, Tensor]], weights: Tensor | Seque
     """
     values = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
     if values.shape != (len(trees),):
-        raise ValueError(f"weights: shape {list(values.shape)}, expected [{len(trees)}], one per tree")
+        raise ValueError(
+            f"weights: shape {list(values.shape)}, expected [{len(trees)}], one per tree"
+        )
     mean = WeightedMean()
     for tree, weight in zip(trees, values.tolist(), strict=True):
         mean.add(tree, weight)

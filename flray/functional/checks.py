@@ -17,20 +17,24 @@ def check_shapes(**arguments: tuple[Tensor, str]) -> dict[str, int]:
     Parameters
     ----------
     **arguments : (Tensor, str)
-        Argument name to ``(tensor, "K C D")``. The first tensor with a symbol fixes its size; ``B-1``, after ``B``,
-        is one less. An empty string is a scalar.
+        Argument name to ``(tensor, "K C D")``. The first tensor with a symbol fixes its size;
+        ``B-1``, after ``B``, is one less. An empty string is a scalar.
 
     Raises
     ------
     ValueError
-        If a tensor has another shape; the message names the argument, its shape and the expected one.
+        If a tensor has another shape; the message names the argument, its shape and the expected
+        one.
     """
     sizes: dict[str, int] = {}
     for name, (tensor, symbols) in arguments.items():
         wanted, known = symbols.split(), dict(sizes)
         if len(wanted) != tensor.dim() or not all(
-                _fits(symbol, size, sizes) for symbol, size in zip(wanted, tensor.shape, strict=True)):
-            where = ", ".join(f"{symbol}={known[symbol]}" for symbol in dict.fromkeys(wanted) if symbol in known)
+            _fits(symbol, size, sizes) for symbol, size in zip(wanted, tensor.shape, strict=True)
+        ):
+            where = ", ".join(
+                f"{symbol}={known[symbol]}" for symbol in dict.fromkeys(wanted) if symbol in known
+            )
             expected = f"[{', '.join(wanted)}]" + (f" with {where}" if where else "")
             raise ValueError(f"{name}: shape {list(tensor.shape)}, expected {expected}")
     return sizes
@@ -38,7 +42,9 @@ def check_shapes(**arguments: tuple[Tensor, str]) -> dict[str, int]:
 
 def _fits(symbol: str, size: int, sizes: dict[str, int]) -> bool:
     base, _, less = symbol.partition("-")
-    return size == max(sizes[base] - int(less), 0) if less else sizes.setdefault(symbol, size) == size
+    return (
+        size == max(sizes[base] - int(less), 0) if less else sizes.setdefault(symbol, size) == size
+    )
 
 
 def check_mask(name: str, mask: Tensor) -> None:
@@ -75,20 +81,28 @@ def check_positive(name: str, value: float) -> None:
 def check_names(name: str, tree: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless both trees have the same names."""
     if tree.keys() != expected.keys():
-        missing, extra = sorted(expected.keys() - tree.keys()), sorted(tree.keys() - expected.keys())
-        raise ValueError(f"{name}: names differ from the first tree's: missing {missing}, unexpected {extra}")
+        missing, extra = (
+            sorted(expected.keys() - tree.keys()),
+            sorted(tree.keys() - expected.keys()),
+        )
+        raise ValueError(
+            f"{name}: names differ from the first tree's: missing {missing}, unexpected {extra}"
+        )
 
 
-def map_floating(function: Callable[..., Tensor], first: TensorOrTree, **others: Any) -> TensorOrTree:
+def map_floating(
+    function: Callable[..., Tensor], first: TensorOrTree, **others: Any
+) -> TensorOrTree:
     """Apply an elementwise formula to a tensor or to every floating tensor of named trees, in float64.
 
     Parameters
     ----------
     function : callable
-        Called with the float64 tensors of `first` and `others`, in that order; returns a tensor of their shape.
+        Called with the float64 tensors of `first` and `others`, in that order; returns a tensor of
+        their shape.
     first : Tensor or dict of Tensor
-        Decides names, shapes and the dtypes of the result. Its integer and boolean tensors (counters) are returned
-        as they are.
+        Decides names, shapes and the dtypes of the result. Its integer and boolean tensors
+        (counters) are returned as they are.
     **others : Tensor or dict of Tensor
         Named for the error messages.
 
@@ -101,10 +115,17 @@ def map_floating(function: Callable[..., Tensor], first: TensorOrTree, **others:
         return _map_one(function, first, others)
     for name, other in others.items():
         if not isinstance(other, Mapping):
-            raise ValueError(f"{name}: {type(other).__name__}, expected a dict of tensors with the first one's names")
+            raise ValueError(
+                f"{name}: {type(other).__name__}, expected a dict of tensors with the first one's "
+                f"names"
+            )
         check_names(name, other, first)
-    return {key: _map_one(function, value, {f"{name}[{key!r}]": other[key] for name, other in others.items()})
-            for key, value in first.items()}
+    return {
+        key: _map_one(
+            function, value, {f"{name}[{key!r}]": other[key] for name, other in others.items()}
+        )
+        for key, value in first.items()
+    }
 
 
 def _map_one(function: Callable[..., Tensor], first: Tensor, others: Mapping[str, Any]) -> Tensor:

@@ -18,8 +18,8 @@ def balanced_softmax_loss(logits: Tensor, labels: Tensor, class_counts: Tensor) 
     logits : Tensor [B, C]
     labels : Tensor [B] of integers
     class_counts : Tensor [C]
-        Training samples per class, 0 or more. ``log max(pi, 1e-12)`` is used, so that an absent class stays finite;
-        with no samples at all the loss is the plain cross-entropy.
+        Training samples per class, 0 or more. ``log max(pi, 1e-12)`` is used, so that an absent
+        class stays finite; with no samples at all the loss is the plain cross-entropy.
 
     Returns
     -------
@@ -53,7 +53,8 @@ def restricted_scale(class_counts: Tensor, alpha: float = 0.5, graded: bool = Fa
     Returns
     -------
     Tensor [C]
-        Of the counts' dtype if that is floating, else of the default dtype. All `alpha` for a client without samples.
+        Of the counts' dtype if that is floating, else of the default dtype. All `alpha` for a
+        client without samples.
 
     Raises
     ------
@@ -63,18 +64,24 @@ def restricted_scale(class_counts: Tensor, alpha: float = 0.5, graded: bool = Fa
     check_shapes(class_counts=(class_counts, "C"))
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha: {alpha}, expected 0 to 1")
-    counts = class_counts if class_counts.is_floating_point() else class_counts.to(torch.get_default_dtype())
+    counts = (
+        class_counts
+        if class_counts.is_floating_point()
+        else class_counts.to(torch.get_default_dtype())
+    )
     if not graded:
         return torch.where(counts > 0, 1.0, torch.full_like(counts, alpha))
     largest = counts.max()
     return alpha + (1 - alpha) * counts / torch.where(largest > 0, largest, 1)
 
 
-def restricted_softmax_logits(features: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor) -> Tensor:
+def restricted_softmax_logits(
+    features: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor
+) -> Tensor:
     """Return FedRS's training logits ``scale_c <h, W_c> + b_c``; the bias is not scaled.
 
-    The rows of W are scaled, so that a scale of 1 gives the bits of the plain linear layer and its gradients, and a
-    scale of 0 gives W_c a gradient of exactly 0.
+    The rows of W are scaled, so that a scale of 1 gives the bits of the plain linear layer and its
+    gradients, and a scale of 0 gives W_c a gradient of exactly 0.
 
     Parameters
     ----------

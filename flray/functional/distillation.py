@@ -12,7 +12,8 @@ from flray.functional.numerics import batch_mean
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
     """Return ``KL(teacher || student)`` of softened predictions, without the factor tau^2 (FCCL+ Eq. 7-8).
 
-    Also Fed-CO2 Eq. 4-5, FCCL Eq. 19 of FCCL+, and FedDF with the mean of the clients' logits as the teacher.
+    Also Fed-CO2 Eq. 4-5, FCCL Eq. 19 of FCCL+, and FedDF with the mean of the clients' logits as
+    the teacher.
 
     Parameters
     ----------
@@ -57,8 +58,9 @@ def non_target_distillation_loss(
 ) -> Tensor:
     """Return federated non-target distillation (FNTD, FCCL+ Eq. 13): the KL's terms of all classes but the target.
 
-    Probabilities are over all classes and not renormalised after the target is dropped, so that single values may be
-    negative. There is no factor tau^2 (the authors' released code multiplies by it).
+    Probabilities are over all classes and not renormalised after the target is dropped, so that
+    single values may be negative. There is no factor tau^2 (the authors' released code multiplies
+    by it).
 
     Parameters
     ----------
@@ -80,7 +82,9 @@ def non_target_distillation_loss(
     """
     check_shapes(student=(student, "B C"), labels=(labels, "B"))
     terms = _class_terms(student, teacher, temperature)
-    target = torch.zeros_like(terms, dtype=torch.bool).scatter(1, check_labels(labels).unsqueeze(1), True)
+    target = torch.zeros_like(terms, dtype=torch.bool).scatter(
+        1, check_labels(labels).unsqueeze(1), True
+    )
     return batch_mean(terms.masked_fill(target, 0).sum(1))
 
 

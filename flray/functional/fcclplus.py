@@ -1,7 +1,7 @@
 """FCCL+: cross-correlation (FCCM) and instance similarity (FISL) on public data.
 
-Equation numbers are those of "Generalizable Heterogeneous Federated Cross-Correlation and Instance Similarity
-Learning". The local term FNTD is in `flray.functional.distillation`.
+Equation numbers are those of "Generalizable Heterogeneous Federated Cross-Correlation and Instance
+Similarity Learning". The local term FNTD is in `flray.functional.distillation`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from flray.functional.numerics import batch_mean, unit
 def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
     """Return the correlations over the batch of a model's logits with the participants' mean (FCCM, FCCL+ Eq. 1).
 
-    ``M_uv`` is the correlation of column u of `logits` with column v of `mean_logits`. A column without variance, as
-    in a batch of one, has no correlation: its entries are 0, with zero gradient.
+    ``M_uv`` is the correlation of column u of `logits` with column v of `mean_logits`. A column
+    without variance, as in a batch of one, has no correlation: its entries are 0, with zero
+    gradient.
 
     Parameters
     ----------
@@ -41,13 +42,15 @@ def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
 
 
 def _directions(logits: Tensor) -> Tensor:
-    # Shifted by the first row before the mean is taken: a constant column is then exactly zero, not rounding noise.
+    # Shifted by the first row before the mean is taken: a constant column is then exactly zero, not
+    # rounding noise.
     shifted = logits - logits[:1].detach()
     return unit(shifted - shifted.mean(0), dim=0)
 
 
-def cross_correlation_loss(logits: Tensor, mean_logits: Tensor, off_diagonal: float = 0.0051, *,
-                           shrunk: bool = False) -> Tensor:
+def cross_correlation_loss(
+    logits: Tensor, mean_logits: Tensor, off_diagonal: float = 0.0051, *, shrunk: bool = False
+) -> Tensor:
     """Return ``sum_u (1 - M_uu)^2 + off_diagonal sum_{u != v} (1 + M_uv)^2`` (FCCL+ Eq. 2).
 
     Parameters
@@ -58,8 +61,8 @@ def cross_correlation_loss(logits: Tensor, mean_logits: Tensor, off_diagonal: fl
     off_diagonal : float
         The paper's lambda.
     shrunk : bool
-        Multiply the correlations by (B - 1) / B, as the authors' released code does, which divides by the unbiased
-        deviation and by B.
+        Multiply the correlations by (B - 1) / B, as the authors' released code does, which divides
+        by the unbiased deviation and by B.
 
     Returns
     -------

@@ -1,7 +1,8 @@
 """Fed-CO2: supervision by the peers' classifiers and the fusion of two models' predictions.
 
-Equation numbers are those of "Fed-CO2: Cooperation of Online and Offline Models for Severe Data Heterogeneity in
-Federated Learning". Its mutual distillation (Eq. 4-5) is `flray.functional.distillation_loss`.
+Equation numbers are those of "Fed-CO2: Cooperation of Online and Offline Models for Severe Data
+Heterogeneity in Federated Learning". Its mutual distillation (Eq. 4-5) is
+`flray.functional.distillation_loss`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from torch.func import functional_call
 from flray.functional.checks import check_labels, check_shapes
 
 
-def peer_classifier_loss(features: Tensor, labels: Tensor, heads: Sequence[nn.Module], own: int) -> Tensor:
+def peer_classifier_loss(
+    features: Tensor, labels: Tensor, heads: Sequence[nn.Module], own: int
+) -> Tensor:
     """Return the sum over the other clients' classifiers of their cross-entropy on own features (Fed-CO2 Eq. 6).
 
-    The classifiers are evaluated in eval mode and frozen: the gradient passes through them to the features, none
-    reaches their parameters, and their modes and buffers are left as they were.
+    The classifiers are evaluated in eval mode and frozen: the gradient passes through them to the
+    features, none reaches their parameters, and their modes and buffers are left as they were.
 
     Parameters
     ----------
@@ -34,7 +37,8 @@ def peer_classifier_loss(features: Tensor, labels: Tensor, heads: Sequence[nn.Mo
     Returns
     -------
     Tensor, scalar
-        A sum over peers of batch means, not a mean over peers; a differentiable zero if there is no peer.
+        A sum over peers of batch means, not a mean over peers; a differentiable zero if there is no
+        peer.
 
     Raises
     ------
@@ -45,8 +49,11 @@ def peer_classifier_loss(features: Tensor, labels: Tensor, heads: Sequence[nn.Mo
     labels = check_labels(labels)
     if not 0 <= own < len(heads):
         raise ValueError(f"own: {own}, expected 0 to {len(heads) - 1}")
-    outputs = {f"heads[{index}](features)": _frozen_call(head, features)
-               for index, head in enumerate(heads) if index != own}
+    outputs = {
+        f"heads[{index}](features)": _frozen_call(head, features)
+        for index, head in enumerate(heads)
+        if index != own
+    }
     check_shapes(labels=(labels, "B"), **{name: (value, "B C") for name, value in outputs.items()})
     if not outputs or not len(labels):
         return features[:0].sum()  # nothing, but part of the graph
@@ -55,11 +62,15 @@ def peer_classifier_loss(features: Tensor, labels: Tensor, heads: Sequence[nn.Mo
 
 
 def _frozen_call(head: nn.Module, features: Tensor) -> Tensor:
-    if not any(module.training for module in head.modules()) and not any(p.requires_grad for p in head.parameters()):
+    if not any(module.training for module in head.modules()) and not any(
+        p.requires_grad for p in head.parameters()
+    ):
         logits: Tensor = head(features)
         return logits
     modes = [(module, module.training) for module in head.modules()]
-    constants = {name: value.detach() for name, value in (*head.named_parameters(), *head.named_buffers())}
+    constants = {
+        name: value.detach() for name, value in (*head.named_parameters(), *head.named_buffers())
+    }
     try:
         head.eval()
         logits = functional_call(head, constants, (features,))

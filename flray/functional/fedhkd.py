@@ -1,6 +1,7 @@
 """FedHKD: distillation from class-mean features and predictions (hyper-knowledge), and their noise.
 
-C classes, d features. The means over clients are `flray.functional.merge_prototypes` with weighting "samples".
+C classes, d features. The means over clients are `flray.functional.merge_prototypes` with weighting
+"samples".
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from flray.functional.checks import check_labels, check_mask, check_positive, ch
 from flray.functional.numerics import keep_rows, masked_mean
 
 
-def hyper_prediction_loss(logits: Tensor, predictions: Tensor, present: Tensor, temperature: float = 0.5) -> Tensor:
+def hyper_prediction_loss(
+    logits: Tensor, predictions: Tensor, present: Tensor, temperature: float = 0.5
+) -> Tensor:
     """Return ``1/C sum_c ||softmax(head(H_c) / T) - Q_c||_2`` over the present classes (FedHKD).
 
     Parameters
     ----------
     logits : Tensor [C, C]
-        The client's head applied to the global class features H; rows that are not present may hold anything.
+        The client's head applied to the global class features H; rows that are not present may hold
+        anything.
     predictions : Tensor [C, C]
         Global class predictions Q; no gradient reaches them.
     present : Tensor [C] of bool
@@ -44,7 +48,9 @@ def hyper_prediction_loss(logits: Tensor, predictions: Tensor, present: Tensor, 
     return distances.mean()
 
 
-def hyper_feature_loss(features: Tensor, labels: Tensor, class_features: Tensor, present: Tensor) -> Tensor:
+def hyper_feature_loss(
+    features: Tensor, labels: Tensor, class_features: Tensor, present: Tensor
+) -> Tensor:
     """Return the mean of ``||f(x) - H_y||_2`` (FedHKD).
 
     Parameters
@@ -66,11 +72,17 @@ def hyper_feature_loss(features: Tensor, labels: Tensor, class_features: Tensor,
     ValueError
         If shapes differ from the above or the mask is not boolean.
     """
-    check_shapes(features=(features, "B d"), labels=(labels, "B"), class_features=(class_features, "C d"),
-                 present=(present, "C"))
+    check_shapes(
+        features=(features, "B d"),
+        labels=(labels, "B"),
+        class_features=(class_features, "C d"),
+        present=(present, "C"),
+    )
     check_mask("present", present)
     labels = check_labels(labels)
-    distances = torch.linalg.vector_norm(features - keep_rows(class_features.detach(), present)[labels], dim=1)
+    distances = torch.linalg.vector_norm(
+        features - keep_rows(class_features.detach(), present)[labels], dim=1
+    )
     return masked_mean(distances, present[labels])
 
 
@@ -92,7 +104,9 @@ def clip_norms(features: Tensor, clip: float) -> Tensor:
     check_shapes(features=(features, "n d"))
     check_positive("clip", clip)
     norms = torch.linalg.vector_norm(features, dim=1, keepdim=True)
-    return torch.where(norms > clip, features * (clip / torch.where(norms > clip, norms, 1)), features)
+    return torch.where(
+        norms > clip, features * (clip / torch.where(norms > clip, norms, 1)), features
+    )
 
 
 def noisy_class_means(

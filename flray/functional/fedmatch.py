@@ -137,7 +137,11 @@ def decomposition_penalty(
     check_names("sigma", sigma, psi)
     for name, value in psi.items():
         if sigma[name].shape != value.shape:
-            raise ValueError(f"sigma[{name!r}]: shape {list(sigma[name].shape)}, expected {list(value.shape)}")
-    sparse = torch.cat([value.flatten() for value in psi.values()])  # one subtraction instead of one per layer
+            raise ValueError(
+                f"sigma[{name!r}]: shape {list(sigma[name].shape)}, expected {list(value.shape)}"
+            )
+    sparse = torch.cat(
+        [value.flatten() for value in psi.values()]
+    )  # one subtraction instead of one per layer
     dense = torch.cat([sigma[name].detach().flatten() for name in psi])
     return l1 * sparse.abs().sum() + l2 * (dense - sparse).square().sum()

@@ -1,8 +1,8 @@
 """FedSKC: local contrastive learning, global discrepancy aggregation and global period review.
 
-Equation numbers are those of "FedSKC: Federated Learning with Non-IID Data via Structural Knowledge Collaboration".
-K clients, C classes, D entries of a knowledge vector (FedSKC: the logits, so D = C). How the knowledge itself is
-made is in `flray.functional.knowledge`.
+Equation numbers are those of "FedSKC: Federated Learning with Non-IID Data via Structural Knowledge
+Collaboration". K clients, C classes, D entries of a knowledge vector (FedSKC: the logits, so D =
+C). How the knowledge itself is made is in `flray.functional.knowledge`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ def local_contrastive_loss(
 ) -> Tensor:
     """Contrast samples with the global class knowledge (LCL, FedSKC Eq. 2-3).
 
-    ``s(l, c_j) = cos(l, c_j) / U_j`` with ``U_j`` the mean over the batch of ``||l - c_j||_2``; the loss is the
-    cross-entropy of ``s / temperature`` over the present classes. ``U_j`` and the prototypes are constants for the
-    gradient. Where ``U_j`` is zero (every sample equals the prototype) 1 is used; the cosine with a zero vector is 0
-    with zero gradient.
+    ``s(l, c_j) = cos(l, c_j) / U_j`` with ``U_j`` the mean over the batch of ``||l - c_j||_2``; the
+    loss is the cross-entropy of ``s / temperature`` over the present classes. ``U_j`` and the
+    prototypes are constants for the gradient. Where ``U_j`` is zero (every sample equals the
+    prototype) 1 is used; the cosine with a zero vector is 0 with zero gradient.
 
     Parameters
     ----------
     logits : Tensor [n, D]
         D = C logits; in few-shot learning D-dimensional embeddings.
     labels : Tensor [n] of integers
-        Samples whose class is not present are skipped (see `without_prototype`): they count in ``U`` only.
+        Samples whose class is not present are skipped (see `without_prototype`): they count in
+        ``U`` only.
     prototypes : Tensor [C, D]
         Global knowledge; rows that are not present may hold anything.
     present : Tensor [C] of bool
@@ -59,8 +60,8 @@ def local_contrastive_loss(
     positive_twice : bool
         Add the positive to the softmax's denominator once more, as the authors' released code does.
     without_prototype : {"skip", "own"}
-        "own" does not skip a sample without prototype but takes its own logits, as a constant and with ``U = 1``,
-        for the positive beside all prototypes, as the authors' released code does.
+        "own" does not skip a sample without prototype but takes its own logits, as a constant and
+        with ``U = 1``, for the positive beside all prototypes, as the authors' released code does.
 
     Returns
     -------
@@ -72,7 +73,12 @@ def local_contrastive_loss(
     ValueError
         If shapes differ from the above, the mask is not boolean or the temperature is not positive.
     """
-    check_shapes(logits=(logits, "n D"), labels=(labels, "n"), prototypes=(prototypes, "C D"), present=(present, "C"))
+    check_shapes(
+        logits=(logits, "n D"),
+        labels=(labels, "n"),
+        prototypes=(prototypes, "C D"),
+        present=(present, "C"),
+    )
     check_mask("present", present)
     check_positive("temperature", temperature)
     check_choice("normaliser", normaliser, ("distance", "none"))
@@ -81,7 +87,9 @@ def local_contrastive_loss(
     prototypes = keep_rows(prototypes.detach(), present)
     similarity = unit(logits) @ unit(prototypes).T
     if normaliser == "distance":
-        distances = torch.cdist(logits.detach(), prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+        distances = torch.cdist(
+            logits.detach(), prototypes, compute_mode="donot_use_mm_for_euclid_dist"
+        )
         mean_distance = distances.sum(0) / max(len(logits), 1)
         similarity = similarity / torch.where(mean_distance > 0, mean_distance, 1)
     scores = similarity / temperature
@@ -129,9 +137,10 @@ def discrepancy_weights(
 ) -> Tensor:
     """Return the aggregation weights ``e_k`` of global discrepancy aggregation (GDA, FedSKC Eq. 4).
 
-    ``e_k`` is proportional to ``sigmoid(N_k - a_k d_k + b_k)``, ``a_k = d_k / sum d`` and ``b_k = N_k / sum N``.
-    Computed as the softmax of log-sigmoids, which neither saturates nor underflows where the plain ratio is 0 / 0.
-    With ``N_k`` beyond about 40 every sigmoid is 1 and the weights are uniform.
+    ``e_k`` is proportional to ``sigmoid(N_k - a_k d_k + b_k)``, ``a_k = d_k / sum d`` and ``b_k =
+    N_k / sum N``. Computed as the softmax of log-sigmoids, which neither saturates nor underflows
+    where the plain ratio is 0 / 0. With ``N_k`` beyond about 40 every sigmoid is 1 and the weights
+    are uniform.
 
     Parameters
     ----------
@@ -140,12 +149,14 @@ def discrepancy_weights(
     discrepancy : Tensor [K]
         ``d_k`` of `knowledge_discrepancy`.
     sample_scale : {"raw", "fraction"}
-        "fraction" puts ``N_k / sum N`` in place of ``N_k`` inside the sigmoid, so that the discrepancy can act.
+        "fraction" puts ``N_k / sum N`` in place of ``N_k`` inside the sigmoid, so that the
+        discrepancy can act.
 
     Returns
     -------
     Tensor [K]
-        Sums to 1; dtype of `discrepancy`. All discrepancies zero: ``a_k = 0``. All sizes zero: ``b_k = 0``.
+        Sums to 1; dtype of `discrepancy`. All discrepancies zero: ``a_k = 0``. All sizes zero:
+        ``b_k = 0``.
 
     Raises
     ------
@@ -180,8 +191,8 @@ def variance_change(
 ) -> float | None:
     """Return ``rho``, the relative change of the knowledge's variance between two rounds (FedSKC Eq. 5).
 
-    ``rho = (sum_j var_r(j) - sum_j var_{r-1}(j)) / sum_j var_{r-1}(j)`` over the classes present in both rounds; the
-    variance is over the D entries of a class's vector, divided by D.
+    ``rho = (sum_j var_r(j) - sum_j var_{r-1}(j)) / sum_j var_{r-1}(j)`` over the classes present in
+    both rounds; the variance is over the D entries of a class's vector, divided by D.
 
     Parameters
     ----------
@@ -202,15 +213,19 @@ def variance_change(
     """
     check_shapes(knowledge_now=(knowledge_now, "C D"), knowledge_before=(knowledge_before, "C D"))
     both = torch.ones(len(knowledge_now), dtype=torch.bool, device=knowledge_now.device)
-    for name, knowledge, present in (("present_now", knowledge_now, present_now),
-                                     ("present_before", knowledge_before, present_before)):
+    for name, knowledge, present in (
+        ("present_now", knowledge_now, present_now),
+        ("present_before", knowledge_before, present_before),
+    ):
         if present is None:
             both = both & torch.isfinite(knowledge).all(1)
         else:
             check_shapes(knowledge=(knowledge, "C D"), **{name: (present, "C")})
             check_mask(name, present)
             both = both & present
-    now, before = (float(_spread(knowledge[both])) for knowledge in (knowledge_now, knowledge_before))
+    now, before = (
+        float(_spread(knowledge[both])) for knowledge in (knowledge_now, knowledge_before)
+    )
     return (now - before) / before if before > 0 else None
 
 
@@ -233,9 +248,10 @@ def period_review(
 ) -> TensorOrTree:
     """Correct the global model by the previous one (global period review, GPR, FedSKC Eq. 5).
 
-    "paper": ``beta w + (1 - beta) rho (w' - w)``, as printed: its coefficients sum to `beta`, so that the model
-    shrinks by ``1 - beta`` a round. "interpolate": ``w + (1 - beta) rho (w' - w)``. ``rho`` as in `variance_change`.
-    Where ``rho`` is undefined there is nothing to review by and `current` is returned, as in the first round.
+    "paper": ``beta w + (1 - beta) rho (w' - w)``, as printed: its coefficients sum to `beta`, so
+    that the model shrinks by ``1 - beta`` a round. "interpolate": ``w + (1 - beta) rho (w' - w)``.
+    ``rho`` as in `variance_change`. Where ``rho`` is undefined there is nothing to review by and
+    `current` is returned, as in the first round.
 
     Parameters
     ----------
@@ -266,4 +282,6 @@ def period_review(
     if rho is None:
         return map_floating(lambda w, _: w.clone(), current, previous=previous)
     kept, pull = (beta if review == "paper" else 1.0), (1 - beta) * rho
-    return map_floating(lambda w, w_before: kept * w + pull * (w_before - w), current, previous=previous)
+    return map_floating(
+        lambda w, w_before: kept * w + pull * (w_before - w), current, previous=previous
+    )

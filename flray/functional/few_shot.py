@@ -31,7 +31,8 @@ def prototypical_loss(embeddings: Tensor, labels: Tensor, shot: int) -> Tensor:
     ----------
     embeddings : Tensor [B, d]
     labels : Tensor of integers [B]
-        The first `shot` samples of each class are its support, whose mean is the prototype; the others are queries.
+        The first `shot` samples of each class are its support, whose mean is the prototype; the
+        others are queries.
     shot : int
         Support samples per class, at least 1.
 

@@ -1,7 +1,8 @@
 """Class means and FedSKC's structural knowledge, local and global.
 
-Equation numbers are those of "FedSKC: Federated Learning with Non-IID Data via Structural Knowledge Collaboration".
-K clients, C classes, D entries of a knowledge vector (FedSKC: the logits, so D = C).
+Equation numbers are those of "FedSKC: Federated Learning with Non-IID Data via Structural Knowledge
+Collaboration". K clients, C classes, D entries of a knowledge vector (FedSKC: the logits, so D =
+C).
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ def class_means(outputs: Tensor, labels: Tensor, num_classes: int) -> tuple[Tens
     if num_classes < 1:
         raise ValueError(f"num_classes: {num_classes}, expected at least 1")
     if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= num_classes):
-        raise ValueError(f"labels: values {int(labels.min())} to {int(labels.max())}, expected 0 to {num_classes - 1}")
+        raise ValueError(
+            f"labels: values {int(labels.min())} to {int(labels.max())}, expected 0 to "
+            f"{num_classes - 1}"
+        )
     counts = torch.bincount(labels, minlength=num_classes)
-    # Sorted and summed class by class: unlike a scattered addition this has one order on a GPU, and unlike a
-    # product with one-hot rows it keeps a sample that is not finite within its own class.
+    # Sorted and summed class by class: unlike a scattered addition this has one order on a GPU, and
+    # unlike a product with one-hot rows it keeps a sample that is not finite within its own class.
     groups = torch.split(outputs[labels.argsort(stable=True)], counts.tolist())
     sums = torch.stack([group.double().sum(0) for group in groups])
     return (sums / counts.clamp(min=1).unsqueeze(1)).to(outputs.dtype), counts
@@ -80,12 +84,14 @@ def structural_knowledge(
     return (means * torch.sigmoid(means) if gate else means), counts
 
 
-def global_structural_knowledge(knowledge: Tensor, present: Tensor, neighbours: int = 1) -> tuple[Tensor, Tensor]:
+def global_structural_knowledge(
+    knowledge: Tensor, present: Tensor, neighbours: int = 1
+) -> tuple[Tensor, Tensor]:
     """Merge the clients' knowledge, each vector first averaged with its nearest ones (FedSKC Eq. 1).
 
-    Per class, over the clients that hold it: every vector is averaged with its `neighbours` nearest others by
-    Euclidean distance (fewer where there are fewer), then the plain mean over holders is taken. Of equally near
-    clients the first is chosen. A single holder's vector is the result.
+    Per class, over the clients that hold it: every vector is averaged with its `neighbours` nearest
+    others by Euclidean distance (fewer where there are fewer), then the plain mean over holders is
+    taken. Of equally near clients the first is chosen. A single holder's vector is the result.
 
     Parameters
     ----------
@@ -120,6 +126,6 @@ def global_structural_knowledge(knowledge: Tensor, present: Tensor, neighbours: 
         values = holders.detach().double()
         distances = torch.linalg.vector_norm(values.unsqueeze(1) - values.unsqueeze(0), dim=2)
         distances.fill_diagonal_(-1.0)  # every vector comes first in its own group
-        nearest = distances.argsort(dim=1, stable=True)[:, :neighbours + 1]
+        nearest = distances.argsort(dim=1, stable=True)[:, : neighbours + 1]
         merged.append(holders.double()[nearest].mean(1).mean(0).to(knowledge.dtype))
     return torch.stack(merged) if merged else knowledge.new_zeros(0, sizes["D"]), present.any(0)

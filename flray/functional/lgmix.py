@@ -16,7 +16,8 @@ from flray.functional.checks import TensorOrTree, check_shapes, map_floating
 def gram_trace(features: Tensor, centred: bool = False, *, drop_smallest: bool = False) -> Tensor:
     """Return the trace of the features' Gram matrix, ``tr(H) = tr(Sigma) / m``, ``Sigma = sum h h^T`` (LG-Mix Eq. 5).
 
-    Traces of a round's batches may be added up (uncentred: exactly the trace of all samples together).
+    Traces of a round's batches may be added up (uncentred: exactly the trace of all samples
+    together).
 
     Parameters
     ----------
@@ -46,7 +47,9 @@ def gram_trace(features: Tensor, centred: bool = False, *, drop_smallest: bool =
     if centred:
         values = values - values.mean(0)
     trace = values.square().sum()
-    if drop_smallest and sizes["n"] >= sizes["m"]:  # with fewer samples than features the smallest one is zero
+    if (
+        drop_smallest and sizes["n"] >= sizes["m"]
+    ):  # with fewer samples than features the smallest one is zero
         smallest: Tensor = torch.linalg.svdvals(values)[-1]
         trace = trace - smallest.square()
     return (trace / sizes["m"]).to(features.dtype)
@@ -80,7 +83,11 @@ def trace_ratio(local_trace: Tensor | float, global_trace: Tensor | float) -> Te
 
 
 def mixing_ratio(
-    local_features: Tensor, global_features: Tensor, centred: bool = False, *, drop_smallest: bool = False
+    local_features: Tensor,
+    global_features: Tensor,
+    centred: bool = False,
+    *,
+    drop_smallest: bool = False,
 ) -> Tensor:
     """Return ``lambda``, the share of the local update, from both models' features of the same samples (LG-Mix Eq. 6).
 
@@ -102,12 +109,16 @@ def mixing_ratio(
     """
     check_shapes(local_features=(local_features, "n m"), global_features=(global_features, "n m"))
     # In float64 throughout: a trace may exceed the range of the features' own dtype.
-    traces = [gram_trace(features.double(), centred, drop_smallest=drop_smallest)
-              for features in (local_features, global_features)]
+    traces = [
+        gram_trace(features.double(), centred, drop_smallest=drop_smallest)
+        for features in (local_features, global_features)
+    ]
     return trace_ratio(traces[0], traces[1]).to(local_features.dtype)
 
 
-def stabilised_ratio(earlier: Sequence[float], current: float, include_current: bool = False) -> float:
+def stabilised_ratio(
+    earlier: Sequence[float], current: float, include_current: bool = False
+) -> float:
     """Return the mean of the mixing ratios of earlier rounds (LG-Mix, below Eq. 6).
 
     Parameters
@@ -124,18 +135,23 @@ def stabilised_ratio(earlier: Sequence[float], current: float, include_current: 
 
 
 def mix_updates(
-    start: TensorOrTree, local_update: TensorOrTree, global_update: TensorOrTree, ratio: Tensor | float
+    start: TensorOrTree,
+    local_update: TensorOrTree,
+    global_update: TensorOrTree,
+    ratio: Tensor | float,
 ) -> TensorOrTree:
     """Return ``w + lambda local + (1 - lambda) global`` (LG-Mix Eq. 2).
 
     Parameters
     ----------
     start : Tensor or dict of Tensor
-        The personalised model at the start of the round. Integer and boolean tensors are returned as they are.
+        The personalised model at the start of the round. Integer and boolean tensors are returned
+        as they are.
     local_update, global_update : Tensor or dict of Tensor
         Like `start`; float64 updates of a float32 model are used at full precision.
     ratio : float or Tensor, scalar
-        lambda in [0, 1]. At exactly 0 the local and at exactly 1 the global update has no influence.
+        lambda in [0, 1]. At exactly 0 the local and at exactly 1 the global update has no
+        influence.
 
     Returns
     -------

@@ -10,8 +10,8 @@ from torch import Tensor
 def unit(vectors: Tensor, dim: int = -1) -> Tensor:
     """Return vectors of length 1 along `dim`; a zero vector stays zero and gets a zero gradient; NaN stays NaN.
 
-    The largest entry is divided out first, so that squares neither overflow nor underflow. The direction does not
-    depend on that scale, which is why it is a constant for the gradient.
+    The largest entry is divided out first, so that squares neither overflow nor underflow. The
+    direction does not depend on that scale, which is why it is a constant for the gradient.
 
     Parameters
     ----------
@@ -39,8 +39,8 @@ def masked_mean(values: Tensor, counted: Tensor) -> Tensor:
 def keep_rows(rows: Tensor, present: Tensor) -> Tensor:
     """Return rows[..., D] with the rows that are not present[...] set to zero, whatever they hold, NaN included.
 
-    Selected before anything is computed: multiplying by a mask would let a NaN or an infinity through, in the value
-    or in the gradient.
+    Selected before anything is computed: multiplying by a mask would let a NaN or an infinity
+    through, in the value or in the gradient.
     """
     return torch.where(present.unsqueeze(-1), rows, 0)
 
@@ -61,7 +61,8 @@ def masked_cross_entropy(scores: Tensor, labels: Tensor, present: Tensor) -> Ten
     present : Tensor [C] of bool
         No sample of a present class: a zero that still has a gradient.
     """
-    # With no class present every sample is skipped; all classes stay candidates only to keep the softmax finite.
+    # With no class present every sample is skipped; all classes stay candidates only to keep the
+    # softmax finite.
     candidates = present | ~present.any()
     log_shares = torch.log_softmax(scores.masked_fill(~candidates, float("-inf")), dim=1)
     return masked_mean(-log_shares.gather(1, labels.unsqueeze(1)).squeeze(1), present[labels])

@@ -1,6 +1,7 @@
 """Steps on whole models: FedOpt's server optimisers, SCAFFOLD's control variates, Per-FedAvg's meta-gradient.
 
-All take tensors or named trees, leave integer tensors as they are, compute in float64 and round once.
+All take tensors or named trees, leave integer tensors as they are, compute in float64 and round
+once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def momentum_step(
     Parameters
     ----------
     mean_update : Tensor or dict of Tensor
-        Weighted mean of client minus server weights, so that the step is added to the server's weights.
+        Weighted mean of client minus server weights, so that the step is added to the server's
+        weights.
     momentum : Tensor or dict of Tensor
         u, zero at the start.
     lr : float
@@ -54,13 +56,15 @@ def adaptive_step(
 ) -> tuple[TensorOrTree, TensorOrTree, TensorOrTree]:
     """Return the step of FedAdagrad, FedAdam or FedYogi, without bias correction.
 
-    ``m <- beta1 m + (1 - beta1) update``; v is ``v + update^2`` (adagrad), ``beta2 v + (1 - beta2) update^2`` (adam)
-    or ``v - (1 - beta2) update^2 sign(v - update^2)`` (yogi); ``step = lr m / (sqrt(v) + tau)``.
+    ``m <- beta1 m + (1 - beta1) update``; v is ``v + update^2`` (adagrad), ``beta2 v + (1 - beta2)
+    update^2`` (adam) or ``v - (1 - beta2) update^2 sign(v - update^2)`` (yogi); ``step = lr m /
+    (sqrt(v) + tau)``.
 
     Parameters
     ----------
     mean_update : Tensor or dict of Tensor
-        Weighted mean of client minus server parameters (not buffers); the step is added to the server's.
+        Weighted mean of client minus server parameters (not buffers); the step is added to the
+        server's.
     momentum, variance : Tensor or dict of Tensor
         m (zero at the start) and v (0 or more; the paper starts at tau^2 or above).
     rule : {"adagrad", "adam", "yogi"}
@@ -87,9 +91,15 @@ def adaptive_step(
             return beta2 * v + (1 - beta2) * square
         return v - (1 - beta2) * square * torch.sign(v - square)
 
-    moved = map_floating(lambda update, m: beta1 * m + (1 - beta1) * update, mean_update, momentum=momentum)
+    moved = map_floating(
+        lambda update, m: beta1 * m + (1 - beta1) * update, mean_update, momentum=momentum
+    )
     spread = map_floating(second, mean_update, variance=variance)
-    return map_floating(lambda m, v: lr * m / (v.sqrt() + tau), moved, variance=spread), moved, spread
+    return (
+        map_floating(lambda m, v: lr * m / (v.sqrt() + tau), moved, variance=spread),
+        moved,
+        spread,
+    )
 
 
 def control_variate(
@@ -102,10 +112,11 @@ def control_variate(
     own, common : Tensor or dict of Tensor
         c_i and c, parameter-shaped.
     start, end : Tensor or dict of Tensor
-        Parameters received, and after local training by plain SGD (with momentum the displacement is no longer the
-        sum of gradients).
+        Parameters received, and after local training by plain SGD (with momentum the displacement
+        is no longer the sum of gradients).
     lr_sum : float
-        Sum of the learning rates of all optimiser steps: steps (not epochs) times lr where that is constant.
+        Sum of the learning rates of all optimiser steps: steps (not epochs) times lr where that is
+        constant.
 
     Returns
     -------
@@ -118,8 +129,13 @@ def control_variate(
         If names or shapes differ or `lr_sum` is not positive.
     """
     check_positive("lr_sum", lr_sum)
-    return map_floating(lambda c_i, c, w, theta: c_i - c + (w - theta) / lr_sum, own, common=common, start=start,
-                        end=end)
+    return map_floating(
+        lambda c_i, c, w, theta: c_i - c + (w - theta) / lr_sum,
+        own,
+        common=common,
+        start=start,
+        end=end,
+    )
 
 
 def meta_gradient(
@@ -149,5 +165,9 @@ def meta_gradient(
         If names or shapes differ or `delta` is not positive.
     """
     check_positive("delta", delta)
-    return map_floating(lambda g, up, down: g - alpha * (up - down) / (2 * delta), gradient, ahead=ahead,
-                        behind=behind)
+    return map_floating(
+        lambda g, up, down: g - alpha * (up - down) / (2 * delta),
+        gradient,
+        ahead=ahead,
+        behind=behind,
+    )

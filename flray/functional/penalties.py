@@ -10,7 +10,9 @@ from torch import Tensor
 from flray.functional.checks import check_names
 
 
-def proximal_penalty(parameters: Mapping[str, Tensor], reference: Mapping[str, Tensor], strength: float) -> Tensor:
+def proximal_penalty(
+    parameters: Mapping[str, Tensor], reference: Mapping[str, Tensor], strength: float
+) -> Tensor:
     """Return ``strength / 2 ||theta - w||^2`` (FedProx); its gradient is ``strength (theta - w)``.
 
     Parameters
@@ -18,7 +20,8 @@ def proximal_penalty(parameters: Mapping[str, Tensor], reference: Mapping[str, T
     parameters : dict of Tensor
         theta, the parameters being trained (not buffers).
     reference : dict of Tensor
-        w, the weights received this round, with the same names and shapes; no gradient reaches them.
+        w, the weights received this round, with the same names and shapes; no gradient reaches
+        them.
     strength : float
         mu.
 
@@ -32,13 +35,18 @@ def proximal_penalty(parameters: Mapping[str, Tensor], reference: Mapping[str, T
         If there is no parameter, or names or shapes differ.
     """
     _check(parameters, reference=reference)
-    theta = torch.cat([value.flatten() for value in parameters.values()])  # one subtraction instead of one per layer
+    theta = torch.cat(
+        [value.flatten() for value in parameters.values()]
+    )  # one subtraction instead of one per layer
     w = torch.cat([reference[name].detach().flatten() for name in parameters])
     return strength / 2 * (theta - w).square().sum()
 
 
 def ewc_penalty(
-    parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor], fisher: Mapping[str, Tensor], strength: float
+    parameters: Mapping[str, Tensor],
+    anchor: Mapping[str, Tensor],
+    fisher: Mapping[str, Tensor],
+    strength: float,
 ) -> Tensor:
     """Return ``strength / 2 sum_k F_k (theta_k - anchor_k)^2`` (elastic weight consolidation).
 
@@ -49,7 +57,8 @@ def ewc_penalty(
     anchor : dict of Tensor
         Earlier parameters with the same names and shapes; no gradient reaches them.
     fisher : dict of Tensor
-        Diagonal Fisher information at the anchor: means over samples of squared gradients of ``log p(y | x)``.
+        Diagonal Fisher information at the anchor: means over samples of squared gradients of ``log
+        p(y | x)``.
     strength : float
         lambda.
 
@@ -63,8 +72,10 @@ def ewc_penalty(
         If there is no parameter, or names or shapes differ.
     """
     _check(parameters, anchor=anchor, fisher=fisher)
-    terms = [(fisher[name].detach() * (value - anchor[name].detach()).square()).sum()
-             for name, value in parameters.items()]
+    terms = [
+        (fisher[name].detach() * (value - anchor[name].detach()).square()).sum()
+        for name, value in parameters.items()
+    ]
     return strength / 2 * torch.stack(terms).sum()
 
 
@@ -76,4 +87,6 @@ def _check(parameters: Mapping[str, Tensor], **trees: Mapping[str, Tensor]) -> N
         for name, value in parameters.items():
             if tree[name].shape != value.shape:
                 raise ValueError(
-                    f"{argument}[{name!r}]: shape {list(tree[name].shape)}, expected {list(value.shape)}")
+                    f"{argument}[{name!r}]: shape {list(tree[name].shape)}, expected "
+                    f"{list(value.shape)}"
+                )

@@ -1,6 +1,7 @@
 """Personal models as mixtures: APFL, L2SGD's pull towards the mean, FedFomo's choice of peers.
 
-Trees are tensors or dicts of tensors; integer tensors are left as they are, mixtures are computed in float64.
+Trees are tensors or dicts of tensors; integer tensors are left as they are, mixtures are computed
+in float64.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from flray.functional.checks import TensorOrTree, check_names, check_positive, check_shapes, map_floating
+from flray.functional.checks import (
+    TensorOrTree,
+    check_names,
+    check_positive,
+    check_shapes,
+    map_floating,
+)
 
 
 def apfl_mix(personal: TensorOrTree, shared: TensorOrTree, alpha: float) -> TensorOrTree:
@@ -42,7 +49,9 @@ def apfl_mix(personal: TensorOrTree, shared: TensorOrTree, alpha: float) -> Tens
     return map_floating(mix, personal, shared=shared)
 
 
-def apfl_alpha_gradient(personal: TensorOrTree, shared: TensorOrTree, gradient: TensorOrTree) -> float:
+def apfl_alpha_gradient(
+    personal: TensorOrTree, shared: TensorOrTree, gradient: TensorOrTree
+) -> float:
     """Return the derivative of the loss at APFL's mixture by alpha, ``<v - w, g>``.
 
     Parameters
@@ -111,12 +120,18 @@ def pull_to_mean(own: TensorOrTree, mean: TensorOrTree, strength: float) -> Tens
         raise ValueError(f"strength: {strength}, expected 0 to 1")
 
     def pull(x: Tensor, target: Tensor) -> Tensor:
-        return (target if strength else x).clone() if strength in (0.0, 1.0) else (1 - strength) * x + strength * target
+        return (
+            (target if strength else x).clone()
+            if strength in (0.0, 1.0)
+            else (1 - strength) * x + strength * target
+        )
 
     return map_floating(pull, own, mean=mean)
 
 
-def fomo_affinities(reference_loss: float, losses: Tensor, distances: Tensor, epsilon: float = 1e-12) -> Tensor:
+def fomo_affinities(
+    reference_loss: float, losses: Tensor, distances: Tensor, epsilon: float = 1e-12
+) -> Tensor:
     """Return how much each candidate model helps per distance, ``(L_ref - L_n) / (||theta_n - theta_ref|| + eps)``.
 
     Parameters
@@ -133,7 +148,8 @@ def fomo_affinities(reference_loss: float, losses: Tensor, distances: Tensor, ep
     Returns
     -------
     Tensor [M]
-        FedFomo's weights before clipping. 0 where a loss or a distance is not finite: a broken model helps nobody.
+        FedFomo's weights before clipping. 0 where a loss or a distance is not finite: a broken
+        model helps nobody.
 
     Raises
     ------
@@ -194,8 +210,12 @@ def fomo_mix(
         If numbers, names or shapes differ.
     """
     if tuple(weights.shape) != (len(candidates),):
-        raise ValueError(f"weights: shape {list(weights.shape)}, expected [{len(candidates)}], one per candidate")
-    chosen = [(tree, weight) for tree, weight in zip(candidates, weights.tolist(), strict=True) if weight]
+        raise ValueError(
+            f"weights: shape {list(weights.shape)}, expected [{len(candidates)}], one per candidate"
+        )
+    chosen = [
+        (tree, weight) for tree, weight in zip(candidates, weights.tolist(), strict=True) if weight
+    ]
     for number, tree in enumerate(candidates):
         check_names(f"candidates[{number}]", tree, reference)
 
@@ -205,5 +225,7 @@ def fomo_mix(
             total += weight * (other - base)
         return total
 
-    trees = {f"candidates with weight, number {number}": tree for number, (tree, _) in enumerate(chosen)}
+    trees = {
+        f"candidates with weight, number {number}": tree for number, (tree, _) in enumerate(chosen)
+    }
     return dict(map_floating(mix, reference, **trees))

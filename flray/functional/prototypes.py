@@ -10,7 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flray.functional.checks import check_choice, check_labels, check_mask, check_positive, check_shapes
+from flray.functional.checks import (
+    check_choice,
+    check_labels,
+    check_mask,
+    check_positive,
+    check_shapes,
+)
 from flray.functional.numerics import keep_rows, masked_cross_entropy, masked_mean, unit
 
 
@@ -87,8 +93,12 @@ def prototype_contrastive_loss(
 
 
 def _check(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
-    check_shapes(features=(features, "B d"), labels=(labels, "B"), prototypes=(prototypes, "C d"),
-                 present=(present, "C"))
+    check_shapes(
+        features=(features, "B d"),
+        labels=(labels, "B"),
+        prototypes=(prototypes, "C d"),
+        present=(present, "C"),
+    )
     check_mask("present", present)
     return check_labels(labels)
 
@@ -114,7 +124,9 @@ def prototype_scores(features: Tensor, prototypes: Tensor, present: Tensor) -> T
     """
     check_shapes(features=(features, "B d"), prototypes=(prototypes, "C d"), present=(present, "C"))
     check_mask("present", present)
-    distances = torch.cdist(features, keep_rows(prototypes, present), compute_mode="donot_use_mm_for_euclid_dist")
+    distances = torch.cdist(
+        features, keep_rows(prototypes, present), compute_mode="donot_use_mm_for_euclid_dist"
+    )
     return (-distances).masked_fill(~present, float("-inf"))
 
 
@@ -133,8 +145,8 @@ def merge_prototypes(
     counts : Tensor [K, C]
         Samples behind each mean; 0 marks a class that the client does not hold or did not send.
     weighting : {"uniform", "samples"}
-        Plain mean over holders (FedProto's released code), or weighted by counts, which equals the mean of all
-        samples (FedProc, FedHKD).
+        Plain mean over holders (FedProto's released code), or weighted by counts, which equals the
+        mean of all samples (FedProc, FedHKD).
     previous : (Tensor [C, d], Tensor [C] of bool), optional
         Kept for the classes that nobody sent.
 
@@ -158,14 +170,20 @@ def merge_prototypes(
     sums = (keep_rows(means, held).double() * weights.unsqueeze(2)).sum(0)
     merged = (sums / torch.where(present, total, 1).unsqueeze(1)).to(means.dtype)
     if previous is not None:
-        check_shapes(means=(means, "K C d"), previous=(previous[0], "C d"), previous_present=(previous[1], "C"))
+        check_shapes(
+            means=(means, "K C d"),
+            previous=(previous[0], "C d"),
+            previous_present=(previous[1], "C"),
+        )
         check_mask("previous_present", previous[1])
         kept = keep_rows(previous[0], previous[1] & ~present)
         merged, present = torch.where(present.unsqueeze(1), merged, kept), present | previous[1]
     return merged, present
 
 
-def update_directions(weight: Tensor, directions: Tensor, counts: Tensor, momentum: float = 0.9) -> Tensor:
+def update_directions(
+    weight: Tensor, directions: Tensor, counts: Tensor, momentum: float = 0.9
+) -> Tensor:
     """Return FedNH's class vectors after a round, ``normalise(rho W + (1 - rho) normalise(sum n u / sum n))``.
 
     Parameters

@@ -14,10 +14,13 @@ SMALLEST_LOSS = 1e-12
 """Losses below this count as this much in a client's learning efficiency, which divides by the loss."""
 
 
-def symmetric_cross_entropy(logits: Tensor, labels: Tensor, a: float = 0.1, b: float = 1.0) -> Tensor:
+def symmetric_cross_entropy(
+    logits: Tensor, labels: Tensor, a: float = 0.1, b: float = 1.0
+) -> Tensor:
     """Return ``a CE + b RCE`` (symmetric cross-entropy, RHFL's private loss).
 
-    ``RCE = - sum_c p_c log y_c`` with the one-hot y clamped to at least 1e-4 and p to at least 1e-7.
+    ``RCE = - sum_c p_c log y_c`` with the one-hot y clamped to at least 1e-4 and p to at least
+    1e-7.
 
     Parameters
     ----------
@@ -45,7 +48,9 @@ def symmetric_cross_entropy(logits: Tensor, labels: Tensor, a: float = 0.1, b: f
     return a * cross_entropy(logits, labels) + b * batch_mean(reverse)
 
 
-def confidence_weights(losses: Tensor, previous_losses: Tensor | None = None, eta: float = 0.5) -> Tensor:
+def confidence_weights(
+    losses: Tensor, previous_losses: Tensor | None = None, eta: float = 0.5
+) -> Tensor:
     """Return RHFL's confidence in each participant, ``softmax(1 / (K - 1) + eta q / sum q)``, ``q = (L' - L) / L``.
 
     Parameters
@@ -53,16 +58,16 @@ def confidence_weights(losses: Tensor, previous_losses: Tensor | None = None, et
     losses : Tensor [K]
         Mean private losses L of this round; 0 or more.
     previous_losses : Tensor [K], optional
-        L' of the round before. Without them (first round) every weight is ``1 / (K - 1)``, as in the paper: these
-        sum to 1 over the K - 1 peers, the later ones over all K.
+        L' of the round before. Without them (first round) every weight is ``1 / (K - 1)``, as in
+        the paper: these sum to 1 over the K - 1 peers, the later ones over all K.
     eta : float
         Strength.
 
     Returns
     -------
     Tensor [K]
-        Uniform where ``sum q`` is not positive: the printed rule would reverse the ranking there. A single
-        participant has no peer and gets 0.
+        Uniform where ``sum q`` is not positive: the printed rule would reverse the ranking there. A
+        single participant has no peer and gets 0.
 
     Raises
     ------
@@ -82,7 +87,9 @@ def confidence_weights(losses: Tensor, previous_losses: Tensor | None = None, et
     now = losses.double()
     efficiency = (previous_losses.double() - now) / now.clamp(min=SMALLEST_LOSS)
     total = efficiency.sum()
-    relative = torch.where(total > SMALLEST_LOSS, efficiency / torch.where(total > SMALLEST_LOSS, total, 1), 0)
+    relative = torch.where(
+        total > SMALLEST_LOSS, efficiency / torch.where(total > SMALLEST_LOSS, total, 1), 0
+    )
     return torch.softmax(1 / (count - 1) + eta * relative, dim=0).to(losses.dtype)
 
 
@@ -94,7 +101,8 @@ def peer_distillation_loss(logits: Tensor, peers: Tensor, weights: Tensor, own: 
     logits : Tensor [B, C]
         The client's own logits.
     peers : Tensor [K, B, C]
-        Everyone's probabilities, taken before anyone steps; no gradient reaches them, the own row is not used.
+        Everyone's probabilities, taken before anyone steps; no gradient reaches them, the own row
+        is not used.
     weights : Tensor [K]
         Of `confidence_weights`.
     own : int
@@ -117,5 +125,7 @@ def peer_distillation_loss(logits: Tensor, peers: Tensor, weights: Tensor, own: 
     total = logits[:0].sum()  # nothing, but part of the graph
     for index, peer in enumerate(peers.detach()):
         if index != own:
-            total = total + weights[index] * batch_mean((torch.xlogy(peer, peer) - peer * log_own).sum(1))
+            total = total + weights[index] * batch_mean(
+                (torch.xlogy(peer, peer) - peer * log_own).sum(1)
+            )
     return total

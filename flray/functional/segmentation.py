@@ -8,12 +8,14 @@ from torch import Tensor
 from flray.functional.checks import check_choice
 
 
-def dice_loss(logits: Tensor, masks: Tensor, smooth: float = 1e-5, reduction: str = "mean") -> Tensor:
+def dice_loss(
+    logits: Tensor, masks: Tensor, smooth: float = 1e-5, reduction: str = "mean"
+) -> Tensor:
     """Return ``1 - (2 sum p g + s) / (sum p^2 + sum g^2 + s)``, p the sigmoid of the logits (Milletari et al. 2016).
 
-    The sums run over the positions of one sample's structure. Structures are independent of each other, so that one
-    may lie within another, as the cup does in the disc. LG-Mix names this loss for its retinal segmentation; it equals
-    MONAI's ``DiceLoss(sigmoid=True, squared_pred=True)``.
+    The sums run over the positions of one sample's structure. Structures are independent of each
+    other, so that one may lie within another, as the cup does in the disc. LG-Mix names this loss
+    for its retinal segmentation; it equals MONAI's ``DiceLoss(sigmoid=True, squared_pred=True)``.
 
     Parameters
     ----------
@@ -37,8 +39,10 @@ def dice_loss(logits: Tensor, masks: Tensor, smooth: float = 1e-5, reduction: st
     """
     check_choice("reduction", reduction, ("mean", "none"))
     if logits.shape != masks.shape or logits.dim() < 3:
-        raise ValueError(f"logits: shape {list(logits.shape)}, masks: shape {list(masks.shape)}, expected both "
-                         "[samples, structures, ...]")
+        raise ValueError(
+            f"logits: shape {list(logits.shape)}, masks: shape {list(masks.shape)}, expected both "
+            "[samples, structures, ...]"
+        )
     p, g = torch.sigmoid(logits).flatten(2), masks.to(logits.dtype).flatten(2)
     overlap, sizes = (p * g).sum(2), p.square().sum(2) + g.square().sum(2)
     loss = 1 - (2 * overlap + smooth) / (sizes + smooth)

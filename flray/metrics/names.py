@@ -1,9 +1,9 @@
 """Metric names: one convention, and one place that knows what MLflow accepts.
 
 ``<view>/<scope>/<metric>`` is a mean over clients or the value of the one global model, for example
-``global/common/accuracy`` or ``personal/local/accuracy``; ``<view>/<scope>/<metric>/client/<name>`` is one
-client's value; ``time/<phase>`` (seconds), ``time/samples_per_second`` (of training, by all clients together) and
-``bytes/<direction>`` are costs.
+``global/common/accuracy`` or ``personal/local/accuracy``; ``<view>/<scope>/<metric>/client/<name>``
+is one client's value; ``time/<phase>`` (seconds), ``time/samples_per_second`` (of training, by all
+clients together) and ``bytes/<direction>`` are costs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _REFUSED = re.compile(r"[^/\w.\- :]")
 def clean_name(name: str) -> str:
     """Return `name` as MLflow takes it; a name that is fine comes back unchanged.
 
-    Refused characters become ``_``, empty and dotted path steps go, and a name that is too long ends in eight
-    hexadecimal digits of its hash so that two long names stay different.
+    Refused characters become ``_``, empty and dotted path steps go, and a name that is too long
+    ends in eight hexadecimal digits of its hash so that two long names stay different.
 
     Parameters
     ----------
@@ -76,7 +76,10 @@ def check_clients(names: Sequence[str]) -> None:
     for name in names:
         cleaned = clean_name(f"client/{name}")
         if cleaned in first:
-            raise DataError(f"the clients {first[cleaned]!r} and {name!r} have one name in MLflow, "
-                            f"{cleaned.removeprefix('client/')!r}: a metric's name holds letters, digits, spaces "
-                            "and _ - . : alone; rename one of their domains")
+            raise DataError(
+                f"the clients {first[cleaned]!r} and {name!r} have one name in MLflow, "
+                f"{cleaned.removeprefix('client/')!r}: a metric's name holds letters, digits, "
+                f"spaces "
+                "and _ - . : alone; rename one of their domains"
+            )
         first[cleaned] = name

@@ -63,9 +63,17 @@ def trajectory(history: pd.DataFrame, metric: str, last: int) -> MetricTrajector
     if measured.empty:
         raise ValueError(f"{metric} was never measured")
     values = measured[metric].to_numpy()
-    tail, best = values[-last:], int(values.argmin() if lower_is_better(metric) else values.argmax())
-    return MetricTrajectory(float(values[-1]), float(tail.mean()), len(tail), float(values[best]),
-                  int(measured["round"].iloc[best]))
+    tail, best = (
+        values[-last:],
+        int(values.argmin() if lower_is_better(metric) else values.argmax()),
+    )
+    return MetricTrajectory(
+        float(values[-1]),
+        float(tail.mean()),
+        len(tail),
+        float(values[best]),
+        int(measured["round"].iloc[best]),
+    )
 
 
 @dataclass(frozen=True)
@@ -90,13 +98,20 @@ def validation_metric(metric: str) -> str | None:
     Parameters
     ----------
     metric : str
-        For example ``global/common/accuracy`` or ``personal/others/loss``; None for what is not of this form.
+        For example ``global/common/accuracy`` or ``personal/others/loss``; None for what is not of
+        this form.
     """
     view, *steps = metric.split("/")
-    return f"{view}/validation/{steps[1]}" if view in ("global", "personal") and len(steps) >= 2 else None
+    return (
+        f"{view}/validation/{steps[1]}"
+        if view in ("global", "personal") and len(steps) >= 2
+        else None
+    )
 
 
-def summarise_history(history: pd.DataFrame, metric: str, protocol: Protocol, last: int) -> Reported:
+def summarise_history(
+    history: pd.DataFrame, metric: str, protocol: Protocol, last: int
+) -> Reported:
     """Return what a protocol reports of a run; it follows from the history alone.
 
     Parameters
@@ -106,25 +121,41 @@ def summarise_history(history: pd.DataFrame, metric: str, protocol: Protocol, la
     metric : str
         The method's own measure; the rounds in which it was measured count.
     protocol : {"last", "best", "mean-last"}
-        The last value of each metric; all metrics of the round whose mean validation value is best, the first of
-        equals (a loss or a distance is best low; where the metric has no validation value, the last round);
-        the mean over the last `last` measured rounds.
+        The last value of each metric; all metrics of the round whose mean validation value is best,
+        the first of equals (a loss or a distance is best low; where the metric has no validation
+        value, the last round); the mean over the last `last` measured rounds.
     last : int
         As in `course`.
     """
     columns = [name for name in history.columns if name != "round"]
     measured = history[history[metric].notna()] if metric in history else history.iloc[:0]
     validation = validation_metric(metric)
-    if protocol == "best" and validation is not None and validation in measured and measured[validation].notna().any():
+    if (
+        protocol == "best"
+        and validation is not None
+        and validation in measured
+        and measured[validation].notna().any()
+    ):
         values = measured[validation].to_numpy()
-        chosen = measured.iloc[int(np.nanargmin(values) if lower_is_better(validation) else np.nanargmax(values))]
+        chosen = measured.iloc[
+            int(np.nanargmin(values) if lower_is_better(validation) else np.nanargmax(values))
+        ]
         known = {str(n): float(chosen[n]) for n in columns if not np.isnan(float(chosen[n]))}
-        return Reported(known, f"round {int(chosen['round'])} of {int(history['round'].iloc[-1])}, best on validation")
+        return Reported(
+            known,
+            f"round {int(chosen['round'])} of {int(history['round'].iloc[-1])}, best on validation",
+        )
     if protocol == "mean-last" and len(measured):
         tail = measured.iloc[-last:]
-        means = {str(n): float(np.mean(tail[n].dropna().to_numpy())) for n in columns if tail[n].notna().any()}
+        means = {
+            str(n): float(np.mean(tail[n].dropna().to_numpy()))
+            for n in columns
+            if tail[n].notna().any()
+        }
         return Reported(means, f"mean of the last {len(tail)} evaluations")
-    known = {str(n): float(history[n].dropna().iloc[-1]) for n in columns if history[n].notna().any()}
+    known = {
+        str(n): float(history[n].dropna().iloc[-1]) for n in columns if history[n].notna().any()
+    }
     return Reported(known, f"after {len(history)} rounds")
 
 
@@ -147,7 +178,11 @@ class RunningReport:
     """
 
     def __init__(self, metric: str, protocol: Protocol, last: int) -> None:
-        self._metric, self._protocol, self._keep = metric, protocol, last if protocol == "mean-last" else 1
+        self._metric, self._protocol, self._keep = (
+            metric,
+            protocol,
+            last if protocol == "mean-last" else 1,
+        )
         self._validation = validation_metric(metric) if protocol == "best" else None
         self._values: list[float] = []
         self._best: float | None = None
@@ -166,7 +201,7 @@ class RunningReport:
         if self._best is not None and not self._better(held):
             return self.value
         self._best = self._best if math.isnan(held) else held
-        self._values = [*self._values, float(value)][-self._keep:]
+        self._values = [*self._values, float(value)][-self._keep :]
         return self.value
 
     def _better(self, held: float) -> bool:
@@ -196,5 +231,7 @@ def rounds_to_target(history: pd.DataFrame, metric: str, target: float) -> int |
         On the metric's own scale, accuracy in [0, 1]. A loss or a distance reaches it from above.
     """
     values = history[metric]
-    reached = history.loc[values <= target if lower_is_better(metric) else values >= target, "round"]
+    reached = history.loc[
+        values <= target if lower_is_better(metric) else values >= target, "round"
+    ]
     return int(reached.iloc[0]) if len(reached) else None

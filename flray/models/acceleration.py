@@ -15,9 +15,10 @@ from flray.errors import FlrayError
 def in_bfloat16(model: nn.Module) -> None:
     """Have a network compute in bfloat16 from now on, wherever torch's autocast deems it safe, and return float32.
 
-    Parameters stay float32. The border is the network's, or each part's of a split one, since methods call these
-    alone: what comes out is float32 again, so that losses, distances, similarities and correlations are formed with 24
-    bits instead of 8. Copies of the model compute likewise.
+    Parameters stay float32. The border is the network's, or each part's of a split one, since
+    methods call these alone: what comes out is float32 again, so that losses, distances,
+    similarities and correlations are formed with 24 bits instead of 8. Copies of the model compute
+    likewise.
 
     Parameters
     ----------
@@ -31,10 +32,11 @@ def in_bfloat16(model: nn.Module) -> None:
 def compile_model(model: nn.Module, batch_size: int, **options: Any) -> None:
     """Have a network's training steps on whole batches run compiled from now on, all else as written.
 
-    A compiled graph holds for one shape. Which shapes a process has met, and in which order, depends on who else was
-    played there; so that no bit does, other batches (the small last one, evaluation's, those of a phase with a size of
-    its own), frozen copies, and passes that a hook looks into are never compiled. Where there is no whole graph of the
-    network, or torch's limit of recompilations is reached, it fails instead of going on uncompiled.
+    A compiled graph holds for one shape. Which shapes a process has met, and in which order,
+    depends on who else was played there; so that no bit does, other batches (the small last one,
+    evaluation's, those of a phase with a size of its own), frozen copies, and passes that a hook
+    looks into are never compiled. Where there is no whole graph of the network, or torch's limit of
+    recompilations is reached, it fails instead of going on uncompiled.
 
     Parameters
     ----------
@@ -43,7 +45,8 @@ def compile_model(model: nn.Module, batch_size: int, **options: Any) -> None:
     batch_size : int
         Samples of a whole batch.
     **options
-        Further ones of `torch.compile`, such as ``mode="reduce-overhead"``, which on CUDA replays a graph of kernels.
+        Further ones of `torch.compile`, such as ``mode="reduce-overhead"``, which on CUDA replays a
+        graph of kernels.
     """
     for part in parts(model):
         part.forward = _CompiledForward(part, batch_size, options)
@@ -56,7 +59,8 @@ def parts(model: nn.Module) -> list[nn.Module]:
 
 
 def _in_lower_precision(self: nn.Module, x: Tensor) -> Tensor:
-    # Each weight is used once per pass, so that autocast's cache of cast weights would gain nothing.
+    # Each weight is used once per pass, so that autocast's cache of cast weights would gain
+    # nothing.
     with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
         outputs: Tensor = type(self).forward(self, x)
     return outputs.float()
@@ -72,16 +76,21 @@ class _CompiledForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         outputs: Tensor
-        if len(x) != self._batch_size or not (self._module.training and torch.is_grad_enabled()) \
-                or any(module._forward_hooks for module in self._inside):
+        if (
+            len(x) != self._batch_size
+            or not (self._module.training and torch.is_grad_enabled())
+            or any(module._forward_hooks for module in self._inside)
+        ):
             outputs = self._plain(x)
             return outputs
         try:
             outputs = self._fast(x)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise FlrayError(f"local.compile: torch.compile failed on this network or machine ({reason}); "
-                             "set it to false") from error
+            raise FlrayError(
+                f"local.compile: torch.compile failed on this network or machine ({reason}); "
+                "set it to false"
+            ) from error
         return outputs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -16,16 +16,18 @@ class SplitModel(nn.Module):
     Parameters
     ----------
     features : nn.Module
-        Maps a batch of inputs to flat penultimate features [B, d] (for segmentation maps [B, d, H, W]), after the last
-        ReLU where there is one.
+        Maps a batch of inputs to flat penultimate features [B, d] (for segmentation maps [B, d, H,
+        W]), after the last ReLU where there is one.
     classifier : nn.Module
         Maps features [B, d] to logits [B, C], maps to maps.
     taps : sequence of str
-        Dotted names of the submodules whose outputs stand for the depths of the network, shallow to deep; see
-        `flray.models.layer_taps`.
+        Dotted names of the submodules whose outputs stand for the depths of the network, shallow to
+        deep; see `flray.models.layer_taps`.
     """
 
-    def __init__(self, features: nn.Module, classifier: nn.Module, taps: Sequence[str] = ()) -> None:
+    def __init__(
+        self, features: nn.Module, classifier: nn.Module, taps: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         self.features = features
         self.classifier = classifier
@@ -45,14 +47,15 @@ class SplitModel(nn.Module):
 def as_split(module: nn.Module) -> SplitModel:
     """Return the module unchanged, having checked that it can be used as a `SplitModel`.
 
-    Call it only where a method needs the split. The module need not be a `SplitModel`: two children called
-    ``features`` and ``classifier`` that hold the whole state are enough, with forward = classifier(features(x)).
+    Call it only where a method needs the split. The module need not be a `SplitModel`: two children
+    called ``features`` and ``classifier`` that hold the whole state are enough, with forward =
+    classifier(features(x)).
 
     Raises
     ------
     FlrayError
-        If a child is missing, or if some parameter or buffer lies in neither: such an entry would be neither
-        shared nor kept by a method that shares one part and keeps the other.
+        If a child is missing, or if some parameter or buffer lies in neither: such an entry would
+        be neither shared nor kept by a method that shares one part and keeps the other.
     """
     name = type(module).__name__
     children = dict(module.named_children())
@@ -60,13 +63,19 @@ def as_split(module: nn.Module) -> SplitModel:
     if missing:
         found = ", ".join(children) or "none"
         raise FlrayError(
-            f"model {name}: this needs a feature/classifier split, but there is no child called {' or '.join(missing)} "
+            f"model {name}: this needs a feature/classifier split, but there is no child called "
+            f"{' or '.join(missing)} "
             f"(its children: {found}); build it as flray.models.SplitModel(features, classifier)"
         )
-    outside = [entry for entry in module.state_dict() if entry.split(".")[0] not in ("features", "classifier")]
+    outside = [
+        entry
+        for entry in module.state_dict()
+        if entry.split(".")[0] not in ("features", "classifier")
+    ]
     if outside:
         raise FlrayError(
-            f"model {name}: {outside[0]!r} lies outside features and classifier; move it into one of them"
+            f"model {name}: {outside[0]!r} lies outside features and classifier; move it into one "
+            f"of them"
         )
     return cast(SplitModel, module)
 
@@ -84,7 +93,10 @@ def feature_dim(model: nn.Module) -> int:
             size = getattr(layer, attribute, None)
             if isinstance(size, int):
                 return size
-    raise FlrayError(f"model {type(model).__name__}: its classifier has no nn.Linear, so its feature size is unknown")
+    raise FlrayError(
+        f"model {type(model).__name__}: its classifier has no nn.Linear, so its feature size is "
+        f"unknown"
+    )
 
 
 def linear_classifier(model: nn.Module) -> nn.Linear:
@@ -99,7 +111,8 @@ def linear_classifier(model: nn.Module) -> nn.Linear:
     if not isinstance(classifier, nn.Linear):
         raise FlrayError(
             f"model {type(model).__name__}: this needs one linear layer as classifier, found "
-            f"{type(classifier).__name__}; take the last layer alone ('digit-cnn' and 'alexnet' do with split: head)"
+            f"{type(classifier).__name__}; take the last layer alone ('digit-cnn' and 'alexnet' do "
+            f"with split: head)"
         )
     return classifier
 
@@ -123,13 +136,15 @@ def image_shape(name: str, shape: Sequence[int], minimum: int) -> tuple[int, int
     """
     if len(shape) != 3 or min(shape) < 1:
         raise FlrayError(
-            f"model {name!r} takes images [channels, height, width], found samples of shape {tuple(shape)}; "
+            f"model {name!r} takes images [channels, height, width], found samples of shape "
+            f"{tuple(shape)}; "
             "choose 'linear' or 'mlp' for other data"
         )
     channels, height, width = shape
     if min(height, width) < minimum:
         raise FlrayError(
             f"model {name!r} needs images of at least {minimum}x{minimum}, found {height}x{width} "
-            f"(shape {tuple(shape)}); resize the images or choose a model with fewer down-sampling steps"
+            f"(shape {tuple(shape)}); resize the images or choose a model with fewer down-sampling "
+            f"steps"
         )
     return channels, height, width

@@ -13,12 +13,19 @@ from flray import registry, rng
 from flray.errors import ConfigError, FlrayError, nearest
 
 
-def build(name: str, shape: tuple[int, ...], num_classes: int, options: Mapping[str, Any], seed: int,
-          dtype: torch.dtype = torch.float32) -> nn.Module:
+def build(
+    name: str,
+    shape: tuple[int, ...],
+    num_classes: int,
+    options: Mapping[str, Any],
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+) -> nn.Module:
     """Return a registered model, on the CPU, initialised from the seed.
 
-    The same (name, shape, num_classes, options, seed) give the same bits; no global random state changes. Another
-    `dtype` casts the float32 values, so that a float64 run starts at the same point.
+    The same (name, shape, num_classes, options, seed) give the same bits; no global random state
+    changes. Another `dtype` casts the float32 values, so that a float64 run starts at the same
+    point.
 
     Parameters
     ----------
@@ -38,15 +45,19 @@ def build(name: str, shape: tuple[int, ...], num_classes: int, options: Mapping[
     Raises
     ------
     FlrayError
-        If the model or an option is unknown, a value is not allowed, or the samples do not fit the network.
+        If the model or an option is unknown, a value is not allowed, or the samples do not fit the
+        network.
     """
     checked = _checked(name, options)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        # Not torch.manual_seed, which would also seed the accelerators, whose state is not restored here.
+        # Not torch.manual_seed, which would also seed the accelerators, whose state is not restored
+        # here.
         torch.default_generator.manual_seed(rng.key(seed, "init", extra=name))
         model = registry.models.call(name, tuple(shape), num_classes, **checked)
     if not isinstance(model, nn.Module):
-        raise FlrayError(f"model {name!r}: its builder returned {type(model).__name__}, not a torch.nn.Module")
+        raise FlrayError(
+            f"model {name!r}: its builder returned {type(model).__name__}, not a torch.nn.Module"
+        )
     return model.to(dtype=dtype)
 
 
@@ -60,6 +71,8 @@ def _checked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if first["type"] == "extra_forbidden":
             known = ", ".join(params.model_fields) or "none"
             hint = nearest(str(first["loc"][0]), params.model_fields)
-            raise ConfigError(path, "an unknown option", f"options of {name!r}: {known}{hint}") from None
+            raise ConfigError(
+                path, "an unknown option", f"options of {name!r}: {known}{hint}"
+            ) from None
         raise ConfigError(path, repr(first["input"]), first["msg"]) from None
     return {field: getattr(checked, field) for field in params.model_fields}

@@ -18,11 +18,20 @@ Width = Annotated[float, Field(gt=0, le=4)]
 
 
 @register_model("digit-cnn")
-def digit_cnn(shape: tuple[int, ...], num_classes: int, *, layers: Literal[3, 4] = 3, norm: Norm = "batch",
-              classifier_norm: bool = True, split: Split = "fc", width: Width = 1.0) -> nn.Module:
+def digit_cnn(
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    layers: Literal[3, 4] = 3,
+    norm: Norm = "batch",
+    classifier_norm: bool = True,
+    split: Split = "fc",
+    width: Width = 1.0,
+) -> nn.Module:
     """FedBN's digit network: 5x5 convolutions 64, 64, 128 and fully connected 2048, 512 and the classes.
 
-    Max pooling follows the first two convolutions; at 28x28 the first fully connected layer has 128*7*7 = 6272 inputs.
+    Max pooling follows the first two convolutions; at 28x28 the first fully connected layer has
+    128*7*7 = 6272 inputs.
 
     Parameters
     ----------
@@ -31,14 +40,16 @@ def digit_cnn(shape: tuple[int, ...], num_classes: int, *, layers: Literal[3, 4]
     num_classes : int
         Number of logits.
     layers : {3, 4}
-        Convolutions. Fed-CO2's text says four, without their sizes; its code and FedBN have three. The fourth repeats
-        the third: 128 to 128.
+        Convolutions. Fed-CO2's text says four, without their sizes; its code and FedBN have three.
+        The fourth repeats the third: 128 to 128.
     norm : {"batch", "group", "none"}
         Normalisation after every layer but the last.
     classifier_norm : bool
-        False leaves it out of the fully connected layers, as Fed-CO2 does for every method but FedBN and its own.
+        False leaves it out of the fully connected layers, as Fed-CO2 does for every method but
+        FedBN and its own.
     split : {"fc", "head"}
-        The classifier is all three fully connected layers with their norms (Fed-CO2), or the last layer only.
+        The classifier is all three fully connected layers with their norms (Fed-CO2), or the last
+        layer only.
     width : float
         Factor on all channels and hidden sizes, to run it on a small machine.
     """
@@ -53,36 +64,60 @@ def digit_cnn(shape: tuple[int, ...], num_classes: int, *, layers: Literal[3, 4]
         channels = outputs
     flat = channels * (height // 4) * (pixels_wide // 4)
     hidden = (_scaled(2048, width), _scaled(512, width))
-    return _with_classifier(trunk, taps, (flat, *hidden), num_classes, norm if classifier_norm else "none", split)
+    return _with_classifier(
+        trunk, taps, (flat, *hidden), num_classes, norm if classifier_norm else "none", split
+    )
 
 
 @register_model("alexnet")
-def alexnet(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "batch", classifier_norm: bool = True,
-            split: Split = "fc", width: Width = 1.0) -> nn.Module:
+def alexnet(
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    norm: Norm = "batch",
+    classifier_norm: bool = True,
+    split: Split = "fc",
+    width: Width = 1.0,
+) -> nn.Module:
     """AlexNet with a norm after every layer but the last and no dropout (FedBN, Fed-CO2; images of 256x256).
 
-    57,063,498 parameters with 10 classes, of which 54,591,498 in the fully connected layers. Options as in
-    `digit_cnn`.
+    57,063,498 parameters with 10 classes, of which 54,591,498 in the fully connected layers.
+    Options as in `digit_cnn`.
     """
     channels, _, _ = image_shape("alexnet", shape, minimum=63)
     trunk: OrderedDict[str, nn.Module] = OrderedDict()
     taps: list[str] = []
     # outputs, kernel, stride, padding, pooled
-    table = ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False),
-             (256, 3, 1, 1, True))
+    table = (
+        (64, 11, 4, 2, True),
+        (192, 5, 1, 2, True),
+        (384, 3, 1, 1, False),
+        (256, 3, 1, 1, False),
+        (256, 3, 1, 1, True),
+    )
     for index, (size, kernel, stride, padding, pooled) in enumerate(table, start=1):
         outputs = _scaled(size, width)
-        taps.append(convolution(trunk, index, nn.Conv2d(channels, outputs, kernel, stride, padding), norm))
+        taps.append(
+            convolution(trunk, index, nn.Conv2d(channels, outputs, kernel, stride, padding), norm)
+        )
         if pooled:
             trunk[f"pool{index}"] = nn.MaxPool2d(3, stride=2)
         channels = outputs
     trunk["average"] = nn.AdaptiveAvgPool2d(6)
     sizes = (channels * 36, _scaled(4096, width), _scaled(4096, width))
-    return _with_classifier(trunk, taps, sizes, num_classes, norm if classifier_norm else "none", split)
+    return _with_classifier(
+        trunk, taps, sizes, num_classes, norm if classifier_norm else "none", split
+    )
 
 
-def _with_classifier(trunk: OrderedDict[str, nn.Module], taps: list[str], sizes: tuple[int, int, int],
-                     num_classes: int, norm: Norm, split: Split) -> SplitModel:
+def _with_classifier(
+    trunk: OrderedDict[str, nn.Module],
+    taps: list[str],
+    sizes: tuple[int, int, int],
+    num_classes: int,
+    norm: Norm,
+    split: Split,
+) -> SplitModel:
     """Return trunk, flatten and three fully connected layers, cut before the first or before the last of them."""
     trunk["flatten"] = nn.Flatten()
     convolutions = len(taps)

@@ -13,9 +13,13 @@ from flray.registry import register_model
 
 
 @register_model("densenet121")
-def densenet121(shape: tuple[int, ...], num_classes: int, *, norm: Literal["batch", "group"] = "batch") -> nn.Module:
+def densenet121(
+    shape: tuple[int, ...], num_classes: int, *, norm: Literal["batch", "group"] = "batch"
+) -> nn.Module:
     """DenseNet-121 with torchvision's layers and initial values, not pre-trained (6,955,906 parameters, 2 classes)."""
-    from torchvision.models import densenet121 as architecture  # seconds to import, so only where it is used
+    from torchvision.models import (
+        densenet121 as architecture,
+    )  # seconds to import, so only where it is used
 
     channels, _, _ = image_shape("densenet121", shape, 29)
     network = architecture(weights=None, num_classes=num_classes)
@@ -27,6 +31,12 @@ def densenet121(shape: tuple[int, ...], num_classes: int, *, norm: Literal["batc
             parent, _, child = path.rpartition(".")
             setattr(network.get_submodule(parent), child, norm_layer("group", layer.num_features))
     layers = OrderedDict[str, nn.Module](
-        dense=network.features, relu=nn.ReLU(), average=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+        dense=network.features,
+        relu=nn.ReLU(),
+        average=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+    )
     depths = ("conv0", "denseblock1", "denseblock2", "denseblock3", "norm5")
-    return SplitModel(nn.Sequential(layers), network.classifier, [f"features.dense.{depth}" for depth in depths])
+    return SplitModel(
+        nn.Sequential(layers), network.classifier, [f"features.dense.{depth}" for depth in depths]
+    )

@@ -36,7 +36,11 @@ def dry_run(name: str, model: nn.Module, shape: Sequence[int]) -> Any:
             return model(torch.zeros(1, *shape, dtype=dtype))
     except Exception as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError("experiment.model", name, f"it cannot take this data's samples {list(shape)} ({why}); choose "
-                          "another network, or options that fit (`flray list models NAME`)") from None
+        raise ConfigError(
+            "experiment.model",
+            name,
+            f"it cannot take this data's samples {list(shape)} ({why}); choose "
+            "another network, or options that fit (`flray list models NAME`)",
+        ) from None
     finally:
         model.train(training)

@@ -1,6 +1,7 @@
 """Groups of a model's state by what it is for: features, classifier, batch norm; and the layers that methods compare.
 
-Batch norm is found by module type. Names do not tell: the norm in a ResNet's shortcut has no "bn" in its name.
+Batch norm is found by module type. Names do not tell: the norm in a ResNet's shortcut has no "bn"
+in its name.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def select(model: nn.Module, group: str) -> frozenset[str]:
     model : nn.Module
         Any model; the groups ``features`` and ``classifier`` need the split.
     group : str
-        One of `GROUPS`, or several joined by ``+`` (union) and ``-`` (difference), read from left to right:
-        ``"features-batch_norm"``, ``"classifier+batch_norm"``.
+        One of `GROUPS`, or several joined by ``+`` (union) and ``-`` (difference), read from left
+        to right: ``"features-batch_norm"``, ``"classifier+batch_norm"``.
 
     Raises
     ------
@@ -49,7 +50,8 @@ def select(model: nn.Module, group: str) -> frozenset[str]:
 def complement(group: str) -> str:
     """Return the group of everything that is not in a group: ``"all-classifier-buffers"`` for ``"classifier+buffers"``.
 
-    Groups are read from left to right, so the complement of a union is a difference and the other way round.
+    Groups are read from left to right, so the complement of a union is a difference and the other
+    way round.
     """
     return "all-" + group.translate(str.maketrans("+-", "-+"))
 
@@ -70,7 +72,8 @@ def _group(model: nn.Module, name: str, expression: str) -> frozenset[str]:
         return norm if name == "batch_norm" else names - norm
     where = "" if name == expression else f" in {expression!r}"
     raise FlrayError(
-        f"unknown parameter group {name!r}{where}{nearest(name, GROUPS)}; groups are {', '.join(GROUPS)}, "
+        f"unknown parameter group {name!r}{where}{nearest(name, GROUPS)}; groups are "
+        f"{', '.join(GROUPS)}, "
         "joined by + (union) and - (difference)"
     )
 
@@ -84,8 +87,8 @@ def batch_norm_modules(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
 def supports_single_sample(model: nn.Module, shape: Sequence[int]) -> bool:
     """Tell whether a network can be trained on a batch of a single sample; tried on shapes alone.
 
-    Batch norm cannot where a sample has one value per channel, as in fully connected layers. A network that does not
-    run on shapes alone is believed to.
+    Batch norm cannot where a sample has one value per channel, as in fully connected layers. A
+    network that does not run on shapes alone is believed to.
 
     Parameters
     ----------
@@ -109,10 +112,10 @@ def supports_single_sample(model: nn.Module, shape: Sequence[int]) -> bool:
 def layer_taps(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return ``(dotted name, module)`` of the layers at which multi-layer methods look, shallow to deep.
 
-    Their outputs are taken with forward hooks. The built-in networks are tapped before the ReLU that ends a stage
-    (FedRCL compares pre-activations) and never write in place into a tapped output; five taps for the ResNets
-    with four stages. A user's split model may name its own in a ``taps`` attribute; otherwise they are the direct
-    children of ``features`` that have parameters.
+    Their outputs are taken with forward hooks. The built-in networks are tapped before the ReLU
+    that ends a stage (FedRCL compares pre-activations) and never write in place into a tapped
+    output; five taps for the ResNets with four stages. A user's split model may name its own in a
+    ``taps`` attribute; otherwise they are the direct children of ``features`` that have parameters.
 
     Raises
     ------
@@ -122,14 +125,20 @@ def layer_taps(model: nn.Module) -> list[tuple[str, nn.Module]]:
     names: tuple[str, ...] = tuple(getattr(model, "taps", ()))
     if not names:
         children = as_split(model).features.named_children()
-        names = tuple(f"features.{name}" for name, child in children if any(True for _ in child.parameters()))
+        names = tuple(
+            f"features.{name}" for name, child in children if any(True for _ in child.parameters())
+        )
     modules = dict(model.named_modules())
     unknown = [name for name in names if name not in modules]
     if unknown:
-        raise FlrayError(f"model {type(model).__name__}: no submodule {unknown[0]!r}{nearest(unknown[0], modules)}")
+        raise FlrayError(
+            f"model {type(model).__name__}: no submodule "
+            f"{unknown[0]!r}{nearest(unknown[0], modules)}"
+        )
     if not names:
         raise FlrayError(
-            f"model {type(model).__name__} has no layers before its classifier, which this method compares; "
+            f"model {type(model).__name__} has no layers before its classifier, which this method "
+            f"compares; "
             "choose a deeper one, for example 'mlp' or 'lenet'"
         )
     return [(name, modules[name]) for name in names]
@@ -141,8 +150,9 @@ def norm_layer(norm: Norm, channels: int, *, images: bool = True) -> nn.Module:
     Parameters
     ----------
     norm : {"batch", "group", "none"}
-        Group norm uses the most groups, up to 32, that leave at least two channels in each; on flat features it
-        uses one group, since the few values in a small group would be normalised to almost nothing.
+        Group norm uses the most groups, up to 32, that leave at least two channels in each; on flat
+        features it uses one group, since the few values in a small group would be normalised to
+        almost nothing.
     channels : int
         Channels of images, or size of flat features.
     images : bool

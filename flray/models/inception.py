@@ -15,8 +15,13 @@ from flray.registry import register_model
 # Szegedy et al. (2015), Table 1: 1x1; 3x3 reduce, 3x3; 5x5 reduce, 5x5; pool projection.
 _STAGES = (
     ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
-    ((192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64), (112, 144, 288, 32, 64, 64),
-     (256, 160, 320, 32, 128, 128)),
+    (
+        (192, 96, 208, 16, 48, 64),
+        (160, 112, 224, 24, 64, 64),
+        (128, 128, 256, 24, 64, 64),
+        (112, 144, 288, 32, 64, 64),
+        (256, 160, 320, 32, 128, 128),
+    ),
     ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)),
 )
 
@@ -34,16 +39,23 @@ class Inception(nn.Module):
         Normalisation between each convolution and its ReLU.
     """
 
-    def __init__(self, inputs: int, sizes: tuple[int, int, int, int, int, int], norm: BlockNorm) -> None:
+    def __init__(
+        self, inputs: int, sizes: tuple[int, int, int, int, int, int], norm: BlockNorm
+    ) -> None:
         super().__init__()
         one, reduce3, three, reduce5, five, pooled = sizes
         self.one = _convolution(inputs, one, 1, norm)
-        self.three = nn.Sequential(_convolution(inputs, reduce3, 1, norm), _convolution(reduce3, three, 3, norm))
+        self.three = nn.Sequential(
+            _convolution(inputs, reduce3, 1, norm), _convolution(reduce3, three, 3, norm)
+        )
         self.five = nn.Sequential(
-            _convolution(inputs, reduce5, 1, norm), _convolution(reduce5, five, 3, norm),
+            _convolution(inputs, reduce5, 1, norm),
+            _convolution(reduce5, five, 3, norm),
             _convolution(five, five, 3, norm),
         )
-        self.pooled = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), _convolution(inputs, pooled, 1, norm))
+        self.pooled = nn.Sequential(
+            nn.MaxPool2d(3, stride=1, padding=1), _convolution(inputs, pooled, 1, norm)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, one + three + five + pooled, H, W]."""
@@ -51,8 +63,13 @@ class Inception(nn.Module):
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, norm: BlockNorm) -> nn.Sequential:
-    return nn.Sequential(OrderedDict[str, nn.Module](
-        conv=nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2), norm=norm_layer(norm, outputs), relu=nn.ReLU()))
+    return nn.Sequential(
+        OrderedDict[str, nn.Module](
+            conv=nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2),
+            norm=norm_layer(norm, outputs),
+            relu=nn.ReLU(),
+        )
+    )
 
 
 @register_model("googlenet")

@@ -33,22 +33,35 @@ class Sum(nn.Module):
 
 def basic_block(inputs: int, outputs: int, stride: int, norm: BlockNorm) -> nn.Sequential:
     """Two 3x3 convolutions with norms around a shortcut, which is a normed 1x1 convolution where the shape changes."""
-    branch = nn.Sequential(OrderedDict[str, nn.Module](
-        conv1=nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-        norm1=norm_layer(norm, outputs),
-        relu1=nn.ReLU(inplace=True),
-        conv2=nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-        norm2=norm_layer(norm, outputs),
-    ))
+    branch = nn.Sequential(
+        OrderedDict[str, nn.Module](
+            conv1=nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            norm1=norm_layer(norm, outputs),
+            relu1=nn.ReLU(inplace=True),
+            conv2=nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            norm2=norm_layer(norm, outputs),
+        )
+    )
     shortcut: nn.Module = nn.Identity()
     if stride != 1 or inputs != outputs:
-        shortcut = nn.Sequential(OrderedDict[str, nn.Module](
-            conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm=norm_layer(norm, outputs)))
+        shortcut = nn.Sequential(
+            OrderedDict[str, nn.Module](
+                conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False),
+                norm=norm_layer(norm, outputs),
+            )
+        )
     return nn.Sequential(OrderedDict[str, nn.Module](sum=Sum(branch, shortcut), relu=nn.ReLU()))
 
 
-def resnet(channels: int, num_classes: int, blocks: Sequence[int], norm: BlockNorm, width: int, init: Init,
-           stem: Literal["3x3", "7x7"] = "3x3") -> SplitModel:
+def resnet(
+    channels: int,
+    num_classes: int,
+    blocks: Sequence[int],
+    norm: BlockNorm,
+    width: int,
+    init: Init,
+    stem: Literal["3x3", "7x7"] = "3x3",
+) -> SplitModel:
     """Return a residual network with one tap before the ReLU of the stem and of every stage.
 
     Parameters
@@ -56,19 +69,24 @@ def resnet(channels: int, num_classes: int, blocks: Sequence[int], norm: BlockNo
     channels, num_classes : int
         Channels of the images and number of logits.
     blocks : sequence of int
-        Basic blocks per stage; the first stage has `width` channels and stride 1, each other one doubles and halves.
+        Basic blocks per stage; the first stage has `width` channels and stride 1, each other one
+        doubles and halves.
     norm : {"batch", "group"}
         The normalisation.
     width : int
         Channels of stem and first stage.
     init : {"default", "he"}
-        PyTorch's initialisation, or He et al.'s for convolutions (normal, variance 2 over the fan-out).
+        PyTorch's initialisation, or He et al.'s for convolutions (normal, variance 2 over the
+        fan-out).
     stem : {"3x3", "7x7"}
         One convolution, or ImageNet's 7x7 with stride 2 and 3x3 max pooling with stride 2.
     """
     small = stem == "3x3"
-    conv = nn.Conv2d(channels, width, 3, padding=1, bias=False) if small else nn.Conv2d(
-        channels, width, 7, stride=2, padding=3, bias=False)
+    conv = (
+        nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        if small
+        else nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+    )
     first = OrderedDict[str, nn.Module](conv=conv, norm=norm_layer(norm, width), relu=nn.ReLU())
     if not small:
         first["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
@@ -94,8 +112,14 @@ def resnet(channels: int, num_classes: int, blocks: Sequence[int], norm: BlockNo
 
 
 @register_model("resnet8")
-def resnet8(shape: tuple[int, ...], num_classes: int, *, norm: BlockNorm = "batch", width: Width = 64,
-            init: Init = "default") -> nn.Module:
+def resnet8(
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    norm: BlockNorm = "batch",
+    width: Width = 64,
+    init: Init = "default",
+) -> nn.Module:
     """FedSKC's ResNet-8: 3x3 stem, one basic block each of 64, 128, 256 (1,227,594 parameters with 10 classes).
 
     ``init: he`` is what the released code does; the paper says nothing.
@@ -104,36 +128,74 @@ def resnet8(shape: tuple[int, ...], num_classes: int, *, norm: BlockNorm = "batc
 
 
 @register_model("resnet10")
-def resnet10(shape: tuple[int, ...], num_classes: int, *, norm: BlockNorm = "batch", width: Width = 64,
-             init: Init = "default") -> nn.Module:
+def resnet10(
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    norm: BlockNorm = "batch",
+    width: Width = 64,
+    init: Init = "default",
+) -> nn.Module:
     """FCCL+'s ResNet-10 for 32x32: blocks [1, 1, 1, 1] of 64 to 512 (4,903,242 parameters with 10 classes)."""
-    return resnet(image_shape("resnet10", shape, 8)[0], num_classes, (1, 1, 1, 1), norm, width, init)
+    return resnet(
+        image_shape("resnet10", shape, 8)[0], num_classes, (1, 1, 1, 1), norm, width, init
+    )
 
 
 @register_model("resnet12")
-def resnet12(shape: tuple[int, ...], num_classes: int, *, norm: BlockNorm = "batch", width: Width = 64,
-             init: Init = "default") -> nn.Module:
+def resnet12(
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    norm: BlockNorm = "batch",
+    width: Width = 64,
+    init: Init = "default",
+) -> nn.Module:
     """FCCL+'s ResNet-12 for 32x32: blocks [2, 1, 1, 1] (4,977,226 parameters with 10 classes)."""
-    return resnet(image_shape("resnet12", shape, 8)[0], num_classes, (2, 1, 1, 1), norm, width, init)
+    return resnet(
+        image_shape("resnet12", shape, 8)[0], num_classes, (2, 1, 1, 1), norm, width, init
+    )
 
 
 @register_model("resnet18")
-def resnet18(shape: tuple[int, ...], num_classes: int, *, norm: BlockNorm = "batch", width: Width = 64,
-             init: Init = "default") -> nn.Module:
+def resnet18(
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    norm: BlockNorm = "batch",
+    width: Width = 64,
+    init: Init = "default",
+) -> nn.Module:
     """ResNet-18 for 32x32: blocks [2, 2, 2, 2] (11,173,962 parameters with 10 classes)."""
-    return resnet(image_shape("resnet18", shape, 8)[0], num_classes, (2, 2, 2, 2), norm, width, init)
+    return resnet(
+        image_shape("resnet18", shape, 8)[0], num_classes, (2, 2, 2, 2), norm, width, init
+    )
 
 
 @register_model("resnet34")
-def resnet34(shape: tuple[int, ...], num_classes: int, *, norm: BlockNorm = "batch", width: Width = 64,
-             init: Init = "default") -> nn.Module:
+def resnet34(
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    norm: BlockNorm = "batch",
+    width: Width = 64,
+    init: Init = "default",
+) -> nn.Module:
     """ResNet-34 for 32x32: blocks [3, 4, 6, 3] (21,282,122 parameters with 10 classes)."""
-    return resnet(image_shape("resnet34", shape, 8)[0], num_classes, (3, 4, 6, 3), norm, width, init)
+    return resnet(
+        image_shape("resnet34", shape, 8)[0], num_classes, (3, 4, 6, 3), norm, width, init
+    )
 
 
 @register_model("resnet18-imagenet")
-def resnet18_imagenet(shape: tuple[int, ...], num_classes: int, *, norm: BlockNorm = "batch", width: Width = 64,
-                      init: Init = "he") -> nn.Module:
+def resnet18_imagenet(
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    norm: BlockNorm = "batch",
+    width: Width = 64,
+    init: Init = "he",
+) -> nn.Module:
     """ResNet-18 as torchvision has it, layers and initial values alike, not pre-trained (LG-Mix: Office, DomainNet).
 
     11,181,642 parameters with 10 classes. LG-Mix resizes to 256x256.

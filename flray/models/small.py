@@ -1,7 +1,8 @@
 """Networks for small data: linear, multi-layer perceptron and the LeNet family.
 
-Layer names: ``convN``, ``fcN`` with ``normN``, ``reluN`` and ``poolN`` after them; a layer that an option leaves out is
-not there at all. ReLUs do not work in place, because the layer before them may be tapped.
+Layer names: ``convN``, ``fcN`` with ``normN``, ``reluN`` and ``poolN`` after them; a layer that an
+option leaves out is not there at all. ReLUs do not work in place, because the layer before them may
+be tapped.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from flray.registry import register_model
 Size = Annotated[int, Field(ge=1)]
 
 
-def convolution(layers: OrderedDict[str, nn.Module], index: int, conv: nn.Conv2d, norm: Norm) -> str:
+def convolution(
+    layers: OrderedDict[str, nn.Module], index: int, conv: nn.Conv2d, norm: Norm
+) -> str:
     """Append ``conv``, norm and ReLU number `index` to `layers`; return the name of the layer before the ReLU."""
-    return _with_activation(layers, index, f"conv{index}", conv, norm_layer(norm, conv.out_channels))
+    return _with_activation(
+        layers, index, f"conv{index}", conv, norm_layer(norm, conv.out_channels)
+    )
 
 
-def fully_connected(layers: OrderedDict[str, nn.Module], index: int, linear: nn.Linear, norm: Norm,
-                    name: str) -> str:
+def fully_connected(
+    layers: OrderedDict[str, nn.Module], index: int, linear: nn.Linear, norm: Norm, name: str
+) -> str:
     """Append a linear layer, norm and ReLU to `layers`; return the name of the layer before the ReLU.
 
     Parameters
@@ -42,10 +48,14 @@ def fully_connected(layers: OrderedDict[str, nn.Module], index: int, linear: nn.
     name : str
         The linear layer's own name.
     """
-    return _with_activation(layers, index, name, linear, norm_layer(norm, linear.out_features, images=False))
+    return _with_activation(
+        layers, index, name, linear, norm_layer(norm, linear.out_features, images=False)
+    )
 
 
-def _with_activation(layers: OrderedDict[str, nn.Module], index: int, name: str, layer: nn.Module, norm: nn.Module) -> str:
+def _with_activation(
+    layers: OrderedDict[str, nn.Module], index: int, name: str, layer: nn.Module, norm: nn.Module
+) -> str:
     layers[name] = layer
     before = name
     if not isinstance(norm, nn.Identity):
@@ -62,8 +72,13 @@ def linear(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 @register_model("mlp")
-def mlp(shape: tuple[int, ...], num_classes: int, *,
-        hidden: Annotated[tuple[Size, ...], Field(min_length=1)] = (200, 200), norm: Norm = "none") -> nn.Module:
+def mlp(
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    hidden: Annotated[tuple[Size, ...], Field(min_length=1)] = (200, 200),
+    norm: Norm = "none",
+) -> nn.Module:
     """Fully connected ReLU network; the default is the 2NN of McMahan et al. (AISTATS 2017): 199,210 at 28x28.
 
     For vectors, such as the EEG's, too. `norm` puts a normalisation after every layer but the last.
@@ -71,9 +86,14 @@ def mlp(shape: tuple[int, ...], num_classes: int, *,
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     sizes = [_count(shape), *hidden]
     taps = [
-        fully_connected(layers, i, nn.Linear(sizes[i - 1], sizes[i]), norm, f"fc{i}") for i in range(1, len(sizes))
+        fully_connected(layers, i, nn.Linear(sizes[i - 1], sizes[i]), norm, f"fc{i}")
+        for i in range(1, len(sizes))
     ]
-    return SplitModel(nn.Sequential(layers), nn.Linear(sizes[-1], num_classes), [f"features.{tap}" for tap in taps])
+    return SplitModel(
+        nn.Sequential(layers),
+        nn.Linear(sizes[-1], num_classes),
+        [f"features.{tap}" for tap in taps],
+    )
 
 
 @register_model("lenet")
@@ -86,11 +106,14 @@ def lenet(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "none") -> n
 
 
 @register_model("cnn")
-def cnn(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "none", kernels: Size = 16) -> nn.Module:
+def cnn(
+    shape: tuple[int, ...], num_classes: int, *, norm: Norm = "none", kernels: Size = 16
+) -> nn.Module:
     """The network of Fed-CO2's label skew: 5x5 convolutions `kernels` and twice as many, then 120, 84 and the classes.
 
-    The text gives two convolutions and three fully connected layers, the released code 16 kernels. ``norm: batch`` is
-    the form that the paper gives to FedBN and Fed-CO2 (a norm after every layer but the last).
+    The text gives two convolutions and three fully connected layers, the released code 16 kernels.
+    ``norm: batch`` is the form that the paper gives to FedBN and Fed-CO2 (a norm after every layer
+    but the last).
     """
     return _two_convolutions("cnn", shape, num_classes, (kernels, 2 * kernels), (120, 84), norm)
 
@@ -99,7 +122,8 @@ def cnn(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "none", kernel
 def simple_cnn(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "none") -> nn.Module:
     """FCCL+'s SimpleCNN: a LeNet trunk (6, 16, 120, 84), then 84, 256 without a ReLU, and the classes.
 
-    The 256 features end in a linear layer, as in the authors' other releases; FCCL+ only names the network.
+    The 256 features end in a linear layer, as in the authors' other releases; FCCL+ only names the
+    network.
     """
     model = _two_convolutions("simple-cnn", shape, num_classes, (6, 16), (120, 84, 84), norm)
     model.features.add_module("fc4", nn.Linear(84, 256))
@@ -110,17 +134,21 @@ def simple_cnn(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "none")
 def emnist_cnn(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "none") -> nn.Module:
     """5x5 convolutions 32 and 64 with padding, then 512 and the classes (1,663,370 at 1x28x28, 10 classes).
 
-    FedSKC says no more than "a multi-layers CNN for EMNIST" and releases none; this is McMahan et al.'s (2017).
+    FedSKC says no more than "a multi-layers CNN for EMNIST" and releases none; this is McMahan et
+    al.'s (2017).
     """
     return _two_convolutions("emnist-cnn", shape, num_classes, (32, 64), (512,), norm, padding=2)
 
 
 @register_model("protonet")
-def protonet(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "batch", width: Size = 64) -> nn.Module:
+def protonet(
+    shape: tuple[int, ...], num_classes: int, *, norm: Norm = "batch", width: Size = 64
+) -> nn.Module:
     """Prototypical networks' encoder: four blocks of a 3x3 convolution 64, norm, ReLU and pooling (113,088 parameters).
 
-    Snell, Swersky, Zemel (NeurIPS 2017), with 3 channels; FedSKC names it for FC100. In a few-shot task the flattened
-    features are the embedding and the classifier is left out; otherwise it is one linear layer.
+    Snell, Swersky, Zemel (NeurIPS 2017), with 3 channels; FedSKC names it for FC100. In a few-shot
+    task the flattened features are the embedding and the classifier is left out; otherwise it is
+    one linear layer.
     """
     channels, height, pixels_wide = image_shape("protonet", shape, minimum=16)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -131,17 +159,30 @@ def protonet(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "batch", 
         channels = width
     layers["flatten"] = nn.Flatten()
     flat = width * (height // 16) * (pixels_wide // 16)
-    return SplitModel(nn.Sequential(layers), nn.Linear(flat, num_classes), [f"features.{tap}" for tap in taps])
+    return SplitModel(
+        nn.Sequential(layers), nn.Linear(flat, num_classes), [f"features.{tap}" for tap in taps]
+    )
 
 
-def _two_convolutions(name: str, shape: tuple[int, ...], num_classes: int, kernels: tuple[int, int],
-                      hidden: Sequence[int], norm: Norm, padding: int = 0) -> SplitModel:
+def _two_convolutions(
+    name: str,
+    shape: tuple[int, ...],
+    num_classes: int,
+    kernels: tuple[int, int],
+    hidden: Sequence[int],
+    norm: Norm,
+    padding: int = 0,
+) -> SplitModel:
     lost = 4 - 2 * padding  # pixels that a 5x5 convolution takes off each side length
     channels, height, width = image_shape(name, shape, minimum=4 + 3 * lost)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     taps: list[str] = []
-    for index, (inputs, outputs) in enumerate(zip((channels, kernels[0]), kernels, strict=True), start=1):
-        taps.append(convolution(layers, index, nn.Conv2d(inputs, outputs, 5, padding=padding), norm))
+    for index, (inputs, outputs) in enumerate(
+        zip((channels, kernels[0]), kernels, strict=True), start=1
+    ):
+        taps.append(
+            convolution(layers, index, nn.Conv2d(inputs, outputs, 5, padding=padding), norm)
+        )
         layers[f"pool{index}"] = nn.MaxPool2d(2)
         height, width = (height - lost) // 2, (width - lost) // 2
     layers["flatten"] = nn.Flatten()
@@ -149,7 +190,11 @@ def _two_convolutions(name: str, shape: tuple[int, ...], num_classes: int, kerne
     for index in range(1, len(sizes)):
         fc = nn.Linear(sizes[index - 1], sizes[index])
         taps.append(fully_connected(layers, 2 + index, fc, norm, f"fc{index}"))
-    return SplitModel(nn.Sequential(layers), nn.Linear(sizes[-1], num_classes), [f"features.{tap}" for tap in taps])
+    return SplitModel(
+        nn.Sequential(layers),
+        nn.Linear(sizes[-1], num_classes),
+        [f"features.{tap}" for tap in taps],
+    )
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -12,7 +12,18 @@ from flray.errors import FlrayError, nearest
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = ("paper", "table", "method", "dataset", "setting", "client", "metric", "value", "std", "note")
+COLUMNS = (
+    "paper",
+    "table",
+    "method",
+    "dataset",
+    "setting",
+    "client",
+    "metric",
+    "value",
+    "std",
+    "note",
+)
 PAPERS = {"fedco2": "Fed-CO2", "fcclplus": "FCCL+", "fedskc": "FedSKC", "lgmix": "LG-Mix"}
 
 
@@ -29,8 +40,9 @@ def printed_numbers(paper: str, table: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns `COLUMNS`. All hold text except for the floats ``number`` (what ``value`` says) and ``spread`` (what
-        ``std`` says), which are NaN where nothing is printed or it is no number; ``value`` keeps the printed digits.
+        Columns `COLUMNS`. All hold text except for the floats ``number`` (what ``value`` says) and
+        ``spread`` (what ``std`` says), which are NaN where nothing is printed or it is no number;
+        ``value`` keeps the printed digits.
 
     Raises
     ------
@@ -39,20 +51,34 @@ def printed_numbers(paper: str, table: str) -> pd.DataFrame:
     """
     known = tables()
     if paper not in known:
-        raise FlrayError(f"unknown paper {paper!r}{nearest(paper, known)}; one of {', '.join(known)}")
+        raise FlrayError(
+            f"unknown paper {paper!r}{nearest(paper, known)}; one of {', '.join(known)}"
+        )
     if table not in known[paper]:
-        raise FlrayError(f"no numbers of {PAPERS[paper]} {table!r}{nearest(table, known[paper])}; "
-                         f"there are {', '.join(known[paper])}")
+        raise FlrayError(
+            f"no numbers of {PAPERS[paper]} {table!r}{nearest(table, known[paper])}; "
+            f"there are {', '.join(known[paper])}"
+        )
     return _read(paper, table).copy()
 
 
 @cache
 def tables() -> dict[str, list[str]]:
     """Return the names of each paper's tables and figures, in the order of the paper."""
-    names = sorted((entry.name.removesuffix(".csv") for entry in _folder().iterdir() if entry.name.endswith(".csv")),
-                   key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)$", name)])
-    return {paper: [name.removeprefix(f"{paper}_") for name in names if name.startswith(f"{paper}_")]
-            for paper in PAPERS}
+    names = sorted(
+        (
+            entry.name.removesuffix(".csv")
+            for entry in _folder().iterdir()
+            if entry.name.endswith(".csv")
+        ),
+        key=lambda name: [
+            int(part) if part.isdigit() else part for part in re.split(r"(\d+)$", name)
+        ],
+    )
+    return {
+        paper: [name.removeprefix(f"{paper}_") for name in names if name.startswith(f"{paper}_")]
+        for paper in PAPERS
+    }
 
 
 @cache

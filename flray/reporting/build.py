@@ -43,16 +43,25 @@ class Report:
     said: str = ""
 
 
-def report(what: str, *, to: Path | None = None, target: float | None = None, uri: str | None = None,
-           base: str | Path = "runs", keep: Path | None = None) -> Report:
+def report(
+    what: str,
+    *,
+    to: Path | None = None,
+    target: float | None = None,
+    uri: str | None = None,
+    base: str | Path = "runs",
+    keep: Path | None = None,
+) -> Report:
     """Report on a sweep or run; see `make`.
 
     Parameters
     ----------
     what : str
-        Its folder, name or name and number; with `uri` an MLflow experiment (its newest sweep) or a run's id.
+        Its folder, name or name and number; with `uri` an MLflow experiment (its newest sweep) or a
+        run's id.
     to : Path, optional
-        Folder to write to; default: ``report`` in the folder of the sweep, or in the current one for MLflow.
+        Folder to write to; default: ``report`` in the folder of the sweep, or in the current one
+        for MLflow.
     target : float, optional
         See `make`.
     uri : str, optional
@@ -66,7 +75,9 @@ def report(what: str, *, to: Path | None = None, target: float | None = None, ur
         from flray.results.load_mlflow import load_mlflow
 
         with tempfile.TemporaryDirectory() as place:
-            return _kept(make(load_mlflow(uri, what, Path(place)), to or Path(FOLDER), target), keep)
+            return _kept(
+                make(load_mlflow(uri, what, Path(place)), to or Path(FOLDER), target), keep
+            )
     folder = directory.find(what, base)
     return _kept(make(folder, to or folder / FOLDER, target), keep)
 
@@ -91,7 +102,8 @@ def make(source: ResultSet | Path, output: Path, target: float | None = None) ->
     output : Path
         Folder to write to.
     target : float, optional
-        The accuracy (between 0 and 1) of rounds-to-target; default: 0.9 of the best setting's final one.
+        The accuracy (between 0 and 1) of rounds-to-target; default: 0.9 of the best setting's final
+        one.
 
     Raises
     ------
@@ -101,7 +113,11 @@ def make(source: ResultSet | Path, output: Path, target: float | None = None) ->
     source = load_folder(source) if isinstance(source, Path) else source
     table, spent = main_table(source), costs(source, target)
     output.mkdir(parents=True, exist_ok=True)
-    contents = {MARKDOWN: text_tables.markdown(table, spent), LATEX: text_tables.latex(table), PAGE: page(source, table, spent)}
+    contents = {
+        MARKDOWN: text_tables.markdown(table, spent),
+        LATEX: text_tables.latex(table),
+        PAGE: page(source, table, spent),
+    }
     for name, text in contents.items():
         (output / name).write_text(text, encoding="utf-8")
     return Report(source, table, spent, tuple(output / name for name in contents))
@@ -113,7 +129,10 @@ def report_file(path: Path, to: Path | None = None) -> tuple[Table, tuple[Path, 
     if to is None:
         return made, ()
     to.mkdir(parents=True, exist_ok=True)
-    files = {to / f"{path.stem}.md": text_tables.markdown(made, ()), to / f"{path.stem}.tex": text_tables.latex(made)}
+    files = {
+        to / f"{path.stem}.md": text_tables.markdown(made, ()),
+        to / f"{path.stem}.tex": text_tables.latex(made),
+    }
     for file, text in files.items():
         file.write_text(text, encoding="utf-8")
     return made, tuple(files)

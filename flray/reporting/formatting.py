@@ -9,7 +9,15 @@ from flray.results.significance import METHOD
 from flray.results.table import Cell, Table, seeds_text
 
 MISSING, NOT_REACHED = "–", "never"
-COST_HEADS = ("setting", "rounds to target", "bytes up", "bytes down", "seconds", "s/round", "memory")
+COST_HEADS = (
+    "setting",
+    "rounds to target",
+    "bytes up",
+    "bytes down",
+    "seconds",
+    "s/round",
+    "memory",
+)
 
 
 def format_measured(cell: Cell) -> str:
@@ -26,28 +34,50 @@ def printed_reference(cell: Cell) -> str:
     """Return ``82.35 (-2.23)``: the printed number and how far the measured one is from it."""
     if not cell.printed_text:
         return ""
-    return cell.printed_text + (f" ({cell.difference:+.2f})" if math.isfinite(cell.difference) else "")
+    return cell.printed_text + (
+        f" ({cell.difference:+.2f})" if math.isfinite(cell.difference) else ""
+    )
 
 
 def legend(table: Table) -> str:
     """Return what a reader of the table must know."""
-    units = f"{seeds_text(table)[:1].upper()}{seeds_text(table)[1:]}; shares in percent; best in bold."
-    return units + (" Below: the printed number (measured minus printed)." if table.has_printed else "")
+    units = (
+        f"{seeds_text(table)[:1].upper()}{seeds_text(table)[1:]}; shares in percent; best in bold."
+    )
+    return units + (
+        " Below: the printed number (measured minus printed)." if table.has_printed else ""
+    )
 
 
 def comparison_sentences(table: Table) -> list[str]:
     """Return a line per column: the best against the second, and first the method."""
     if not table.comparisons:
         return []
-    lines = [f"{head}: {comparison}" if head else str(comparison) for head, comparison in table.comparisons]
+    lines = [
+        f"{head}: {comparison}" if head else str(comparison)
+        for head, comparison in table.comparisons
+    ]
     return [f"Best against second ({METHOD}; columns are not corrected for each other):", *lines]
 
 
 def cost_row(cost: Cost) -> list[str]:
     """Return a setting's costs under `COST_HEADS`."""
-    target = NOT_REACHED if math.isinf(cost.rounds) else MISSING if math.isnan(cost.rounds) else f"{cost.rounds:.1f}"
-    return [cost.label, target, format_bytes(cost.up), format_bytes(cost.down), format_number(cost.seconds), format_number(cost.round_seconds),
-            format_bytes(cost.memory)]
+    target = (
+        NOT_REACHED
+        if math.isinf(cost.rounds)
+        else MISSING
+        if math.isnan(cost.rounds)
+        else f"{cost.rounds:.1f}"
+    )
+    return [
+        cost.label,
+        target,
+        format_bytes(cost.up),
+        format_bytes(cost.down),
+        format_number(cost.seconds),
+        format_number(cost.round_seconds),
+        format_bytes(cost.memory),
+    ]
 
 
 def target_text(cost: Cost) -> str:
@@ -68,4 +98,6 @@ def format_bytes(count: float) -> str:
 
 def format_number(value: float) -> str:
     """Return three digits."""
-    return MISSING if math.isnan(value) else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return (
+        MISSING if math.isnan(value) else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    )

@@ -15,8 +15,11 @@ from flray.results.table import Cell, Table
 
 _LIGHT = ("#0072b2", "#d55e00", "#00825f", "#b6569a", "#9a6a00", "#3a9bd9", "#5a5a5a", "#6f4bb8")
 _DARK = ("#56b4e9", "#ff9245", "#3fcf9e", "#e79ac6", "#e8c14a", "#9fd8ff", "#b9b9b9", "#b79cff")
-_UNTRACKED = ("Features (t-SNE), correlations between classes and the layers' distances are drawn of runs with "
-              "tracking.features=true; of these they were not tracked.")
+_UNTRACKED = (
+    "Features (t-SNE), correlations between classes and the layers' distances are drawn of runs "
+    "with "
+    "tracking.features=true; of these they were not tracked."
+)
 
 
 def _style() -> str:
@@ -24,8 +27,12 @@ def _style() -> str:
         return "".join(f"--c{k}:{colour};" for k, colour in enumerate(colours))
 
     light = f"--fg:#1a1c1e;--soft:#5b6168;--line:#d9dce0;--bg:#fff;--tint:#f4f6f8;{palette(_LIGHT)}"
-    dark = f"--fg:#e7e9ec;--soft:#a2a9b1;--line:#3a4048;--bg:#15181c;--tint:#1d2227;{palette(_DARK)}"
-    series = "".join(f".s{k}{{stroke:var(--c{k})}}.f{k}{{fill:var(--c{k})}}" for k in range(len(_LIGHT)))
+    dark = (
+        f"--fg:#e7e9ec;--soft:#a2a9b1;--line:#3a4048;--bg:#15181c;--tint:#1d2227;{palette(_DARK)}"
+    )
+    series = "".join(
+        f".s{k}{{stroke:var(--c{k})}}.f{k}{{fill:var(--c{k})}}" for k in range(len(_LIGHT))
+    )
     return f""":root{{color-scheme:light dark;{light}}}
 @media (prefers-color-scheme:dark){{:root{{{dark}}}}}
 *{{box-sizing:border-box}}
@@ -75,24 +82,39 @@ def page(source: ResultSet, table: Table, costs: Sequence[Cost]) -> str:
     """
     versions = ", ".join(f"{name} {version}" for name, version in sorted(source.versions.items()))
     seeds = sorted({trial.seed for trial in source.trials})
-    parts = [f"<h1>{escape(table.title)}</h1>",
-             f'<p class="soft">{escape(source.name)} · {len(source.trials)} runs · seeds '
-             f"{', '.join(map(str, seeds))} · {escape(_data(source))}</p>",
-             _main(table), f'<p class="soft">{escape(formatting.legend(table))}</p>',
-             _list(formatting.comparison_sentences(table)), _list(["Notes", *table.notes] if table.notes else [])]
+    parts = [
+        f"<h1>{escape(table.title)}</h1>",
+        f'<p class="soft">{escape(source.name)} · {len(source.trials)} runs · seeds '
+        f"{', '.join(map(str, seeds))} · {escape(_data(source))}</p>",
+        _main(table),
+        f'<p class="soft">{escape(formatting.legend(table))}</p>',
+        _list(formatting.comparison_sentences(table)),
+        _list(["Notes", *table.notes] if table.notes else []),
+    ]
     parts += ["<h2>Costs</h2>"]
-    parts += [_cost_table(group, list(members)) for group, members in itertools.groupby(costs, key=lambda c: c.group)]
+    parts += [
+        _cost_table(group, list(members))
+        for group, members in itertools.groupby(costs, key=lambda c: c.group)
+    ]
     for title, content, caption in figures(source):
-        parts.append(f"<section><h2>{escape(title)}</h2><figure>{content}<figcaption>{escape(caption)}</figcaption>"
-                     "</figure></section>")
+        parts.append(
+            f"<section><h2>{escape(title)}</h2><figure>{content}<figcaption>{escape(caption)}</figcaption>"
+            "</figure></section>"
+        )
     if not any(trial.portrait() for trial in source.trials):
         parts.append(f'<p class="soft">{escape(_UNTRACKED)}</p>')
-    settings = "\n".join(map(escape, json.dumps(source.config, indent=1, ensure_ascii=False).split("\n")))
-    parts.append(f"<h2>How this was made</h2><p class=\"soft\">{escape(versions)}<br>{escape(source.where)}</p>"
-                 f"<details><summary>Settings</summary><pre>{settings}</pre></details>")
-    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-            f'content="width=device-width"><title>{escape(table.title)}</title><style>{_style()}</style></head>'
-            f"<body>{''.join(parts)}</body></html>\n")
+    settings = "\n".join(
+        map(escape, json.dumps(source.config, indent=1, ensure_ascii=False).split("\n"))
+    )
+    parts.append(
+        f'<h2>How this was made</h2><p class="soft">{escape(versions)}<br>{escape(source.where)}</p>'
+        f"<details><summary>Settings</summary><pre>{settings}</pre></details>"
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width"><title>{escape(table.title)}</title><style>{_style()}</style></head>'
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
 
 
 def _data(source: ResultSet) -> str:
@@ -111,29 +133,40 @@ def _main(table: Table) -> str:
     rows = []
     for level in range(depth):
         cells = [f"<th>{escape(table.heading)}</th>" if level == depth - 1 else "<th></th>"]
-        for prefix, group in itertools.groupby(heads, key=lambda head: tuple(head[:level + 1])):
+        for prefix, group in itertools.groupby(heads, key=lambda head: tuple(head[: level + 1])):
             count = len(list(group))
             span = f' colspan="{count}"' if count > 1 else ""
             cells.append(f"<th{span}>{escape(prefix[-1])}</th>")
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    body = "".join(f"<tr><td>{escape(label)}</td>{''.join(map(_cell, row))}</tr>" for label, row in table.rows.items())
+    body = "".join(
+        f"<tr><td>{escape(label)}</td>{''.join(map(_cell, row))}</tr>"
+        for label, row in table.rows.items()
+    )
     return f'<div class="scroll"><table><thead>{"".join(rows)}</thead><tbody>{body}</tbody></table></div>'
 
 
 def _cell(cell: Cell) -> str:
     kind = ' class="best"' if cell.best else ""
-    below = f"<small>{escape(formatting.printed_reference(cell))}</small>" if cell.printed_text else ""
-    tip = escape(", ".join(f"seed {seed}: {value:.2f}" for seed, value in cell.values.items()), quote=True)
+    below = (
+        f"<small>{escape(formatting.printed_reference(cell))}</small>" if cell.printed_text else ""
+    )
+    tip = escape(
+        ", ".join(f"seed {seed}: {value:.2f}" for seed, value in cell.values.items()), quote=True
+    )
     return f'<td title="{tip}"><span{kind}>{escape(formatting.format_measured(cell))}</span>{below}</td>'
 
 
 def _cost_table(group: str, costs: Sequence[Cost]) -> str:
     head = "".join(f"<th>{escape(word)}</th>" for word in formatting.COST_HEADS)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in formatting.cost_row(cost))}</tr>"
-                   for cost in costs)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in formatting.cost_row(cost))}</tr>"
+        for cost in costs
+    )
     title = f"{group + ' · ' if group else ''}means over seeds; target {formatting.target_text(costs[0])}"
-    return f'<div class="scroll"><table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead>' \
-           f"<tbody>{body}</tbody></table></div>"
+    return (
+        f'<div class="scroll"><table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
 
 
 def _list(lines: Sequence[str]) -> str:

@@ -55,8 +55,8 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
     source : Source
         The sweep.
     target : float, optional
-        Between 0 and 1; default: `SHARE` of the best final mean of the group (settings with the same arms apart from
-        the methods).
+        Between 0 and 1; default: `SHARE` of the best final mean of the group (settings with the
+        same arms apart from the methods).
     """
     found = []
     for group, settings in group_trials(source).items():
@@ -65,25 +65,39 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
         goal = target if target is not None else SHARE * max(finite, default=math.nan)
         for label, trials in settings.items():
             reached = [_rounds_to_target(trial, goal) for trial in trials]
-            up, down, seconds = (float(np.mean([_total(trial, name) for trial in trials]))
-                                 for name in ("bytes/up", "bytes/down", "time/round"))
-            found.append(Cost(label, group, goal, float(np.mean(reached)), up, down, seconds, *_median(trials)))
+            up, down, seconds = (
+                float(np.mean([_total(trial, name) for trial in trials]))
+                for name in ("bytes/up", "bytes/down", "time/round")
+            )
+            found.append(
+                Cost(
+                    label, group, goal, float(np.mean(reached)), up, down, seconds, *_median(trials)
+                )
+            )
     return found
 
 
 def group_trials(source: ResultSet) -> dict[str, dict[str, list[Trial]]]:
     """Return the trials that ended a round by group and label.
 
-    The axis of the table's rows (without arms: the method) makes the labels, everything else the groups.
+    The axis of the table's rows (without arms: the method) makes the labels, everything else the
+    groups.
     """
     axes = source.axes
-    rows = source.paper.rows if source.paper is not None and source.paper.rows in axes else next(iter(axes), "")
+    rows = (
+        source.paper.rows
+        if source.paper is not None and source.paper.rows in axes
+        else next(iter(axes), "")
+    )
     rows = f"{PREFIX}{rows}" if rows else "algorithm"
     groups: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
     for trial in source.trials:
         if len(trial.history):
             if axes:
-                label, group = str(trial.setting.get(rows, trial.method)), source.label(trial, without=rows)
+                label, group = (
+                    str(trial.setting.get(rows, trial.method)),
+                    source.label(trial, without=rows),
+                )
             else:
                 label, group = source.label(trial), ""
             groups[group][label].append(trial)
@@ -109,4 +123,6 @@ def _total(trial: Trial, name: str) -> float:
 def _median(trials: list[Trial]) -> tuple[float, float]:
     rounds = [value for trial in trials for value in trial.history.get("time/round", ())]
     memory = [measures.memory(trial) for trial in trials]
-    return float(np.median(rounds)) if rounds else math.nan, max((m for m in memory if m == m), default=math.nan)
+    return float(np.median(rounds)) if rounds else math.nan, max(
+        (m for m in memory if m == m), default=math.nan
+    )

@@ -38,7 +38,8 @@ class Trial:
     status : str
         finished, stopped (early), failed, running, waiting.
     metric : str
-        The method's own measure, for example ``personal/local/accuracy``; empty where it never ended a round.
+        The method's own measure, for example ``personal/local/accuracy``; empty where it never
+        ended a round.
     history : DataFrame
         Column ``round``, then one per metric.
     method : str
@@ -84,7 +85,9 @@ class Trial:
     @property
     def domains(self) -> dict[str, str]:
         """The domain of each client, in the order of the federation; empty where it was not kept."""
-        return {client["name"]: client["domain"] for client in (self.partition or {}).get("clients", ())}
+        return {
+            client["name"]: client["domain"] for client in (self.partition or {}).get("clients", ())
+        }
 
     def portrait(self, name: str = FINAL_DIAGNOSTICS) -> dict[str, NDArray[Any]]:
         """Return the arrays kept of the models, empty where there are none."""
@@ -145,8 +148,11 @@ class ResultSet:
     def varying(self) -> list[str]:
         """Return the columns of the settings that differ."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.setting)
-        return [name for name in self.in_order(names)
-                if len({str(trial.setting.get(name)) for trial in self.trials}) > 1]
+        return [
+            name
+            for name in self.in_order(names)
+            if len({str(trial.setting.get(name)) for trial in self.trials}) > 1
+        ]
 
     def in_order(self, names: Iterable[str]) -> list[str]:
         """Return columns of settings as the file has them: arms, then the space, then the rest."""
@@ -155,7 +161,11 @@ class ResultSet:
 
     def label(self, trial: Trial, without: str = "") -> str:
         """Return a trial's setting in a few words, `without` one column."""
-        flat = {name: trial.setting[name] for name in self.varying() if name in trial.setting and name != without}
+        flat = {
+            name: trial.setting[name]
+            for name in self.varying()
+            if name in trial.setting and name != without
+        }
         return setting_label(flat) or ("" if without else trial.method)
 
 
@@ -169,32 +179,64 @@ def load_folder(folder: Path) -> ResultSet:
     """
     config = directory.read_config(folder)
     identity = directory.read(folder)
-    trials = list(_trials(folder)) if directory.folder_kind(folder) == "sweep" else [_run(folder, config, identity)]
+    trials = (
+        list(_trials(folder))
+        if directory.folder_kind(folder) == "sweep"
+        else [_run(folder, config, identity)]
+    )
     if not any(len(trial.history) for trial in trials):
         raise FlrayError(f"{folder}: no round has ended here yet, so there is nothing to report")
-    return ResultSet(str(config["experiment"]["name"]), trials, config, dict(identity.get("versions", {})), str(folder))
+    return ResultSet(
+        str(config["experiment"]["name"]),
+        trials,
+        config,
+        dict(identity.get("versions", {})),
+        str(folder),
+    )
 
 
 def _trials(folder: Path) -> Iterator[Trial]:
     for trial in trial_folders(folder):
         identity = trial.identity
         config = directory.read_config(trial.path)
-        yield _trial(trial.path, trial.number, flatten_setting(identity.get("setting_at_end") or identity["setting"]),
-                     config, identity)
+        yield _trial(
+            trial.path,
+            trial.number,
+            flatten_setting(identity.get("setting_at_end") or identity["setting"]),
+            config,
+            identity,
+        )
 
 
 def _run(folder: Path, config: Mapping[str, Any], identity: Mapping[str, Any]) -> Trial:
-    return _trial(folder, folder.name, {}, config, {"seed": config["experiment"]["seed"], **identity})
+    return _trial(
+        folder, folder.name, {}, config, {"seed": config["experiment"]["seed"], **identity}
+    )
 
 
-def _trial(folder: Path, number: str, setting: dict[str, Any], config: Mapping[str, Any],
-           identity: Mapping[str, Any]) -> Trial:
+def _trial(
+    folder: Path,
+    number: str,
+    setting: dict[str, Any],
+    config: Mapping[str, Any],
+    identity: Mapping[str, Any],
+) -> Trial:
     history = history_of(read_events(folder / directory.JOURNAL))
     method = str(config["experiment"]["algorithm"]["name"])
-    return Trial(number, setting, int(identity["seed"]), str(identity["status"]),
-                 str(identity.get("metric") or primary_metric_of(method, history)), history, method, folder,
-                 str(identity.get("failure") or "").split("\n")[0], str(identity.get("sha256") or ""),
-                 dict(identity.get("versions", {})), fingerprints(folder, identity))
+    return Trial(
+        number,
+        setting,
+        int(identity["seed"]),
+        str(identity["status"]),
+        str(identity.get("metric") or primary_metric_of(method, history)),
+        history,
+        method,
+        folder,
+        str(identity.get("failure") or "").split("\n")[0],
+        str(identity.get("sha256") or ""),
+        dict(identity.get("versions", {})),
+        fingerprints(folder, identity),
+    )
 
 
 def fingerprints(folder: Path, identity: Mapping[str, Any]) -> dict[str, str]:
@@ -205,11 +247,13 @@ def fingerprints(folder: Path, identity: Mapping[str, Any]) -> dict[str, str]:
     folder : Path
         The run's.
     identity : mapping
-        What its ``run.json`` holds: of a single run the fingerprints too. Those of trials are kept beside who holds
-        what, and, in sweeps of earlier versions, with the last checkpoint alone.
+        What its ``run.json`` holds: of a single run the fingerprints too. Those of trials are kept
+        beside who holds what, and, in sweeps of earlier versions, with the last checkpoint alone.
     """
     held = folder / PARTITION
-    noted = read_json(held, {}, {"fingerprints": dict}).get("fingerprints") if held.is_file() else None
+    noted = (
+        read_json(held, {}, {"fingerprints": dict}).get("fingerprints") if held.is_file() else None
+    )
     sweep = folder.parent.parent
     if noted is None and "data" not in identity and (sweep / TUNE).is_dir():
         last = next(iter(checkpoints(str(sweep / TUNE), folder.name)), None)
@@ -224,7 +268,15 @@ def primary_metric_of(method: str, history: pd.DataFrame) -> str:
     """Return the measure a method is judged by, from what it declares and what was measured."""
     from flray import registry
 
-    views = registry.algorithms.get(method).views if method in registry.algorithms.names() else ("global",)
+    views = (
+        registry.algorithms.get(method).views
+        if method in registry.algorithms.names()
+        else ("global",)
+    )
     start = "global/common/" if views[0] == "global" else "personal/local/"
-    names = [str(name) for name in history.columns if str(name).startswith(start) and str(name).count("/") == 2]
+    names = [
+        str(name)
+        for name in history.columns
+        if str(name).startswith(start) and str(name).count("/") == 2
+    ]
     return next((name for name in names if not name.endswith("/loss")), names[0] if names else "")

@@ -15,7 +15,13 @@ from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS,
 from flray.results.load import ResultSet, Trial, fingerprints, primary_metric_of
 from flray.runs import directory
 from flray.tracking.address import database_path, redact, resolve_uri
-from flray.tracking.client import TrackingUnavailableError, call, connect, http_limits, silence_mlflow_logs
+from flray.tracking.client import (
+    TrackingUnavailableError,
+    call,
+    connect,
+    http_limits,
+    silence_mlflow_logs,
+)
 from flray.tuning.naming import FIRST
 
 _PARENT, _VERSION = "mlflow.parentRunId", "version."
@@ -30,7 +36,8 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
     uri : str
         MLflow's address.
     what : str
-        The name of an experiment, of which the newest sweep (or else run) is taken, or the id of a run.
+        The name of an experiment, of which the newest sweep (or else run) is taken, or the id of a
+        run.
     folder : Path
         For the files that are fetched.
 
@@ -42,15 +49,28 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
     address, shown = resolve_uri(uri), redact(uri)
     database = database_path(address)
     if database is not None and not database.is_file():
-        raise FlrayError(f"{shown}: there is no database {database}; give the one that runs were tracked in")
+        raise FlrayError(
+            f"{shown}: there is no database {database}; give the one that runs were tracked in"
+        )
 
     def read() -> tuple[Any, dict[str, Any], list[Trial]]:
         client = connect(address)
         run = _find(client, what)
-        children = client.search_runs([run.info.experiment_id], f"tags.`{_PARENT}` = '{run.info.run_id}'",
-                                      max_results=5000) if run.data.tags.get("flray.kind") == "sweep" else [run]
+        children = (
+            client.search_runs(
+                [run.info.experiment_id],
+                f"tags.`{_PARENT}` = '{run.info.run_id}'",
+                max_results=5000,
+            )
+            if run.data.tags.get("flray.kind") == "sweep"
+            else [run]
+        )
         config = _config(client, run.info.run_id, folder)
-        return run, config, [_trial(client, child, folder, config.get("arms") or ()) for child in children]
+        return (
+            run,
+            config,
+            [_trial(client, child, folder, config.get("arms") or ()) for child in children],
+        )
 
     try:
         with http_limits(), silence_mlflow_logs():
@@ -59,9 +79,16 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
         raise FlrayError(f"tracking at {shown}: {error}") from None
     trials.sort(key=lambda trial: trial.number)
     if not any(len(trial.history) for trial in trials):
-        raise FlrayError(f"{what} at {shown}: no round has been tracked, so there is nothing to report")
-    return ResultSet(str(config["experiment"]["name"]), trials, config, _versions(run.data.tags),
-                  f"{shown} run {run.info.run_id}")
+        raise FlrayError(
+            f"{what} at {shown}: no round has been tracked, so there is nothing to report"
+        )
+    return ResultSet(
+        str(config["experiment"]["name"]),
+        trials,
+        config,
+        _versions(run.data.tags),
+        f"{shown} run {run.info.run_id}",
+    )
 
 
 def _find(client: Any, what: str) -> Any:
@@ -72,8 +99,12 @@ def _find(client: Any, what: str) -> Any:
         names = ", ".join(sorted(one.name for one in client.search_experiments()))
         raise FlrayError(f"no MLflow experiment or run {what!r}; experiments: {names or 'none'}")
     for wanted in ("tags.`flray.kind` = 'sweep'", ""):
-        runs = client.search_runs([experiment.experiment_id], wanted, max_results=1,
-                                  order_by=["attributes.start_time DESC"])
+        runs = client.search_runs(
+            [experiment.experiment_id],
+            wanted,
+            max_results=1,
+            order_by=["attributes.start_time DESC"],
+        )
         if runs:
             return runs[0]
     raise FlrayError(f"the MLflow experiment {what!r} has no runs")
@@ -83,8 +114,11 @@ def _config(client: Any, run: str, folder: Path) -> dict[str, Any]:
     try:
         path = client.download_artifacts(run, directory.CONFIG, str(_made(folder / run)))
     except Exception as error:
-        raise FlrayError(f"run {run}: its {directory.CONFIG} was not tracked, which a report needs; a run that is still "
-                         "under way has none yet: report from its folder") from error
+        raise FlrayError(
+            f"run {run}: its {directory.CONFIG} was not tracked, which a report needs; a run that "
+            f"is still "
+            "under way has none yet: report from its folder"
+        ) from error
     return directory.read_config(Path(path).parent)
 
 
@@ -95,18 +129,40 @@ def _trial(client: Any, run: Any, folder: Path, axes: Collection[str]) -> Trial:
             client.download_artifacts(run.info.run_id, name, str(place))
     method = data.params.get("algorithm.name", data.params.get("algorithm", ""))
     history = _history(client, run.info.run_id, data.metrics)
-    setting = {key.removeprefix(FIRST): value for key, value in data.params.items() if key.startswith(FIRST)}
+    setting = {
+        key.removeprefix(FIRST): value
+        for key, value in data.params.items()
+        if key.startswith(FIRST)
+    }
     setting = {f"{PREFIX}{key}" if key in axes else key: value for key, value in setting.items()}
     status = data.tags.get("trial.status") or run.info.status.lower()
-    return Trial(data.tags.get("trial", run.info.run_name), setting, int(data.params.get("seed", 0)), status,
-                 primary_metric_of(method, history), history, method, place, data.tags.get("failure", ""),
-                 data.tags.get("model.sha256", ""), _versions(data.tags),
-                 fingerprints(place, {part: data.tags[f"{part}.fingerprint"] for part in ("data", "partition")
-                                      if f"{part}.fingerprint" in data.tags}))
+    return Trial(
+        data.tags.get("trial", run.info.run_name),
+        setting,
+        int(data.params.get("seed", 0)),
+        status,
+        primary_metric_of(method, history),
+        history,
+        method,
+        place,
+        data.tags.get("failure", ""),
+        data.tags.get("model.sha256", ""),
+        _versions(data.tags),
+        fingerprints(
+            place,
+            {
+                part: data.tags[f"{part}.fingerprint"]
+                for part in ("data", "partition")
+                if f"{part}.fingerprint" in data.tags
+            },
+        ),
+    )
 
 
 def _versions(tags: Mapping[str, str]) -> dict[str, str]:
-    return {key.removeprefix(_VERSION): value for key, value in tags.items() if key.startswith(_VERSION)}
+    return {
+        key.removeprefix(_VERSION): value for key, value in tags.items() if key.startswith(_VERSION)
+    }
 
 
 def _history(client: Any, run: str, metrics: Mapping[str, float]) -> pd.DataFrame:
@@ -114,7 +170,9 @@ def _history(client: Any, run: str, metrics: Mapping[str, float]) -> pd.DataFram
     columns: dict[str, dict[int, float]] = {}
     for name in metrics:
         if not name.startswith(_SKIPPED):
-            columns[name] = {point.step: point.value for point in client.get_metric_history(run, name)}
+            columns[name] = {
+                point.step: point.value for point in client.get_metric_history(run, name)
+            }
     table = pd.DataFrame(columns).sort_index()
     table.insert(0, "round", table.index)
     return table.reset_index(drop=True)

@@ -19,7 +19,9 @@ _COSTS = ("hours", "seconds", "memory", "bytes", "time", ">=")
 
 def lower_is_better(measure: str) -> bool:
     """Tell whether a measure is better when it is small: losses, distances, costs, rounds to a target."""
-    return any(word in measure for word in _COSTS) or any(map(direction.lower_is_better, measure.split("/")))
+    return any(word in measure for word in _COSTS) or any(
+        map(direction.lower_is_better, measure.split("/"))
+    )
 
 
 def is_share(measure: str) -> bool:
@@ -27,7 +29,9 @@ def is_share(measure: str) -> bool:
     return not lower_is_better(measure)
 
 
-def value(trial: Trial, measure: str, client: str = AVERAGE, rule: str = "last", last: int = 5) -> float:
+def value(
+    trial: Trial, measure: str, client: str = AVERAGE, rule: str = "last", last: int = 5
+) -> float:
     """Return a measure of a trial, NaN where it was not measured. Shares are in percent.
 
     Parameters
@@ -39,7 +43,8 @@ def value(trial: Trial, measure: str, client: str = AVERAGE, rule: str = "last",
     client : str
         A client's or domain's name, or ``avg``.
     rule : {"last", "mean-last", "best"}
-        Which rounds count; best: that of the best mean validation value, the last one where there is none.
+        Which rounds count; best: that of the best mean validation value, the last one where there
+        is none.
     last : int
         Rounds in the mean of the last ones.
     """
@@ -49,7 +54,9 @@ def value(trial: Trial, measure: str, client: str = AVERAGE, rule: str = "last",
     if measure == "memory":
         return memory(trial) / 2**20
     if reach := _REACH.match(measure):
-        reached = series(trial, reach.group(1), client).pipe(lambda s: s[s >= float(reach.group(2)) / 100])
+        reached = series(trial, reach.group(1), client).pipe(
+            lambda s: s[s >= float(reach.group(2)) / 100]
+        )
         return float(reached.index[0]) if len(reached) else math.inf
     values = series(trial, measure, client)
     if values.empty:
@@ -72,7 +79,9 @@ def memory(trial: Trial) -> float:
     return math.nan
 
 
-def first_available(trial: Trial, measure: str, clients: Sequence[str], rule: str = "last", last: int = 5) -> float:
+def first_available(
+    trial: Trial, measure: str, clients: Sequence[str], rule: str = "last", last: int = 5
+) -> float:
     """Return the `value` of the first of some clients that there is."""
     found = (value(trial, measure, client, rule, last) for client in clients)
     return next((one for one in found if not math.isnan(one)), math.nan)
@@ -99,17 +108,25 @@ def series(trial: Trial, measure: str, client: str = AVERAGE) -> pd.Series[float
 def clients(trial: Trial, name: str) -> list[str]:
     """Return the clients for which a metric was tracked, in the order of the federation."""
     prefix, order = f"{name}/client/", list(trial.domains)
-    found = [str(column).removeprefix(prefix) for column in trial.history.columns if str(column).startswith(prefix)]
+    found = [
+        str(column).removeprefix(prefix)
+        for column in trial.history.columns
+        if str(column).startswith(prefix)
+    ]
     return sorted(found, key=lambda one: order.index(one) if one in order else len(order))
 
 
 def comparable_trials(trials: Sequence[Trial]) -> Sequence[Trial]:
     """Return the trials over which a single client's values may be averaged.
 
-    All, where clients belong to domains; of clients that the seed made by dealing out one pool, only the first
-    trial's, for those of another seed hold other data under the same names.
+    All, where clients belong to domains; of clients that the seed made by dealing out one pool,
+    only the first trial's, for those of another seed hold other data under the same names.
     """
-    return trials if len(set(trials[0].domains.values())) != 1 or len(trials[0].domains) == 1 else trials[:1]
+    return (
+        trials
+        if len(set(trials[0].domains.values())) != 1 or len(trials[0].domains) == 1
+        else trials[:1]
+    )
 
 
 def _best_round(trial: Trial) -> float:
@@ -132,8 +149,9 @@ def _column(trial: Trial, name: str) -> pd.Series[float]:
 def _of_client(trial: Trial, name: str, client: str) -> pd.Series[float]:
     """Return one client's values, or the mean over the clients of a domain."""
     known = clients(trial, name)
-    mine = [one for one in known if one == client] or [one for one in known if re.fullmatch(
-        re.escape(client) + r"\d+", one)]
+    mine = [one for one in known if one == client] or [
+        one for one in known if re.fullmatch(re.escape(client) + r"\d+", one)
+    ]
     if not mine:
         return pd.Series(dtype=float)
     return pd.concat([_column(trial, f"{name}/client/{one}") for one in mine], axis=1).mean(axis=1)

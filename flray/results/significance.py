@@ -39,17 +39,26 @@ class Comparison:
         if math.isnan(self.p):
             return f"{self.best} over {self.second}: {self.difference:+.2f} at each of {self.seeds} seeds, not testable"
         sign = "<" if self.p < 0.001 else "="
-        return f"{self.best} over {self.second}: {self.difference:+.2f}, p {sign} {max(self.p, 0.001):.3f} " \
-               f"({self.seeds} seeds)"
+        return (
+            f"{self.best} over {self.second}: {self.difference:+.2f}, p {sign} "
+            f"{max(self.p, 0.001):.3f} "
+            f"({self.seeds} seeds)"
+        )
 
 
-def compare(best: str, first: Mapping[int, float], second: str, other: Mapping[int, float]) -> Comparison:
+def compare(
+    best: str, first: Mapping[int, float], second: str, other: Mapping[int, float]
+) -> Comparison:
     """Compare two settings, given their values by seed."""
     from scipy import stats
 
     seeds = sorted(set(first) & set(other))
     differences = np.array([first[seed] - other[seed] for seed in seeds])
     p = math.nan
-    if len(seeds) > 1 and float(differences.std()) > 1e-12 * max(1.0, float(np.abs(differences).max())):
+    if len(seeds) > 1 and float(differences.std()) > 1e-12 * max(
+        1.0, float(np.abs(differences).max())
+    ):
         p = float(stats.ttest_1samp(differences, 0.0).pvalue)
-    return Comparison(best, second, float(differences.mean()) if len(seeds) else math.nan, len(seeds), p)
+    return Comparison(
+        best, second, float(differences.mean()) if len(seeds) else math.nan, len(seeds), p
+    )

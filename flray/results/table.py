@@ -129,7 +129,9 @@ class Table:
 def main_table(source: ResultSet) -> Table:
     """Return the table of a sweep, the paper's where it belongs to one."""
     paper = source.paper
-    table = _paper_table(source, paper) if paper is not None and source.axes else _plain_table(source)
+    table = (
+        _paper_table(source, paper) if paper is not None and source.axes else _plain_table(source)
+    )
     for position in range(len(table.columns)):
         mark_best(table, position)
     most = max((len(cell.values) for row in table.rows.values() for cell in row), default=0)
@@ -138,36 +140,55 @@ def main_table(source: ResultSet) -> Table:
         if len(set(counts)) == 1 and 0 < counts[0] < most:
             table.notes.append(f"{label}: {counts[0]} of {most} seeds")
         elif len(set(counts)) > 1:
-            table.notes += [f"{label} · {' '.join(head)}: {count} of {most} seeds"
-                            for head, count in zip(table.heads, counts, strict=True) if 0 < count < most]
+            table.notes += [
+                f"{label} · {' '.join(head)}: {count} of {most} seeds"
+                for head, count in zip(table.heads, counts, strict=True)
+                if 0 < count < most
+            ]
     if source.name.endswith(SMOKE):
         table.title += " (smoke run)"
         table.notes.insert(0, SMOKE_NOTE)
     if source.protocol == "mean-last":
         table.notes.append(f"value of a run: mean of the last {source.last} evaluated rounds")
     if source.protocol == "best":
-        table.notes.append("value of a run: round of the best mean validation value, the last where there is none")
+        table.notes.append(
+            "value of a run: round of the best mean validation value, the last where there is none"
+        )
     failed = [trial for trial in source.trials if trial.status == "failed"]
-    table.notes += [f"failed: {source.label(trial)} seed {trial.seed}: {trial.failure}" for trial in failed]
+    table.notes += [
+        f"failed: {source.label(trial)} seed {trial.seed}: {trial.failure}" for trial in failed
+    ]
     stopped = sum(trial.status == "stopped" for trial in source.trials)
     waiting = sum(trial.status not in ("finished", "stopped", "failed") for trial in source.trials)
     if stopped:
-        table.notes.append(f"{stopped} of {len(source.trials)} trials were stopped early by the scheduler")
+        table.notes.append(
+            f"{stopped} of {len(source.trials)} trials were stopped early by the scheduler"
+        )
     if waiting:
-        table.notes.append(f"{waiting} of {len(source.trials)} trials have not ended: the table is not complete")
-    table.notes += [f"not ended, counted with what it has reached: {source.label(trial)} seed {trial.seed}, round "
-                    f"{int(trial.history['round'].max())}" for trial in source.trials
-                    if trial.status not in ("finished", "stopped", "failed") and len(trial.history)]
+        table.notes.append(
+            f"{waiting} of {len(source.trials)} trials have not ended: the table is not complete"
+        )
+    table.notes += [
+        f"not ended, counted with what it has reached: {source.label(trial)} seed {trial.seed}, "
+        f"round "
+        f"{int(trial.history['round'].max())}"
+        for trial in source.trials
+        if trial.status not in ("finished", "stopped", "failed") and len(trial.history)
+    ]
     return table
 
 
 def seeds_text(table: Table) -> str:
     """Return over how many seeds the means are."""
-    counts = sorted({len(cell.finite) for row in table.rows.values() for cell in row if cell.finite})
+    counts = sorted(
+        {len(cell.finite) for row in table.rows.values() for cell in row if cell.finite}
+    )
     if counts == [1]:
         return "values of one seed, without a deviation"
     text = " or ".join(map(str, counts)) or "0"
-    return f"mean ± standard deviation over {text} seeds" + (", none for one seed" if 1 in counts else "")
+    return f"mean ± standard deviation over {text} seeds" + (
+        ", none for one seed" if 1 in counts else ""
+    )
 
 
 def _plain_table(source: ResultSet) -> Table:
@@ -175,34 +196,57 @@ def _plain_table(source: ResultSet) -> Table:
     names = list(dict.fromkeys(name for trial in measured for name in clients(trial)))
     names = [AVERAGE_COLUMN, *(names if len(names) <= _MOST_CLIENTS else [])]
     kinds = dict.fromkeys(client_measure(trial).partition("/")[0] for trial in measured)
-    # Where models are judged on the other clients' data, how they do on their own is the other half of the answer.
+    # Where models are judged on the other clients' data, how they do on their own is the other half
+    # of the answer.
     also = [(f"own {AVERAGE_COLUMN}", AVERAGE_COLUMN, "own/")] if "others" in kinds else []
     shown = [("score" if name == AVERAGE_COLUMN else name, name, "") for name in names]
     metric = " or ".join(sorted({trial.metric for trial in measured}))
-    columns = [Column((), client, "", "auto" if client == AVERAGE_COLUMN and not kind else f"{kind}{metric}")
-               for _, client, kind in (*shown, *also)]
+    columns = [
+        Column(
+            (), client, "", "auto" if client == AVERAGE_COLUMN and not kind else f"{kind}{metric}"
+        )
+        for _, client, kind in (*shown, *also)
+    ]
     rows: dict[str, list[Cell]] = {}
     for trial in source.trials:
         row = rows.setdefault(source.label(trial), [Cell() for _ in columns])
         if trial.status == "failed" or not len(trial.history):
             continue
         for cell, (_, client, kind) in zip(row, (*shown, *also), strict=True):
-            measure = client_measure(trial, own=bool(kind)) if kind or client != AVERAGE_COLUMN else "auto"
-            cell.values[trial.seed] = measures.value(trial, measure, client, source.protocol, source.last)
+            measure = (
+                client_measure(trial, own=bool(kind))
+                if kind or client != AVERAGE_COLUMN
+                else "auto"
+            )
+            cell.values[trial.seed] = measures.value(
+                trial, measure, client, source.protocol, source.last
+            )
     sign = 1.0 if measures.lower_is_better(metric) else -1.0
-    ordered = dict(sorted(rows.items(), key=lambda item: np.nan_to_num(sign * item[1][0].mean, nan=1e9)))
-    table = Table(f"{source.name}: {metric}", "setting", columns, [[head] for head, _, _ in (*shown, *also)], ordered)
+    ordered = dict(
+        sorted(rows.items(), key=lambda item: np.nan_to_num(sign * item[1][0].mean, nan=1e9))
+    )
+    table = Table(
+        f"{source.name}: {metric}",
+        "setting",
+        columns,
+        [[head] for head, _, _ in (*shown, *also)],
+        ordered,
+    )
     held: dict[str, set[str]] = {}
     for trial in measured:
         held.setdefault(source.label(trial), set()).add(trial.fingerprints.get("partition", ""))
     if len(names) > 1 and any(len(partitions) > 1 for partitions in held.values()):
-        table.notes.append("the seeds have other partitions: a client's mean is over clients with other data")
+        table.notes.append(
+            "the seeds have other partitions: a client's mean is over clients with other data"
+        )
     return table
 
 
 def client_measure(trial: Trial, own: bool = False) -> str:
     """Return what a trial's clients are judged by: as the trial's metric has it, or (`own`) on their own test parts."""
-    _, scope, name = trial.metric.split("/", 2) if trial.metric.count("/") > 1 else ("", "", trial.metric)
+    _, scope, name = (
+        trial.metric.split("/", 2) if trial.metric.count("/") > 1 else ("", "", trial.metric)
+    )
     return f"{'others' if scope == 'others' and not own else 'own'}/{name}"
 
 
@@ -222,28 +266,60 @@ def _paper_table(source: ResultSet, paper: PaperTable) -> Table:
         for metric, measure in paper.measures.items():
             for client in _clients(source, paper, printed, arms, metric):
                 columns.append(Column(arms, client, metric, measure))
-    made = {name: [_cell(source, paper, printed, (rows_axis, name), column) for column in columns]
-            for name in axes[rows_axis]}
-    rows = {name: row for name, row in made.items() if any(cell.values or cell.printed_text for cell in row)}
-    keep = [i for i, _ in enumerate(columns) if any(row[i].values or row[i].printed_text for row in rows.values())]
-    heads = [[*(name for _, name in columns[i].arms),
-              *([columns[i].printed_metric] if len(paper.measures) > 1 else []),
-              *([columns[i].client] if paper.clients is not None else [])] or [columns[i].printed_metric] for i in keep]
-    table = Table(f"{PAPERS[paper.name]} {paper.table}: {paper.title}", rows_axis, [columns[i] for i in keep], heads,
-                  {name: [row[i] for i in keep] for name, row in rows.items()})
+    made = {
+        name: [_cell(source, paper, printed, (rows_axis, name), column) for column in columns]
+        for name in axes[rows_axis]
+    }
+    rows = {
+        name: row
+        for name, row in made.items()
+        if any(cell.values or cell.printed_text for cell in row)
+    }
+    keep = [
+        i
+        for i, _ in enumerate(columns)
+        if any(row[i].values or row[i].printed_text for row in rows.values())
+    ]
+    heads = [
+        [
+            *(name for _, name in columns[i].arms),
+            *([columns[i].printed_metric] if len(paper.measures) > 1 else []),
+            *([columns[i].client] if paper.clients is not None else []),
+        ]
+        or [columns[i].printed_metric]
+        for i in keep
+    ]
+    table = Table(
+        f"{PAPERS[paper.name]} {paper.table}: {paper.title}",
+        rows_axis,
+        [columns[i] for i in keep],
+        heads,
+        {name: [row[i] for i in keep] for name, row in rows.items()},
+    )
     # Settings given on the command line may have changed what the heads say.
-    held = dict.fromkeys(f"{trial.partition['dataset']} ({sum(sum(c['train']) for c in trial.partition['clients']):,} "
-                         "training samples)" for trial in source.trials if trial.partition is not None)
-    rounds = sorted({int(trial.history["round"].max()) for trial in source.trials if len(trial.history)})
-    table.notes.append(f"run on {', '.join(held) or source.config['experiment']['data']['name']} for "
-                       f"{' to '.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds")
+    held = dict.fromkeys(
+        f"{trial.partition['dataset']} "
+        f"({sum(sum(c['train']) for c in trial.partition['clients']):,} "
+        "training samples)"
+        for trial in source.trials
+        if trial.partition is not None
+    )
+    rounds = sorted(
+        {int(trial.history["round"].max()) for trial in source.trials if len(trial.history)}
+    )
+    table.notes.append(
+        f"run on {', '.join(held) or source.config['experiment']['data']['name']} for "
+        f"{' to '.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds"
+    )
     table.notes += [f"differs from the paper: {text}" for text in paper.departures]
     odd: dict[str, list[str]] = {}
     for label, row in table.rows.items():
         for head, cell in zip(table.heads, row, strict=True):
             if cell.note:
                 odd.setdefault(cell.note, []).append(f"{label} ({' '.join(head)})")
-    table.notes += [f"printed number of {', '.join(cells)}: {note}" for note, cells in sorted(odd.items())]
+    table.notes += [
+        f"printed number of {', '.join(cells)}: {note}" for note, cells in sorted(odd.items())
+    ]
     return table
 
 
@@ -253,8 +329,13 @@ def _has_numbers(paper: PaperTable) -> bool:
     return paper.table in tables()[paper.name]
 
 
-def _clients(source: ResultSet, paper: PaperTable, printed: pd.DataFrame | None, arms: Sequence[tuple[str, str]],
-             metric: str) -> list[str]:
+def _clients(
+    source: ResultSet,
+    paper: PaperTable,
+    printed: pd.DataFrame | None,
+    arms: Sequence[tuple[str, str]],
+    metric: str,
+) -> list[str]:
     """Return the clients of the columns of one combination of arms: those printed, else those that were run."""
     if paper.clients is None:
         return [AVERAGE_COLUMN]
@@ -264,16 +345,31 @@ def _clients(source: ResultSet, paper: PaperTable, printed: pd.DataFrame | None,
     return [*dict.fromkeys(name for trial in trials for name in clients(trial)), AVERAGE_COLUMN]
 
 
-def _cell(source: ResultSet, paper: PaperTable, printed: pd.DataFrame | None, row: tuple[str, str], column: Column
-          ) -> Cell:
+def _cell(
+    source: ResultSet,
+    paper: PaperTable,
+    printed: pd.DataFrame | None,
+    row: tuple[str, str],
+    column: Column,
+) -> Cell:
     arms = (row, *column.arms)
     names = (paper.clients or {}).get(column.client, (column.client or AVERAGE_COLUMN,))
-    cell = Cell({trial.seed: measures.first_available(trial, column.measure, names, source.protocol, source.last)
-                 for trial in source.trials
-                 if _is(trial, arms) and trial.status != "failed" and len(trial.history)})
+    cell = Cell(
+        {
+            trial.seed: measures.first_available(
+                trial, column.measure, names, source.protocol, source.last
+            )
+            for trial in source.trials
+            if _is(trial, arms) and trial.status != "failed" and len(trial.history)
+        }
+    )
     if printed is not None:
         found = _select(printed, paper, arms, column.printed_metric)
-        found = found[found["client"].isin([column.client, ""] if column.client == AVERAGE_COLUMN else [column.client])]
+        found = found[
+            found["client"].isin(
+                [column.client, ""] if column.client == AVERAGE_COLUMN else [column.client]
+            )
+        ]
         if len(found) == 1 and len(found["value"].item()):
             cell.printed, cell.note = float(found["number"].item()), str(found["note"].item())
             spread = found["std"].item()
@@ -296,7 +392,9 @@ def printed_rows(paper: PaperTable, arms: Sequence[tuple[str, str]], metric: str
     return _select(printed_numbers(paper.name, paper.table), paper, arms, metric)
 
 
-def _select(printed: pd.DataFrame, paper: PaperTable, arms: Sequence[tuple[str, str]], metric: str) -> pd.DataFrame:
+def _select(
+    printed: pd.DataFrame, paper: PaperTable, arms: Sequence[tuple[str, str]], metric: str
+) -> pd.DataFrame:
     wanted = {"metric": metric}
     for axis, name in arms:
         if axis == "method":
@@ -324,8 +422,11 @@ def mark_best(table: Table, position: int) -> None:
     """
     measure = table.columns[position].measure
     sign = 1.0 if measures.lower_is_better(measure) else -1.0
-    cells: list[tuple[str, Any]] = [(name, row[position]) for name, row in table.rows.items()
-                                    if math.isfinite(row[position].mean)]
+    cells: list[tuple[str, Any]] = [
+        (name, row[position])
+        for name, row in table.rows.items()
+        if math.isfinite(row[position].mean)
+    ]
     if not cells:
         return
     ranked = sorted(cells, key=lambda item: sign * item[1].mean)
@@ -333,4 +434,6 @@ def mark_best(table: Table, position: int) -> None:
         cell.best = cell.mean == ranked[0][1].mean
     if len(ranked) > 1:
         head = " ".join(table.heads[position])
-        table.comparisons.append((head, compare(ranked[0][0], ranked[0][1].values, ranked[1][0], ranked[1][1].values)))
+        table.comparisons.append(
+            (head, compare(ranked[0][0], ranked[0][1].values, ranked[1][0], ranked[1][1].values))
+        )

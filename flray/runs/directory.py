@@ -1,8 +1,8 @@
 """Where a run's or a sweep's files lie, how they are named, and what describes the run to a person and to MLflow.
 
-``runs/<name>/<number>/`` holds ``config.yaml`` (resolved), ``run.json`` (identity, versions, status, result),
-``journal.jsonl`` (history and outbox), ``checkpoint/`` and ``figures/``. A sweep has ``sweep.json`` in place of
-``run.json`` and its trials' folders under ``trials/``.
+``runs/<name>/<number>/`` holds ``config.yaml`` (resolved), ``run.json`` (identity, versions,
+status, result), ``journal.jsonl`` (history and outbox), ``checkpoint/`` and ``figures/``. A sweep
+has ``sweep.json`` in place of ``run.json`` and its trials' folders under ``trials/``.
 """
 
 from __future__ import annotations
@@ -35,22 +35,43 @@ FETCHED_MARK = ".fetched"
 """Marks a folder that came from object storage."""
 
 _IDENTITY: dict[str, type | tuple[type, ...]] = {
-    "versions": dict, "origins": dict, "setting": dict, "settings": dict, "setting_at_end": (dict, NoneType),
-    "seed": int, "sha256": (str, NoneType), "metric": (str, NoneType), "failure": (str, NoneType)}
+    "versions": dict,
+    "origins": dict,
+    "setting": dict,
+    "settings": dict,
+    "setting_at_end": (dict, NoneType),
+    "seed": int,
+    "sha256": (str, NoneType),
+    "metric": (str, NoneType),
+    "failure": (str, NoneType),
+}
 _NEEDED: dict[str, type | tuple[type, ...]] = {
-    "experiment": dict, "experiment.name": str, "experiment.seed": int, "experiment.algorithm": dict,
-    "experiment.algorithm.name": str, "experiment.evaluation": dict, "experiment.evaluation.last": int,
-    "experiment.tracking": dict}
+    "experiment": dict,
+    "experiment.name": str,
+    "experiment.seed": int,
+    "experiment.algorithm": dict,
+    "experiment.algorithm.name": str,
+    "experiment.evaluation": dict,
+    "experiment.evaluation.last": int,
+    "experiment.tracking": dict,
+}
 _KNOWN: dict[str, type | tuple[type, ...]] = {
-    "sweep": dict, "sweep.scheduler": (dict, NoneType), "sweep.only": dict, "arms": (dict, NoneType),
-    "space": (dict, NoneType), "paper": (dict, NoneType), "experiment.evaluation.protocol": str,
-    "experiment.tracking.uri": (str, NoneType)}
+    "sweep": dict,
+    "sweep.scheduler": (dict, NoneType),
+    "sweep.only": dict,
+    "arms": (dict, NoneType),
+    "space": (dict, NoneType),
+    "paper": (dict, NoneType),
+    "experiment.evaluation.protocol": str,
+    "experiment.tracking.uri": (str, NoneType),
+}
 
 
 def create(base: str | Path, name: str) -> Path:
     """Make and return a new folder ``base/name/NNN``; two processes never get the same one.
 
-    For an address the folder is local and `mirror_of` tells where its copy goes; numbers taken there are left out.
+    For an address the folder is local and `mirror_of` tells where its copy goes; numbers taken
+    there are left out.
 
     Raises
     ------
@@ -61,7 +82,9 @@ def create(base: str | Path, name: str) -> Path:
     taken = {int(n) for n in _remote_numbers(str(base), name)} if storage.is_remote(base) else set()
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        number = max(taken | {int(p.name) for p in parent.iterdir() if p.name.isdigit()}, default=0) + 1
+        number = (
+            max(taken | {int(p.name) for p in parent.iterdir() if p.name.isdigit()}, default=0) + 1
+        )
         while True:
             folder = parent / f"{number:03d}"
             try:
@@ -70,8 +93,10 @@ def create(base: str | Path, name: str) -> Path:
             except FileExistsError:
                 number += 1
     except OSError as error:
-        raise FlrayError(f"{parent}: no folder for results can be made here ({error.strerror}); "
-                         "set experiment.output to a folder that can be written") from None
+        raise FlrayError(
+            f"{parent}: no folder for results can be made here ({error.strerror}); "
+            "set experiment.output to a folder that can be written"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -101,14 +126,29 @@ def find(text: str, base: str | Path = "runs") -> Path:
         try:
             if folder_kind(candidate) is not None:
                 return candidate
-            numbered = [p for p in candidate.iterdir() if p.name.isdecimal() and folder_kind(p)] if candidate.is_dir() else []
-        except (OSError, ValueError) as error:  # no name for a file, or a folder that may not be looked into
-            raise FlrayError(f"{candidate}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            numbered = (
+                [p for p in candidate.iterdir() if p.name.isdecimal() and folder_kind(p)]
+                if candidate.is_dir()
+                else []
+            )
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # no name for a file, or a folder that may not be looked into
+            raise FlrayError(
+                f"{candidate}: cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from None
         if numbered:
             return max(numbered, key=lambda p: int(p.name))
-    known = sorted({str(p.parent.parent.relative_to(base)) for p in Path(base).glob("*/*/*.json")}) \
-        if Path(base).is_dir() else []
-    raise FlrayError(f"no run or sweep {text!r}{nearest(text, known)}; give its folder, for example {base}/NAME/001")
+    known = (
+        sorted({str(p.parent.parent.relative_to(base)) for p in Path(base).glob("*/*/*.json")})
+        if Path(base).is_dir()
+        else []
+    )
+    raise FlrayError(
+        f"no run or sweep {text!r}{nearest(text, known)}; give its folder, for example "
+        f"{base}/NAME/001"
+    )
 
 
 def remote_uri(folder: Path, output: str | Path) -> str | None:
@@ -123,7 +163,9 @@ def _local_base(base: str | Path) -> Path:
 
 
 def _remote_numbers(base: str, name: str) -> list[str]:
-    return sorted((found for found in storage.names(f"{base.rstrip('/')}/{name}") if found.isdigit()), key=int)
+    return sorted(
+        (found for found in storage.names(f"{base.rstrip('/')}/{name}") if found.isdigit()), key=int
+    )
 
 
 def _download_run(text: str, base: str) -> None:
@@ -149,8 +191,11 @@ def check_latest(folder: Path, uri: str) -> None:
         If another worker went on from its own copy since this one was made.
     """
     if _continued_elsewhere(folder, uri):
-        raise FlrayError(f"{uri} went on elsewhere since the copy in {folder} was made; give the same command again "
-                         "to go on from the latest")
+        raise FlrayError(
+            f"{uri} went on elsewhere since the copy in {folder} was made; give the same command "
+            f"again "
+            "to go on from the latest"
+        )
 
 
 def _continued_elsewhere(folder: Path, uri: str) -> bool:
@@ -161,7 +206,9 @@ def _continued_elsewhere(folder: Path, uri: str) -> bool:
     try:
         workers = json.loads(data).get("workers") or []
     except (ValueError, AttributeError):
-        raise FlrayError(f"{uri}/{folder_kind(folder)}.json: cannot be read; restore it, or start anew") from None
+        raise FlrayError(
+            f"{uri}/{folder_kind(folder)}.json: cannot be read; restore it, or start anew"
+        ) from None
     return bool(workers) and workers[-1] not in read(folder).get("workers", ())
 
 
@@ -176,7 +223,9 @@ def tracking_uri(folder: Path) -> str | None:
     try:
         uri = read_yaml(folder / CONFIG)["experiment"]["tracking"]["uri"]
     except (KeyError, TypeError):
-        raise FlrayError(f"{folder / CONFIG}: experiment.tracking.uri is missing; name a server with --uri") from None
+        raise FlrayError(
+            f"{folder / CONFIG}: experiment.tracking.uri is missing; name a server with --uri"
+        ) from None
     return None if uri is None else str(uri)
 
 
@@ -208,13 +257,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     content = read_yaml(folder / CONFIG)
     if problem := shape_problem(content, _NEEDED, _KNOWN):
-        raise FlrayError(f"{folder / CONFIG}: {problem}, which is not what was written; restore it, or start anew")
+        raise FlrayError(
+            f"{folder / CONFIG}: {problem}, which is not what was written; restore it, or start "
+            f"anew"
+        )
     return content
 
 
 def write(folder: Path, which: FolderKind, content: Mapping[str, Any]) -> None:
     """Write ``run.json`` or ``sweep.json``, whole or not at all."""
-    write_atomically(folder / f"{which}.json", json.dumps(content, indent=1, sort_keys=True).encode())
+    write_atomically(
+        folder / f"{which}.json", json.dumps(content, indent=1, sort_keys=True).encode()
+    )
 
 
 def update(folder: Path, **values: Any) -> None:
@@ -232,8 +286,13 @@ def new_identity(setting: str = "native") -> dict[str, Any]:
     setting : str
         ``resources.bits``.
     """
-    return {"uid": uuid.uuid4().hex, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "status": "running",
-            "versions": versions(), "cpu": bits.identity(setting)}
+    return {
+        "uid": uuid.uuid4().hex,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "status": "running",
+        "versions": versions(),
+        "cpu": bits.identity(setting),
+    }
 
 
 def versions() -> dict[str, str]:

@@ -40,12 +40,27 @@ def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
             picture = "curves.png" if name == own else f"curves-{name}.png"
             learning_curves(history, curves, figures / picture)
             made.append(picture)
-    view = next((v for v in ("personal/local", "global/local")
-                 if f"{v}/{own}" in history and history[f"{v}/{own}"].notna().any()), None)
+    view = next(
+        (
+            v
+            for v in ("personal/local", "global/local")
+            if f"{v}/{own}" in history and history[f"{v}/{own}"].notna().any()
+        ),
+        None,
+    )
     if view is not None:
         prefix = f"{view}/{own}/client/"
-        last = history[history[f"{view}/{own}"].notna()].iloc[-1:].dropna(axis="columns").to_dict("records")[-1]
-        values = {str(n).removeprefix(prefix): float(v) for n, v in last.items() if str(n).startswith(prefix)}
+        last = (
+            history[history[f"{view}/{own}"].notna()]
+            .iloc[-1:]
+            .dropna(axis="columns")
+            .to_dict("records")[-1]
+        )
+        values = {
+            str(n).removeprefix(prefix): float(v)
+            for n, v in last.items()
+            if str(n).startswith(prefix)
+        }
         if values:
             client_bars(values, prefix.removesuffix("/client/"), figures / "clients.png")
             made.append("clients.png")
@@ -54,5 +69,8 @@ def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
         made.append("partition.png")
     for name in made:
         journal.artifact(f"{directory.FIGURES}/{name}", directory.FIGURES)
-    for name in (directory.CONFIG, *(n for n in (PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS) if (folder / n).exists())):
+    for name in (
+        directory.CONFIG,
+        *(n for n in (PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS) if (folder / n).exists()),
+    ):
         journal.artifact(name)

@@ -27,10 +27,22 @@ Event = dict[str, Any]
 
 
 _FORMS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "start": {"time": int, "uid": str, "experiment": str, "name": str, "parent": (str, NoneType), "params": dict,
-              "tags": dict},
-    "round": {"time": int, "round": int, "metrics": dict}, "artifact": {"path": str, "to": str},
-    "tags": {"tags": dict}, "params": {"params": dict}, "resume": {"time": int}, "end": {"time": int, "status": str}}
+    "start": {
+        "time": int,
+        "uid": str,
+        "experiment": str,
+        "name": str,
+        "parent": (str, NoneType),
+        "params": dict,
+        "tags": dict,
+    },
+    "round": {"time": int, "round": int, "metrics": dict},
+    "artifact": {"path": str, "to": str},
+    "tags": {"tags": dict},
+    "params": {"params": dict},
+    "resume": {"time": int},
+    "end": {"time": int, "status": str},
+}
 Listener = Callable[[Path], None]
 
 _listeners: list[Listener] = []
@@ -61,9 +73,15 @@ def milliseconds() -> int:
 def encode(event: Mapping[str, Any]) -> bytes:
     """Return an event as one line of strict JSON; metrics that are not finite become strings."""
     if "metrics" in event:
-        metrics = {name: value if math.isfinite(value) else str(value) for name, value in event["metrics"].items()}
+        metrics = {
+            name: value if math.isfinite(value) else str(value)
+            for name, value in event["metrics"].items()
+        }
         event = {**event, "metrics": metrics}
-    return json.dumps(event, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return (
+        json.dumps(event, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        + b"\n"
+    )
 
 
 def decode(line: bytes) -> Event:
@@ -79,9 +97,16 @@ def decode(line: bytes) -> Event:
     except RecursionError:
         raise ValueError("not an event") from None
     kind = event.get("type") if isinstance(event, dict) else None
-    if not isinstance(kind, str) or shape_problem(event, _FORMS.get(kind, {})) or any(
-            not isinstance(text, str) for part in ("params", "tags") if isinstance(event.get(part), dict)
-            for text in event[part].values()):
+    if (
+        not isinstance(kind, str)
+        or shape_problem(event, _FORMS.get(kind, {}))
+        or any(
+            not isinstance(text, str)
+            for part in ("params", "tags")
+            if isinstance(event.get(part), dict)
+            for text in event[part].values()
+        )
+    ):
         raise ValueError("not an event")
     if "metrics" in event:
         try:
@@ -112,7 +137,9 @@ def history_of(events: Iterable[Event]) -> pd.DataFrame:
     """Return the rounds among `events` as a table: column ``round`` first, then one column per metric."""
     import pandas as pd  # takes a second, and processes that only write journals do not need it
 
-    rounds = {event["round"]: event["metrics"] for event in events if event["type"] == "round"}  # later ones count
+    rounds = {
+        event["round"]: event["metrics"] for event in events if event["type"] == "round"
+    }  # later ones count
     rows = [{"round": round_, **metrics} for round_, metrics in rounds.items()]
     table = pd.DataFrame(rows) if rows else pd.DataFrame({"round": pd.Series(dtype="int64")})
     return table.sort_values("round", ignore_index=True)
@@ -126,11 +153,14 @@ def _parse(data: bytes, path: Path) -> tuple[list[Event], int]:
         try:
             events.append(decode(data[end:newline]))
         except ValueError as error:
-            # A crash of the machine may leave a tail of rubbish (blocks never written). Rubbish followed by
-            # a good event is another matter: somebody edited the file, and cutting there would lose history.
+            # A crash of the machine may leave a tail of rubbish (blocks never written). Rubbish
+            # followed by a good event is another matter: somebody edited the file, and cutting
+            # there would lose history.
             if any(_whole(line) for line in data[newline + 1 :].split(b"\n")):
                 line_number = len(events) + 1
-                raise DataError(f"{path}, line {line_number}: not an event; mend or remove that line") from error
+                raise DataError(
+                    f"{path}, line {line_number}: not an event; mend or remove that line"
+                ) from error
             break
         end = newline + 1
     return events, end
@@ -147,9 +177,10 @@ def _whole(line: bytes) -> bool:
 class Journal:
     """The append-only file of a run's events; one process writes it at a time.
 
-    A line is handed to the system by one write, so a killed process leaves at most the last line torn; opening
-    the file again cuts that line off. Rounds that are there stay as they were first recorded: a run that is
-    resumed plays some rounds again, and they leave neither a gap nor a second record.
+    A line is handed to the system by one write, so a killed process leaves at most the last line
+    torn; opening the file again cuts that line off. Rounds that are there stay as they were first
+    recorded: a run that is resumed plays some rounds again, and they leave neither a gap nor a
+    second record.
 
     Parameters
     ----------
@@ -192,8 +223,9 @@ class Journal:
     def append(self, event: Mapping[str, Any]) -> None:
         """Write one event as one line, and tell who listens.
 
-        It survives the death of the process, not of the machine: see `sync`. A line that cannot be written whole, on a
-        full disk for example, is taken back, so that the next one does not become a part of it.
+        It survives the death of the process, not of the machine: see `sync`. A line that cannot be
+        written whole, on a full disk for example, is taken back, so that the next one does not
+        become a part of it.
 
         Raises
         ------
@@ -248,11 +280,21 @@ class Journal:
         if self._started:
             return False
         self._started = True
-        event = {"type": "start", "time": milliseconds(), "uid": uid, "experiment": experiment, "name": name}
-        self.append(event | {"parent": parent, "params": dict(params or {}), "tags": dict(tags or {})})
+        event = {
+            "type": "start",
+            "time": milliseconds(),
+            "uid": uid,
+            "experiment": experiment,
+            "name": name,
+        }
+        self.append(
+            event | {"parent": parent, "params": dict(params or {}), "tags": dict(tags or {})}
+        )
         return True
 
-    def record_round(self, round_: int, metrics: Mapping[str, float], *, replace: bool = False) -> bool:
+    def record_round(
+        self, round_: int, metrics: Mapping[str, float], *, replace: bool = False
+    ) -> bool:
         """Record the metrics of a round; write nothing and return False if the round is there already.
 
         Parameters
@@ -260,7 +302,8 @@ class Journal:
         round_ : int
             Number of the round.
         metrics : mapping of str to float
-            By name; names are cleaned by `flray.metrics.names.clean_name`, NaN and infinities are kept.
+            By name; names are cleaned by `flray.metrics.names.clean_name`, NaN and infinities are
+            kept.
         replace : bool
             Record them all the same: later values of a round count instead of the earlier ones.
 
@@ -274,7 +317,10 @@ class Journal:
             return False
         cleaned = {clean_name(name): float(value) for name, value in metrics.items()}
         if len(cleaned) < len(metrics):
-            raise FlrayError(f"two of these metrics have one name in MLflow, rename one: {', '.join(sorted(metrics))}")
+            raise FlrayError(
+                f"two of these metrics have one name in MLflow, rename one: "
+                f"{', '.join(sorted(metrics))}"
+            )
         event = {"type": "round", "round": int(round_), "time": milliseconds(), "metrics": cleaned}
         self.append({**event, "replaces": True} if there else event)
         self._recorded.add(int(round_))

@@ -6,7 +6,12 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, encode, save_encoded
+from flray.federation.diagnostics import (
+    FINAL_DIAGNOSTICS,
+    INITIAL_DIAGNOSTICS,
+    encode,
+    save_encoded,
+)
 from flray.federation.evaluation import primary_metric_name
 from flray.federation.federation import RoundResult
 from flray.federation.messages import ObjectLostError
@@ -60,13 +65,26 @@ class RoundLoop:
     folder : Path
         The run's folder.
     journal : Journal
-        Gets every round before a checkpoint knows of it, so that no round is ever missing from the history.
+        Gets every round before a checkpoint knows of it, so that no round is ever missing from the
+        history.
     progress : Progress
         What the user sees.
     """
 
-    def __init__(self, spec: FederationSpec, federation: FederationHandle, folder: Path, journal: Journal, progress: Progress) -> None:
-        self._spec, self._federation, self._folder, self._journal = spec, federation, folder, journal
+    def __init__(
+        self,
+        spec: FederationSpec,
+        federation: FederationHandle,
+        folder: Path,
+        journal: Journal,
+        progress: Progress,
+    ) -> None:
+        self._spec, self._federation, self._folder, self._journal = (
+            spec,
+            federation,
+            folder,
+            journal,
+        )
         self._progress = progress
         self._done = 0
         self._saved_at = time.monotonic()
@@ -85,8 +103,8 @@ class RoundLoop:
         Raises
         ------
         RunFailedError
-            If the server's process or clients' states were lost `SERVER_RESTARTS` + 1 times with no finished round in
-            between, or a client failed.
+            If the server's process or clients' states were lost `SERVER_RESTARTS` + 1 times with no
+            finished round in between, or a client failed.
         """
         try:
             return self._run_despite_losses()
@@ -96,14 +114,17 @@ class RoundLoop:
             except KeyboardInterrupt:
                 pass
             except Exception as error:  # a signal to all processes takes Ray's with it
-                self._progress.say(f"the round under way is lost, it will be played again ({type(error).__name__})")
+                self._progress.say(
+                    f"the round under way is lost, it will be played again ({type(error).__name__})"
+                )
             raise
 
     def _run_despite_losses(self) -> str:
         """Run what is left, and after a loss go on from the last checkpoint.
 
-        The first round after a loss is saved at once, whatever the checkpoint's settings, and only that counts as
-        progress: so a run outlives any number of losses, and one that would meet the same loss for ever ends.
+        The first round after a loss is saved at once, whatever the checkpoint's settings, and only
+        that counts as progress: so a run outlives any number of losses, and one that would meet the
+        same loss for ever ends.
         """
         while True:
             try:
@@ -113,13 +134,18 @@ class RoundLoop:
             except (ServerLostError, ObjectLostError) as error:
                 self._losses += 1
                 if self._losses > SERVER_RESTARTS:
-                    raise type(error)(f"{error}; {self._losses} losses with no finished round in between; go on with: "
-                                      f"flray resume {self._folder}") from error
+                    raise type(error)(
+                        f"{error}; {self._losses} losses with no finished round in between; go on "
+                        f"with: "
+                        f"flray resume {self._folder}"
+                    ) from error
                 what = "the server actor died" if isinstance(error, ServerLostError) else str(error)
                 self._progress.say(f"{what}; going on from the last checkpoint")
 
     def _run_to_end(self) -> str:
-        self._done = self._saved_round = self._federation.restore(self._folder / directory.CHECKPOINT)
+        self._done = self._saved_round = self._federation.restore(
+            self._folder / directory.CHECKPOINT
+        )
         if not self._begun:
             self._begun = True
             self._progress.begin(self._spec, self._done)
@@ -148,13 +174,18 @@ class RoundLoop:
     def _checkpoint(self) -> None:
         settings = self._spec.config.checkpoint
         last = self._done == self._spec.config.rounds or self._losses > 0
-        due = self._done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
+        due = (
+            self._done % settings.every == 0
+            and time.monotonic() - self._saved_at >= settings.min_seconds
+        )
         if last or due:
             self._save()
 
     def _save(self) -> None:
         self._journal.sync()
-        self._federation.save(self._folder / directory.CHECKPOINT, self._spec.config.checkpoint.keep)
+        self._federation.save(
+            self._folder / directory.CHECKPOINT, self._spec.config.checkpoint.keep
+        )
         self._saved_at, self._saved_round = time.monotonic(), self._done
         self._losses = 0
 
@@ -170,7 +201,9 @@ class RoundLoop:
         if self._saved_round == 0:
             self._progress.say("no round has been saved yet; the run will begin anew")
         elif self._saved_round > 0:
-            self._progress.say(f"the checkpoint holds round {self._saved_round} of {self._spec.config.rounds}")
+            self._progress.say(
+                f"the checkpoint holds round {self._saved_round} of {self._spec.config.rounds}"
+            )
 
 
 def primary_metric(spec: FederationSpec) -> str:

@@ -25,15 +25,17 @@ _RESUMABLE_SWEEP_SETTINGS = ("sweep.concurrency", "sweep.max_failures")
 def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
     """Return the configuration of a run or sweep, with the user's plug-ins loaded.
 
-    Nothing that came with the folder is executed: a file in it is no plug-in, and where the folder was fetched from
-    object storage, which others may write to, even the names of plug-ins have to come from the user.
+    Nothing that came with the folder is executed: a file in it is no plug-in, and where the folder
+    was fetched from object storage, which others may write to, even the names of plug-ins have to
+    come from the user.
 
     Parameters
     ----------
     folder : Path
         The run's or sweep's.
     plugins : sequence of str
-        The user's own files, in place of those that the configuration names; relative to the current folder.
+        The user's own files, in place of those that the configuration names; relative to the
+        current folder.
 
     Raises
     ------
@@ -45,14 +47,21 @@ def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
     experiment = content.get("experiment")
     if isinstance(experiment, dict) and (plugins or experiment.get("plugins")):
         if not plugins and (folder / directory.FETCHED_MARK).exists():
-            raise FlrayError(f"{path}: experiment.plugins names {experiment['plugins']}, and the run was fetched from "
-                             "object storage, from where nothing is executed; give your own copy of the files: "
-                             "flray resume ... --plugin FILE.py")
+            raise FlrayError(
+                f"{path}: experiment.plugins names {experiment['plugins']}, and the run was "
+                f"fetched from "
+                "object storage, from where nothing is executed; give your own copy of the files: "
+                "flray resume ... --plugin FILE.py"
+            )
         named = list(plugins) if plugins else experiment["plugins"]
         for one in named if isinstance(named, list) else [named]:
             if Path(str(one)).resolve().is_relative_to(folder.resolve()):
-                raise FlrayError(f"{path}: experiment.plugins names {str(one)!r}, a file in the run's own folder, from "
-                                 "where nothing is executed; copy it elsewhere, look at it, and give it with --plugin")
+                raise FlrayError(
+                    f"{path}: experiment.plugins names {str(one)!r}, a file in the run's own "
+                    f"folder, from "
+                    "where nothing is executed; copy it elsewhere, look at it, and give it with "
+                    "--plugin"
+                )
         content["experiment"] = {**experiment, "plugins": named}
     return load(content)
 
@@ -70,15 +79,20 @@ def settings_text(config: Config, which: directory.FolderKind) -> dict[str, str]
     Returns
     -------
     dict of str to str
-        The experiment's settings by their path, without ``experiment.``; of a sweep also ``sweep.KEY`` and, as JSON,
-        ``space.PATH`` and ``arms.AXIS.ARM``.
+        The experiment's settings by their path, without ``experiment.``; of a sweep also
+        ``sweep.KEY`` and, as JSON, ``space.PATH`` and ``arms.AXIS.ARM``.
     """
     content = config.model_dump(mode="json")
     found = dict(directory.flatten_settings(content["experiment"]))
     if which == "sweep":
-        found |= {f"space.{path}": redact(json.dumps(domain)) for path, domain in content["space"].items()}
-        found |= {f"arms.{axis}.{name}": redact(json.dumps(arm)) for axis, arms in content["arms"].items()
-                  for name, arm in arms.items()}
+        found |= {
+            f"space.{path}": redact(json.dumps(domain)) for path, domain in content["space"].items()
+        }
+        found |= {
+            f"arms.{axis}.{name}": redact(json.dumps(arm))
+            for axis, arms in content["arms"].items()
+            for name, arm in arms.items()
+        }
         found |= dict(directory.flatten_settings(content["sweep"], "sweep."))
     return found
 
@@ -108,24 +122,39 @@ def check_unchanged(folder: Path, config: Config) -> None:
                 began |= event["params"]
         if not began:
             return
-    # A setting that only now has a value was written into the file, or is new in this flray and has its default.
-    written = dict(directory.flatten_settings(read_yaml(folder / directory.CONFIG).get("experiment") or {}))
-    added = {key for key in now.keys() - began.keys()
-             if key in written or (whole and key.startswith(("space.", "arms.")))}
+    # A setting that only now has a value was written into the file, or is new in this flray and has
+    # its default.
+    written = dict(
+        directory.flatten_settings(read_yaml(folder / directory.CONFIG).get("experiment") or {})
+    )
+    added = {
+        key
+        for key in now.keys() - began.keys()
+        if key in written or (whole and key.startswith(("space.", "arms.")))
+    }
     differing = {key for key in began if now.get(key) != began[key]} | added
     changed = sorted(key for key in differing if not _may_change(key))
     if changed:
-        shown = ", ".join(f"{_absolute_path(key)} is {now.get(key, 'not there')} and was {began.get(key, 'not there')}"
-                          for key in changed[:3])
+        shown = ", ".join(
+            f"{_absolute_path(key)} is {now.get(key, 'not there')} and was "
+            f"{began.get(key, 'not there')}"
+            for key in changed[:3]
+        )
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         besides = f", {', '.join(_RESUMABLE_SWEEP_SETTINGS)}" if which == "sweep" else ""
-        raise FlrayError(f"{folder / directory.CONFIG}: {shown}{more}; put it back, or start a new {which} with these "
-                         f"settings (free to change are: {', '.join(RESUMABLE_SETTINGS)}{besides}; of resources not bits and "
-                         "cpus_per_actor)")
+        raise FlrayError(
+            f"{folder / directory.CONFIG}: {shown}{more}; put it back, or start a new {which} with "
+            f"these "
+            f"settings (free to change are: {', '.join(RESUMABLE_SETTINGS)}{besides}; of resources "
+            f"not bits and "
+            "cpus_per_actor)"
+        )
 
 
 def _may_change(key: str) -> bool:
-    return key not in _FROZEN_RESOURCES and (key.split(".")[0] in RESUMABLE_SETTINGS or key in _RESUMABLE_SWEEP_SETTINGS)
+    return key not in _FROZEN_RESOURCES and (
+        key.split(".")[0] in RESUMABLE_SETTINGS or key in _RESUMABLE_SWEEP_SETTINGS
+    )
 
 
 def _absolute_path(key: str) -> str:
@@ -157,8 +186,11 @@ def check_cpu(folder: Path, allowed: bool) -> dict[str, str]:
     if not differs:
         return {}
     if not allowed:
-        raise FlrayError(f"{differs}: its digest would be no other run's; go on there, or here with flray resume "
-                         f"{folder} --other-cpu (resources.bits=portable keeps the next run free of this)")
+        raise FlrayError(
+            f"{differs}: its digest would be no other run's; go on there, or here with flray "
+            f"resume "
+            f"{folder} --other-cpu (resources.bits=portable keeps the next run free of this)"
+        )
     here = bits.identity(noted["cpu"].get("bits", "native"))
     before = noted.get("other_cpus")
     directory.update(folder, other_cpus=[*(before if isinstance(before, list) else []), here])

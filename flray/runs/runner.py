@@ -75,8 +75,14 @@ class Result:
         return summarise_history(self.history, self.metric, evaluation.protocol, evaluation.last)
 
 
-def run(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, address: str | None = None,
-        progress: Progress | None = None, **settings: Any) -> Result:
+def run(
+    source: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    *,
+    address: str | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Result:
     """Run a federation.
 
     Parameters
@@ -97,12 +103,16 @@ def run(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *
     FlrayError
         If a setting or a data file is wrong (then nothing has been created), or a client failed.
     """
-    config = load(source, [*([overrides] if isinstance(overrides, str) else overrides), *settings.items()])
+    config = load(
+        source, [*([overrides] if isinstance(overrides, str) else overrides), *settings.items()]
+    )
     _check_single(config, source)
     return start(config, address=address, progress=progress)
 
 
-def start(config: Config, *, address: str | None = None, progress: Progress | None = None) -> Result:
+def start(
+    config: Config, *, address: str | None = None, progress: Progress | None = None
+) -> Result:
     """Run a federation from a checked configuration; see `run`."""
     experiment = config.experiment
     check_address(experiment, address)
@@ -118,24 +128,46 @@ def start(config: Config, *, address: str | None = None, progress: Progress | No
         with directory.new_folder(experiment.output, experiment.name) as folder:
             directory.save_config(folder, config)
             save_partition(partition_summary(spec), folder)
-            directory.write(folder, "run", {
-                **directory.new_identity(experiment.resources.bits), **data_identity(spec),
-                "settings": resume_checks.settings_text(config, "run")})
+            directory.write(
+                folder,
+                "run",
+                {
+                    **directory.new_identity(experiment.resources.bits),
+                    **data_identity(spec),
+                    "settings": resume_checks.settings_text(config, "run"),
+                },
+            )
         return _run_to_end(spec, folder, address, progress or NullProgress())
 
 
 def _check_single(config: Config, source: object) -> None:
     """Refuse what describes several federations, of which one would be run without a word."""
-    several = [*(["arms"] if config.arms else []), *(["space"] if config.space else []),
-               *([f"{len(config.sweep.seeds)} seeds in sweep.seeds"] if len(config.sweep.seeds) > 1 else [])]
+    several = [
+        *(["arms"] if config.arms else []),
+        *(["space"] if config.space else []),
+        *(
+            [f"{len(config.sweep.seeds)} seeds in sweep.seeds"]
+            if len(config.sweep.seeds) > 1
+            else []
+        ),
+    ]
     if several:
         file = source if isinstance(source, str | Path) else "FILE.yaml"
-        raise FlrayError(f"{file}: found {' and '.join(several)}; that is a sweep: run it with flray tune {file}, or "
-                         "take it out to run one federation")
+        raise FlrayError(
+            f"{file}: found {' and '.join(several)}; that is a sweep: run it with flray tune "
+            f"{file}, or "
+            "take it out to run one federation"
+        )
 
 
-def resume(folder: Path, *, address: str | None = None, progress: Progress | None = None,
-           plugins: Sequence[str] = (), other_cpu: bool = False) -> Result:
+def resume(
+    folder: Path,
+    *,
+    address: str | None = None,
+    progress: Progress | None = None,
+    plugins: Sequence[str] = (),
+    other_cpu: bool = False,
+) -> Result:
     """Continue an interrupted run to the same bits, or return the result of a finished one.
 
     Parameters
@@ -147,14 +179,16 @@ def resume(folder: Path, *, address: str | None = None, progress: Progress | Non
     progress : Progress, optional
         As in `run`.
     plugins : sequence of str
-        Your own files in place of those that the settings name; see `flray.runs.resume_checks.load_config`.
+        Your own files in place of those that the settings name; see
+        `flray.runs.resume_checks.load_config`.
     other_cpu : bool
         Go on even where this CPU's bits are other than those the run began with.
 
     Raises
     ------
     FlrayError
-        If the run's files are damaged, its CPU, data or settings have changed, or another process runs it.
+        If the run's files are damaged, its CPU, data or settings have changed, or another process
+        runs it.
     """
     config = resume_checks.load_config(folder, plugins)
     experiment = config.experiment
@@ -171,32 +205,47 @@ def resume(folder: Path, *, address: str | None = None, progress: Progress | Non
 
 def data_identity(spec: FederationSpec) -> dict[str, Any]:
     """Return what identifies a run's data."""
-    return {"data": spec.data.fingerprint, "partition": spec.data.partition_fingerprint,
-            "origins": dict(spec.data.origins)}
+    return {
+        "data": spec.data.fingerprint,
+        "partition": spec.data.partition_fingerprint,
+        "origins": dict(spec.data.origins),
+    }
 
 
 def run_tags(folder: Path) -> dict[str, str]:
     """Return a run's MLflow tags: versions, fingerprints and the folder."""
     identity = directory.read(folder)
     tags = {f"version.{name}": version for name, version in identity.get("versions", {}).items()}
-    tags |= {f"{part}.fingerprint": identity[part] for part in ("data", "partition") if part in identity}
+    tags |= {
+        f"{part}.fingerprint": identity[part] for part in ("data", "partition") if part in identity
+    }
     cpu = identity.get("cpu", {})
     tags |= {f"cpu.{part}": cpu[part] for part in ("bits", "model", "capability") if part in cpu}
     tags |= {f"origin.{name}": origin for name, origin in identity.get("origins", {}).items()}
     return {**tags, "flray.folder": str(folder)}
 
 
-def _run_to_end(spec: FederationSpec, folder: Path, address: str | None, progress: Progress,
-           labels: Mapping[str, str] | None = None) -> Result:
+def _run_to_end(
+    spec: FederationSpec,
+    folder: Path,
+    address: str | None,
+    progress: Progress,
+    labels: Mapping[str, str] | None = None,
+) -> Result:
     experiment = spec.config
     with resume_hint(folder), contextlib.ExitStack() as stack:
-        stack.enter_context(mirrored(folder, directory.remote_uri(folder, experiment.output), progress.say))
+        stack.enter_context(
+            mirrored(folder, directory.remote_uri(folder, experiment.output), progress.say)
+        )
         journal = stack.enter_context(Journal(folder / directory.JOURNAL))
         directory.update(folder, status="running")
         began_before = not journal.start(
-            uid=directory.read(folder)["uid"], experiment=experiment.tracking.experiment,
-            name=f"{experiment.name} {folder.name}", tags=run_tags(folder),
-            params=dict(directory.flatten_settings(experiment.model_dump(mode="json"))))
+            uid=directory.read(folder)["uid"],
+            experiment=experiment.tracking.experiment,
+            name=f"{experiment.name} {folder.name}",
+            tags=run_tags(folder),
+            params=dict(directory.flatten_settings(experiment.model_dump(mode="json"))),
+        )
         if began_before:
             journal.resume()
         if labels:
@@ -218,7 +267,8 @@ def _run_to_end(spec: FederationSpec, folder: Path, address: str | None, progres
             progress.say(f"the figures could not be drawn: {error}")
         journal.tags({"model.sha256": digest})
         journal.end("FINISHED")
-        # Last, so that a run killed just before is resumed and closed rather than taken for finished.
+        # Last, so that a run killed just before is resumed and closed rather than taken for
+        # finished.
         directory.update(folder, status="finished", sha256=digest)
     return _result(folder, spec)
 
@@ -243,11 +293,15 @@ def _tracking(folder: Path, experiment: Experiment, say: Notify) -> Iterator[Non
     finally:
         unsent = tracker.close(timeout=20.0)
         if unsent:
-            say(f"{unsent} entries could not be sent to {redact(experiment.tracking.uri)}; "
-                f"they are kept: flray sync {folder}")
+            say(
+                f"{unsent} entries could not be sent to {redact(experiment.tracking.uri)}; "
+                f"they are kept: flray sync {folder}"
+            )
 
 
-def _federate(spec: FederationSpec, folder: Path, journal: Journal, address: str | None, progress: Progress) -> str:
+def _federate(
+    spec: FederationSpec, folder: Path, journal: Journal, address: str | None, progress: Progress
+) -> str:
     """Run all rounds that are left and return the digest."""
     with contextlib.ExitStack() as stack:
         federation: FederationHandle
@@ -265,9 +319,16 @@ def _federate(spec: FederationSpec, folder: Path, journal: Journal, address: str
 def _result(folder: Path, spec: FederationSpec) -> Result:
     from flray.runs.journal import history_of, read_events
 
-    history = history_of(event for event in read_events(folder / directory.JOURNAL) if event["type"] == "round")
+    history = history_of(
+        event for event in read_events(folder / directory.JOURNAL) if event["type"] == "round"
+    )
     digest, metric = directory.read(folder).get("sha256"), primary_metric(spec)
     if metric not in history or digest is None:
-        raise FlrayError(f"{folder}: found {'no ' + metric if digest else 'no sha256'} in the files of a finished run; "
-                         f"restore {directory.JOURNAL} and run.json, or start a new run")
-    return Result(folder=folder, history=history, sha256=str(digest), metric=metric, experiment=spec.config)
+        raise FlrayError(
+            f"{folder}: found {'no ' + metric if digest else 'no sha256'} in the files of a "
+            f"finished run; "
+            f"restore {directory.JOURNAL} and run.json, or start a new run"
+        )
+    return Result(
+        folder=folder, history=history, sha256=str(digest), metric=metric, experiment=spec.config
+    )

@@ -86,7 +86,9 @@ class Classification:
     def check(self, data: FederatedData) -> None:
         """Refuse masks."""
         if not data.has_classes:
-            raise DataError(f"data set {data.dataset}: {self.name} needs class labels [n], found masks")
+            raise DataError(
+                f"data set {data.dataset}: {self.name} needs class labels [n], found masks"
+            )
 
     def network(self, model: nn.Module) -> nn.Module:
         """Return the network unchanged."""
@@ -95,10 +97,17 @@ class Classification:
     def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
         """Refuse a network without a logit for every class."""
         outputs = dry_run(name, model, data.shape)
-        if isinstance(outputs, Tensor) and (outputs.dim() != 2 or outputs.shape[1] < data.num_classes):
-            raise ConfigError("experiment.model", name, f"classification needs one logit for each of the "
-                              f"{data.num_classes} classes of {data.dataset}, [1, {data.num_classes}] for one sample, "
-                              f"and it returns {list(outputs.shape)}")
+        if isinstance(outputs, Tensor) and (
+            outputs.dim() != 2 or outputs.shape[1] < data.num_classes
+        ):
+            raise ConfigError(
+                "experiment.model",
+                name,
+                f"classification needs one logit for each of the "
+                f"{data.num_classes} classes of {data.dataset}, [1, {data.num_classes}] for one "
+                f"sample, "
+                f"and it returns {list(outputs.shape)}",
+            )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of logits [B, C] and labels [B]."""
@@ -114,14 +123,17 @@ class Classification:
         correct, loss = predictions["correct"], predictions["loss"]
         if not len(correct):
             return {"accuracy": float("nan"), "loss": float("nan")}
-        return {"accuracy": float(np.count_nonzero(correct)) / len(correct), "loss": float(loss.sum()) / len(loss)}
+        return {
+            "accuracy": float(np.count_nonzero(correct)) / len(correct),
+            "loss": float(loss.sum()) / len(loss),
+        }
 
 
 class Binary(Classification):
     """Classification of two classes, the second one positive: besides accuracy and loss AUC, sensitivity and so on.
 
-    The networks have two logits, as for any classes, so that every method for classification runs; the score is the
-    positive class's probability, which is the sigmoid of the logits' difference.
+    The networks have two logits, as for any classes, so that every method for classification runs;
+    the score is the positive class's probability, which is the sigmoid of the logits' difference.
     """
 
     name = "binary"
@@ -131,7 +143,9 @@ class Binary(Classification):
         """Refuse masks and more or fewer than two classes."""
         super().check(data)
         if data.num_classes != 2:
-            raise DataError(f"data set {data.dataset}: a binary task has 2 classes, found {data.num_classes}")
+            raise DataError(
+                f"data set {data.dataset}: a binary task has 2 classes, found {data.num_classes}"
+            )
 
     def predictions(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Return per sample also the score of class 1 and the label."""
@@ -140,7 +154,10 @@ class Binary(Classification):
 
     def summarise(self, predictions: Mapping[str, NDArray[Any]]) -> dict[str, float]:
         """Return accuracy, loss, AUC, sensitivity, specificity and F1."""
-        return {**super().summarise(predictions), **binary_metrics(predictions["score"], predictions["label"])}
+        return {
+            **super().summarise(predictions),
+            **binary_metrics(predictions["score"], predictions["label"]),
+        }
 
 
 class Segmentation:
@@ -159,15 +176,22 @@ class Segmentation:
     def __init__(self, structures: Sequence[str]) -> None:
         self.structures = tuple(structures)
         distances = ("dice", "hausdorff", "hausdorff95")
-        single = tuple(f"{measure}_{s}" for measure in distances for s in structures) if len(structures) > 1 else ()
+        single = (
+            tuple(f"{measure}_{s}" for measure in distances for s in structures)
+            if len(structures) > 1
+            else ()
+        )
         self.measures: tuple[str, ...] = (*distances, *single, "loss")
 
     def check(self, data: FederatedData) -> None:
         """Refuse anything but masks of the images' size, one per structure."""
         wanted = (len(self.structures), *data.shape[1:])
         if data.y.dtype != np.uint8 or (data.y.shape[1:] != wanted and data.y.size):
-            raise DataError(f"data set {data.dataset}: segmentation needs masks, uint8 {list(wanted)} per sample, found"
-                            f" {data.y.dtype} {list(data.y.shape[1:])}")
+            raise DataError(
+                f"data set {data.dataset}: segmentation needs masks, uint8 {list(wanted)} per "
+                f"sample, found"
+                f" {data.y.dtype} {list(data.y.shape[1:])}"
+            )
 
     def network(self, model: nn.Module) -> nn.Module:
         """Return the network unchanged."""
@@ -178,8 +202,12 @@ class Segmentation:
         wanted = [len(self.structures), *data.shape[1:]]
         found = list(dry_run(name, model, data.shape).shape[1:])
         if found != wanted:
-            raise ConfigError("experiment.model", name, f"segmentation needs a network with one map per structure, "
-                              f"{wanted}, and it returns {found}; for example unet")
+            raise ConfigError(
+                "experiment.model",
+                name,
+                f"segmentation needs a network with one map per structure, "
+                f"{wanted}, and it returns {found}; for example unet",
+            )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the Dice loss of logits and masks [B, K, H, W]."""
@@ -188,15 +216,23 @@ class Segmentation:
     def predictions(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Return Dice loss [B]; Dice, Hausdorff distance and its 95th percentile [B, K], in pixels.
 
-        Where only one of the two masks is empty, the distance counts as the image's diagonal, the largest there is.
+        Where only one of the two masks is empty, the distance counts as the image's diagonal, the
+        largest there is.
         """
         predicted, truth = (outputs > 0).cpu().numpy(), targets.cpu().numpy() != 0
-        distances = np.array([[hausdorff_distance(p, t, (100.0, 95.0)) for p, t in zip(*pair, strict=True)]
-                              for pair in zip(predicted, truth, strict=True)]).reshape(*truth.shape[:2], 2)
+        distances = np.array(
+            [
+                [hausdorff_distance(p, t, (100.0, 95.0)) for p, t in zip(*pair, strict=True)]
+                for pair in zip(predicted, truth, strict=True)
+            ]
+        ).reshape(*truth.shape[:2], 2)
         distances[np.isinf(distances)] = np.hypot(*truth.shape[2:])
-        return {"loss": functional.dice_loss(outputs, targets, reduction="none").to(torch.float64),
-                "dice": torch.from_numpy(dice_coefficient(predicted, truth)),
-                "hausdorff": torch.from_numpy(distances[..., 0]), "hausdorff95": torch.from_numpy(distances[..., 1])}
+        return {
+            "loss": functional.dice_loss(outputs, targets, reduction="none").to(torch.float64),
+            "dice": torch.from_numpy(dice_coefficient(predicted, truth)),
+            "hausdorff": torch.from_numpy(distances[..., 0]),
+            "hausdorff95": torch.from_numpy(distances[..., 1]),
+        }
 
     def summarise(self, predictions: Mapping[str, NDArray[Any]]) -> dict[str, float]:
         """Return each measure as mean over structures and, called ``dice_cup``, of each structure; and the loss."""
@@ -205,7 +241,9 @@ class Segmentation:
             means = [_mean(values) for values in predictions[measure].T]
             metrics[measure] = _mean(np.array(means))
             if len(means) > 1:
-                metrics.update({f"{measure}_{s}": v for s, v in zip(self.structures, means, strict=True)})
+                metrics.update(
+                    {f"{measure}_{s}": v for s, v in zip(self.structures, means, strict=True)}
+                )
         return {**metrics, "loss": _mean(predictions["loss"])}
 
 
@@ -218,7 +256,9 @@ def _mean(values: NDArray[Any]) -> float:
 NAMES = ("classification", "binary", "segmentation", "few-shot")
 
 
-def make_task(name: str, classes: Sequence[str] = (), few_shot: Mapping[str, int] | None = None) -> Task:
+def make_task(
+    name: str, classes: Sequence[str] = (), few_shot: Mapping[str, int] | None = None
+) -> Task:
     """Return the task called `name`.
 
     Parameters

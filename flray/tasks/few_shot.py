@@ -29,12 +29,12 @@ class FewShot:
     Parameters
     ----------
     way, shot, queries : int
-        Classes of an episode, support samples and queries of each. Where fewer than `way` classes have ``shot +
-        queries`` samples, those with more than `shot` count too, with as many queries as the smallest leaves; where
-        there are still fewer, the episode has fewer classes.
+        Classes of an episode, support samples and queries of each. Where fewer than `way` classes
+        have ``shot + queries`` samples, those with more than `shot` count too, with as many queries
+        as the smallest leaves; where there are still fewer, the episode has fewer classes.
     test : int
-        Episodes of an evaluation. They depend on the seed and the test samples alone, so that every round and method
-        is tested on the same.
+        Episodes of an evaluation. They depend on the seed and the test samples alone, so that every
+        round and method is tested on the same.
     seed : int
         The experiment's seed.
     """
@@ -44,7 +44,9 @@ class FewShot:
     measures: tuple[str, ...] = ("accuracy", "loss")
     logits = False
 
-    def __init__(self, way: int = 5, shot: int = 5, queries: int = 15, test: int = 600, seed: int = 0) -> None:
+    def __init__(
+        self, way: int = 5, shot: int = 5, queries: int = 15, test: int = 600, seed: int = 0
+    ) -> None:
         self.way, self.shot, self.queries, self.test, self.seed = way, shot, queries, test, seed
 
     def check(self, data: FederatedData) -> None:
@@ -56,13 +58,21 @@ class FewShot:
             Naming the client.
         """
         if not data.has_classes:
-            raise DataError(f"data set {data.dataset}: few-shot needs class labels [n], found masks")
-        parts = [(f"client {c.name}: training", c.train) for c in data.clients] + [("the common test set:", data.test)]
+            raise DataError(
+                f"data set {data.dataset}: few-shot needs class labels [n], found masks"
+            )
+        parts = [(f"client {c.name}: training", c.train) for c in data.clients] + [
+            ("the common test set:", data.test)
+        ]
         for where, rows in parts:
             enough = int((np.bincount(data.y[rows]) > self.shot).sum())
             if enough < 2:
-                raise DataError(f"{where} samples of {enough} classes with more than episodes.shot={self.shot} of them,"
-                                " and an episode needs 2; take fewer clients, a less skewed partition, a smaller shot")
+                raise DataError(
+                    f"{where} samples of {enough} classes with more than episodes.shot={self.shot} "
+                    f"of them,"
+                    " and an episode needs 2; take fewer clients, a less skewed partition, a "
+                    "smaller shot"
+                )
 
     def network(self, model: nn.Module) -> nn.Module:
         """Return the network without its classifier: its features are the embedding."""
@@ -95,15 +105,23 @@ class FewShot:
         right = loss = 0.0
         for part in rows.split(max(1, _CHUNK // (rows[0].numel() * embeddings.shape[1]))):
             chosen = embeddings[part].double()
-            queries = chosen[:, :, self.shot:].flatten(1, 2)
-            logits = functional.prototypical_logits(queries, chosen[:, :, :self.shot].mean(2)).flatten(0, 1)
-            targets = torch.arange(part.shape[1]).repeat_interleave(part.shape[2] - self.shot).repeat(len(part))
+            queries = chosen[:, :, self.shot :].flatten(1, 2)
+            logits = functional.prototypical_logits(
+                queries, chosen[:, :, : self.shot].mean(2)
+            ).flatten(0, 1)
+            targets = (
+                torch.arange(part.shape[1])
+                .repeat_interleave(part.shape[2] - self.shot)
+                .repeat(len(part))
+            )
             right += float((logits.argmax(1) == targets).sum())
             loss += float(F.cross_entropy(logits, targets, reduction="sum"))
         count = len(rows) * rows.shape[1] * (rows.shape[2] - self.shot)
         return {"accuracy": right / count, "loss": loss / count}
 
-    def episodes(self, labels: NDArray[Any], generator: np.random.Generator, number: int) -> Iterator[Rows]:
+    def episodes(
+        self, labels: NDArray[Any], generator: np.random.Generator, number: int
+    ) -> Iterator[Rows]:
         """Yield episodes: positions [way, shot + queries], each class's support first; none where it is impossible.
 
         Parameters
@@ -124,7 +142,7 @@ class FewShot:
         members = [np.flatnonzero(labels == label) for label in classes[fit]]
         size = self.shot + min(self.queries, int(counts[fit].min()) - self.shot)
         for _ in range(number):
-            chosen = generator.permutation(len(members))[:self.way]
+            chosen = generator.permutation(len(members))[: self.way]
             yield np.stack([generator.permutation(members[c])[:size] for c in chosen])
 
     def episodes_per_epoch(self, labels: Tensor) -> int:

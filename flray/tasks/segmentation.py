@@ -31,12 +31,14 @@ def dice_coefficient(predicted: NDArray[Any], truth: NDArray[Any]) -> NDArray[np
     return overlap
 
 
-def hausdorff_distance(predicted: NDArray[Any], truth: NDArray[Any],
-                       percentiles: tuple[float, ...] = (100.0,)) -> NDArray[np.float64]:
+def hausdorff_distance(
+    predicted: NDArray[Any], truth: NDArray[Any], percentiles: tuple[float, ...] = (100.0,)
+) -> NDArray[np.float64]:
     """Return the Hausdorff distance of one pair of masks, in pixels, at several percentiles.
 
-    The larger of the two directed distances: from every edge pixel of one mask to the nearest of the other, the given
-    percentile of these (100: the largest). Edge pixels have a neighbour (along an axis) outside of the mask or image.
+    The larger of the two directed distances: from every edge pixel of one mask to the nearest of
+    the other, the given percentile of these (100: the largest). Edge pixels have a neighbour (along
+    an axis) outside of the mask or image.
 
     Parameters
     ----------
@@ -56,7 +58,9 @@ def hausdorff_distance(predicted: NDArray[Any], truth: NDArray[Any],
     empty = [not edge.any() for edge in edges]
     if any(empty):
         return np.full(len(percentiles), np.nan if all(empty) else np.inf)
-    directed = [np.percentile(distance_transform_edt(~other)[edge], percentiles)
-                for edge, other in (edges, edges[::-1])]
+    directed = [
+        np.percentile(distance_transform_edt(~other)[edge], percentiles)
+        for edge, other in (edges, edges[::-1])
+    ]
     larger: NDArray[np.float64] = np.maximum(*directed)
     return larger

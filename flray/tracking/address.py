@@ -23,9 +23,12 @@ def _with_password(uri: str) -> str:
         return uri
     full = os.environ.get("MLFLOW_TRACKING_URI", "")
     if redact(full) != redact(uri):
-        raise FlrayError(f"tracking address {redact(uri)!r}: passwords are not kept in files; set "
-                         "MLFLOW_TRACKING_URI to the whole address (or, for http, leave the password out of it and "
-                         "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD)")
+        raise FlrayError(
+            f"tracking address {redact(uri)!r}: passwords are not kept in files; set "
+            "MLFLOW_TRACKING_URI to the whole address (or, for http, leave the password out of it "
+            "and "
+            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD)"
+        )
     return full
 
 
@@ -35,7 +38,8 @@ def resolve_uri(uri: str) -> str:
     Parameters
     ----------
     uri : str
-        For example ``sqlite:///mlflow.db`` (relative to the working directory) or ``http://host:5000``.
+        For example ``sqlite:///mlflow.db`` (relative to the working directory) or
+        ``http://host:5000``.
 
     Raises
     ------
@@ -47,8 +51,10 @@ def resolve_uri(uri: str) -> str:
     if scheme not in _SCHEMES and scheme not in {
         entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store")
     }:
-        raise FlrayError(f"tracking address {redact(uri)!r}: MLflow keeps no runs there; give "
-                         "sqlite:///PATH/mlflow.db or http(s)://HOST:PORT")
+        raise FlrayError(
+            f"tracking address {redact(uri)!r}: MLflow keeps no runs there; give "
+            "sqlite:///PATH/mlflow.db or http(s)://HOST:PORT"
+        )
     database = database_path(uri)
     return uri if database is None else f"sqlite:///{database.absolute()}"
 
@@ -63,8 +69,14 @@ def database_path(uri: str) -> Path | None:
     """
     if not uri.startswith("sqlite:"):
         return None
-    if not uri.startswith("sqlite:///") or uri in ("sqlite:///", "sqlite:///:memory:") or "\0" in uri:
-        raise FlrayError(f"tracking address {redact(uri)!r}: an sqlite address reads sqlite:///PATH/mlflow.db")
+    if (
+        not uri.startswith("sqlite:///")
+        or uri in ("sqlite:///", "sqlite:///:memory:")
+        or "\0" in uri
+    ):
+        raise FlrayError(
+            f"tracking address {redact(uri)!r}: an sqlite address reads sqlite:///PATH/mlflow.db"
+        )
     return Path(uri.removeprefix("sqlite:///"))
 
 
@@ -104,7 +116,9 @@ def _check_file(uri: str, database: Path) -> None:
         made = [folder for folder in database.parents if not folder.exists()]
         try:
             database.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=database.parent):  # os.access says yes to root even below /proc
+            with tempfile.TemporaryFile(
+                dir=database.parent
+            ):  # os.access says yes to root even below /proc
                 pass
         finally:
             for folder in made:
@@ -112,8 +126,10 @@ def _check_file(uri: str, database: Path) -> None:
                     folder.rmdir()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise FlrayError(f"tracking.uri {redact(uri)!r}: {database} cannot be used ({why}); name "
-                         "a file that can be written, as sqlite:///PATH/mlflow.db, or null for no tracking") from None
+        raise FlrayError(
+            f"tracking.uri {redact(uri)!r}: {database} cannot be used ({why}); name "
+            "a file that can be written, as sqlite:///PATH/mlflow.db, or null for no tracking"
+        ) from None
 
 
 def _check_server(uri: str) -> None:
@@ -122,8 +138,10 @@ def _check_server(uri: str) -> None:
         if not parts.hostname or parts.port == 0:
             raise ValueError("it names no host")
     except ValueError as error:
-        raise FlrayError(f"tracking.uri {redact(uri)!r}: no address of a server ({error}); give "
-                         "http(s)://HOST:PORT") from None
+        raise FlrayError(
+            f"tracking.uri {redact(uri)!r}: no address of a server ({error}); give "
+            "http(s)://HOST:PORT"
+        ) from None
 
 
 def _check_driver(uri: str) -> None:
@@ -135,5 +153,6 @@ def _check_driver(uri: str) -> None:
     except (ArgumentError, ImportError, ValueError) as error:
         missing = isinstance(error, ImportError)
         what = f"its driver is not installed ({error})" if missing else "no address of a database"
-        raise FlrayError(f"tracking.uri {redact(uri)!r}: {what}; install the driver, or give another "
-                         "address") from None
+        raise FlrayError(
+            f"tracking.uri {redact(uri)!r}: {what}; install the driver, or give another address"
+        ) from None

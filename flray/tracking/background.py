@@ -18,14 +18,15 @@ from flray.tracking.secrets import without_secrets
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _REST, _LONGEST_REST = 50.0, 1.0
 """After sending, so many times the processor time it took is left to the training, but no more than so many seconds:
-many rounds in one request cost little more than one, and a round should be seen within two seconds."""
+many rounds in one request cost little more than one, and a round should be seen within two
+seconds."""
 
 
 class Tracker:
     """One background thread that sends the journals of one or many run directories, as soon as they grow.
 
-    Whatever happens to the server, training goes on: events wait in the journals and are sent when the server
-    is back. The user hears one line when it goes away and one when it is back.
+    Whatever happens to the server, training goes on: events wait in the journals and are sent when
+    the server is back. The user hears one line when it goes away and one when it is back.
 
     Parameters
     ----------
@@ -74,7 +75,9 @@ class Tracker:
             if self._thread is None:
                 if self.uri.startswith("http"):
                     self._limits.enter_context(http_limits())
-                self._thread = threading.Thread(target=self._work, name="flray-tracking", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._work, name="flray-tracking", daemon=True
+                )
                 self._thread.start()
         self._hear(run_dir / JOURNAL)
 
@@ -90,8 +93,8 @@ class Tracker:
         Parameters
         ----------
         timeout : float
-            Seconds for sending. A server known to be away gets one more try. A request under way is waited for,
-            which takes at most MLflow's HTTP timeout longer.
+            Seconds for sending. A server known to be away gets one more try. A request under way is
+            waited for, which takes at most MLflow's HTTP timeout longer.
         """
         with self._changed:
             if self._deadline is None:
@@ -119,11 +122,17 @@ class Tracker:
                     self._changed.wait(pause)
                 closing = self._deadline is not None
                 grown, self._grown = self._grown, set()
-                senders = [sender for sender in self._senders if sender.run_dir not in self._refused
-                           and (closing or sender.run_dir.absolute() in grown)]
+                senders = [
+                    sender
+                    for sender in self._senders
+                    if sender.run_dir not in self._refused
+                    and (closing or sender.run_dir.absolute() in grown)
+                ]
             began = time.thread_time()
             self._flush_all(senders)
-            self._rested_at = time.monotonic() + min(_REST * (time.thread_time() - began), _LONGEST_REST)
+            self._rested_at = time.monotonic() + min(
+                _REST * (time.thread_time() - began), _LONGEST_REST
+            )
 
     def _until_due(self) -> float | None:
         """Seconds until there is something to do: 0 for now, None for not before somebody says so."""
@@ -143,8 +152,12 @@ class Tracker:
                 sender.flush(self._late)
             except FlrayError as error:
                 self._give_up(sender, str(error))
-            except Exception as error:  # a full disk, a broken journal: not a reason to end the training
-                self._give_up(sender, without_secrets(f"{type(error).__name__}: {error}", self._address))
+            except (
+                Exception
+            ) as error:  # a full disk, a broken journal: not a reason to end the training
+                self._give_up(
+                    sender, without_secrets(f"{type(error).__name__}: {error}", self._address)
+                )
             for notice in sender.notices:
                 self._say(notice)
             sender.notices.clear()
@@ -158,11 +171,16 @@ class Tracker:
 
     def _give_up(self, sender: MlflowExporter, why: str) -> None:
         self._refused.add(sender.run_dir)
-        self._say(f"{why}; {sender.run_dir} is no longer sent, its values stay in {sender.journal.name}")
+        self._say(
+            f"{why}; {sender.run_dir} is no longer sent, its values stay in {sender.journal.name}"
+        )
 
     def _on_outage(self, reason: str) -> None:
         if not self._away:
-            self._say(f"tracking at {self.uri} is away: {reason}; training goes on, values are kept and sent later")
+            self._say(
+                f"tracking at {self.uri} is away: {reason}; training goes on, values are kept and "
+                f"sent later"
+            )
         else:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._away, self._retry_at = True, time.monotonic() + self._pause

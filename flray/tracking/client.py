@@ -1,6 +1,7 @@
 """A connection to an MLflow tracking server or database that fails quickly, quietly and with one clear line.
 
-The only module that imports mlflow, and only once a connection is wanted: the import takes a second or more.
+The only module that imports mlflow, and only once a connection is wanted: the import takes a second
+or more.
 """
 
 from __future__ import annotations
@@ -25,12 +26,19 @@ R = TypeVar("R")
 
 #: Seconds before one HTTP request is given up, unless the user set MLFLOW_HTTP_REQUEST_TIMEOUT.
 HTTP_TIMEOUT = 10
-# Error codes of MLflow that a later attempt may not meet; INTERNAL_ERROR is also what a refused connection gives.
+# Error codes of MLflow that a later attempt may not meet; INTERNAL_ERROR is also what a refused
+# connection gives.
 _TRANSIENT = {
     "INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED",
     "ABORTED", "CANCELLED", "RESOURCE_CONFLICT",
 }  # fmt: skip
-_PERMANENT = ("readonly database", "unable to open", "out-of-date database schema", "not a database", "no such table")
+_PERMANENT = (
+    "readonly database",
+    "unable to open",
+    "out-of-date database schema",
+    "not a database",
+    "no such table",
+)
 _LOCK_ATTEMPTS = 6
 
 
@@ -71,12 +79,15 @@ def connect(uri: str) -> Any:
     with silence_mlflow_logs():
         if database is not None:
             _prepare_database(uri, database)
-        with contextlib.nullcontext(uri) if database is None else _store_address(database) as address:
+        with (
+            contextlib.nullcontext(uri) if database is None else _store_address(database) as address
+        ):
             return call(uri, mlflow.MlflowClient, tracking_uri=address)
 
 
 def _import_mlflow() -> Any:
-    # mlflow decides at import whether to start a thread that reports usage over the network; not on our account.
+    # mlflow decides at import whether to start a thread that reports usage over the network; not on
+    # our account.
     with _environment({"MLFLOW_DISABLE_TELEMETRY": "true"}), gc_disabled("mlflow"):
         import mlflow
     return mlflow
@@ -85,15 +96,18 @@ def _import_mlflow() -> Any:
 def _prepare_database(uri: str, database: Path) -> None:
     """Make a missing database under another name and put it in place whole.
 
-    MLflow makes its tables in some sixty steps without a lock: two processes at once break each other
-    ("duplicate column name"), and one that is killed on the way leaves a database nobody can open.
+    MLflow makes its tables in some sixty steps without a lock: two processes at once break each
+    other ("duplicate column name"), and one that is killed on the way leaves a database nobody can
+    open.
     """
     with gc_disabled("mlflow.store.tracking.sqlalchemy_store"):
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
-        if database.is_dir() or not os.access(database if database.exists() else database.parent, os.W_OK):
+        if database.is_dir() or not os.access(
+            database if database.exists() else database.parent, os.W_OK
+        ):
             raise PermissionError("not a file that can be written")
         if database.exists() and database.stat().st_size > 0:
             return
@@ -101,14 +115,19 @@ def _prepare_database(uri: str, database: Path) -> None:
             if database.exists() and database.stat().st_size > 0:
                 return
             made = database.with_name(f".{database.name}.new")
-            for rest in (made, made.with_name(f"{made.name}-journal")):  # of a process killed on the way
+            for rest in (
+                made,
+                made.with_name(f"{made.name}-journal"),
+            ):  # of a process killed on the way
                 rest.unlink(missing_ok=True)
             with _store_address(made) as address:
                 store = call(uri, SqlAlchemyStore, address, str(database.parent / "mlruns"))
             store.engine.dispose()
             made.replace(database)
     except OSError as error:
-        raise TrackingRejectedError(f"tracking database {database}: {error.strerror or error}; name another one") from error
+        raise TrackingRejectedError(
+            f"tracking database {database}: {error.strerror or error}; name another one"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -121,7 +140,10 @@ def _store_address(database: Path) -> Iterator[str]:
 
     address = str(URL.create("sqlite", database=str(database)).render_as_string())
     if make_url(address).database != str(database):  # before 2.1 it had no way to write them
-        raise TrackingRejectedError(f"tracking database {database}: SQLAlchemy cannot be told a name with ? or %; name another")
+        raise TrackingRejectedError(
+            f"tracking database {database}: SQLAlchemy cannot be told a name with ? or %; name "
+            f"another"
+        )
     try:
         yield address
     finally:
@@ -141,7 +163,11 @@ def lock(path: Path, *, seconds: float) -> Iterator[None]:
     TrackingUnavailableError
         If somebody else holds it for longer than `seconds`.
     """
-    handle = os.open(path, os.O_RDONLY) if path.is_dir() else os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = (
+        os.open(path, os.O_RDONLY)
+        if path.is_dir()
+        else os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    )
     deadline = time.monotonic() + seconds
     try:
         while True:
@@ -179,7 +205,8 @@ def call(uri: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) 
         except (MlflowException, SQLAlchemyError) as error:
             text = _one_line(without_secrets(str(error), uri))
             if "database is locked" in text and attempt + 1 < _LOCK_ATTEMPTS:
-                # Neighbours that collided once must not collide again in step: the process number sets them apart.
+                # Neighbours that collided once must not collide again in step: the process number
+                # sets them apart.
                 time.sleep(0.05 * 2**attempt * (1 + os.getpid() % 7 / 7))
                 continue
             code = getattr(error, "error_code", "INTERNAL_ERROR")
@@ -193,7 +220,11 @@ def _one_line(text: str) -> str:
     """Return an error's text without line breaks and the retry machinery's wrapping."""
     text = " ".join(text.split())
     if "NewConnectionError" in text or "Connection refused" in text:
-        return "nobody answers there (connection refused)" if "refused" in text else "the host cannot be reached"
+        return (
+            "nobody answers there (connection refused)"
+            if "refused" in text
+            else "the host cannot be reached"
+        )
     return text if len(text) <= 300 else text[:299] + "…"
 
 
@@ -206,16 +237,22 @@ _limits_stack = contextlib.ExitStack()
 def http_limits() -> Iterator[None]:
     """Keep mlflow's HTTP client from waiting minutes for a dead server, and from printing addresses.
 
-    MLflow reads these limits from the environment at every request, so the environment changes while at least
-    one such context is open and is put back by the last one. A timeout the user chose is left alone.
+    MLflow reads these limits from the environment at every request, so the environment changes
+    while at least one such context is open and is put back by the last one. A timeout the user
+    chose is left alone.
     """
     global _limits_held
     with _limits_lock:
         _limits_held += 1
         if _limits_held == 1:
-            limits = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+            limits = {
+                "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+                "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+            }
             timeout = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", str(HTTP_TIMEOUT))
-            _limits_stack.enter_context(_environment(limits | {"MLFLOW_HTTP_REQUEST_TIMEOUT": timeout}))
+            _limits_stack.enter_context(
+                _environment(limits | {"MLFLOW_HTTP_REQUEST_TIMEOUT": timeout})
+            )
     try:
         yield
     finally:
@@ -247,7 +284,9 @@ def silence_mlflow_logs() -> Iterator[None]:
     def from_elsewhere(record: logging.LogRecord) -> bool:
         return record.thread != own
 
-    loggers = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic.runtime.migration")]
+    loggers = [
+        logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic.runtime.migration")
+    ]
     for logger in loggers:
         logger.addFilter(from_elsewhere)
     try:

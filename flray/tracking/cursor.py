@@ -39,8 +39,11 @@ class Cursor:
 def read(run_dir: Path) -> Cursor | None:
     """Return what `run_dir` remembers, None if nothing was sent or the file cannot be read."""
     try:
-        content = read_json(run_dir / CURSOR, {"uri": str}, {
-            "run_id": (str, NoneType), "experiment_id": (str, NoneType), "offset": int})
+        content = read_json(
+            run_dir / CURSOR,
+            {"uri": str},
+            {"run_id": (str, NoneType), "experiment_id": (str, NoneType), "offset": int},
+        )
         return Cursor(**content)
     except (FlrayError, TypeError):
         return None

@@ -35,9 +35,10 @@ _Point = tuple[str, float, int, int]
 class MlflowExporter:
     """Sends the journal of one run directory.
 
-    What was sent is remembered in ``tracking.json``. An event may come twice: killed before that was written, or a
-    round that is played again because the copy of the journal in object storage was older than what MLflow had. The
-    run is found again by its uid, and of a round that MLflow has already nothing is sent again.
+    What was sent is remembered in ``tracking.json``. An event may come twice: killed before that
+    was written, or a round that is played again because the copy of the journal in object storage
+    was older than what MLflow had. The run is found again by its uid, and of a round that MLflow
+    has already nothing is sent again.
 
     Parameters
     ----------
@@ -97,7 +98,10 @@ class MlflowExporter:
                 try:
                     self._send(stop)
                 except TrackingRejectedError as error:
-                    if error.code != "RESOURCE_DOES_NOT_EXIST" or load(self.run_dir, self.uri).run_id is None:
+                    if (
+                        error.code != "RESOURCE_DOES_NOT_EXIST"
+                        or load(self.run_dir, self.uri).run_id is None
+                    ):
                         raise
                     # The server forgot the run (its database was removed): begin again, once.
                     save(self.run_dir, Cursor(self.uri))
@@ -138,7 +142,9 @@ class MlflowExporter:
         limits = http_limits() if self.uri.startswith("http") else contextlib.nullcontext()
         with lock(self.run_dir, seconds=seconds), limits, silence_mlflow_logs():
             if read(self.run_dir) is None:
-                save(self.run_dir, Cursor(self.uri))  # so that `flray sync` knows where to, should this fail
+                save(
+                    self.run_dir, Cursor(self.uri)
+                )  # so that `flray sync` knows where to, should this fail
             if self._client is None:
                 self._client = connect(self._address)
             yield
@@ -149,16 +155,21 @@ class MlflowExporter:
     def _send(self, stop: Callable[[], bool]) -> None:
         cursor = load(self.run_dir, self.uri)
         with self.journal.open("rb") as file:
-            # What MLflow has seen must survive a crash of the machine, or the rounds played again after it
-            # would be recorded with a new time and stand there twice.
+            # What MLflow has seen must survive a crash of the machine, or the rounds played again
+            # after it would be recorded with a new time and stand there twice.
             os.fsync(file.fileno())
         metrics: list[_Point] = []
         gathered = cursor.offset  # end of the last round in `metrics`
         for line, end in unsent_lines(self.run_dir, cursor.offset):
             event = decode(line)
-            new = [(name, value, event["time"], event["round"]) for name, value in event.get("metrics", {}).items()]
+            new = [
+                (name, value, event["time"], event["round"])
+                for name, value in event.get("metrics", {}).items()
+            ]
             again = event["type"] == "round" and event.get("replaces", False)
-            if gathered > cursor.offset and (event["type"] != "round" or again or len(metrics) + len(new) > _METRICS):
+            if gathered > cursor.offset and (
+                event["type"] != "round" or again or len(metrics) + len(new) > _METRICS
+            ):
                 self._log_metrics(cursor, metrics, gathered)
                 metrics = []
             if stop():
@@ -175,7 +186,9 @@ class MlflowExporter:
         if gathered > cursor.offset:
             self._log_metrics(cursor, metrics, gathered)
 
-    def _log_metrics(self, cursor: Cursor, metrics: list[_Point], end: int, again: bool = False) -> None:
+    def _log_metrics(
+        self, cursor: Cursor, metrics: list[_Point], end: int, again: bool = False
+    ) -> None:
         from mlflow.entities import Metric
 
         if self._compare and not again:
@@ -193,10 +206,17 @@ class MlflowExporter:
             first.setdefault(round_, name)
         there = {round_ for round_, name in first.items() if round_ in self._sent(cursor, name)}
         if not there:
-            latest = max((max(self._sent(cursor, name), default=-1) for name in set(first.values())), default=-1)
+            latest = max(
+                (max(self._sent(cursor, name), default=-1) for name in set(first.values())),
+                default=-1,
+            )
             self._compare = not all(round_ > latest for round_ in first)
             return metrics
-        return [point for point in metrics if point[3] not in there or point[3] not in self._sent(cursor, point[0])]
+        return [
+            point
+            for point in metrics
+            if point[3] not in there or point[3] not in self._sent(cursor, point[0])
+        ]
 
     def _sent(self, cursor: Cursor, name: str) -> set[int]:
         """Return the rounds in which MLflow has a value of a metric."""
@@ -208,7 +228,8 @@ class MlflowExporter:
     def _run_id(self, cursor: Cursor) -> str:
         if cursor.run_id is None:
             raise TrackingRejectedError(
-                f"{self.journal}: the run's start is missing, so MLflow cannot be told which run this is"
+                f"{self.journal}: the run's start is missing, so MLflow cannot be told which run "
+                f"this is"
             )
         return cursor.run_id
 
@@ -222,29 +243,46 @@ class MlflowExporter:
             self._log_params(cursor, event["params"])
         elif kind == "tags":
             for name, value in event["tags"].items():
-                self._call("set_tag", self._run_id(cursor), clean_name(name), _shorten(value, _TAG_LENGTH))
+                self._call(
+                    "set_tag", self._run_id(cursor), clean_name(name), _shorten(value, _TAG_LENGTH)
+                )
         elif kind == "artifact":
             self._upload(cursor, event)
         elif kind == "resume":
             self._call("update_run", self._run_id(cursor), status="RUNNING")
         elif kind == "end":
-            self._call("set_terminated", self._run_id(cursor), status=event["status"], end_time=event["time"])
+            self._call(
+                "set_terminated",
+                self._run_id(cursor),
+                status=event["status"],
+                end_time=event["time"],
+            )
         else:
-            self.notices.append(f"{self.journal}: an event of type {kind!r} is not sent; this flray does not know it")
+            self.notices.append(
+                f"{self.journal}: an event of type {kind!r} is not sent; this flray does not know "
+                f"it"
+            )
 
     def _start(self, event: Event, cursor: Cursor) -> None:
         """Find or make the run, and remember it before anything else is sent."""
         cursor.experiment_id = self._experiment(event["experiment"])
         cursor.run_id = self._find(cursor.experiment_id, event["uid"])
         if cursor.run_id is None:
-            tags = {clean_name(name): _shorten(value, _TAG_LENGTH) for name, value in event["tags"].items()}
+            tags = {
+                clean_name(name): _shorten(value, _TAG_LENGTH)
+                for name, value in event["tags"].items()
+            }
             tags[UID_TAG] = event["uid"]
             parent = self._parent(event, cursor.experiment_id)
             if parent is not None:
                 tags["mlflow.parentRunId"] = parent
             self._compare = False
             run = self._call(
-                "create_run", cursor.experiment_id, start_time=event["time"], tags=tags, run_name=event["name"]
+                "create_run",
+                cursor.experiment_id,
+                start_time=event["time"],
+                tags=tags,
+                run_name=event["name"],
             )
             cursor.run_id = run.info.run_id
         save(self.run_dir, cursor)
@@ -253,9 +291,13 @@ class MlflowExporter:
         found = self._call("get_experiment_by_name", name)
         if found is None:
             try:
-                return str(self._call("create_experiment", name, artifact_location=self._artifacts(name)))
+                return str(
+                    self._call("create_experiment", name, artifact_location=self._artifacts(name))
+                )
             except TrackingRejectedError as error:
-                found = self._call("get_experiment_by_name", name)  # another process may have made it meanwhile
+                found = self._call(
+                    "get_experiment_by_name", name
+                )  # another process may have made it meanwhile
                 if error.code != "RESOURCE_ALREADY_EXISTS" or found is None:
                     raise
         if found.lifecycle_stage != "active":
@@ -273,7 +315,12 @@ class MlflowExporter:
         return (database.parent / "mlruns" / re.sub(r"[^\w.\-]", "_", name)).as_uri()
 
     def _find(self, experiment_id: str, uid: str) -> str | None:
-        runs = self._call("search_runs", [experiment_id], filter_string=f"tags.`{UID_TAG}` = '{uid}'", max_results=1)
+        runs = self._call(
+            "search_runs",
+            [experiment_id],
+            filter_string=f"tags.`{UID_TAG}` = '{uid}'",
+            max_results=1,
+        )
         return str(runs[0].info.run_id) if runs else None
 
     def _parent(self, event: Event, experiment_id: str) -> str | None:
@@ -287,10 +334,18 @@ class MlflowExporter:
     def _log_params(self, cursor: Cursor, params: dict[str, str]) -> None:
         from mlflow.entities import Param
 
-        entries = [Param(clean_name(name), _shorten(value, _PARAM_LENGTH)) for name, value in params.items()]
+        entries = [
+            Param(clean_name(name), _shorten(value, _PARAM_LENGTH))
+            for name, value in params.items()
+        ]
         for first in range(0, len(entries), _PARAMS):
             try:
-                self._call("log_batch", self._run_id(cursor), params=entries[first : first + _PARAMS], synchronous=True)
+                self._call(
+                    "log_batch",
+                    self._run_id(cursor),
+                    params=entries[first : first + _PARAMS],
+                    synchronous=True,
+                )
             except TrackingRejectedError as error:
                 if error.code != "INVALID_PARAMETER_VALUE":
                     raise
@@ -308,7 +363,9 @@ class MlflowExporter:
         except TrackingUnavailableError:
             raise
         except Exception as error:  # every artifact store has errors of its own
-            self.notices.append(f"{path} is not uploaded: {one_line(without_secrets(str(error), self._address))}")
+            self.notices.append(
+                f"{path} is not uploaded: {one_line(without_secrets(str(error), self._address))}"
+            )
 
 
 def _shorten(value: object, length: int) -> str:

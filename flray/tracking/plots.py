@@ -1,6 +1,7 @@
 """Pictures of runs and sweeps, drawn without matplotlib's global state so that any thread may draw.
 
-Colours are told apart with every kind of colour vision: Okabe and Ito, "Color universal design" (2008).
+Colours are told apart with every kind of colour vision: Okabe and Ito, "Color universal design"
+(2008).
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ _DASHES = ("-", "--", "-.", ":")
 _WORST, _OTHERS = "#D55E00", "#0072B2"
 
 
-def learning_curves(history: pd.DataFrame, metrics: Sequence[str], path: Path, *, title: str = "") -> None:
+def learning_curves(
+    history: pd.DataFrame, metrics: Sequence[str], path: Path, *, title: str = ""
+) -> None:
     """Draw metrics of one run over its rounds.
 
     Parameters
     ----------
     history : DataFrame
-        Column ``round`` and one column per metric; rounds without a value are skipped, not drawn as gaps.
+        Column ``round`` and one column per metric; rounds without a value are skipped, not drawn as
+        gaps.
     metrics : sequence of str
         The columns to draw; all of one unit, since they share an axis.
     path : Path
@@ -43,19 +47,29 @@ def learning_curves(history: pd.DataFrame, metrics: Sequence[str], path: Path, *
     for number, metric in enumerate(metrics):
         measured = history[["round", metric]].dropna()
         marker = "o" if len(measured) <= 30 else ""
-        axes.plot(measured["round"], measured[metric], label=metric, marker=marker, markersize=3.5, **_line(number))
+        axes.plot(
+            measured["round"],
+            measured[metric],
+            label=metric,
+            marker=marker,
+            markersize=3.5,
+            **_line(number),
+        )
     _whole_rounds(axes)
     axes.set_ylabel(_common_start(metrics) or "value")
     _finish(figure, axes, path, title, legend=True)
 
 
-def method_curves(histories: Mapping[str, Sequence[pd.DataFrame]], metric: str, path: Path, *, title: str = "") -> None:
+def method_curves(
+    histories: Mapping[str, Sequence[pd.DataFrame]], metric: str, path: Path, *, title: str = ""
+) -> None:
     """Draw one metric of several methods over the rounds: mean over seeds, band of one standard deviation.
 
     Parameters
     ----------
     histories : mapping of str to sequence of DataFrame
-        By method the histories of its seeds; the legend is sorted by the last mean, best value on top.
+        By method the histories of its seeds; the legend is sorted by the last mean, best value on
+        top.
     metric : str
         The column to draw.
     path : Path
@@ -71,23 +85,45 @@ def method_curves(histories: Mapping[str, Sequence[pd.DataFrame]], metric: str, 
     figure, axes = _figure(7.0, 4.6)
     numbers = {len(seeds) for seeds in histories.values()}
     # The number of seeds is said once where it is one, and with each method where it is not.
-    counts = {} if len(numbers) == 1 else {number: f" ({number} seed{'s' * (number > 1)})" for number in numbers}
+    counts = (
+        {}
+        if len(numbers) == 1
+        else {number: f" ({number} seed{'s' * (number > 1)})" for number in numbers}
+    )
     last: dict[Any, float] = {}
     for number, (method, seeds) in enumerate(histories.items()):
-        table = pd.concat([seed.set_index("round")[metric] for seed in seeds], axis=1).sort_index().dropna(how="all")
+        table = (
+            pd.concat([seed.set_index("round")[metric] for seed in seeds], axis=1)
+            .sort_index()
+            .dropna(how="all")
+        )
         mean, std = table.mean(axis=1), table.std(axis=1, ddof=1).fillna(0.0)
-        (line,) = axes.plot(mean.index, mean, label=f"{method}{counts.get(len(seeds), '')}", **_line(number))
-        axes.fill_between(mean.index, mean - std, mean + std, color=line.get_color(), alpha=0.15, linewidth=0)
+        (line,) = axes.plot(
+            mean.index, mean, label=f"{method}{counts.get(len(seeds), '')}", **_line(number)
+        )
+        axes.fill_between(
+            mean.index, mean - std, mean + std, color=line.get_color(), alpha=0.15, linewidth=0
+        )
         last[line] = float(mean.iloc[-1])
     _whole_rounds(axes)
-    spread = "" if counts or numbers == {1} else f"\nmean ± standard deviation of {max(numbers, default=0)} seeds"
+    spread = (
+        ""
+        if counts or numbers == {1}
+        else f"\nmean ± standard deviation of {max(numbers, default=0)} seeds"
+    )
     axes.set_ylabel(metric + spread)
     order = sorted(last, key=lambda line: last[line] if lower_is_better(metric) else -last[line])
     _finish(figure, axes, path, title, legend=order)
 
 
 def client_bars(
-    values: Mapping[str, float], metric: str, path: Path, *, worst: float = 0.1, title: str = "", most: int = 60
+    values: Mapping[str, float],
+    metric: str,
+    path: Path,
+    *,
+    worst: float = 0.1,
+    title: str = "",
+    most: int = 60,
 ) -> None:
     """Draw one value per client, sorted, with the mean and the worst clients marked.
 
@@ -112,7 +148,10 @@ def client_bars(
         If no client has a finite value.
     """
     sign = 1 if lower_is_better(metric) else -1
-    finite = sorted(((c, value) for c, value in values.items() if math.isfinite(value)), key=lambda x: sign * x[1])
+    finite = sorted(
+        ((c, value) for c, value in values.items() if math.isfinite(value)),
+        key=lambda x: sign * x[1],
+    )
     if not finite:
         raise ValueError(f"{metric}: no client has a finite value")
     names, heights = [client for client, _ in finite], [value for _, value in finite]
@@ -122,14 +161,21 @@ def client_bars(
     gap = 0.25 if len(finite) <= most else 0.0
     axes.bar(range(good), heights[:good], width=1 - gap, color=_OTHERS)
     label = f"worst {bad} of {len(finite)}: mean {np.mean(heights[good:]):.3g}"
-    low = axes.bar(range(good, len(finite)), heights[good:], width=1 - gap, color=_WORST, label=label)
+    low = axes.bar(
+        range(good, len(finite)), heights[good:], width=1 - gap, color=_WORST, label=label
+    )
     mean = axes.axhline(
-        float(np.mean(heights)), color="black", linewidth=1.2, label=f"all: mean {np.mean(heights):.3g}"
+        float(np.mean(heights)),
+        color="black",
+        linewidth=1.2,
+        label=f"all: mean {np.mean(heights):.3g}",
     )
     axes.grid(axis="x", visible=False)
     if len(finite) <= most:
         long = max(map(len, names)) > 3
-        axes.set_xticks(range(len(finite)), names, rotation=45 if long else 0, ha="right" if long else "center")
+        axes.set_xticks(
+            range(len(finite)), names, rotation=45 if long else 0, ha="right" if long else "center"
+        )
     else:
         axes.set_xticks([])
     missing = len(values) - len(finite)
@@ -139,13 +185,16 @@ def client_bars(
     _finish(figure, axes, path, title, legend=[mean, low])
 
 
-def sweep_overview(scores: Mapping[str, Sequence[float]], metric: str, path: Path, *, title: str = "") -> None:
+def sweep_overview(
+    scores: Mapping[str, Sequence[float]], metric: str, path: Path, *, title: str = ""
+) -> None:
     """Draw the methods of a sweep below each other, best mean on top: each seed, mean, standard deviation.
 
     Parameters
     ----------
     scores : mapping of str to sequence of float
-        By method one score per seed; scores that are not finite are counted beside the method's name.
+        By method one score per seed; scores that are not finite are counted beside the method's
+        name.
     metric : str
         What the scores are; higher is better.
     path : Path
@@ -158,18 +207,36 @@ def sweep_overview(scores: Mapping[str, Sequence[float]], metric: str, path: Pat
     ValueError
         If no method has a finite score.
     """
-    finite = {method: [score for score in seeds if math.isfinite(score)] for method, seeds in scores.items()}
-    ranked = sorted((method for method in finite if finite[method]), key=lambda method: float(np.mean(finite[method])))
+    finite = {
+        method: [score for score in seeds if math.isfinite(score)]
+        for method, seeds in scores.items()
+    }
+    ranked = sorted(
+        (method for method in finite if finite[method]),
+        key=lambda method: float(np.mean(finite[method])),
+    )
     if not ranked:
         raise ValueError(f"{metric}: no method has a finite score")
     figure, axes = _figure(7.0, 1.4 + 0.34 * len(ranked))
     for height, method in enumerate(ranked):
         seeds = finite[method]
         spread = float(np.std(seeds, ddof=1)) if len(seeds) > 1 else 0.0
-        axes.plot(seeds, [height] * len(seeds), "o", color=_OTHERS, alpha=0.35, markersize=5, markeredgewidth=0)
-        axes.errorbar(np.mean(seeds), height, xerr=spread, fmt="|", color="black", markersize=11, capsize=3)
+        axes.plot(
+            seeds,
+            [height] * len(seeds),
+            "o",
+            color=_OTHERS,
+            alpha=0.35,
+            markersize=5,
+            markeredgewidth=0,
+        )
+        axes.errorbar(
+            np.mean(seeds), height, xerr=spread, fmt="|", color="black", markersize=11, capsize=3
+        )
     failed = {method: len(scores[method]) - len(finite[method]) for method in ranked}
-    labels = [f"{method} ({failed[method]} failed)" if failed[method] else method for method in ranked]
+    labels = [
+        f"{method} ({failed[method]} failed)" if failed[method] else method for method in ranked
+    ]
     axes.set_yticks(range(len(ranked)), labels)
     axes.set_ylim(-0.6, len(ranked) - 0.4)
     axes.set_xlabel(f"{metric} (dots: seeds; bars: mean ± standard deviation)")
@@ -211,12 +278,20 @@ def _common_start(names: Iterable[str]) -> str:
     return last.pop() if len(last) == 1 else ""
 
 
-def _finish(figure: Any, axes: Any, path: Path, title: str, *, legend: bool | Sequence[Any]) -> None:
+def _finish(
+    figure: Any, axes: Any, path: Path, title: str, *, legend: bool | Sequence[Any]
+) -> None:
     if title:
         axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     if legend is not False:
         handles = axes.get_legend_handles_labels()[0] if legend is True else list(legend)
         # Beside the axes nothing is hidden, however many methods there are.
-        axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8)
+        axes.legend(
+            handles=handles,
+            loc="center left",
+            bbox_to_anchor=(1.01, 0.5),
+            frameon=False,
+            fontsize=8,
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png")

@@ -10,13 +10,35 @@ HIDDEN = "***"
 _ADDRESS = re.compile(r"[A-Za-z][\w+.\-]*://")
 _IN_TEXT = re.compile(r"[A-Za-z][\w+.\-]*://\S+")
 # Of these a user's name alone is no secret; elsewhere, as in https://TOKEN@host, it may be one.
-_WITH_USERS = ("postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle", "cockroachdb", "sqlite", "ssh", "sftp",
-               "hdfs")
-# Names of settings, in lower case without punctuation, that hold something secret. A name of a file with a key in it
-# is none (sslkey of PostgreSQL and MySQL), and odbc_connect is a whole connection string.
+_WITH_USERS = (
+    "postgresql",
+    "postgres",
+    "mysql",
+    "mariadb",
+    "mssql",
+    "oracle",
+    "cockroachdb",
+    "sqlite",
+    "ssh",
+    "sftp",
+    "hdfs",
+)
+# Names of settings, in lower case without punctuation, that hold something secret. A name of a file
+# with a key in it is none (sslkey of PostgreSQL and MySQL), and odbc_connect is a whole connection
+# string.
 _SECRET = re.compile(r"pass|pwd|token|secret|key|cred|sig|auth|jwt|sas$|odbcconnect|^pw$")
-_HARMLESS = ("sslkey", "sslkeylogfile", "passfile", "keyspace", "authplugin", "authentication", "authsource",
-             "keepalives", "keepalivesidle", "requireauth")
+_HARMLESS = (
+    "sslkey",
+    "sslkeylogfile",
+    "passfile",
+    "keyspace",
+    "authplugin",
+    "authentication",
+    "authsource",
+    "keepalives",
+    "keepalivesidle",
+    "requireauth",
+)
 _EMPTY_PASSWORDS = ("", "x-oauth-basic", "x")  # the user before these is a token
 
 
@@ -43,8 +65,12 @@ def without_secrets(text: str, uri: str) -> str:
     """
     shown, secrets = _split(uri)
     text = text.replace(uri, shown)
-    forms = {form for secret in secrets for plain in (secret, unquote(secret), unquote_plus(secret))
-             for form in (plain, quote(plain), quote(plain, safe=""), repr(plain)[1:-1])}
+    forms = {
+        form
+        for secret in secrets
+        for plain in (secret, unquote(secret), unquote_plus(secret))
+        for form in (plain, quote(plain), quote(plain, safe=""), repr(plain)[1:-1])
+    }
     for form in sorted(forms, key=len, reverse=True):
         if len(form) > 2:  # shorter ones would take letters out of words
             text = text.replace(form, HIDDEN)
@@ -61,7 +87,8 @@ def _split(text: str) -> tuple[str, list[str]]:
 
 def _address(uri: str, secrets: list[str]) -> str:
     scheme, rest = uri.split("://", 1)
-    # A password may have any of / ? # @ in it, so that all up to the last @ is one if a colon comes first.
+    # A password may have any of / ? # @ in it, so that all up to the last @ is one if a colon comes
+    # first.
     kind = scheme.split("+")[0].lower()
     named = re.match(r"([^/@:?#]*):(.*)@", rest, re.DOTALL)
     alone = re.match(r"([^/@:?#]+)@", rest)
@@ -71,10 +98,10 @@ def _address(uri: str, secrets: list[str]) -> str:
         if user and (password in _EMPTY_PASSWORDS or kind not in (*_WITH_USERS, "http", "https")):
             secrets.append(user)
             user = HIDDEN
-        front, rest = f"{user}:{HIDDEN}@", rest[named.end():]
+        front, rest = f"{user}:{HIDDEN}@", rest[named.end() :]
     elif alone is not None and kind not in _WITH_USERS:
         secrets.append(alone[1])
-        front, rest = f"{HIDDEN}@", rest[alone.end():]
+        front, rest = f"{HIDDEN}@", rest[alone.end() :]
     else:
         front = ""
     path, *marked = re.split(r"([?#;])", rest)
@@ -90,7 +117,9 @@ def _settings(text: str, secrets: list[str]) -> str:
         plain = re.sub(r"[^a-z]", "", unquote_plus(name).lower())
         if equals and value and _SECRET.search(plain) and plain not in _HARMLESS:
             secrets.append(value)
-            secrets += re.findall(r"(?:pwd|password)\s*=\s*\{?([^;}]+)", unquote_plus(value), re.IGNORECASE)
+            secrets += re.findall(
+                r"(?:pwd|password)\s*=\s*\{?([^;}]+)", unquote_plus(value), re.IGNORECASE
+            )
             part = f"{name}={HIDDEN}"
         shown.append(part)
     return "&".join(shown)

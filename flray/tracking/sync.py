@@ -40,7 +40,8 @@ def run_directories(path: Path) -> list[tuple[Path, Path | None]]:
     Parameters
     ----------
     path : Path
-        A directory with a journal, a sweep directory with run directories in ``trials/``, or both at once.
+        A directory with a journal, a sweep directory with run directories in ``trials/``, or both
+        at once.
     """
     own = [(path, _sweep_of(path))] if (path / JOURNAL).exists() else []
     sweep = path if own else None
@@ -69,25 +70,33 @@ def sync(path: Path, uri: str | None = None) -> SyncReport:
     """
     directories = run_directories(path)
     if not directories:
-        raise FlrayError(f"{path}: no run here; expected {JOURNAL} or trials/*/{JOURNAL} in a run or sweep directory")
+        raise FlrayError(
+            f"{path}: no run here; expected {JOURNAL} or trials/*/{JOURNAL} in a run or sweep "
+            f"directory"
+        )
     sent = 0
     notices: list[str] = []
     uris: set[str] = set()
     with http_limits():
         for run_dir, parent_dir in directories:
-            sender = MlflowExporter(run_dir, uri or _known_uri(run_dir, parent_dir), parent_dir=parent_dir)
+            sender = MlflowExporter(
+                run_dir, uri or _known_uri(run_dir, parent_dir), parent_dir=parent_dir
+            )
             uris.add(sender.uri)
             read_events(run_dir)  # names the line that is no event
             before = sender.unsent()
             try:
                 left = sender.flush()
             except ValueError as error:  # a damaged end, which a run that goes on cuts off
-                raise DataError(f"{run_dir / JOURNAL}: {error}; flray resume mends its end") from None
+                raise DataError(
+                    f"{run_dir / JOURNAL}: {error}; flray resume mends its end"
+                ) from None
             sent += before - left
             notices += sender.notices
             if left:
                 raise FlrayError(
-                    f"tracking at {sender.uri} is still away: {sender.reason}; {left} events of {run_dir} and what "
+                    f"tracking at {sender.uri} is still away: {sender.reason}; {left} events of "
+                    f"{run_dir} and what "
                     f"comes after it wait; sent so far: {sent}; run the same command again later"
                 )
     return SyncReport(len(directories), sent, tuple(sorted(uris)), tuple(notices))
@@ -98,4 +107,7 @@ def _known_uri(run_dir: Path, parent_dir: Path | None) -> str:
         known = cursor.read(folder) if folder is not None else None
         if known is not None:
             return known.uri
-    raise FlrayError(f"{run_dir}: this run has never been sent anywhere; say where to, for example sqlite:///mlflow.db")
+    raise FlrayError(
+        f"{run_dir}: this run has never been sent anywhere; say where to, for example "
+        f"sqlite:///mlflow.db"
+    )

@@ -13,7 +13,13 @@ from typing import Any
 from ray.tune import Callback
 
 from flray.config.experiment import Config
-from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION, save_encoded, save_partition
+from flray.federation.diagnostics import (
+    FINAL_DIAGNOSTICS,
+    INITIAL_DIAGNOSTICS,
+    PARTITION,
+    save_encoded,
+    save_partition,
+)
 from flray.runs import directory
 from flray.runs.journal import Journal
 from flray.tracking.background import Tracker
@@ -41,8 +47,15 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         What the user sees.
     """
 
-    def __init__(self, sweep: Path, config: Config, points: Mapping[str, TrialSpec], left: int, tracker: Tracker | None,
-                 progress: SweepProgress) -> None:
+    def __init__(
+        self,
+        sweep: Path,
+        config: Config,
+        points: Mapping[str, TrialSpec],
+        left: int,
+        tracker: Tracker | None,
+        progress: SweepProgress,
+    ) -> None:
         self._config = config
         self._sweep, self._points, self._tracker, self._progress = sweep, points, tracker, progress
         self._parent = directory.read(sweep)
@@ -63,7 +76,9 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         number = str(trial)
         if number in self._journals:
             return
-        self._begun = self._begun or time.monotonic()  # starting the first processes tells nothing about the rest
+        self._begun = (
+            self._begun or time.monotonic()
+        )  # starting the first processes tells nothing about the rest
         point, folder = self._points[number], TrialFolder(self._sweep, number)
         journal = self._journals[number] = folder.begin(point, self._parent, self._config)
         self._done[number] = max((event["round"] for event in journal.rounds()), default=0)
@@ -72,8 +87,9 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             self._tracker.register(folder.path, parent_dir=self._sweep)
         self._progress.trial_started(number, point.label, self._done[number])
 
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any],
-                        **info: Any) -> None:
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
         """Record the rounds of a step."""
         number, done = str(trial), int(result["training_iteration"])
         point, journal = self._points[number], self._journals[number]
@@ -83,8 +99,11 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             self._progress.say(f"trial {number}: {line}")
         self._keep(number, report)
         played = report["rounds"]
-        # What the trial's checkpoint knows and the journal does not: it was copied into object storage earlier.
-        carried = [round_ for round_, metrics in report["carried"] if journal.record_round(round_, metrics)]
+        # What the trial's checkpoint knows and the journal does not: it was copied into object
+        # storage earlier.
+        carried = [
+            round_ for round_, metrics in report["carried"] if journal.record_round(round_, metrics)
+        ]
         self._left -= len(carried)
         if not played:
             return
@@ -95,8 +114,14 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._played += len(played)
         self._left -= len(played)
         pace = (time.monotonic() - (self._begun or 0.0)) / self._played
-        self._progress.round(number, point.label, done, point.experiment.rounds, float(result["score"]),
-                             pace * max(0, self._left))
+        self._progress.round(
+            number,
+            point.label,
+            done,
+            point.experiment.rounds,
+            float(result["score"]),
+            pace * max(0, self._left),
+        )
 
     def _keep(self, number: str, report: Mapping[str, Any]) -> None:
         """Write down what the report's figures need beyond metrics."""
@@ -104,9 +129,15 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         if report.get(PARTITION):
             save_partition(report[PARTITION], folder)
             held = report[PARTITION]
-            self._journals[number].tags({
-                **{f"{part}.fingerprint": digest for part, digest in held["fingerprints"].items()},
-                **{f"origin.{name}": origin for name, origin in held["origins"].items()}})
+            self._journals[number].tags(
+                {
+                    **{
+                        f"{part}.fingerprint": digest
+                        for part, digest in held["fingerprints"].items()
+                    },
+                    **{f"origin.{name}": origin for name, origin in held["origins"].items()},
+                }
+            )
         for name in (INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS):
             if report.get(name):
                 save_encoded(report[name], folder / name)
@@ -125,7 +156,9 @@ class TrialRecorder(Callback):  # type: ignore[misc]
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tell the user that a trial crashed and is tried again."""
-        self._progress.say(f"trial {trial} crashed ({_reason(trial)}); it is tried again from its last checkpoint")
+        self._progress.say(
+            f"trial {trial} crashed ({_reason(trial)}); it is tried again from its last checkpoint"
+        )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record that a trial crashed for the last time."""
@@ -151,15 +184,21 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             return
         point, done = self._points[number], self._done[number]
         if self._values.get(number, point.values) != point.values:
-            values["setting_at_end"] = {k: v for k, v in self._values[number].items() if k != "seed"}
+            values["setting_at_end"] = {
+                k: v for k, v in self._values[number].items() if k != "seed"
+            }
         folder = TrialFolder(self._sweep, number)
         folder.end(journal, status, rounds=done, metric=self._metrics.get(number), **values)
         journal.close()
         self._left -= point.experiment.rounds - done
         scores = [score for round_, score in folder.scores() if round_ <= done]
         if values.get("failure"):
-            self._progress.say(f"trial {number} ({point.label}) failed: {values['failure'].splitlines()[0]}")
-        self._progress.trial_done(number, point.label, status, done, scores[-1] if scores else math.nan)
+            self._progress.say(
+                f"trial {number} ({point.label}) failed: {values['failure'].splitlines()[0]}"
+            )
+        self._progress.trial_done(
+            number, point.label, status, done, scores[-1] if scores else math.nan
+        )
 
 
 def _reason(trial: Any) -> str:

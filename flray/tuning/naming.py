@@ -14,14 +14,22 @@ FIRST = "_"
 
 def title(point: TrialSpec) -> str:
     """Return a trial's name: method, data, what else differs, seed."""
-    named = {path.removeprefix(arms.PREFIX): str(value) for path, value in point.setting.items()
-             if path.startswith(arms.PREFIX)}
+    named = {
+        path.removeprefix(arms.PREFIX): str(value)
+        for path, value in point.setting.items()
+        if path.startswith(arms.PREFIX)
+    }
     experiment = point.experiment
     method = named.pop("method", experiment.algorithm.name)
     parts = [method, *([] if "data" in named else [experiment.data.name]), *named.values()]
-    rest = {path: value for path, value in flatten_setting(point.setting).items()
-            if not path.startswith(arms.PREFIX) and path not in registry_paths()}
-    said = set(named) or any(path.startswith("partition") for path in rest)  # arms besides the method say what differs
+    rest = {
+        path: value
+        for path, value in flatten_setting(point.setting).items()
+        if not path.startswith(arms.PREFIX) and path not in registry_paths()
+    }
+    said = set(named) or any(
+        path.startswith("partition") for path in rest
+    )  # arms besides the method say what differs
     if not said:
         parts += partition_label(experiment)
     parts += [f"{path.rsplit('.', 1)[-1]}={format_value(value)}" for path, value in rest.items()]
@@ -52,4 +60,7 @@ def tags(config: Config, experiment: Experiment | None = None) -> dict[str, str]
 
 def varied_params(setting: dict[str, Any]) -> dict[str, str]:
     """Return a trial's setting as parameters that come first."""
-    return {f"{FIRST}{path.removeprefix(arms.PREFIX)}": str(value) for path, value in flatten_setting(setting).items()}
+    return {
+        f"{FIRST}{path.removeprefix(arms.PREFIX)}": str(value)
+        for path, value in flatten_setting(setting).items()
+    }

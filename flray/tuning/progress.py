@@ -14,10 +14,14 @@ class SweepProgress(Protocol):
     def trial_started(self, number: str, label: str, rounds_done: int) -> None:
         """Show that a trial runs; `rounds_done` is above 0 where it goes on after an interruption."""
 
-    def round(self, number: str, label: str, done: int, rounds: int, score: float, left: float) -> None:
+    def round(
+        self, number: str, label: str, done: int, rounds: int, score: float, left: float
+    ) -> None:
         """Show a trial's finished round: its score (NaN before the first), and seconds left for the whole sweep."""
 
-    def trial_done(self, number: str, label: str, status: str, rounds_done: int, score: float) -> None:
+    def trial_done(
+        self, number: str, label: str, status: str, rounds_done: int, score: float
+    ) -> None:
         """Show that a trial is finished, stopped (early) or failed."""
 
     def say(self, line: str) -> None:
@@ -36,10 +40,14 @@ class NullProgress:
     def trial_started(self, number: str, label: str, rounds_done: int) -> None:
         """Do nothing."""
 
-    def round(self, number: str, label: str, done: int, rounds: int, score: float, left: float) -> None:
+    def round(
+        self, number: str, label: str, done: int, rounds: int, score: float, left: float
+    ) -> None:
         """Do nothing."""
 
-    def trial_done(self, number: str, label: str, status: str, rounds_done: int, score: float) -> None:
+    def trial_done(
+        self, number: str, label: str, status: str, rounds_done: int, score: float
+    ) -> None:
         """Do nothing."""
 
     def say(self, line: str) -> None:

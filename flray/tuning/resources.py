@@ -36,8 +36,13 @@ class TrialResources:
         What the sweep is judged by; auto is each method's own.
     """
 
-    def __init__(self, available: Mapping[str, float], trials: int, concurrency: int | str,
-                 metric: str = "auto") -> None:
+    def __init__(
+        self,
+        available: Mapping[str, float],
+        trials: int,
+        concurrency: int | str,
+        metric: str = "auto",
+    ) -> None:
         self._metric = metric
         self._available = dict(available)
         self._slots = trials if concurrency == "auto" else min(int(concurrency), trials)
@@ -65,8 +70,8 @@ class TrialResources:
     def bundles(self, experiment: Experiment) -> Bundles:
         """Return what a trial needs: Tune's head bundle, then one bundle per client actor.
 
-        A trial that gets one actor plays its clients in the head bundle, unless a client may have to be cut off
-        (``faults.round_timeout``) or the user asked for the actor.
+        A trial that gets one actor plays its clients in the head bundle, unless a client may have
+        to be cut off (``faults.round_timeout``) or the user asked for the actor.
 
         Raises
         ------
@@ -84,7 +89,9 @@ class TrialResources:
     @property
     def slots(self) -> int:
         """Trials that run at once, as far as the resources carry them."""
-        needs = [sum(bundle.get("CPU", 0.0) for bundle in bundles) for bundles in self._bundles.values()]
+        needs = [
+            sum(bundle.get("CPU", 0.0) for bundle in bundles) for bundles in self._bundles.values()
+        ]
         room = math.floor(self._available.get("CPU", 1.0) / max(needs, default=1.0) + 1e-9)
         return max(1, min(room, self._slots))
 
@@ -94,7 +101,11 @@ class TrialResources:
 
         for key, data in self._data.items():
             if key not in self._references:
-                self._references[key] = [ray.put(data.outline), ray.put(data.samples), data.fingerprint]
+                self._references[key] = [
+                    ray.put(data.outline),
+                    ray.put(data.samples),
+                    data.fingerprint,
+                ]
         return self._references
 
     def _load(self, experiment: Experiment) -> SharedDataset:
@@ -108,10 +119,16 @@ class TrialResources:
         import ray
 
         nodes = node_resources() if ray.is_initialized() else []
-        measured = survey_nodes(spec, nodes) if nodes and uses_ray(experiment) and should_probe(spec, nodes) else None
+        measured = (
+            survey_nodes(spec, nodes)
+            if nodes and uses_ray(experiment) and should_probe(spec, nodes)
+            else None
+        )
 
         def plan(settings: Experiment, cohort: int = spec.cohort_size) -> Plan:
-            return make_plan(settings, len(spec.data.clients), cohort, self._available, nodes, measured)
+            return make_plan(
+                settings, len(spec.data.clients), cohort, self._available, nodes, measured
+            )
 
         if not uses_ray(experiment):
             return [_bundle(plan(_with(experiment, actors="auto")))]
@@ -121,13 +138,17 @@ class TrialResources:
         room = plan(_with(experiment, gpus_per_actor=own.gpus_per_actor), cohort=10**9).actors
         actors = max(1, min(math.floor(room / max(1, min(self._slots, room))), spec.cohort_size))
         if actors == 1 and experiment.faults.round_timeout is None:
-            return [_bundle(own)]  # server and only client actor in one process: the same bits, and no waiting
+            return [
+                _bundle(own)
+            ]  # server and only client actor in one process: the same bits, and no waiting
         return [{}, *[_bundle(own)] * actors]
 
 
 def data_key(experiment: Experiment) -> str:
     """Return a text that two experiments share exactly if they use the same data set."""
-    return json.dumps(experiment.model_dump(include={"data", "public", "subset"}), sort_keys=True, default=str)
+    return json.dumps(
+        experiment.model_dump(include={"data", "public", "subset"}), sort_keys=True, default=str
+    )
 
 
 def user_components() -> dict[str, dict[str, Any]]:
@@ -142,17 +163,26 @@ def user_components() -> dict[str, dict[str, Any]]:
     for item in (item for entries in components.values() for item in entries.values()):
         module = sys.modules.get(getattr(item, "__module__", ""))
         path = getattr(module, "__file__", None)
-        if module is not None and path and not path.startswith((installed["purelib"], installed["platlib"])):
+        if (
+            module is not None
+            and path
+            and not path.startswith((installed["purelib"], installed["platlib"]))
+        ):
             cloudpickle.register_pickle_by_value(module)
     return components
 
 
 def _bundle(plan: Plan) -> dict[str, float]:
-    return {"CPU": plan.cpus_per_actor, **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {})}
+    return {
+        "CPU": plan.cpus_per_actor,
+        **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {}),
+    }
 
 
 def _with(experiment: Experiment, **resources: Any) -> Experiment:
-    return experiment.model_copy(update={"resources": experiment.resources.model_copy(update=resources)})
+    return experiment.model_copy(
+        update={"resources": experiment.resources.model_copy(update=resources)}
+    )
 
 
 def _structure(experiment: Experiment) -> str:
@@ -160,10 +190,25 @@ def _structure(experiment: Experiment) -> str:
 
     Real-valued options of the method and the details of local training do not.
     """
-    content = experiment.model_dump(mode="json", include={
-        "data", "public", "subset", "partition", "split", "shift", "model", "models", "participation", "resources",
-        "algorithm"})
-    content["algorithm"] = {k: v for k, v in content["algorithm"].items() if not isinstance(v, float)}
+    content = experiment.model_dump(
+        mode="json",
+        include={
+            "data",
+            "public",
+            "subset",
+            "partition",
+            "split",
+            "shift",
+            "model",
+            "models",
+            "participation",
+            "resources",
+            "algorithm",
+        },
+    )
+    content["algorithm"] = {
+        k: v for k, v in content["algorithm"].items() if not isinstance(v, float)
+    }
     content |= experiment.evaluation.model_dump(mode="json", include={"validation", "others"})
     content["precision"] = experiment.local.precision
     return json.dumps(content, sort_keys=True)

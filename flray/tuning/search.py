@@ -11,7 +11,12 @@ from typing import Any
 
 import numpy as np
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+)
 from ray.tune.search import Searcher
 
 from flray import rng
@@ -39,8 +44,8 @@ class _PastTrial:
 class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
     """One of Tune's stopping rules for each group of trials that may be compared, across sessions.
 
-    What trials reached before the sweep was interrupted is told to the rules again; without that the first ones
-    after a resume would have nobody to be compared with.
+    What trials reached before the sweep was interrupted is told to the rules again; without that
+    the first ones after a resume would have nobody to be compared with.
 
     Parameters
     ----------
@@ -54,8 +59,13 @@ class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
         The trials among them that will not come again.
     """
 
-    def __init__(self, make: Callable[[], Any], group: Callable[[str], str], past: Mapping[str, Scores],
-                 ended: Sequence[str]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        group: Callable[[str], str],
+        past: Mapping[str, Scores],
+        ended: Sequence[str],
+    ) -> None:
         super().__init__()
         self._make, self._group, self._past = make, group, past
         self._rules: dict[str, Any] = {}
@@ -101,22 +111,26 @@ class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
 
 def comparison_group(experiment: Experiment) -> str:
     """Return a text that two trials share if their scores may be compared: same method, data, network and seed."""
-    content = experiment.model_dump(mode="json", include={"data", "partition", "model", "models", "seed"})
+    content = experiment.model_dump(
+        mode="json", include={"data", "partition", "model", "models", "seed"}
+    )
     return json.dumps({**content, "algorithm": experiment.algorithm.name}, sort_keys=True)
 
 
 class Population(PopulationBasedTraining):  # type: ignore[misc]
     """Tune's population based training in step, whose exchanges are the same in a resumed sweep.
 
-    Tune draws from one global stream, and of a population that goes on in the middle it thinks that no exchange was
-    made yet: members would then copy each other at unlike rounds, and lose those in between.
+    Tune draws from one global stream, and of a population that goes on in the middle it thinks that
+    no exchange was made yet: members would then copy each other at unlike rounds, and lose those in
+    between.
 
     Parameters
     ----------
     seed : int
         The sweep's. A draw is keyed by it, the member and the round.
     start : int
-        The round at which all members go on, an exchange: they report it again, and it is made again.
+        The round at which all members go on, an exchange: they report it again, and it is made
+        again.
     **options
         Tune's own.
     """
@@ -131,11 +145,17 @@ class Population(PopulationBasedTraining):  # type: ignore[misc]
         """Enter a member, as one whose last exchange was the one before `start`."""
         super().on_trial_add(tune_controller, trial, **options)
         if self._start:
-            self._trial_state[trial].last_perturbation_time = self._start - self._perturbation_interval
+            self._trial_state[trial].last_perturbation_time = (
+                self._start - self._perturbation_interval
+            )
 
     def _checkpoint_or_exploit(self, trial: Any, *arguments: Any) -> None:
-        key = rng.key(self._seed, "sampling", round=self._trial_state[trial].last_train_time,
-                       extra=f"population/{trial}")
+        key = rng.key(
+            self._seed,
+            "sampling",
+            round=self._trial_state[trial].last_train_time,
+            extra=f"population/{trial}",
+        )
         before, numbers = random.getstate(), np.random.get_state()
         random.seed(key)
         np.random.seed(key % 2**32)  # from which Tune resamples intervals
@@ -146,8 +166,13 @@ class Population(PopulationBasedTraining):  # type: ignore[misc]
             np.random.set_state(numbers)
 
 
-def scheduler(config: Config, points: Mapping[str, TrialSpec], past: Mapping[str, Scores], ended: Sequence[str],
-              start: int = 0) -> Any:
+def scheduler(
+    config: Config,
+    points: Mapping[str, TrialSpec],
+    past: Mapping[str, Scores],
+    ended: Sequence[str],
+    start: int = 0,
+) -> Any:
     """Return Tune's scheduler of a sweep, or None.
 
     Parameters
@@ -168,17 +193,32 @@ def scheduler(config: Config, points: Mapping[str, TrialSpec], past: Mapping[str
     if isinstance(chosen, Pbt):
         # In step: members copy each other at the same round, so no member's history has a gap.
         return Population(
-            config.sweep.seed, start, **common, perturbation_interval=chosen.perturbation_interval,
-            quantile_fraction=chosen.quantile, custom_explore_fn=_Bounds(config.space),
-            hyperparam_mutations={"point": {"values": {p: mutation(d) for p, d in config.space.items()}}})
+            config.sweep.seed,
+            start,
+            **common,
+            perturbation_interval=chosen.perturbation_interval,
+            quantile_fraction=chosen.quantile,
+            custom_explore_fn=_Bounds(config.space),
+            hyperparam_mutations={
+                "point": {"values": {p: mutation(d) for p, d in config.space.items()}}
+            },
+        )
 
     def rule() -> Any:
         if isinstance(chosen, Asha):
-            return ASHAScheduler(**common, max_t=rounds, grace_period=min(chosen.grace_period, rounds),
-                                 reduction_factor=chosen.reduction_factor)
+            return ASHAScheduler(
+                **common,
+                max_t=rounds,
+                grace_period=min(chosen.grace_period, rounds),
+                reduction_factor=chosen.reduction_factor,
+            )
         assert isinstance(chosen, Median)
-        return MedianStoppingRule(**common, grace_period=chosen.grace_period, min_samples_required=chosen.min_samples,
-                                  min_time_slice=math.inf)  # never pause a trial to wait for others
+        return MedianStoppingRule(
+            **common,
+            grace_period=chosen.grace_period,
+            min_samples_required=chosen.min_samples,
+            min_time_slice=math.inf,
+        )  # never pause a trial to wait for others
 
     def group(number: str) -> str:
         assert chosen is not None
@@ -232,26 +272,32 @@ def _failed() -> Any:
 class OptunaSearch(Searcher):  # type: ignore[misc]
     """Suggestions of Optuna's tree-structured Parzen estimator, each repeated with every seed.
 
-    Ray's own wrapper, with `Repeater` around it, keeps its state in pickles that are as old as Tune's last save;
-    this one is told all trials of the sweep's folder and so goes on after any kill. A suggestion follows from the
-    sweep's seed, its own number and what was told before it: with one trial at a time a resumed sweep suggests what
-    one that was not interrupted would have; with several, what had ended at that moment differs.
+    Ray's own wrapper, with `Repeater` around it, keeps its state in pickles that are as old as
+    Tune's last save; this one is told all trials of the sweep's folder and so goes on after any
+    kill. A suggestion follows from the sweep's seed, its own number and what was told before it:
+    with one trial at a time a resumed sweep suggests what one that was not interrupted would have;
+    with several, what had ended at that moment differs.
 
     Parameters
     ----------
     config : Config
         The sweep.
     known : sequence of (dict, sequence of TrialSpec, sequence of float)
-        Settings suggested before, in order: the setting, its trials that are still to run, and the last scores of
-        those that are over.
+        Settings suggested before, in order: the setting, its trials that are still to run, and the
+        last scores of those that are over.
     make : callable
         Makes the trials of a new setting, given how many came before it.
     describe : callable
         Returns Tune's configuration of a trial.
     """
 
-    def __init__(self, config: Config, known: Sequence[tuple[Values, Sequence[TrialSpec], Sequence[float]]],
-                 make: Callable[[Values, int], list[TrialSpec]], describe: Callable[[TrialSpec], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        known: Sequence[tuple[Values, Sequence[TrialSpec], Sequence[float]]],
+        make: Callable[[Values, int], list[TrialSpec]],
+        describe: Callable[[TrialSpec], dict[str, Any]],
+    ) -> None:
         super().__init__(metric="score", mode=config.sweep.mode)
         import optuna
 
@@ -279,7 +325,9 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         self._running[trial_id] = index
         return self._describe(point)
 
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
         """Tell Optuna a setting's mean score once all its seeds are over."""
         index = self._running.pop(trial_id)
         self._scores[index].append(float((result or {}).get("score", math.nan)))
@@ -298,7 +346,8 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
     def _sampler(self, index: int) -> Any:
         """Return a sampler whose draws belong to one suggestion.
 
-        A single stream would start anew at a resume and suggest once more what the first session had.
+        A single stream would start anew at a resume and suggest once more what the first session
+        had.
         """
         import optuna
 
@@ -310,7 +359,10 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         self._study.sampler = self._sampler(index)
         for attempt in range(MAX_INFEASIBLE):
             asked = self._asked[index] = self._study.ask()
-            setting = {path: self._value(asked, path, domain) for path, domain in self._config.space.items()}
+            setting = {
+                path: self._value(asked, path, domain)
+                for path, domain in self._config.space.items()
+            }
             try:
                 trials = self._make(setting, index) if left is None else left
                 break
@@ -337,7 +389,9 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
             case Grid():
                 return domain.grid[asked.suggest_categorical(path, list(range(len(domain.grid))))]
             case Choice():
-                return domain.choice[asked.suggest_categorical(path, list(range(len(domain.choice))))]
+                return domain.choice[
+                    asked.suggest_categorical(path, list(range(len(domain.choice))))
+                ]
             case Uniform():
                 return asked.suggest_float(path, *domain.uniform)
             case LogUniform():

@@ -70,36 +70,83 @@ def resolve_sweep(config: Config) -> Config:
     for path in config.space:
         relative = path.removeprefix("experiment.")
         if relative.split(".")[0] in _OF_THE_SWEEP:
-            errors.append(ConfigError(f"space.{path}", "a setting of the whole sweep", "it cannot vary within it"))
+            errors.append(
+                ConfigError(
+                    f"space.{path}", "a setting of the whole sweep", "it cannot vary within it"
+                )
+            )
         elif relative == "resources.bits":
-            errors.append(ConfigError(f"space.{path}", "a setting of the whole sweep", "all trials compute alike"))
+            errors.append(
+                ConfigError(
+                    f"space.{path}", "a setting of the whole sweep", "all trials compute alike"
+                )
+            )
         elif relative == "seed":
-            errors.append(ConfigError(f"space.{path}", "seeds as part of the space",
-                                      "list them in sweep.seeds, so that they are averaged over"))
+            errors.append(
+                ConfigError(
+                    f"space.{path}",
+                    "seeds as part of the space",
+                    "list them in sweep.seeds, so that they are averaged over",
+                )
+            )
         elif relative in spelled:
-            errors.append(ConfigError(f"space.{path}", f"the setting of space.{spelled[relative]} once more",
-                                      "paths are relative to experiment; leave one of the two out"))
+            errors.append(
+                ConfigError(
+                    f"space.{path}",
+                    f"the setting of space.{spelled[relative]} once more",
+                    "paths are relative to experiment; leave one of the two out",
+                )
+            )
         spelled.setdefault(relative, path)
-    errors += [ConfigError(f"arms.{axis}.{name}", path, "a setting of the whole sweep; it cannot vary within it")
-               for axis, one in config.arms.items() for name, changes in one.items() for path in changes
-               if path.removeprefix("experiment.") == "resources.bits"
-               or path.removeprefix("experiment.").split(".")[0] in (*_OF_THE_SWEEP, "seed", "arms", "space", "sweep")]
+    errors += [
+        ConfigError(
+            f"arms.{axis}.{name}", path, "a setting of the whole sweep; it cannot vary within it"
+        )
+        for axis, one in config.arms.items()
+        for name, changes in one.items()
+        for path in changes
+        if path.removeprefix("experiment.") == "resources.bits"
+        or path.removeprefix("experiment.").split(".")[0]
+        in (*_OF_THE_SWEEP, "seed", "arms", "space", "sweep")
+    ]
     if config.arms and config.sweep.search == "optuna":
-        errors.append(ConfigError("sweep.search", "'optuna' with arms", "all arms are run, none is searched for; "
-                                  "set random, or write the space without arms"))
+        errors.append(
+            ConfigError(
+                "sweep.search",
+                "'optuna' with arms",
+                "all arms are run, none is searched for; "
+                "set random, or write the space without arms",
+            )
+        )
     random = [path for path, domain in config.space.items() if not isinstance(domain, Grid)]
     if config.sweep.search == "grid" and random:
         names = ", ".join(random)
-        errors.append(ConfigError("sweep.search", f"'grid', and {names} is no grid",
-                                  "write the values as {grid: [...]}, or set sweep.search to random"))
+        errors.append(
+            ConfigError(
+                "sweep.search",
+                f"'grid', and {names} is no grid",
+                "write the values as {grid: [...]}, or set sweep.search to random",
+            )
+        )
     if config.sweep.samples > 1 and not random and config.sweep.search != "optuna":
-        errors.append(ConfigError("sweep.samples", str(config.sweep.samples),
-                                  "without a random domain in the space every sample is the same; set 1, and list "
-                                  "repetitions in sweep.seeds"))
+        errors.append(
+            ConfigError(
+                "sweep.samples",
+                str(config.sweep.samples),
+                "without a random domain in the space every sample is the same; set 1, and list "
+                "repetitions in sweep.seeds",
+            )
+        )
     if config.sweep.search == "optuna" and not config.space:
-        errors.append(ConfigError("sweep.search", "'optuna' with an empty space", "there is nothing to search"))
+        errors.append(
+            ConfigError(
+                "sweep.search", "'optuna' with an empty space", "there is nothing to search"
+            )
+        )
     if not any(True for _ in arms.combine_arms(config)):
-        errors.append(ConfigError("sweep.skip", "every combination of arms", "leave at least one to be run"))
+        errors.append(
+            ConfigError("sweep.skip", "every combination of arms", "leave at least one to be run")
+        )
     errors += _population_errors(config)
     if errors:
         raise ConfigErrors(errors)
@@ -109,15 +156,20 @@ def resolve_sweep(config: Config) -> Config:
 def enumerate_settings(config: Config) -> list[Values]:
     """Return all settings of a grid or random search: every grid combination for each of the sweep's samples.
 
-    Draws are keyed by sample and path, so adding a path or a sample does not change the others. Settings that
-    come up twice (few choices, many samples) are tried once.
+    Draws are keyed by sample and path, so adding a path or a sample does not change the others.
+    Settings that come up twice (few choices, many samples) are tried once.
     """
     grids = {path: domain.grid for path, domain in config.space.items() if isinstance(domain, Grid)}
     random = {path: domain for path, domain in config.space.items() if not isinstance(domain, Grid)}
     found: dict[str, Values] = {}
     for sample in range(config.sweep.samples):
-        drawn = {path: draw_setting(domain, config.sweep.seed, sample, path) for path, domain in random.items()}
-        for named, combination in itertools.product(arms.combine_arms(config), itertools.product(*grids.values())):
+        drawn = {
+            path: draw_setting(domain, config.sweep.seed, sample, path)
+            for path, domain in random.items()
+        }
+        for named, combination in itertools.product(
+            arms.combine_arms(config), itertools.product(*grids.values())
+        ):
             chosen = {**dict(zip(grids, combination, strict=True)), **drawn}
             setting = {**named, **{path: chosen[path] for path in config.space}}
             found.setdefault(json.dumps(setting, sort_keys=True), setting)
@@ -133,7 +185,9 @@ def draw_setting(domain: Domain, seed: int, sample: int, path: str) -> Any:
         case Uniform():
             return float(generator.uniform(*domain.uniform))
         case LogUniform():
-            return math.exp(generator.uniform(math.log(domain.loguniform[0]), math.log(domain.loguniform[1])))
+            return math.exp(
+                generator.uniform(math.log(domain.loguniform[0]), math.log(domain.loguniform[1]))
+            )
         case RandInt():
             return int(generator.integers(*domain.randint))
     raise TypeError(f"{path}: a grid is not drawn from")
@@ -162,13 +216,21 @@ def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list
         try:
             for repetition, seed in enumerate(seeds):
                 experiment = experiment_at(config, {**setting, "seed": seed})
-                made.append(TrialSpec(trial_number(position * len(seeds) + repetition), setting, seed, experiment))
+                made.append(
+                    TrialSpec(
+                        trial_number(position * len(seeds) + repetition), setting, seed, experiment
+                    )
+                )
         except ConfigErrors as error:
             for one in error.errors:
-                errors.append(ConfigError(f"space ({label(setting)}): {one.path}", one.found, one.allowed))
+                errors.append(
+                    ConfigError(f"space ({label(setting)}): {one.path}", one.found, one.allowed)
+                )
     if len(errors) > _SHOWN_ERRORS:
         left = len(errors) - _SHOWN_ERRORS
-        errors[_SHOWN_ERRORS:] = [ConfigError("space", f"{left} more settings that cannot be run", "see those above")]
+        errors[_SHOWN_ERRORS:] = [
+            ConfigError("space", f"{left} more settings that cannot be run", "see those above")
+        ]
     if errors:
         raise ConfigErrors(errors)
     return made
@@ -189,7 +251,12 @@ def flatten_setting(setting: Mapping[str, Any]) -> dict[str, Any]:
     for path, value in setting.items():
         path = path.removeprefix("experiment.").removesuffix(".name")
         if isinstance(value, Mapping):
-            flat.update({(path if key == "name" else f"{path}.{key}"): part for key, part in flatten_setting(value).items()})
+            flat.update(
+                {
+                    (path if key == "name" else f"{path}.{key}"): part
+                    for key, part in flatten_setting(value).items()
+                }
+            )
         else:
             flat[path] = value
     return flat
@@ -202,8 +269,12 @@ def label(setting: Mapping[str, Any]) -> str:
 
 def setting_label(flat: Mapping[str, Any]) -> str:
     """Return columns in a few words; components by their name alone."""
-    return " ".join(one_line(str(value)) if is_name(path) else f"{path.rsplit('.', 1)[-1]}={format_value(value)}"
-                    for path, value in flat.items())
+    return " ".join(
+        one_line(str(value))
+        if is_name(path)
+        else f"{path.rsplit('.', 1)[-1]}={format_value(value)}"
+        for path, value in flat.items()
+    )
 
 
 def is_name(path: str) -> bool:
@@ -226,14 +297,26 @@ def _population_errors(config: Config) -> Iterable[ConfigError]:
         return
     path = "sweep.scheduler"
     if len(config.sweep.seeds) > 1:
-        yield ConfigError("sweep.seeds", f"{len(config.sweep.seeds)} seeds with scheduler pbt",
-                          "members of a population copy each other and are no repetitions; give one seed")
+        yield ConfigError(
+            "sweep.seeds",
+            f"{len(config.sweep.seeds)} seeds with scheduler pbt",
+            "members of a population copy each other and are no repetitions; give one seed",
+        )
     if config.sweep.search == "optuna":
-        yield ConfigError("sweep.search", "'optuna' with scheduler pbt", "pbt is a search of its own; set random")
+        yield ConfigError(
+            "sweep.search", "'optuna' with scheduler pbt", "pbt is a search of its own; set random"
+        )
     if not config.space:
         yield ConfigError(path, "pbt with an empty space", "there is nothing to perturb")
     for name in config.space:
         parts = name.removeprefix("experiment.").split(".")
-        if parts[0] not in ("local", "algorithm") or len(parts) < 2 or parts[-1] in ("name", "precision"):
-            yield ConfigError(f"space.{name}", "a setting that pbt cannot change within a run",
-                              "pbt perturbs local.* and algorithm.<option>; run one sweep per value instead")
+        if (
+            parts[0] not in ("local", "algorithm")
+            or len(parts) < 2
+            or parts[-1] in ("name", "precision")
+        ):
+            yield ConfigError(
+                f"space.{name}",
+                "a setting that pbt cannot change within a run",
+                "pbt perturbs local.* and algorithm.<option>; run one sweep per value instead",
+            )

@@ -44,7 +44,11 @@ def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
         figures = folder / directory.FIGURES
         figures.mkdir(exist_ok=True)
         metrics = sorted(set(result.results["metric"].dropna()))
-        name = metrics[0] if len(metrics) == 1 else " or ".join(sorted({m.rsplit("/", 1)[-1] for m in metrics}))
+        name = (
+            metrics[0]
+            if len(metrics) == 1
+            else " or ".join(sorted({m.rsplit("/", 1)[-1] for m in metrics}))
+        )
         plots.sweep_overview(scores, name, figures / "overview.png", title=config.experiment.name)
         made.append(f"{directory.FIGURES}/overview.png")
     for name in made:
@@ -53,12 +57,19 @@ def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
     for name in made_report:
         journal.artifact(f"{REPORT}/{name}", REPORT)
     statuses = result.results["status"].value_counts()
-    metrics_ = {f"trials/{name}": float(statuses.get(name, 0)) for name in ("finished", "stopped", "failed")}
+    metrics_ = {
+        f"trials/{name}": float(statuses.get(name, 0)) for name in ("finished", "stopped", "failed")
+    }
     best = result.best
-    metrics_ |= {name: float(best[key]) for name, key in (("best/score", "score"), ("best/score/std", "score_std"))
-                 if not math.isnan(best[key])}
+    metrics_ |= {
+        name: float(best[key])
+        for name, key in (("best/score", "score"), ("best/score/std", "score_std"))
+        if not math.isnan(best[key])
+    }
     if history_of(journal.rounds()).drop(columns="round").to_dict("records")[-1:] != [metrics_]:
-        journal.record_round(config.experiment.rounds, metrics_, replace=True)  # a failed trial may have been mended
+        journal.record_round(
+            config.experiment.rounds, metrics_, replace=True
+        )  # a failed trial may have been mended
     journal.tags({"best": result.label(result.summary.iloc[0])})
     return result
 
@@ -77,13 +88,19 @@ def _report(folder: Path, journal: Journal) -> list[str]:
 def text_table(result: SweepResult) -> str:
     """Return the sweep's table as plain text."""
     buffer = io.StringIO()
-    Console(file=buffer, width=200, highlight=False, markup=False, emoji=False).print(result.table())
+    Console(file=buffer, width=200, highlight=False, markup=False, emoji=False).print(
+        result.table()
+    )
     return buffer.getvalue()
 
 
 def _trial_figures(trial: TrialFolder) -> None:
     """Draw a trial's figures, those of a single run, and list them for MLflow, once."""
-    listed = {event["path"] for event in read_events(trial.path / directory.JOURNAL) if event["type"] == "artifact"}
+    listed = {
+        event["path"]
+        for event in read_events(trial.path / directory.JOURNAL)
+        if event["type"] == "artifact"
+    }
     if directory.CONFIG in listed:
         return
     with Journal(trial.path / directory.JOURNAL) as journal:

@@ -26,11 +26,25 @@ from flray.tuning.progress import NullProgress, SweepProgress
 from flray.tuning.resources import TrialResources
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.summary import finish
-from flray.tuning.trial_store import TERMINAL_STATUSES, TRIALS, TUNE, TrialFolder, suggested_settings, trial_folders
+from flray.tuning.trial_store import (
+    TERMINAL_STATUSES,
+    TRIALS,
+    TUNE,
+    TrialFolder,
+    suggested_settings,
+    trial_folders,
+)
 
 
-def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, address: str | None = None,
-         progress: SweepProgress | None = None, smoke: bool = False, **replaced: Any) -> SweepResult:
+def tune(
+    source: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    *,
+    address: str | None = None,
+    progress: SweepProgress | None = None,
+    smoke: bool = False,
+    **replaced: Any,
+) -> SweepResult:
     """Run a sweep.
 
     Parameters
@@ -64,14 +78,26 @@ def tune(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
             check(config.experiment.tracking.uri)
         with directory.new_folder(config.experiment.output, config.experiment.name) as folder:
             directory.save_config(folder, config)
-            directory.write(folder, "sweep", {**directory.new_identity(config.experiment.resources.bits),
-                                           "settings": resume_checks.settings_text(config, "sweep")})
+            directory.write(
+                folder,
+                "sweep",
+                {
+                    **directory.new_identity(config.experiment.resources.bits),
+                    "settings": resume_checks.settings_text(config, "sweep"),
+                },
+            )
         with resume_hint(folder):
             return sweep.drive(folder)
 
 
-def resume(folder: Path, *, address: str | None = None, progress: SweepProgress | None = None,
-           plugins: Sequence[str] = (), other_cpu: bool = False) -> SweepResult:
+def resume(
+    folder: Path,
+    *,
+    address: str | None = None,
+    progress: SweepProgress | None = None,
+    plugins: Sequence[str] = (),
+    other_cpu: bool = False,
+) -> SweepResult:
     """Continue an interrupted sweep, or return the result of a finished one. Failed trials are tried again.
 
     Parameters
@@ -83,14 +109,16 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
     progress : SweepProgress, optional
         As in `tune`.
     plugins : sequence of str
-        Your own files in place of those that the settings name; see `flray.runs.resume_checks.load_config`.
+        Your own files in place of those that the settings name; see
+        `flray.runs.resume_checks.load_config`.
     other_cpu : bool
         As in `flray.runs.runner.resume`.
 
     Raises
     ------
     FlrayError
-        If the sweep's files are damaged, its CPU or settings have changed, or another process runs it.
+        If the sweep's files are damaged, its CPU or settings have changed, or another process runs
+        it.
     InterruptedRunError
         If the user stopped it again.
     """
@@ -98,7 +126,9 @@ def resume(folder: Path, *, address: str | None = None, progress: SweepProgress 
     resume_checks.check_unchanged(folder, config)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(config, address, progress or NullProgress(), stack)
-        if directory.read(folder)["status"] == "finished" and all(f.status in TERMINAL_STATUSES for f in trial_folders(folder)):
+        if directory.read(folder)["status"] == "finished" and all(
+            f.status in TERMINAL_STATUSES for f in trial_folders(folder)
+        ):
             return SweepResult(folder)
         sweep.check(folder)
         labels = resume_checks.check_cpu(folder, other_cpu)
@@ -121,8 +151,13 @@ class _Sweep:
         Gives back what was opened.
     """
 
-    def __init__(self, config: Config, address: str | None, progress: SweepProgress, stack: contextlib.ExitStack
-                 ) -> None:
+    def __init__(
+        self,
+        config: Config,
+        address: str | None,
+        progress: SweepProgress,
+        stack: contextlib.ExitStack,
+    ) -> None:
         self._config, self._address, self._progress, self._stack = config, address, progress, stack
         self._points: dict[str, TrialSpec] = {}
         self._connected = False
@@ -143,8 +178,8 @@ class _Sweep:
         self._points = {point.number: point for point in trial_specs(self._config, known)}
         import ray
 
-        # Where a Ray is to be joined its resources count; a Ray of our own is started once all is checked, or at once
-        # where GPUs have to be looked at.
+        # Where a Ray is to be joined its resources count; a Ray of our own is started once all is
+        # checked, or at once where GPUs have to be looked at.
         here = local_resources()
         joined = self._address is not None or ray.is_initialized() or here["GPU"] > 0
         available = self._connect() if joined else here
@@ -153,24 +188,45 @@ class _Sweep:
 
     def _probes(self) -> Iterator[TrialSpec]:
         """Yield one trial to check where a search has not suggested any yet: the first value of every domain."""
-        setting = {path: next(iter(domain.model_dump().values()))[0] for path, domain in self._config.space.items()}
+        setting = {
+            path: next(iter(domain.model_dump().values()))[0]
+            for path, domain in self._config.space.items()
+        }
         yield from trial_specs(self._config, [setting])
 
     def drive(self, folder: Path, labels: Mapping[str, str] | None = None) -> SweepResult:
         """Run what is left, finish the parent run, and return the result."""
         identity, experiment = directory.read(folder), self._config.experiment
-        # Tune writes the trials' checkpoints to the address itself, from whichever node they are on.
-        self._stack.enter_context(mirrored(
-            folder, directory.remote_uri(folder, experiment.output), self._progress.say, leave=(TUNE,)))
+        # Tune writes the trials' checkpoints to the address itself, from whichever node they are
+        # on.
+        self._stack.enter_context(
+            mirrored(
+                folder,
+                directory.remote_uri(folder, experiment.output),
+                self._progress.say,
+                leave=(TUNE,),
+            )
+        )
         journal = self._stack.enter_context(Journal(folder / directory.JOURNAL))
         tags = {f"version.{name}": version for name, version in identity["versions"].items()}
         # The names of arms are the user's own words, which are no names of parameters.
-        params = {key: text for key, text in resume_checks.settings_text(self._config, "sweep").items()
-                  if not key.startswith("arms.")}
-        if not journal.start(uid=identity["uid"], experiment=experiment.tracking.experiment,
-                             name=f"{experiment.name} {folder.name}", params=params,
-                             tags={**tags, **naming.tags(self._config), "flray.folder": str(folder),
-                                   "flray.kind": "sweep"}):
+        params = {
+            key: text
+            for key, text in resume_checks.settings_text(self._config, "sweep").items()
+            if not key.startswith("arms.")
+        }
+        if not journal.start(
+            uid=identity["uid"],
+            experiment=experiment.tracking.experiment,
+            name=f"{experiment.name} {folder.name}",
+            params=params,
+            tags={
+                **tags,
+                **naming.tags(self._config),
+                "flray.folder": str(folder),
+                "flray.kind": "sweep",
+            },
+        ):
             journal.resume()
         if labels:
             journal.tags(labels)
@@ -210,7 +266,9 @@ class _Sweep:
             if not self._connected:
                 self._connect()
             rounds = (self._total - over) * self._config.experiment.rounds
-            callback = TrialRecorder(folder, self._config, self._points, rounds, tracker, self._progress)
+            callback = TrialRecorder(
+                folder, self._config, self._points, rounds, tracker, self._progress
+            )
             try:
                 SweepTuner(self._config, folder, self._resources, self._points).run(callback)
             finally:
@@ -221,7 +279,9 @@ class _Sweep:
 
     def _connect(self) -> dict[str, float]:
         self._connected = True
-        return self._stack.enter_context(ray_session(self._address, bits.variables(self._config.experiment)))
+        return self._stack.enter_context(
+            ray_session(self._address, bits.variables(self._config.experiment))
+        )
 
 
 @contextlib.contextmanager
@@ -239,4 +299,7 @@ def _tracking(folder: Path, uri: str | None, progress: SweepProgress) -> Iterato
     finally:
         unsent = tracker.close(timeout=60.0)
         if unsent:
-            progress.say(f"{unsent} entries could not be sent to {redact(uri)}; they are kept: flray sync {folder}")
+            progress.say(
+                f"{unsent} entries could not be sent to {redact(uri)}; they are kept: flray sync "
+                f"{folder}"
+            )

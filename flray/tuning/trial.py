@@ -44,7 +44,13 @@ from flray.tuning.resources import Bundles, data_key
 from flray.tuning.trial_store import checkpoints
 
 TRIAL_NOTE = "trial.json"
-TRANSIENT_ERRORS = (ray.exceptions.RayError, ObjectLostError, OSError, MemoryError, torch.OutOfMemoryError)
+TRANSIENT_ERRORS = (
+    ray.exceptions.RayError,
+    ObjectLostError,
+    OSError,
+    MemoryError,
+    torch.OutOfMemoryError,
+)
 """Errors that another attempt may not meet; all others would only come again."""
 
 STEP_SECONDS = 1.0
@@ -53,8 +59,9 @@ STEP_SECONDS = 1.0
 CARRIED_SECONDS = 300.0
 """A checkpoint carries the metrics of the rounds of so many seconds before it, and of those since the one before it.
 
-Tune writes checkpoints into object storage at once, journals get there now and then: if the head is lost in between,
-the rounds before the one from which the trial goes on would be missing from its history for ever.
+Tune writes checkpoints into object storage at once, journals get there now and then: if the head is
+lost in between, the rounds before the one from which the trial goes on would be missing from its
+history for ever.
 """
 
 
@@ -67,11 +74,13 @@ class SweepContext:
     config : Config
         The sweep.
     data : dict
-        By `flray.tuning.resources.data_key`: references to a data set's outline and samples, and its fingerprint.
+        By `flray.tuning.resources.data_key`: references to a data set's outline and samples, and
+        its fingerprint.
     components : dict
         What the user registered, by kind.
     folder : str
-        Where Tune keeps the checkpoints of all sessions of this sweep: a folder, or an address in object storage.
+        Where Tune keeps the checkpoints of all sessions of this sweep: a folder, or an address in
+        object storage.
     """
 
     config: Config
@@ -83,7 +92,8 @@ class SweepContext:
 def _silence_sigterm_traceback() -> None:
     """Print nothing where the signal by which Ray ends this process arrives while objects are let go of.
 
-    Ray answers the signal by raising SystemExit, which Python cannot pass on from there and would print.
+    Ray answers the signal by raising SystemExit, which Python cannot pass on from there and would
+    print.
     """
     others = sys.unraisablehook
 
@@ -97,10 +107,12 @@ def _silence_sigterm_traceback() -> None:
 class FederationTrial(tune.Trainable):  # type: ignore[misc]
     """One trial; a step is a round, or as many short ones as fill a second where no scheduler compares rounds.
 
-    Tune and Ray take the trials' CPUs for a moment at each step, which rounds of half a second would feel.
+    Tune and Ray take the trials' CPUs for a moment at each step, which rounds of half a second
+    would feel.
 
-    A trial that is started without a checkpoint looks for its own newest one among those of earlier sessions, so
-    that a sweep whose driver was killed goes on from what lies on the disk, whatever Tune had noted of it.
+    A trial that is started without a checkpoint looks for its own newest one among those of earlier
+    sessions, so that a sweep whose driver was killed goes on from what lies on the disk, whatever
+    Tune had noted of it.
     """
 
     _shared: SweepContext
@@ -141,22 +153,40 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._carried = []
         with self._failures():
             if self._failure is None and self._federation.rounds_done == 0:
-                report |= {PARTITION: partition_summary(self._federation.spec), INITIAL_DIAGNOSTICS: self._diagnose(False)}
+                report |= {
+                    PARTITION: partition_summary(self._federation.spec),
+                    INITIAL_DIAGNOSTICS: self._diagnose(False),
+                }
             until = time.monotonic() + self._step_seconds
             again, self._report_again = self._report_again, False
-            while not again and self._failure is None and self._federation.rounds_done < self._rounds:
+            while (
+                not again and self._failure is None and self._federation.rounds_done < self._rounds
+            ):
                 report["rounds"].append(self._round())
                 if time.monotonic() >= until or self._due(self._federation.rounds_done):
                     break
             if self._failure is None and self._federation.rounds_done >= self._rounds:
-                report |= {"sha256": self._federation.sha256(), FINAL_DIAGNOSTICS: self._diagnose(True)}
+                report |= {
+                    "sha256": self._federation.sha256(),
+                    FINAL_DIAGNOSTICS: self._diagnose(True),
+                }
         done = 0 if self._federation is None else self._federation.rounds_done
-        report |= {"metric": self._metric, "values": self._values, "lines": list(self._lines), "failure": self._failure}
+        report |= {
+            "metric": self._metric,
+            "values": self._values,
+            "lines": list(self._lines),
+            "failure": self._failure,
+        }
         self._lines.clear()
         ended = self._failure is not None or done >= self._rounds
         # Tune keeps statistics of every number it is told: all but the few it needs travel as text.
-        return {"report": json.dumps(report), "score": math.nan if self._failure else self._score,
-                "training_iteration": done, "done": ended, "should_checkpoint": not ended and self._due(done)}
+        return {
+            "report": json.dumps(report),
+            "score": math.nan if self._failure else self._score,
+            "training_iteration": done,
+            "done": ended,
+            "should_checkpoint": not ended and self._due(done),
+        }
 
     def _round(self) -> dict[str, float]:
         """Play one round and return what was measured."""
@@ -164,8 +194,13 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._check_measured(metrics)
         self._score = metrics["score"] = self._course.add(metrics)
         if self._interval is not None:
-            metrics.update({f"setting/{path}": float(value) for path, value in self._values.items()
-                            if isinstance(value, (int, float))})
+            metrics.update(
+                {
+                    f"setting/{path}": float(value)
+                    for path, value in self._values.items()
+                    if isinstance(value, (int, float))
+                }
+            )
         self._recent.append((time.monotonic(), self._federation.rounds_done, dict(metrics)))
         return dict(metrics)
 
@@ -176,23 +211,32 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         now = time.monotonic()
         since = min(self._saved_at, now - CARRIED_SECONDS)
         self._recent = [entry for entry in self._recent if entry[0] >= since]
-        note = {"values": self._values, "score": self._score, "course": self._course.state(), "trial": self.trial_name,
-                "rounds": [[round_, metrics] for _, round_, metrics in self._recent]}
+        note = {
+            "values": self._values,
+            "score": self._score,
+            "course": self._course.state(),
+            "trial": self.trial_name,
+            "rounds": [[round_, metrics] for _, round_, metrics in self._recent],
+        }
         write_atomically(Path(checkpoint_dir) / TRIAL_NOTE, json.dumps(note).encode())
         self._saved_at = now
 
     def restore(self, checkpoint_path: Any) -> None:
         """Go to a checkpoint in Tune's storage.
 
-        Tune's own method looks for a file of pickled objects in it first, and what is unpickled can run anything: the
-        storage may be a bucket that others write.
+        Tune's own method looks for a file of pickled objects in it first, and what is unpickled can
+        run anything: the storage may be a bucket that others write.
 
         Parameters
         ----------
         checkpoint_path : str, Checkpoint or what `save` returned
             As Tune's method takes it.
         """
-        found = tune.Checkpoint.from_directory(checkpoint_path) if isinstance(checkpoint_path, str) else checkpoint_path
+        found = (
+            tune.Checkpoint.from_directory(checkpoint_path)
+            if isinstance(checkpoint_path, str)
+            else checkpoint_path
+        )
         metrics = getattr(found, "metrics", None) or {}
         with getattr(found, "checkpoint", found).as_directory() as folder:
             self.load_checkpoint(str(folder))
@@ -233,18 +277,27 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             self._rounds, self._checkpointing = experiment.rounds, experiment.checkpoint
             data = self._shared.data.get(data_key(experiment))
             outline, samples, fingerprint = data if data is not None else (None, None, "")
-            shared = SharedDataset(ray.get(outline), ray.get(samples), fingerprint) if data is not None else None
+            shared = (
+                SharedDataset(ray.get(outline), ray.get(samples), fingerprint)
+                if data is not None
+                else None
+            )
             spec = build_spec(experiment, shared)
             metric = self._shared.config.sweep.metric
-            self._metric = metric if metric != "auto" else primary_metric_name(
-                spec.algorithm.views, spec.task.metric)
+            self._metric = (
+                metric
+                if metric != "auto"
+                else primary_metric_name(spec.algorithm.views, spec.task.metric)
+            )
             evaluation = experiment.evaluation
             self._course = RunningReport(self._metric, evaluation.protocol, evaluation.last)
             self._executor = self._executor_for(experiment, spec, samples, point["bundles"])
             self._federation = Federation(spec, self._executor, self._lines.append)
             self._restore_newest()
 
-    def _executor_for(self, experiment: Experiment, spec: FederationSpec, samples: Any, bundles: Bundles) -> Any:
+    def _executor_for(
+        self, experiment: Experiment, spec: FederationSpec, samples: Any, bundles: Bundles
+    ) -> Any:
         """Return an executor: the one of the trial before where it fits."""
         fits, self._bundles = bundles == self._bundles, bundles
         clients = bundles[1:]
@@ -256,15 +309,23 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             self._executor.reset(reference, experiment, samples)
             return self._executor
         self.cleanup()
-        return RayExecutor(reference, experiment, len(clients), clients[0].get("GPU", 0.0),
-                           ray.util.get_current_placement_group(), 0, samples)
+        return RayExecutor(
+            reference,
+            experiment,
+            len(clients),
+            clients[0].get("GPU", 0.0),
+            ray.util.get_current_placement_group(),
+            0,
+            samples,
+        )
 
     def _restore_newest(self) -> None:
         """Go to the newest checkpoint on disk whose history is known.
 
-        One that was cut short by a kill is passed over, and so is one that is ahead of the trial's journal by more
-        rounds than it carries: what the rounds in between measured would be lost. A member of a population goes on
-        where all do, and reports that round again, for the exchange that is made there.
+        One that was cut short by a kill is passed over, and so is one that is ahead of the trial's
+        journal by more rounds than it carries: what the rounds in between measured would be lost. A
+        member of a population goes on where all do, and reports that round again, for the exchange
+        that is made there.
         """
         for stored in checkpoints(self._shared.folder, self.trial_name):
             if self._start is not None and stored.round != self._start:
@@ -272,22 +333,31 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             with contextlib.suppress(checkpoint.DamagedCheckpointError), stored.local() as folder:
                 note = read_note(folder)
                 carried = note.get("rounds", [])
-                if stored.round > self._recorded and not (carried and carried[0][0] <= self._recorded + 1):
+                if stored.round > self._recorded and not (
+                    carried and carried[0][0] <= self._recorded + 1
+                ):
                     continue
                 self._restore(folder, note)
                 self._carried = [entry for entry in carried if entry[0] > self._recorded]
                 self._report_again = self._start is not None
                 return
         if self._start:
-            raise FlrayError(f"the checkpoint of round {self._start}, at which the population goes on, is damaged; "
-                             "restore it, or start a new sweep")
+            raise FlrayError(
+                f"the checkpoint of round {self._start}, at which the population goes on, is "
+                f"damaged; "
+                "restore it, or start a new sweep"
+            )
 
     def _restore(self, folder: Path, note: Mapping[str, Any]) -> None:
         checkpoint.restore(self._federation, folder)
         self._score = float(note.get("score", self._score))
-        if note.get("trial") == self.trial_name:  # and not another's, which population based training copies
+        if (
+            note.get("trial") == self.trial_name
+        ):  # and not another's, which population based training copies
             self._course.restore(note["course"])
-            self._recent = [(time.monotonic(), round_, metrics) for round_, metrics in note["rounds"]]
+            self._recent = [
+                (time.monotonic(), round_, metrics) for round_, metrics in note["rounds"]
+            ]
         self._saved_at = time.monotonic()
 
     def _diagnose(self, final: bool) -> str | None:
@@ -300,14 +370,18 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         settings = self._checkpointing
         if self._interval is not None:  # a population can go on from its exchanges only
             return done % self._interval == 0
-        return done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
+        return (
+            done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
+        )
 
     def _check_measured(self, metrics: Mapping[str, float]) -> None:
         """Refuse a metric of the user's own that a round with an evaluation does not have."""
         evaluated = any(name.startswith(("global/", "personal/")) for name in metrics)
         if evaluated and self._metric not in metrics:
-            raise FlrayError(f"sweep.metric: found {self._metric!r}; this trial measures no such thing"
-                             f"{nearest(self._metric, metrics)} (auto takes the method's own accuracy)")
+            raise FlrayError(
+                f"sweep.metric: found {self._metric!r}; this trial measures no such thing"
+                f"{nearest(self._metric, metrics)} (auto takes the method's own accuracy)"
+            )
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:

@@ -48,9 +48,18 @@ class TrialFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         sweep = config.sweep.model_copy(update={"seeds": (point.seed,)})
         directory.save_config(self.path, Config(experiment=point.experiment, sweep=sweep))
-        directory.write(self.path, "run", {
-            **directory.new_identity(point.experiment.resources.bits), "status": "waiting", "number": point.number,
-            "setting": point.setting, "seed": point.seed, "rounds_planned": point.experiment.rounds})
+        directory.write(
+            self.path,
+            "run",
+            {
+                **directory.new_identity(point.experiment.resources.bits),
+                "status": "waiting",
+                "number": point.number,
+                "setting": point.setting,
+                "seed": point.seed,
+                "rounds_planned": point.experiment.rounds,
+            },
+        )
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -63,7 +72,9 @@ class TrialFolder:
         """
         content = directory.read(self.path)
         if problem := shape_problem(content, {"setting": dict, "seed": int}):
-            raise FlrayError(f"{self.path / 'run.json'}: {problem}, which is not what was written; restore it")
+            raise FlrayError(
+                f"{self.path / 'run.json'}: {problem}, which is not what was written; restore it"
+            )
         return content
 
     @property
@@ -81,14 +92,26 @@ class TrialFolder:
         """Open the journal and record that the trial starts or goes on."""
         identity = self.identity
         journal = Journal(self.path / directory.JOURNAL)
-        tags = {f"version.{name}": version for name, version in identity.get("versions", {}).items()}
+        tags = {
+            f"version.{name}": version for name, version in identity.get("versions", {}).items()
+        }
         tracking = point.experiment.tracking
         began = journal.start(
-            uid=identity["uid"], experiment=tracking.experiment, parent=parent["uid"],
+            uid=identity["uid"],
+            experiment=tracking.experiment,
+            parent=parent["uid"],
             name=naming.title(point),
-            tags={**tags, **naming.tags(sweep, point.experiment), "flray.folder": str(self.path),
-                  "trial": point.number},
-            params={**naming.varied_params(point.setting), **dict(directory.flatten_settings(point.experiment.model_dump(mode="json")))})
+            tags={
+                **tags,
+                **naming.tags(sweep, point.experiment),
+                "flray.folder": str(self.path),
+                "trial": point.number,
+            },
+            params={
+                **naming.varied_params(point.setting),
+                **dict(directory.flatten_settings(point.experiment.model_dump(mode="json"))),
+            },
+        )
         if not began:
             journal.resume()
         directory.update(self.path, status="running", failure=None)
@@ -107,13 +130,20 @@ class TrialFolder:
 
     def rounds_recorded(self) -> int:
         """Return up to which round the journal has every round."""
-        there = {event["round"] for event in read_events(self.path / directory.JOURNAL) if event["type"] == "round"}
+        there = {
+            event["round"]
+            for event in read_events(self.path / directory.JOURNAL)
+            if event["type"] == "round"
+        }
         return next(round_ for round_ in itertools.count(1) if round_ not in there) - 1
 
     def scores(self) -> list[tuple[int, float]]:
         """Return round and score of every recorded round."""
-        return [(event["round"], event["metrics"]["score"]) for event in read_events(self.path / directory.JOURNAL)
-                if event["type"] == "round" and not math.isnan(event["metrics"].get("score", math.nan))]
+        return [
+            (event["round"], event["metrics"]["score"])
+            for event in read_events(self.path / directory.JOURNAL)
+            if event["type"] == "round" and not math.isnan(event["metrics"].get("score", math.nan))
+        ]
 
 
 def trial_folders(sweep: Path) -> list[TrialFolder]:
@@ -133,7 +163,10 @@ def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
     settings: list[Values] = []
     for position, folder in enumerate(trial_folders(sweep)):
         if folder.number != trial_number(position):
-            raise FlrayError(f"{sweep / TRIALS}: the folder of trial {trial_number(position)} is missing; restore it")
+            raise FlrayError(
+                f"{sweep / TRIALS}: the folder of trial {trial_number(position)} is missing; "
+                f"restore it"
+            )
         if position % seeds == 0:
             settings.append(folder.identity["setting"])
     return settings
@@ -141,7 +174,9 @@ def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
 
 def next_session(folder: str) -> str:
     """Return the name of Tune's next storage folder."""
-    return f"{max((int(name) for name in storage.names(folder) if name.isdigit()), default=0) + 1:03d}"
+    return (
+        f"{max((int(name) for name in storage.names(folder) if name.isdigit()), default=0) + 1:03d}"
+    )
 
 
 @dataclass(frozen=True)

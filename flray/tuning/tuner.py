@@ -20,7 +20,14 @@ from flray.tuning.resources import TrialResources, user_components
 from flray.tuning.search import OptunaSearch, scheduler
 from flray.tuning.space import TrialSpec, Values, trial_specs
 from flray.tuning.trial import FederationTrial, SweepContext, read_note
-from flray.tuning.trial_store import TERMINAL_STATUSES, TUNE, TrialFolder, checkpoints, next_session, trial_folders
+from flray.tuning.trial_store import (
+    TERMINAL_STATUSES,
+    TUNE,
+    TrialFolder,
+    checkpoints,
+    next_session,
+    trial_folders,
+)
 
 ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -36,9 +43,10 @@ ENVIRONMENT = {
 class SweepTuner:
     """Starts Tune anew on whatever has not ended.
 
-    Tune can restore its own state, but writes it every ten seconds and without care for a kill in the middle,
-    and forgets what the scheduler knew. The trials' folders are exact at every moment, so they are what a resume
-    reads: which trials ended, how far the others came, and Tune's checkpoints of them.
+    Tune can restore its own state, but writes it every ten seconds and without care for a kill in
+    the middle, and forgets what the scheduler knew. The trials' folders are exact at every moment,
+    so they are what a resume reads: which trials ended, how far the others came, and Tune's
+    checkpoints of them.
 
     Parameters
     ----------
@@ -52,7 +60,9 @@ class SweepTuner:
         The trials so far by number; a search that suggests adds to it.
     """
 
-    def __init__(self, config: Config, sweep: Path, resources: TrialResources, known: dict[str, TrialSpec]) -> None:
+    def __init__(
+        self, config: Config, sweep: Path, resources: TrialResources, known: dict[str, TrialSpec]
+    ) -> None:
         self._config, self._sweep, self._resources, self._points = config, sweep, resources, known
         mirror = directory.remote_uri(sweep, config.experiment.output)
         self._storage = str((sweep / TUNE).resolve()) if mirror is None else f"{mirror}/{TUNE}"
@@ -65,29 +75,44 @@ class SweepTuner:
         left = [point for number, point in self._points.items() if number not in self._over]
         scores = {folder.number: folder.scores() for folder in trial_folders(self._sweep)}
         searching = sweep.search == "optuna"
-        search = OptunaSearch(config, self._suggested(scores), self._suggest, self._configuration) if searching \
+        search = (
+            OptunaSearch(config, self._suggested(scores), self._suggest, self._configuration)
+            if searching
             else None
+        )
         tuner = tune.Tuner(
             self._trainable(),
-            param_space={} if searching else {"point": tune.grid_search([self._point(point) for point in left])},
+            param_space={}
+            if searching
+            else {"point": tune.grid_search([self._point(point) for point in left])},
             tune_config=tune.TuneConfig(
-                search_alg=search, scheduler=scheduler(config, self._points, scores, self._over, self._start or 0),
+                search_alg=search,
+                scheduler=scheduler(config, self._points, scores, self._over, self._start or 0),
                 num_samples=sweep.samples * len(sweep.seeds) if searching else 1,
-                max_concurrent_trials=self._concurrency(searching), reuse_actors=True,
-                trial_name_creator=_name, trial_dirname_creator=_name),
+                max_concurrent_trials=self._concurrency(searching),
+                reuse_actors=True,
+                trial_name_creator=_name,
+                trial_dirname_creator=_name,
+            ),
             run_config=tune.RunConfig(
-                name=next_session(self._storage), storage_path=self._storage, verbose=0,
+                name=next_session(self._storage),
+                storage_path=self._storage,
+                verbose=0,
                 failure_config=tune.FailureConfig(max_failures=sweep.max_failures),
                 checkpoint_config=tune.CheckpointConfig(
-                    num_to_keep=6 if isinstance(sweep.scheduler, Pbt) else 2, checkpoint_at_end=True),
-                callbacks=[callback]))
+                    num_to_keep=6 if isinstance(sweep.scheduler, Pbt) else 2, checkpoint_at_end=True
+                ),
+                callbacks=[callback],
+            ),
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tuner.fit()
 
     def _trainable(self) -> Any:
-        shared = SweepContext(self._config, self._resources.share(), user_components(),
-                        self._storage)
+        shared = SweepContext(
+            self._config, self._resources.share(), user_components(), self._storage
+        )
         return tune.with_resources(tune.with_parameters(FederationTrial, shared=shared), _resources)
 
     def _concurrency(self, searching: bool) -> int | None:
@@ -102,8 +127,8 @@ class SweepTuner:
     def _population_start(self) -> int | None:
         """Return the newest exchange of a population that every member has a checkpoint of; 0 where there is none.
 
-        From there all members go on together: they influence each other, and a kill leaves them at unlike rounds. None
-        for trials that go on alone.
+        From there all members go on together: they influence each other, and a kill leaves them at
+        unlike rounds. None for trials that go on alone.
         """
         chosen = self._config.sweep.scheduler
         if not isinstance(chosen, Pbt):
@@ -111,16 +136,24 @@ class SweepTuner:
         common = set(range(self._config.experiment.rounds))
         for number in self._points:
             recorded = TrialFolder(self._sweep, number).rounds_recorded()
-            common &= {found.round for found in checkpoints(self._storage, number)
-                       if found.round <= recorded and found.round % chosen.perturbation_interval == 0}
+            common &= {
+                found.round
+                for found in checkpoints(self._storage, number)
+                if found.round <= recorded and found.round % chosen.perturbation_interval == 0
+            }
         return max(common, default=0)
 
     def _point(self, point: TrialSpec) -> dict[str, Any]:
         """Return what a trial is told; of a member of a population also where it goes on, and with which settings."""
         changed = {} if not self._start else _setting_at(self._storage, point, self._start)
         values = {**point.values, **changed}
-        return {"number": point.number, "values": values, "bundles": self._resources.bundles(point.experiment),
-                "recorded": TrialFolder(self._sweep, point.number).rounds_recorded(), "start": self._start}
+        return {
+            "number": point.number,
+            "values": values,
+            "bundles": self._resources.bundles(point.experiment),
+            "recorded": TrialFolder(self._sweep, point.number).rounds_recorded(),
+            "start": self._start,
+        }
 
     def _suggest(self, setting: Values, position: int) -> list[TrialSpec]:
         """Make the trials of a new suggestion, on disk first."""
@@ -131,14 +164,24 @@ class SweepTuner:
             TrialFolder(self._sweep, point.number).create(point, self._config)
         return made
 
-    def _suggested(self, scores: Mapping[str, list[tuple[int, float]]]
-                   ) -> list[tuple[Values, list[TrialSpec], list[float]]]:
+    def _suggested(
+        self, scores: Mapping[str, list[tuple[int, float]]]
+    ) -> list[tuple[Values, list[TrialSpec], list[float]]]:
         ordered = list(self._points.values())
         seeds = len(self._config.sweep.seeds)
-        groups = [ordered[i:i + seeds] for i in range(0, len(ordered), seeds)]
-        return [(group[0].setting, [p for p in group if p.number not in self._over],
-                 [scores[p.number][-1][1] for p in group if p.number in self._over and scores[p.number]])
-                for group in groups]
+        groups = [ordered[i : i + seeds] for i in range(0, len(ordered), seeds)]
+        return [
+            (
+                group[0].setting,
+                [p for p in group if p.number not in self._over],
+                [
+                    scores[p.number][-1][1]
+                    for p in group
+                    if p.number in self._over and scores[p.number]
+                ],
+            )
+            for group in groups
+        ]
 
 
 def _name(trial: Any) -> str:
@@ -146,7 +189,9 @@ def _name(trial: Any) -> str:
 
 
 def _resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
-    return tune.PlacementGroupFactory([dict(bundle) for bundle in config["point"]["bundles"]], strategy="PACK")
+    return tune.PlacementGroupFactory(
+        [dict(bundle) for bundle in config["point"]["bundles"]], strategy="PACK"
+    )
 
 
 def _setting_at(folder: str, point: TrialSpec, round_: int) -> Values:

@@ -19,11 +19,15 @@ def build(spec: dict[str, Any]) -> nn.Module:
     from flray import models
 
     torch.manual_seed(0)
-    model = models.build(spec["model"], tuple(spec["shape"]), spec["classes"], spec.get("options", {}), 0)
+    model = models.build(
+        spec["model"], tuple(spec["shape"]), spec["classes"], spec.get("options", {}), 0
+    )
     return model.to(memory_format=torch.channels_last) if spec["channels_last"] else model
 
 
-def train(model: nn.Module, weights: Weights, x: Tensor, y: Tensor, batch: int, lr: float) -> Weights:
+def train(
+    model: nn.Module, weights: Weights, x: Tensor, y: Tensor, batch: int, lr: float
+) -> Weights:
     model.load_state_dict(weights)
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
@@ -42,8 +46,12 @@ def samples(spec: dict[str, Any], client: int) -> tuple[Tensor, Tensor]:
 
 
 def average(replies: list[Weights]) -> Weights:
-    return {name: torch.stack([r[name] for r in replies]).mean(0) if replies[0][name].is_floating_point()
-            else replies[0][name] for name in replies[0]}
+    return {
+        name: torch.stack([r[name] for r in replies]).mean(0)
+        if replies[0][name].is_floating_point()
+        else replies[0][name]
+        for name in replies[0]
+    }
 
 
 class OneProcess:
@@ -57,9 +65,13 @@ class OneProcess:
 
     def round(self) -> float:
         started = time.perf_counter()
-        cohort = np.random.default_rng(self.round_number).permutation(self.spec["clients"])[:self.spec["cohort"]]
-        replies = [train(self.model, self.weights, *self.data[int(c)], self.spec["batch"], self.spec["lr"])
-                   for c in cohort]
+        cohort = np.random.default_rng(self.round_number).permutation(self.spec["clients"])[
+            : self.spec["cohort"]
+        ]
+        replies = [
+            train(self.model, self.weights, *self.data[int(c)], self.spec["batch"], self.spec["lr"])
+            for c in cohort
+        ]
         self.weights = average(replies)
         self.round_number += 1
         return time.perf_counter() - started
@@ -72,7 +84,9 @@ def _serve(connection: Connection, spec: dict[str, Any]) -> None:
     while (order := connection.recv()) is not None:
         weights, cohort = order
         tensors = {n: torch.from_numpy(v) for n, v in weights.items()}
-        replies = [train(worker.model, tensors, *worker.data[c], spec["batch"], spec["lr"]) for c in cohort]
+        replies = [
+            train(worker.model, tensors, *worker.data[c], spec["batch"], spec["lr"]) for c in cohort
+        ]
         connection.send([{n: v.numpy() for n, v in reply.items()} for reply in replies])
 
 
@@ -95,9 +109,11 @@ class SeveralProcesses:
 
     def round(self) -> float:
         started = time.perf_counter()
-        cohort = np.random.default_rng(self.round_number).permutation(self.spec["clients"])[:self.spec["cohort"]]
+        cohort = np.random.default_rng(self.round_number).permutation(self.spec["clients"])[
+            : self.spec["cohort"]
+        ]
         for i, pipe in enumerate(self.pipes):
-            pipe.send((self.weights, [int(c) for c in cohort[i::len(self.pipes)]]))
+            pipe.send((self.weights, [int(c) for c in cohort[i :: len(self.pipes)]]))
         replies = [reply for pipe in self.pipes for reply in pipe.recv()]
         mean = average([{n: torch.from_numpy(v) for n, v in reply.items()} for reply in replies])
         self.weights = {n: v.numpy() for n, v in mean.items()}

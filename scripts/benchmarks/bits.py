@@ -1,7 +1,8 @@
 """What do portable bits cost? Rounds with ``resources.bits: portable`` beside native ones, in alternating processes.
 
-Prints by network the seconds per round, the best of all repetitions, and portable's ratio to native. Each process plays
-one federation inline with one thread; its first round, in which memory is fetched and kernels are made, does not count.
+Prints by network the seconds per round, the best of all repetitions, and portable's ratio to
+native. Each process plays one federation inline with one thread; its first round, in which memory
+is fetched and kernels are made, does not count.
 """
 
 from __future__ import annotations
@@ -26,17 +27,30 @@ def play(network: str, precision: str, rounds: int, samples: int) -> None:
     from flray.federation.inline_executor import InlineExecutor
     from flray.federation.spec import build_spec
 
-    spec = build_spec(load({"experiment": {
-        "rounds": rounds + 1, "data": {"name": "digits-sklearn", "samples": samples}, "model": network,
-        "algorithm": "fedavg", "local": {"batch_size": 32, "precision": precision}, "tracking": {"uri": None},
-        "evaluation": {"every": rounds + 1}}}).experiment)
+    spec = build_spec(
+        load(
+            {
+                "experiment": {
+                    "rounds": rounds + 1,
+                    "data": {"name": "digits-sklearn", "samples": samples},
+                    "model": network,
+                    "algorithm": "fedavg",
+                    "local": {"batch_size": 32, "precision": precision},
+                    "tracking": {"uri": None},
+                    "evaluation": {"every": rounds + 1},
+                }
+            }
+        ).experiment
+    )
     federation = Federation(spec, InlineExecutor(spec))
     seconds = [federation.step().metrics["time/round"] for _ in range(rounds)]
     print(min(seconds[1:]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--samples", type=int, default=250, help="per client, of four")
@@ -46,19 +60,41 @@ def main() -> None:
         play(*options.play, options.rounds, options.samples)
         return
     table = Table("network", "precision", "native s", "portable s", "ratio")
-    for network, precision in [*((network, "float32") for network in NETWORKS), ("lenet", "float64"),
-                               ("lenet", "bfloat16")]:
+    for network, precision in [
+        *((network, "float32") for network in NETWORKS),
+        ("lenet", "float64"),
+        ("lenet", "bfloat16"),
+    ]:
         best = {"native": float("inf"), "portable": float("inf")}
         for _ in range(options.repetitions):
             for setting in best:
-                environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+                environment = {
+                    name: value for name, value in os.environ.items() if name not in VARIABLES
+                }
                 done = subprocess.run(
-                    [sys.executable, __file__, "--play", network, precision, "--rounds", str(options.rounds),
-                     "--samples", str(options.samples)], check=True, capture_output=True, text=True,
-                    env={**environment, **(VARIABLES if setting == "portable" else {})})
+                    [
+                        sys.executable,
+                        __file__,
+                        "--play",
+                        network,
+                        precision,
+                        "--rounds",
+                        str(options.rounds),
+                        "--samples",
+                        str(options.samples),
+                    ],
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                    env={**environment, **(VARIABLES if setting == "portable" else {})},
+                )
                 best[setting] = min(best[setting], float(done.stdout))
-        table.add_row(network, precision, *(f"{seconds:.3f}" for seconds in best.values()),
-                      f"{best['portable'] / best['native']:.2f}")
+        table.add_row(
+            network,
+            precision,
+            *(f"{seconds:.3f}" for seconds in best.values()),
+            f"{best['portable'] / best['native']:.2f}",
+        )
     Console(width=100).print(table)
 
 

@@ -15,19 +15,36 @@ from flray.federation.spec import build_spec
 
 
 def experiment(clients: int, cohort: int, options: argparse.Namespace) -> dict[str, Any]:
-    return {"experiment": {
-        "rounds": 100000, "algorithm": options.algorithm,
-        "data": {"name": "random", "samples": clients * options.samples, "shape": [3, 32, 32], "classes": 10},
-        "partition": {"name": "iid", "clients": clients}, "model": {"name": options.model, "norm": "batch"},
-        "local": {"epochs": 1, "batch_size": 50}, "participation": {"clients": cohort},
-        "evaluation": {"every": 100000}, "tracking": {"uri": None}, "resources": {"actors": options.actors}}}
+    return {
+        "experiment": {
+            "rounds": 100000,
+            "algorithm": options.algorithm,
+            "data": {
+                "name": "random",
+                "samples": clients * options.samples,
+                "shape": [3, 32, 32],
+                "classes": 10,
+            },
+            "partition": {"name": "iid", "clients": clients},
+            "model": {"name": options.model, "norm": "batch"},
+            "local": {"epochs": 1, "batch_size": 50},
+            "participation": {"clients": cohort},
+            "evaluation": {"every": 100000},
+            "tracking": {"uri": None},
+            "resources": {"actors": options.actors},
+        }
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--few", type=int, default=20)
     parser.add_argument("--many", type=int, default=500)
-    parser.add_argument("--fraction", type=float, default=0.05, help="share of the many clients in a round")
+    parser.add_argument(
+        "--fraction", type=float, default=0.05, help="share of the many clients in a round"
+    )
     parser.add_argument("--samples", type=int, default=500, help="per client")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--actors", type=int, default=2)
@@ -44,7 +61,9 @@ def main() -> None:
         federations = {}
         for clients in turns:
             content = experiment(clients, sizes[clients], options)
-            content["experiment"]["resources"]["cpus_per_actor"] = 0.5  # both pools stay resident and take turns
+            content["experiment"]["resources"]["cpus_per_actor"] = (
+                0.5  # both pools stay resident and take turns
+            )
             spec = build_spec(load(content).experiment)
             federations[clients] = RayFederation(spec, plan_pool(spec, available), print)
         for number in range(options.rounds + 2):
@@ -55,16 +74,31 @@ def main() -> None:
         for clients, federation in federations.items():
             memory[clients] = federation.memory()
             federation.close()
-    table = Table("clients", "per round", "median s per turn and actor", "server MiB", "largest client actor MiB",
-                  title=f"{options.algorithm}, {options.samples} images per client, {options.model}, "
-                        f"{options.actors} actors")
+    table = Table(
+        "clients",
+        "per round",
+        "median s per turn and actor",
+        "server MiB",
+        "largest client actor MiB",
+        title=f"{options.algorithm}, {options.samples} images per client, {options.model}, "
+        f"{options.actors} actors",
+    )
     for clients, values in turns.items():
         server = memory[clients].pop("server")
-        table.add_row(str(clients), str(sizes[clients]), f"{statistics.median(values):.4f}", f"{server / 2**20:.0f}",
-                      f"{max(memory[clients].values()) / 2**20:.0f}")
+        table.add_row(
+            str(clients),
+            str(sizes[clients]),
+            f"{statistics.median(values):.4f}",
+            f"{server / 2**20:.0f}",
+            f"{max(memory[clients].values()) / 2**20:.0f}",
+        )
     console.print(table)
-    ratio = statistics.median(m / f for m, f in zip(turns[options.many], turns[options.few], strict=True))
-    console.print(f"time per turn, {options.many} clients against {options.few}: {ratio:.3f} (limit 1.15)")
+    ratio = statistics.median(
+        m / f for m, f in zip(turns[options.many], turns[options.few], strict=True)
+    )
+    console.print(
+        f"time per turn, {options.many} clients against {options.few}: {ratio:.3f} (limit 1.15)"
+    )
 
 
 if __name__ == "__main__":

@@ -25,10 +25,16 @@ from catalogue import Federation
 BUCKET = "flray-chaos"
 IDLE = 150.0
 """Seconds without a new round after which a session is taken for hung."""
-TITLES = {"client": ("ray::ClientActor",), "server": ("ray::ServerActor",),
-          "trial": ("ray::FederationTrial", "ray::ImplicitFunc", "ray::ClientActor")}
-SIGNALS = {f"{number.name}{to}": int(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-           for to in ("", " to all")}
+TITLES = {
+    "client": ("ray::ClientActor",),
+    "server": ("ray::ServerActor",),
+    "trial": ("ray::FederationTrial", "ray::ImplicitFunc", "ray::ClientActor"),
+}
+SIGNALS = {
+    f"{number.name}{to}": int(number)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for to in ("", " to all")
+}
 """Victims that are asked to end: the driver alone, or its whole process group."""
 
 
@@ -51,7 +57,11 @@ class Kill:
     hit: str = ""
 
     def __str__(self) -> str:
-        when = f"operation {self.operation}" if self.operation else f"{self.rounds} rounds + {self.seconds:.3f} s"
+        when = (
+            f"operation {self.operation}"
+            if self.operation
+            else f"{self.rounds} rounds + {self.seconds:.3f} s"
+        )
         return f"{self.victim} at {when}: {self.hit or 'not reached'}"
 
 
@@ -121,20 +131,34 @@ class Place:
 
     def reference(self, content: dict[str, Any]) -> dict[str, Any]:
         """Return the facts of the undisturbed run or sweep, which a new interpreter plays once."""
-        key = hashlib.sha256(json.dumps([content, self._version], sort_keys=True).encode()).hexdigest()[:20]
+        key = hashlib.sha256(
+            json.dumps([content, self._version], sort_keys=True).encode()
+        ).hexdigest()[:20]
         path = self.folder / "references" / f"{key}.json"
         if not path.exists():
             work = self.folder / "references" / key
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir(parents=True)
-            file = {**content, "experiment": {**content["experiment"], "name": "case", "tracking": {"uri": None}}}
+            file = {
+                **content,
+                "experiment": {**content["experiment"], "name": "case", "tracking": {"uri": None}},
+            }
             (work / "x.yaml").write_text(yaml.safe_dump(file))
             sweep = "sweep" in content
-            driver = processes.Cold().start(["tune" if sweep else "run", "x.yaml"], work,
-                                            {processes.MARK: f"reference-{key}"}, work / "output.txt")
+            driver = processes.Cold().start(
+                ["tune" if sweep else "run", "x.yaml"],
+                work,
+                {processes.MARK: f"reference-{key}"},
+                work / "output.txt",
+            )
             code = driver.wait(900)
-            assert code == 0, f"the undisturbed run ended with {code}: {work / 'output.txt'}\n{driver.text[-2000:]}"
-            found = (facts.sweep_facts if sweep else facts.run_facts)(work / "runs" / "case" / "001")
+            assert code == 0, (
+                f"the undisturbed run ended with {code}: "
+                f"{work / 'output.txt'}\n{driver.text[-2000:]}"
+            )
+            found = (facts.sweep_facts if sweep else facts.run_facts)(
+                work / "runs" / "case" / "001"
+            )
             path.write_text(json.dumps(found))
             shutil.rmtree(work)
         return json.loads(path.read_text())
@@ -144,7 +168,9 @@ class Place:
         path = self.folder / "empty.db"
         if not path.exists():
             code = "import sys; from flray.tracking.client import connect; connect(sys.argv[1])"
-            subprocess.run([sys.executable, "-c", code, f"sqlite:///{path}"], check=True, timeout=300)
+            subprocess.run(
+                [sys.executable, "-c", code, f"sqlite:///{path}"], check=True, timeout=300
+            )
         return path
 
     def close(self) -> None:
@@ -181,7 +207,9 @@ class Case:
         How many; None: by the seed.
     """
 
-    def __init__(self, place: Place, federation: Federation, seed: int, index: int, kills: int | None = None) -> None:
+    def __init__(
+        self, place: Place, federation: Federation, seed: int, index: int, kills: int | None = None
+    ) -> None:
         self._place, self._federation, self._seed, self._index = place, federation, seed, index
         self._random = random.Random(f"{seed}/{index}")
         few = 3 if federation.ray else 5
@@ -208,7 +236,9 @@ class Case:
             if not self._outcome.differences or self._run() is not None:
                 self._outcome.differences += self._compare(wanted)
         finally:
-            self._outcome.differences += [f"left running: {name}" for name in processes.gone(self._mark, 30, last=True)]
+            self._outcome.differences += [
+                f"left running: {name}" for name in processes.gone(self._mark, 30, last=True)
+            ]
             if self._tracking is not None:
                 self._tracking.kill()
         self._outcome.seconds = time.monotonic() - began
@@ -234,10 +264,17 @@ class Case:
 
     def _prepare(self, wanted: dict[str, Any]) -> None:
         content = self._federation.content
-        self._all = sum(len(t["rounds"]) for t in wanted["trials"].values()) if self._federation.sweep else self._rounds
+        self._all = (
+            sum(len(t["rounds"]) for t in wanted["trials"].values())
+            if self._federation.sweep
+            else self._rounds
+        )
         experiment = {**content["experiment"], "name": "case"}
-        self._environment = {processes.MARK: self._mark, "RAY_AUTH_TOKEN": self._place.token,
-                             "RAY_TMPDIR": f"/tmp/flray-chaos-{os.getpid()}"}
+        self._environment = {
+            processes.MARK: self._mark,
+            "RAY_AUTH_TOKEN": self._place.token,
+            "RAY_TMPDIR": f"/tmp/flray-chaos-{os.getpid()}",
+        }
         Path(self._environment["RAY_TMPDIR"]).mkdir(exist_ok=True)
         if self._federation.served:
             self._tracking = processes.tracking_server(self.folder / "tracking")
@@ -248,21 +285,33 @@ class Case:
         if self._federation.place == "bucket":
             self._output = experiment["output"] = f"s3://{BUCKET}/{self._mark}"
             self._environment |= {
-                "AWS_ENDPOINT_URL": self._place.bucket().uri, "AWS_ACCESS_KEY_ID": "one",
-                "AWS_SECRET_ACCESS_KEY": "two", "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-                "FLRAY_WORK": str(self.folder / "work")}
+                "AWS_ENDPOINT_URL": self._place.bucket().uri,
+                "AWS_ACCESS_KEY_ID": "one",
+                "AWS_SECRET_ACCESS_KEY": "two",
+                "AWS_REGION": "us-east-1",
+                "AWS_EC2_METADATA_DISABLED": "true",
+                "FLRAY_WORK": str(self.folder / "work"),
+            }
         (self.folder / "x.yaml").write_text(yaml.safe_dump({**content, "experiment": experiment}))
 
     def _run(self) -> Path | None:
         """Return the newest folder that can be resumed."""
         base = "work/*/case/*" if self._federation.place == "bucket" else "runs/case/*"
-        found = [p for p in self.folder.glob(base) if (p / "run.json").exists() or (p / "sweep.json").exists()]
+        found = [
+            p
+            for p in self.folder.glob(base)
+            if (p / "run.json").exists() or (p / "sweep.json").exists()
+        ]
         return max(found, default=None)
 
     def _arguments(self) -> list[str]:
         file = "sweep.json" if self._federation.sweep else "run.json"
-        there = self._run() is not None or (self._federation.place == "bucket" and file in self._in_bucket())
-        address = ["--address", self._place.nodes().address] if self._federation.place == "nodes" else []
+        there = self._run() is not None or (
+            self._federation.place == "bucket" and file in self._in_bucket()
+        )
+        address = (
+            ["--address", self._place.nodes().address] if self._federation.place == "nodes" else []
+        )
         if there:
             return ["resume", "case", "--output", self._output, *address]
         return ["tune" if self._federation.sweep else "run", "x.yaml", *address]
@@ -273,10 +322,18 @@ class Case:
     def _bucket_names(self) -> list[str]:
         from pyarrow.fs import FileSelector, S3FileSystem
 
-        system = S3FileSystem(endpoint_override=self._place.bucket().uri, access_key="one", secret_key="two",
-                              region="us-east-1")
-        return [info.path for info in system.get_file_info(
-            FileSelector(f"{BUCKET}/{self._mark}", allow_not_found=True, recursive=True))]
+        system = S3FileSystem(
+            endpoint_override=self._place.bucket().uri,
+            access_key="one",
+            secret_key="two",
+            region="us-east-1",
+        )
+        return [
+            info.path
+            for info in system.get_file_info(
+                FileSelector(f"{BUCKET}/{self._mark}", allow_not_found=True, recursive=True)
+            )
+        ]
 
     def _draw(self, number: int) -> Kill:
         """Return the so many-th kill: at the start, between rounds, at the end, or at a file operation."""
@@ -298,7 +355,11 @@ class Case:
         run = self._run()
         if run is None:
             return 0
-        for path in run.glob("trials/*/journal.jsonl") if self._federation.sweep else [run / "journal.jsonl"]:
+        for path in (
+            run.glob("trials/*/journal.jsonl")
+            if self._federation.sweep
+            else [run / "journal.jsonl"]
+        ):
             with contextlib.suppress(OSError):
                 size = path.stat().st_size
                 if journals.get(path, (-1, 0))[0] != size:
@@ -314,8 +375,11 @@ class Case:
         failed = 0
         while failed < 4:
             driver_kills = sum(bool(k.hit) for k in self._outcome.kills)
-            kill = self._draw(len(self._outcome.kills)) if driver_kills < self._wanted and \
-                len(self._outcome.kills) < 3 * self._wanted else None
+            kill = (
+                self._draw(len(self._outcome.kills))
+                if driver_kills < self._wanted and len(self._outcome.kills) < 3 * self._wanted
+                else None
+            )
             before = len(self._outcome.kills)
             code, text = self._session(kill)
             self._outcome.sessions += 1
@@ -323,7 +387,11 @@ class Case:
                 self._different(f"a traceback: {last_lines(text)}", keep=True)
             if code == 0:
                 return
-            fatal = [k for k in self._outcome.kills[before:] if k.hit and k.victim in ("driver", "head", *SIGNALS)]
+            fatal = [
+                k
+                for k in self._outcome.kills[before:]
+                if k.hit and k.victim in ("driver", "head", *SIGNALS)
+            ]
             if fatal and fatal[-1].victim in SIGNALS:
                 self._asked(fatal[-1], code, text)
             elif not fatal:
@@ -339,20 +407,30 @@ class Case:
         if code != 128 + number and not (code == -number and not began):
             self._different(f"exit code {code} after {kill}: {last_lines(text)}", keep=True)
         elif began and "stopped; go on with: flray resume" not in text:
-            self._different(f"it does not say how to go on after {kill}: {last_lines(text)}", keep=True)
+            self._different(
+                f"it does not say how to go on after {kill}: {last_lines(text)}", keep=True
+            )
 
     def _different(self, line: str, keep: bool = False) -> None:
         self._outcome.differences.append(line)
         if keep:
             with contextlib.suppress(OSError):
-                shutil.copy(self._said, self._said.with_suffix(f".{len(self._outcome.differences)}.txt"))
+                shutil.copy(
+                    self._said, self._said.with_suffix(f".{len(self._outcome.differences)}.txt")
+                )
 
     def _session(self, kill: Kill | None) -> tuple[int | None, str]:
         """Run one driver; kill what is to be killed meanwhile, one after another."""
         arguments = self._arguments()
         self._said.unlink(missing_ok=True)
-        driver = self._place.drivers().start(arguments, self.folder, self._environment, self._said,
-                                             operation=kill.operation if kill else None, **self._extra())
+        driver = self._place.drivers().start(
+            arguments,
+            self.folder,
+            self._environment,
+            self._said,
+            operation=kill.operation if kill else None,
+            **self._extra(),
+        )
         beside = threading.Thread(target=self._meanwhile, args=(driver,))
         beside.start()
         self._threads.append(beside)
@@ -370,13 +448,20 @@ class Case:
             if kill is not None and not kill.hit and kill.operation is None:
                 if reached is None and done - first >= kill.rounds:
                     reached = now
-                if reached is not None and now - reached >= kill.seconds and self._strike(kill, driver):
+                if (
+                    reached is not None
+                    and now - reached >= kill.seconds
+                    and self._strike(kill, driver)
+                ):
                     moved = now
                     if kill.victim not in ("driver", "head") and kill.victim not in SIGNALS:
                         first, reached, kill = done, None, self._next()
             if now - moved > IDLE:
-                self._different(f"hung: no round for {IDLE:g} s after {done} of {self._all}; {driver.text[-300:]!r}",
-                                keep=True)
+                self._different(
+                    f"hung: no round for {IDLE:g} s after {done} of {self._all}; "
+                    f"{driver.text[-300:]!r}",
+                    keep=True,
+                )
                 driver.signal(signal.SIGKILL)
                 moved = now
         if kill is not None and kill.operation is not None and code == -signal.SIGKILL:
@@ -416,7 +501,9 @@ class Case:
                 thread.join()
             self._tracking.kill()
             service, pause = self._tracking, draw.uniform(0, 2)
-            self._threads.append(threading.Thread(target=lambda: (time.sleep(pause), service.start())))
+            self._threads.append(
+                threading.Thread(target=lambda: (time.sleep(pause), service.start()))
+            )
             self._threads[-1].start()
         elif kill.victim == "node":
             if not self._place.nodes().replace():
@@ -454,8 +541,12 @@ class Case:
         """Return a copy of what the bucket holds."""
         from pyarrow.fs import S3FileSystem
 
-        system = S3FileSystem(endpoint_override=self._place.bucket().uri, access_key="one", secret_key="two",
-                              region="us-east-1")
+        system = S3FileSystem(
+            endpoint_override=self._place.bucket().uri,
+            access_key="one",
+            secret_key="two",
+            region="us-east-1",
+        )
         copy = self.folder / "downloaded"
         root = f"{BUCKET}/{self._mark}/case/{run.name}"
         for name in self._bucket_names():
@@ -476,8 +567,12 @@ class Case:
             waiting |= journal.exists() and sent < journal.stat().st_size
         if not waiting:
             return []
-        driver = self._place.drivers().start(["sync", "case", "--output", self._output], self.folder, self._environment,
-                                             self._said.with_suffix(".sync.txt"))
+        driver = self._place.drivers().start(
+            ["sync", "case", "--output", self._output],
+            self.folder,
+            self._environment,
+            self._said.with_suffix(".sync.txt"),
+        )
         code = driver.wait(120)
         return [] if code == 0 else [f"flray sync ended with {code}: {last_lines(driver.text)}"]
 

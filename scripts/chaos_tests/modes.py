@@ -21,7 +21,10 @@ class Disk(Case):
     def play(self) -> Outcome:
         """Mount, play, unmount."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "flray-chaos", str(self.folder)], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "flray-chaos", str(self.folder)],
+            check=True,
+        )
         try:
             outcome = super().play()
             if outcome.differences:
@@ -46,10 +49,17 @@ class Disk(Case):
             self._resize(size)
             code, text = self._session(None)
             self._outcome.sessions += 1
-            self._outcome.kills.append(Kill("disk", 0, 0.0, size, f"{self._done()} rounds, exit code {code}"))
-            if "Traceback (most recent call last)" in text or code not in (0, 1) or \
-                    (code == 1 and "no space left on the disk" not in text):
-                self._different(f"exit code {code} on a disk of {size}: {last_lines(text)}", keep=True)
+            self._outcome.kills.append(
+                Kill("disk", 0, 0.0, size, f"{self._done()} rounds, exit code {code}")
+            )
+            if (
+                "Traceback (most recent call last)" in text
+                or code not in (0, 1)
+                or (code == 1 and "no space left on the disk" not in text)
+            ):
+                self._different(
+                    f"exit code {code} on a disk of {size}: {last_lines(text)}", keep=True
+                )
             if code == 0:
                 break
         self._resize(ROOM)
@@ -62,7 +72,10 @@ class Disk(Case):
         return shutil.disk_usage(self.folder).used
 
     def _resize(self, size: int) -> None:
-        subprocess.run(["mount", "-o", f"remount,size={(size + 4095) // 4096 * 4096}", str(self.folder)], check=True)
+        subprocess.run(
+            ["mount", "-o", f"remount,size={(size + 4095) // 4096 * 4096}", str(self.folder)],
+            check=True,
+        )
 
 
 class Clock(Case):
@@ -70,8 +83,13 @@ class Clock(Case):
 
     def _extra(self) -> dict[str, Any]:
         draw = random.Random(f"{self._seed}/{self._index}/{self._outcome.sessions}/clock")
-        return {"clock": [draw.choice([-1, 1]) * 10 ** draw.uniform(0, 6), draw.uniform(0.2, 4),
-                          draw.choice([-1, 1]) * 10 ** draw.uniform(0, 6)]}
+        return {
+            "clock": [
+                draw.choice([-1, 1]) * 10 ** draw.uniform(0, 6),
+                draw.uniform(0.2, 4),
+                draw.choice([-1, 1]) * 10 ** draw.uniform(0, 6),
+            ]
+        }
 
 
 class Two(Case):
@@ -94,7 +112,11 @@ class Two(Case):
             self._different(f"{command} meanwhile: exit code {code}: {last_lines(text)}")
         elif code == 2 and len(lines) != 1:
             self._different(f"{command} meanwhile: {len(lines)} lines: {last_lines(text)}")
-        elif command == "resume" and code == 2 and "is being written by a process that still runs" not in text:
+        elif (
+            command == "resume"
+            and code == 2
+            and "is being written by a process that still runs" not in text
+        ):
             self._different(f"{command} meanwhile: {last_lines(text)}")
         else:
             said.unlink(missing_ok=True)

@@ -58,7 +58,9 @@ def gone(mark: str, seconds: float, last: bool = False) -> list[str]:
     The agents end by themselves; the `last` time they are ended.
     """
     end = time.monotonic() + seconds
-    while (left := [p for p in marked(mark) if not _title(p).startswith(SLOW)]) and time.monotonic() < end:
+    while (
+        left := [p for p in marked(mark) if not _title(p).startswith(SLOW)]
+    ) and time.monotonic() < end:
         time.sleep(0.1)
     names = [_title(process) for process in left]
     for process in marked(mark) if last else left:
@@ -80,9 +82,15 @@ class Warm:
         environment = {**os.environ, "PYTHONHASHSEED": "random"}
         environment.pop(MARK, None)
         self._log = log.open("ab")
-        self._process = subprocess.Popen([sys.executable, str(HERE / "warm.py")], stdin=subprocess.PIPE,
-                                         stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True,
-                                         bufsize=1)
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "warm.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            text=True,
+            bufsize=1,
+        )
         assert self._say(300) == ["ready"], f"no warm process: {log}"
 
     def _say(self, seconds: float) -> list[Any] | None:
@@ -90,12 +98,23 @@ class Warm:
         ready, _, _ = select.select([self._process.stdout], [], [], seconds)
         return json.loads(self._process.stdout.readline() or "null") if ready else None
 
-    def start(self, arguments: list[str], folder: Path, environment: dict[str, str], output: Path,
-              **extra: Any) -> Driver:
+    def start(
+        self,
+        arguments: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        output: Path,
+        **extra: Any,
+    ) -> Driver:
         """Begin a command; what else the process does: see `warm.obey`."""
         assert self._process.stdin is not None
-        order = {"arguments": arguments, "folder": str(folder), "environment": environment, "output": str(output),
-                 **extra}
+        order = {
+            "arguments": arguments,
+            "folder": str(folder),
+            "environment": environment,
+            "output": str(output),
+            **extra,
+        }
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         answer = self._say(60)
@@ -116,15 +135,27 @@ class Warm:
 class Cold:
     """Starts commands as a person does: a new interpreter each."""
 
-    def start(self, arguments: list[str], folder: Path, environment: dict[str, str], output: Path,
-              **extra: Any) -> Driver:
+    def start(
+        self,
+        arguments: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        output: Path,
+        **extra: Any,
+    ) -> Driver:
         """Begin a command; nothing else can be done in it."""
         with output.open("ab") as file:
             process = subprocess.Popen(
-                [sys.executable, "-c", COLD, *arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
-                stderr=file, env={**os.environ, **environment}, start_new_session=True,
+                [sys.executable, "-c", COLD, *arguments],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **environment},
+                start_new_session=True,
                 # what is started in the background ignores Ctrl-C, and so would its children
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
 
         def wait(seconds: float) -> int | None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -147,7 +178,8 @@ class Driver:
     output : Path
         Gets what it prints.
     wait : callable
-        Waits so many seconds for its end and returns the exit code, negative for a signal; None if it goes on.
+        Waits so many seconds for its end and returns the exit code, negative for a signal; None if
+        it goes on.
     """
 
     def __init__(self, pid: int, output: Path, wait: Callable[[float], int | None]) -> None:
@@ -181,7 +213,9 @@ def free_port() -> int:
 class Service:
     """A server beside the federation, which may be killed and started again on its port."""
 
-    def __init__(self, folder: Path, command: Callable[[int], list[str]], health: Callable[[str], Any]) -> None:
+    def __init__(
+        self, folder: Path, command: Callable[[int], list[str]], health: Callable[[str], Any]
+    ) -> None:
         self._folder, self._command, self._health = folder, command, health
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
@@ -192,16 +226,27 @@ class Service:
     def start(self) -> None:
         """Start it and wait until it answers."""
         environment = {k: v for k, v in os.environ.items() if k != MARK}
-        environment |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        environment |= {
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        }
         with (self._folder / "log.txt").open("ab") as log:
-            self._process = subprocess.Popen(self._command(self.port), cwd=self._folder, env=environment, stdout=log,
-                                             stderr=log, start_new_session=True)
+            self._process = subprocess.Popen(
+                self._command(self.port),
+                cwd=self._folder,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         end = time.monotonic() + 180
         while True:
             try:
                 return self._health(self.uri)
             except OSError:
-                assert self._process.poll() is None and time.monotonic() < end, self._folder / "log.txt"
+                assert self._process.poll() is None and time.monotonic() < end, (
+                    self._folder / "log.txt"
+                )
                 time.sleep(0.2)
 
     def kill(self) -> None:
@@ -222,17 +267,36 @@ class Service:
 def tracking_server(folder: Path) -> Service:
     """Return a tracking server with its database in a folder."""
     return Service(
-        folder, lambda port: [sys.executable, "-m", "mlflow", "server", "--backend-store-uri",
-                              f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts"),
-                              "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
-        lambda uri: urllib.request.urlopen(f"{uri}/health", timeout=2).close())
+        folder,
+        lambda port: [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--backend-store-uri",
+            f"sqlite:///{folder / 'mlflow.db'}",
+            "--artifacts-destination",
+            str(folder / "artifacts"),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--workers",
+            "1",
+        ],
+        lambda uri: urllib.request.urlopen(f"{uri}/health", timeout=2).close(),
+    )
 
 
 def bucket_server(folder: Path, bucket: str) -> Service:
     """Return an S3-compatible server with one bucket."""
     return Service(
-        folder, lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        lambda uri: urllib.request.urlopen(urllib.request.Request(f"{uri}/{bucket}", method="PUT"), timeout=5).close())
+        folder,
+        lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        lambda uri: urllib.request.urlopen(
+            urllib.request.Request(f"{uri}/{bucket}", method="PUT"), timeout=5
+        ).close(),
+    )
 
 
 class Nodes:
@@ -243,9 +307,16 @@ class Nodes:
         self.mark = mark
         environment = {**os.environ, MARK: mark}
         self._log = (folder / "log.txt").open("ab")
-        self._process = subprocess.Popen([sys.executable, str(HERE / "nodes.py")], stdin=subprocess.PIPE,
-                                         stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True,
-                                         bufsize=1, start_new_session=True)
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "nodes.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
+        )
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
         assert self.address, folder / "log.txt"

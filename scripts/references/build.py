@@ -51,8 +51,23 @@ def main(target: Path) -> int:
         source = Path(text)
         write_pages(source)
         settings = [f"-D{name}={value}" for name, value in SETTINGS.items()]
-        return int(sphinx(["-C", "-q", "-W", "--keep-going", "-b", "html", "-d", str(source / "doctrees"), *settings,
-                           str(source), str(target)]))
+        return int(
+            sphinx(
+                [
+                    "-C",
+                    "-q",
+                    "-W",
+                    "--keep-going",
+                    "-b",
+                    "html",
+                    "-d",
+                    str(source / "doctrees"),
+                    *settings,
+                    str(source),
+                    str(target),
+                ]
+            )
+        )
 
 
 if __name__ == "__main__":

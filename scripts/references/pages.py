@@ -36,16 +36,33 @@ def write_pages(folder: Path) -> None:
     """
     kinds = [_component_page(folder, kind) for kind in registry.ALL]
     modules = [_module_page(folder, name) for name in modules_of_flray()]
-    _put(folder / "settings.rst", [*_title("Settings"), "What a YAML file may hold: path, default, what is allowed, "
-                                   "meaning. Paths on the command line are relative to ``experiment``.", "",
-                                   *_sections("", Config)])
-    _put(folder / "commands.rst", [*_title("Commands"), *_commands(typer.main.get_command(main.app), "flray")])
+    _put(
+        folder / "settings.rst",
+        [
+            *_title("Settings"),
+            "What a YAML file may hold: path, default, what is allowed, "
+            "meaning. Paths on the command line are relative to ``experiment``.",
+            "",
+            *_sections("", Config),
+        ],
+    )
+    _put(
+        folder / "commands.rst",
+        [*_title("Commands"), *_commands(typer.main.get_command(main.app), "flray")],
+    )
     _put(folder / "modules.rst", [*_title("Modules"), *_toctree(modules, depth=1)])
-    _put(folder / "index.rst", [
-        *_title("flray"), *_plain(flray.__doc__), "",
-        "README.md leads from installing to a data set, a network and a method of one's own.",
-        "", *_toctree(["settings", "commands", *kinds, "modules"], depth=1),
-        ":ref:`All names <genindex>`, :ref:`all modules <modindex>`"])
+    _put(
+        folder / "index.rst",
+        [
+            *_title("flray"),
+            *_plain(flray.__doc__),
+            "",
+            "README.md leads from installing to a data set, a network and a method of one's own.",
+            "",
+            *_toctree(["settings", "commands", *kinds, "modules"], depth=1),
+            ":ref:`All names <genindex>`, :ref:`all modules <modindex>`",
+        ],
+    )
 
 
 def modules_of_flray() -> list[str]:
@@ -65,12 +82,26 @@ def _module_page(folder: Path, name: str) -> str:
         lines += [f".. automodule:: {name}", ""]
         for export in functional.__all__:
             what = "class" if inspect.isclass(getattr(functional, export)) else "function"
-            lines += [f".. auto{what}:: {name}.{export}", *(["   :members:"] if what == "class" else []), ""]
+            lines += [
+                f".. auto{what}:: {name}.{export}",
+                *(["   :members:"] if what == "class" else []),
+                "",
+            ]
     else:
         module = importlib.import_module(name)
-        elsewhere = [export for export in functional.__all__ if getattr(functional, export).__module__ == name]
-        lines += [f".. automodule:: {name}", "   :members:", "   :show-inheritance:", "   :ignore-module-all:",
-                  *([f"   :exclude-members: {', '.join(elsewhere)}"] if elsewhere else []), ""]
+        elsewhere = [
+            export
+            for export in functional.__all__
+            if getattr(functional, export).__module__ == name
+        ]
+        lines += [
+            f".. automodule:: {name}",
+            "   :members:",
+            "   :show-inheritance:",
+            "   :ignore-module-all:",
+            *([f"   :exclude-members: {', '.join(elsewhere)}"] if elsewhere else []),
+            "",
+        ]
         lines += _links(module, elsewhere)
     page = f"modules/{name}"
     _put(folder / f"{page}.rst", lines)
@@ -99,8 +130,16 @@ def _component_page(folder: Path, kind: str) -> str:
     lines = [*_title(kind.capitalize()), f"As ``flray list {kind} NAME`` shows them.", ""]
     for name in entries.names():
         item, params = entries.get(name), entries.params(name)
-        lines += [f".. _{entries.kind}-{name}:", "", *_title(name, "-"), *_plain(_summary(item)), "",
-                  f":py:obj:`{item.__module__}.{item.__qualname__.split('.<locals>')[0]}`", "", *_options(params)]
+        lines += [
+            f".. _{entries.kind}-{name}:",
+            "",
+            *_title(name, "-"),
+            *_plain(_summary(item)),
+            "",
+            f":py:obj:`{item.__module__}.{item.__qualname__.split('.<locals>')[0]}`",
+            "",
+            *_options(params),
+        ]
         for preset in getattr(params, "presets", ()):
             values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
             lines += [f"- preset ``{preset.name}``: {_escaped(values)} ({_escaped(preset.source)})"]
@@ -120,9 +159,21 @@ def _summary(item: Any) -> str:
 def _options(params: type[BaseModel]) -> list[str]:
     schema = params.model_json_schema()
     required = schema.get("required", [])
-    rows = [(f"``{option}``", "required" if option in required else f"``{field.get('default')!r}``",
-             *map(_escaped, (tables.allowed_values(field), field.get("description", ""), field.get("source", ""))))
-            for option, field in schema.get("properties", {}).items()]
+    rows = [
+        (
+            f"``{option}``",
+            "required" if option in required else f"``{field.get('default')!r}``",
+            *map(
+                _escaped,
+                (
+                    tables.allowed_values(field),
+                    field.get("description", ""),
+                    field.get("source", ""),
+                ),
+            ),
+        )
+        for option, field in schema.get("properties", {}).items()
+    ]
     return _table(("option", "default", "allowed", "meaning", "source"), rows)
 
 
@@ -136,14 +187,26 @@ def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
         if len(parts) == 1 and plain:
             inner.append((f"{whole}.", plain[0]))
             continue
-        shown = "required" if field.is_required() else f"``{properties[name].get('default')!r}``" \
-            if "default" in properties[name] else ""
-        allowed = " or ".join(f":doc:`{part.registry.kind}s`" for part in parts if issubclass(part, Component)) or \
-            _escaped(tables.allowed_values(properties[name]))
-        meaning = field.description or " ".join((inspect.getdoc(part) or "").split("\n\n")[0] for part in plain[:1])
+        shown = (
+            "required"
+            if field.is_required()
+            else f"``{properties[name].get('default')!r}``"
+            if "default" in properties[name]
+            else ""
+        )
+        allowed = " or ".join(
+            f":doc:`{part.registry.kind}s`" for part in parts if issubclass(part, Component)
+        ) or _escaped(tables.allowed_values(properties[name]))
+        meaning = field.description or " ".join(
+            (inspect.getdoc(part) or "").split("\n\n")[0] for part in plain[:1]
+        )
         rows.append((f"``{whole}``", shown, allowed, _escaped(meaning)))
     if rows:
-        yield from (*_title(path.rstrip(".") or "the file", "-"), *_plain(inspect.getdoc(model)), "")
+        yield from (
+            *_title(path.rstrip(".") or "the file", "-"),
+            *_plain(inspect.getdoc(model)),
+            "",
+        )
         yield from _table(("setting", "default", "allowed", "meaning"), rows)
     for prefix, part in inner:
         yield from _sections(prefix, part)
@@ -184,7 +247,10 @@ def _table(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> list[str
     lines = [".. list-table::", "   :header-rows: 1", ""]
     found = list(rows)
     for row in (tuple(headings), *found):
-        lines += [f"   {'* -' if index == 0 else '  -'} {' '.join(cell.split())}" for index, cell in enumerate(row)]
+        lines += [
+            f"   {'* -' if index == 0 else '  -'} {' '.join(cell.split())}"
+            for index, cell in enumerate(row)
+        ]
     return [*lines, ""] if found else ["It has no options.", ""]
 
 

@@ -30,8 +30,12 @@ _clients: dict[str, tuple[list[Arrays], int]] = {}
 def hand_made(root: Path, *, key: str) -> DataSet:
     clients, classes = _clients[key]
     domains = tuple(Domain(f"client{i}", "random", x, y, x, y) for i, (x, y) in enumerate(clients))
-    public = np.concatenate([x for x, _ in clients])[:24] * np.asarray(0.7, dtype=clients[0][0].dtype)
-    return DataSet(f"hand-made {key}", domains, tuple(map(str, range(classes))), (0.0,), (1.0,), public=public)
+    public = np.concatenate([x for x, _ in clients])[:24] * np.asarray(
+        0.7, dtype=clients[0][0].dtype
+    )
+    return DataSet(
+        f"hand-made {key}", domains, tuple(map(str, range(classes))), (0.0,), (1.0,), public=public
+    )
 
 
 @registry.register_model("one-layer")
@@ -41,10 +45,18 @@ def one_layer(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 @registry.register_model("two-layer")
-def two_layer(shape: tuple[int, ...], num_classes: int, *, norm: bool = True, dropout: float = 0.0,
-              width: int = 5) -> nn.Module:
+def two_layer(
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    norm: bool = True,
+    dropout: float = 0.0,
+    width: int = 5,
+) -> nn.Module:
     """No bias before the norm, whose gradient would be rounding noise that Adam makes large."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict(first=nn.Linear(shape[0], width, bias=not norm))
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        first=nn.Linear(shape[0], width, bias=not norm)
+    )
     if norm:
         layers["middle"] = nn.BatchNorm1d(width)
     layers["active"] = nn.ReLU()
@@ -57,19 +69,27 @@ def two_layer(shape: tuple[int, ...], num_classes: int, *, norm: bool = True, dr
 def linear_body(shape: tuple[int, ...], num_classes: int, *, layers: int = 1) -> nn.Module:
     """No bias and no activation, so that a closed form is short."""
     sizes = [shape[0], *[5] * layers]
-    body = nn.Sequential(OrderedDict(
-        (name, nn.Linear(sizes[i], 5, bias=False)) for i, name in enumerate(("first", "second")[:layers])))
+    body = nn.Sequential(
+        OrderedDict(
+            (name, nn.Linear(sizes[i], 5, bias=False))
+            for i, name in enumerate(("first", "second")[:layers])
+        )
+    )
     return SplitModel(body, nn.Linear(5, num_classes, bias=False))
 
 
 @registry.register_model("deep-classifier")
 def deep_classifier(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A classifier of several layers, with batch norm and dropout."""
-    head = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, num_classes))
+    head = nn.Sequential(
+        nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, num_classes)
+    )
     return SplitModel(nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU()), head)
 
 
-def gaussian_clients(sizes: Sequence[int] = (12, 9, 15), classes: int = 3, features: int = 4, skew: bool = False) -> list[Arrays]:
+def gaussian_clients(
+    sizes: Sequence[int] = (12, 9, 15), classes: int = 3, features: int = 4, skew: bool = False
+) -> list[Arrays]:
     """Return each client's samples: Gaussian around its classes' centres; skewed, client i has no class i."""
     generator = np.random.default_rng(7)
     centres = generator.normal(size=(classes, features)) * 2
@@ -82,9 +102,15 @@ def gaussian_clients(sizes: Sequence[int] = (12, 9, 15), classes: int = 3, featu
     return clients
 
 
-def world_of(algorithm: str | Mapping[str, Any], clients: Sequence[Arrays] | None = None, *, classes: int = 3,
-             model: str | Mapping[str, Any] = "two-layer", local: Mapping[str, Any] | None = None,
-             **experiment: Any) -> FederationSpec:
+def world_of(
+    algorithm: str | Mapping[str, Any],
+    clients: Sequence[Arrays] | None = None,
+    *,
+    classes: int = 3,
+    model: str | Mapping[str, Any] = "two-layer",
+    local: Mapping[str, Any] | None = None,
+    **experiment: Any,
+) -> FederationSpec:
     """Return a world of hand-made clients; `experiment` holds further sections."""
     if isinstance(algorithm, str):
         algorithm = {"name": algorithm, **QUICK.get(algorithm, {})}
@@ -92,17 +118,36 @@ def world_of(algorithm: str | Mapping[str, Any], clients: Sequence[Arrays] | Non
     key = str(hash((classes, *(a.tobytes() for client in clients for a in client))))
     _clients[key] = (clients, classes)
     settings = {"precision": "float64", "lr": 0.1, "batch_size": 4, **(local or {})}
-    return build_spec(Config.model_validate({"experiment": {
-        "rounds": 3, "data": {"name": "hand-made", "key": key}, "model": model, "algorithm": algorithm,
-        "local": settings, "resources": {"gpus_per_actor": 0}, **experiment}}).experiment)
+    return build_spec(
+        Config.model_validate(
+            {
+                "experiment": {
+                    "rounds": 3,
+                    "data": {"name": "hand-made", "key": key},
+                    "model": model,
+                    "algorithm": algorithm,
+                    "local": settings,
+                    "resources": {"gpus_per_actor": 0},
+                    **experiment,
+                }
+            }
+        ).experiment
+    )
 
 
 def federation_of(spec: FederationSpec, executor: Any = None) -> Federation:
-    return Federation(spec, InlineExecutor(spec) if executor is None else executor, warn=lambda line: None)
+    return Federation(
+        spec, InlineExecutor(spec) if executor is None else executor, warn=lambda line: None
+    )
 
 
-def run_federation(algorithm: str | Mapping[str, Any], clients: Sequence[Arrays] | None = None, *, rounds: int = 1,
-           **settings: Any) -> Federation:
+def run_federation(
+    algorithm: str | Mapping[str, Any],
+    clients: Sequence[Arrays] | None = None,
+    *,
+    rounds: int = 1,
+    **settings: Any,
+) -> Federation:
     """Return a federation after some rounds."""
     federation = federation_of(world_of(algorithm, clients, **settings))
     for _ in range(rounds):
@@ -124,7 +169,11 @@ def settings_for(name: str) -> dict[str, Any]:
 
 def partial(name: str) -> dict[str, Any]:
     """Return settings for partial participation, or none where a method needs all clients."""
-    return {} if "all_clients" in registry.algorithms.get(name).needs else {"participation": {"clients": 2}}
+    return (
+        {}
+        if "all_clients" in registry.algorithms.get(name).needs
+        else {"participation": {"clients": 2}}
+    )
 
 
 def softmax_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -134,25 +183,33 @@ def softmax_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return p.T @ x / len(y)
 
 
-def descended(weights: Mapping[str, Tensor], loss: Callable[[Mapping[str, Tensor]], Tensor],
-              lr: float = 0.1) -> dict[str, Tensor]:
+def descended(
+    weights: Mapping[str, Tensor], loss: Callable[[Mapping[str, Tensor]], Tensor], lr: float = 0.1
+) -> dict[str, Tensor]:
     """Return the weights after one step of gradient descent on a loss that a test writes out."""
     leaves = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
     gradients = torch.autograd.grad(loss(leaves), list(leaves.values()), allow_unused=True)
-    return {name: w.detach() - (0 if g is None else lr * g)
-            for (name, w), g in zip(leaves.items(), gradients, strict=True)}
+    return {
+        name: w.detach() - (0 if g is None else lr * g)
+        for (name, w), g in zip(leaves.items(), gradients, strict=True)
+    }
 
 
 def mean_of(weights: Sequence[Mapping[str, Tensor]], sizes: Sequence[int]) -> dict[str, Tensor]:
     """Return the weighted mean, in the plainest way."""
-    return {name: sum((n * w[name] for n, w in zip(sizes, weights, strict=True)), torch.tensor(0.0)) / sum(sizes)
-            for name in weights[0]}
+    return {
+        name: sum((n * w[name] for n, w in zip(sizes, weights, strict=True)), torch.tensor(0.0))
+        / sum(sizes)
+        for name in weights[0]
+    }
 
 
 def assert_weights(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Compare the expected weights' entries to 1e-12."""
     for name, w in expected.items():
-        torch.testing.assert_close(actual[name], w, rtol=1e-12, atol=1e-13, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            actual[name], w, rtol=1e-12, atol=1e-13, msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 def tensors(clients: Sequence[Arrays]) -> list[tuple[Tensor, Tensor]]:

@@ -25,8 +25,12 @@ def fixed(alpha: float) -> dict[str, object]:
 
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on softmax regression; alpha moves once v and w differ, so in the second round."""
-    one, two = (run_federation({"name": "apfl", "alpha": 0.3}, rounds=rounds, **FULL) for rounds in (1, 2))
-    start = run_federation({"name": "apfl"}, rounds=1, model="one-layer", local={"epochs": 0}).server.model[NAME]
+    one, two = (
+        run_federation({"name": "apfl", "alpha": 0.3}, rounds=rounds, **FULL) for rounds in (1, 2)
+    )
+    start = run_federation(
+        {"name": "apfl"}, rounds=1, model="one-layer", local={"epochs": 0}
+    ).server.model[NAME]
     data = tensors(gaussian_clients())
     gradients = [softmax_gradient(start, x, y) for x, y in data]
     own = [start - 0.1 * 0.3 * g for g in gradients]
@@ -38,9 +42,14 @@ def test_two_rounds_by_hand() -> None:
     for i, (x, y) in enumerate(data):
         gradient = softmax_gradient(0.3 * own[i] + 0.7 * w, x, y)
         assert_weights(state_of(two, i)["v"], {NAME: own[i] - 0.1 * 0.3 * gradient})
-        assert state_of(two, i)["alpha"] == pytest.approx(0.3 - 0.1 * float(((own[i] - w) * gradient).sum()), rel=1e-12)
+        assert state_of(two, i)["alpha"] == pytest.approx(
+            0.3 - 0.1 * float(((own[i] - w) * gradient).sum()), rel=1e-12
+        )
         assert abs(state_of(two, i)["alpha"] - 0.3) > 1e-4
-    assert_weights(two.server.model, mean_of([{NAME: w - 0.1 * softmax_gradient(w, x, y)} for x, y in data], SIZES))
+    assert_weights(
+        two.server.model,
+        mean_of([{NAME: w - 0.1 * softmax_gradient(w, x, y)} for x, y in data], SIZES),
+    )
 
 
 def test_alpha_moves_once_a_round_and_stays_a_share() -> None:
@@ -54,15 +63,21 @@ def test_alpha_moves_once_a_round_and_stays_a_share() -> None:
     assert {state_of(run_federation(fixed(0.7), rounds=3), i)["alpha"] for i in range(3)} == {0.7}
 
 
-@pytest.mark.parametrize("settings", [
-    {},
-    {"local": {"momentum": 0.9, "weight_decay": 0.1, "epochs": 2}},
-    {"local": {"optimizer": "adam", "clip_norm": 0.1}},
-], ids=["sgd", "momentum", "adam"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"local": {"momentum": 0.9, "weight_decay": 0.1, "epochs": 2}},
+        {"local": {"optimizer": "adam", "clip_norm": 0.1}},
+    ],
+    ids=["sgd", "momentum", "adam"],
+)
 def test_personal_models_end_at_fedavg_s_and_local_s(settings: dict[str, object]) -> None:
     settings = {"model": {"name": "two-layer", "dropout": 0.2}, "rounds": 2, **settings}
     personal, common = "personal/local/loss", "global/local/loss"
-    fedavg, local, half = (run_federation(name, **settings).evaluate() for name in ("fedavg", "local", "apfl"))
+    fedavg, local, half = (
+        run_federation(name, **settings).evaluate() for name in ("fedavg", "local", "apfl")
+    )
     w, v = (run_federation(fixed(alpha), **settings).evaluate() for alpha in (0.0, 1.0))
     for client in range(3):
         assert w[f"{personal}/client/client{client}"] == fedavg[f"{common}/client/client{client}"]
@@ -77,7 +92,9 @@ def test_a_linear_mixture_is_the_mixture_of_the_outputs() -> None:
         state = state_of(federation, i)
         outputs = [x @ w.T for w in (state["v"][NAME], federation.server.model[NAME])]
         loss = F.cross_entropy(state["alpha"] * outputs[0] + (1 - state["alpha"]) * outputs[1], y)
-        assert metrics[f"personal/local/loss/client/client{i}"] == pytest.approx(float(loss), rel=1e-12)
+        assert metrics[f"personal/local/loss/client/client{i}"] == pytest.approx(
+            float(loss), rel=1e-12
+        )
 
 
 def test_the_mixture_s_statistics_are_mixed_like_parameters() -> None:
@@ -85,6 +102,10 @@ def test_the_mixture_s_statistics_are_mixed_like_parameters() -> None:
     federation = run_federation(fixed(0.5), rounds=1, local={"batch_size": 99})
     for i, (x, _) in enumerate(tensors(gaussian_clients())):
         start = run_federation("apfl", rounds=1, local={"epochs": 0}).server.model
-        expected = 0.9 * start["features.middle.running_mean"] + 0.1 * (x @ start["features.first.weight"].T).mean(0)
+        expected = 0.9 * start["features.middle.running_mean"] + 0.1 * (
+            x @ start["features.first.weight"].T
+        ).mean(0)
         assert_weights(state_of(federation, i)["v"], {"features.middle.running_mean": expected})
-        assert torch.equal(state_of(federation, i)["v"]["features.middle.num_batches_tracked"], torch.tensor(1))
+        assert torch.equal(
+            state_of(federation, i)["v"]["features.middle.num_batches_tracked"], torch.tensor(1)
+        )

@@ -24,15 +24,41 @@ from tests.algorithms.conftest import (
     world_of,
 )
 
-ABLE = ("apfl", "fedadagrad", "fedadam", "fedalt", "fedavg", "fedavgm", "fedbabu", "fedbn", "fedopt", "fedper",
-        "fedprox", "fedrcl", "fedrep", "fedrod", "fedrs", "fedsim", "fedyogi", "l2sgd", "lgmix", "local", "moon",
-        "perfedavg")
+ABLE = (
+    "apfl",
+    "fedadagrad",
+    "fedadam",
+    "fedalt",
+    "fedavg",
+    "fedavgm",
+    "fedbabu",
+    "fedbn",
+    "fedopt",
+    "fedper",
+    "fedprox",
+    "fedrcl",
+    "fedrep",
+    "fedrod",
+    "fedrs",
+    "fedsim",
+    "fedyogi",
+    "l2sgd",
+    "lgmix",
+    "local",
+    "moon",
+    "perfedavg",
+)
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 SIZES = (12, 9, 15, 7, 10)
 
 
-def rounds(name: str, block: int | None, count: int = 1, executor: type[InlineExecutor] = InlineExecutor,
-           **changes: Any) -> Federation:
+def rounds(
+    name: str,
+    block: int | None,
+    count: int = 1,
+    executor: type[InlineExecutor] = InlineExecutor,
+    **changes: Any,
+) -> Federation:
     settings = {**settings_for(name), **changes}
     spec = world_of(name, gaussian_clients(SIZES), aggregation={"block": block}, **settings)
     federation = federation_of(spec, executor(spec))
@@ -42,13 +68,18 @@ def rounds(name: str, block: int | None, count: int = 1, executor: type[InlineEx
 
 
 def test_the_methods_that_allow_it_are_these() -> None:
-    assert tuple(name for name in BUILT_IN if registry.algorithms.get(name).takes_mean_only()) == ABLE
+    assert (
+        tuple(name for name in BUILT_IN if registry.algorithms.get(name).takes_mean_only()) == ABLE
+    )
 
 
 @pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(ABLE)))
 def test_a_method_whose_server_sees_replies_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"experiment.aggregation.block: found 2; the server of {name} looks at "
-                                          "single replies.*choose one of apfl, .*fedavg"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"experiment.aggregation.block: found 2; the server of {name} looks at "
+        "single replies.*choose one of apfl, .*fedavg",
+    ):
         world_of(name, aggregation={"block": 2}, **settings_for(name))
 
 
@@ -61,7 +92,9 @@ def test_is_the_mean_to_the_accuracy_of_float64(name: str) -> None:
 
 @pytest.mark.parametrize("name", ABLE)
 @pytest.mark.parametrize("block", [1, 5])
-def test_blocks_of_one_client_or_of_all_have_the_bits_of_the_plain_mean(name: str, block: int) -> None:
+def test_blocks_of_one_client_or_of_all_have_the_bits_of_the_plain_mean(
+    name: str, block: int
+) -> None:
     assert rounds(name, None, 2).sha256() == rounds(name, block, 2).sha256()
 
 
@@ -72,13 +105,19 @@ def test_the_bits_depend_on_the_blocks() -> None:
 class Permuted(InlineExecutor):
     """Plays the last block first, and hands the results on in the blocks' order."""
 
-    def run_blocks(self, blocks: Sequence[TaskBlock], timeout: float | None = None) -> Iterator[TaskBlockResult]:
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None
+    ) -> Iterator[TaskBlockResult]:
         yield from reversed(list(super().run_blocks(list(reversed(blocks)), timeout)))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbn", "fedadam", "apfl", "lgmix"])
 def test_the_order_in_which_blocks_are_played_changes_no_bit(name: str) -> None:
-    some = {} if "all_clients" in registry.algorithms.get(name).needs else {"participation": {"clients": 4}}
+    some = (
+        {}
+        if "all_clients" in registry.algorithms.get(name).needs
+        else {"participation": {"clients": 4}}
+    )
     assert rounds(name, 2, 3, Permuted, **some).sha256() == rounds(name, 2, 3, **some).sha256()
 
 
@@ -93,8 +132,12 @@ def test_the_server_gets_one_sum_per_block() -> None:
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_blocks_are_weighed_by_their_clients(weights: str) -> None:
     plain = {"weights": weights, "block": None}
-    whole, blocked = (federation_of(world_of("fedavg", gaussian_clients(SIZES), aggregation={**plain, "block": block}))
-                      for block in (None, 2))
+    whole, blocked = (
+        federation_of(
+            world_of("fedavg", gaussian_clients(SIZES), aggregation={**plain, "block": block})
+        )
+        for block in (None, 2)
+    )
     for federation in (whole, blocked):
         federation.step()
     assert_weights(blocked.server.model, whole.server.model)
@@ -105,7 +148,9 @@ def test_blocks_follow_the_client_number_not_the_cohort() -> None:
     seen: list[list[list[int]]] = []
     run_blocks = federation.executor.run_blocks
 
-    def watched(blocks: Sequence[TaskBlock], timeout: float | None = None) -> Iterator[TaskBlockResult]:
+    def watched(
+        blocks: Sequence[TaskBlock], timeout: float | None = None
+    ) -> Iterator[TaskBlockResult]:
         seen.append([[job.client_task.client for job in block.jobs] for block in blocks])
         return run_blocks(blocks, timeout)
 
@@ -120,10 +165,16 @@ def test_blocks_follow_the_client_number_not_the_cohort() -> None:
 
 def test_several_architectures_in_one_block() -> None:
     sums = [BlockSum("samples"), BlockSum("samples")]
-    for client, (architecture, value, samples) in enumerate([("a", 1.0, 1), ("b", 5.0, 2), ("a", 4.0, 2), ("a", 9.0, 1),
-                                                             ("b", 2.0, 0)]):
-        sums[client // 3].add(architecture, {"weights": {"w": torch.tensor([value])}, "other": 3}, samples)
+    for client, (architecture, value, samples) in enumerate(
+        [("a", 1.0, 1), ("b", 5.0, 2), ("a", 4.0, 2), ("a", 9.0, 1), ("b", 2.0, 0)]
+    ):
+        sums[client // 3].add(
+            architecture, {"weights": {"w": torch.tensor([value])}, "other": 3}, samples
+        )
     sums[1].add("a", {}, 100)
     packed = [trees.unpack(trees.pack(one.tree())) for one in sums]
-    assert {a: mean["w"].item() for a, mean in average_blocks(packed).items()} == {"a": 4.5, "b": 5.0}
+    assert {a: mean["w"].item() for a, mean in average_blocks(packed).items()} == {
+        "a": 4.5,
+        "b": 5.0,
+    }
     assert average_blocks([{}, {}]) == {} and BlockSum("uniform").tree() == {}

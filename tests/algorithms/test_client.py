@@ -35,7 +35,13 @@ class Watching(Algorithm):
 
 def batches(**local: Any) -> list[torch.Tensor]:
     SEEN.clear()
-    run_federation("watching", model="linear", data={"name": "small-images"}, rounds=2, local={"batch_size": 8, **local})
+    run_federation(
+        "watching",
+        model="linear",
+        data={"name": "small-images"},
+        rounds=2,
+        local={"batch_size": 8, **local},
+    )
     return list(SEEN)
 
 
@@ -45,7 +51,9 @@ def test_augmentation_is_keyed_and_moves_no_other_stream() -> None:
     changed = 0
     for before, after, repeated in zip(plain, flipped, again, strict=True):
         assert torch.equal(after, repeated)
-        for image, other in zip(before, after, strict=True):  # the same samples in the same order, mirrored or not
+        for image, other in zip(
+            before, after, strict=True
+        ):  # the same samples in the same order, mirrored or not
             assert torch.equal(image, other) or torch.equal(image.flip(-1), other)
             changed += not torch.equal(image, other)
     assert 0 < changed < 64
@@ -77,15 +85,22 @@ class Brief(Watching):
 def test_a_phase_of_so_many_steps_takes_the_first_batches_of_its_passes() -> None:
     whole = batches(epochs=2)
     SEEN.clear()
-    run_federation("brief", model="linear", data={"name": "small-images"}, rounds=2, local={"batch_size": 8})
+    run_federation(
+        "brief", model="linear", data={"name": "small-images"}, rounds=2, local={"batch_size": 8}
+    )
     expected = [whole[client_task * 4 + step] for client_task in range(4) for step in range(3)]
     assert len(SEEN) == 12 and all(torch.equal(a, b) for a, b in zip(SEEN, expected, strict=True))
 
 
 def test_every_network_gets_the_weights_of_its_own_architecture() -> None:
     """Architectures share a stage, but not its message: without training, clients send back what came."""
-    federation = federation_of(world_of("fedavg", local={"epochs": 0, "precision": "float32"}, models={
-        "client1": {"name": "two-layer", "width": 7}}))
+    federation = federation_of(
+        world_of(
+            "fedavg",
+            local={"epochs": 0, "precision": "float32"},
+            models={"client1": {"name": "two-layer", "width": 7}},
+        )
+    )
     before = {key: trees.sha256(model) for key, model in federation.server.models.items()}
     for _ in range(2):
         federation.step()

@@ -15,7 +15,8 @@ from flray.federation.inline_executor import InlineExecutor
 from tests.algorithms.conftest import federation_of, world_of
 from tests.algorithms.test_every_algorithm import Permuted
 
-# Of FedAvg, of a frozen half and then the other, of gradients at other parameters and of a hook into the network.
+# Of FedAvg, of a frozen half and then the other, of gradients at other parameters and of a hook
+# into the network.
 METHODS = ("fedavg", "fedrep", "perfedavg", "fedrcl")
 
 
@@ -28,14 +29,21 @@ def test_compiled_runs_repeat_resume_and_stay_near(name: str, tmp_path: Path) ->
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    plain, fast, permuted, resumed = federation(False), federation(True), federation(True, Permuted), federation(True)
+    plain, fast, permuted, resumed = (
+        federation(False),
+        federation(True),
+        federation(True, Permuted),
+        federation(True),
+    )
     for number in range(3):
         for each in (plain, fast, permuted):
             each.step()
         if number == 0:
             checkpoint.save(fast, tmp_path)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert graphs == 1 if name == "fedrcl" else graphs >= 2, "FedRCL's hooks are in the features: the classifier alone"
+    assert graphs == 1 if name == "fedrcl" else graphs >= 2, (
+        "FedRCL's hooks are in the features: the classifier alone"
+    )
     assert checkpoint.restore(resumed, tmp_path) == 1
     resumed.step()
     resumed.step()

@@ -21,9 +21,14 @@ from tests.algorithms.conftest import (
 W, V = "features.first.weight", "classifier.weight"
 
 
-@pytest.mark.parametrize("model", [{"name": "two-layer", "dropout": 0.2}, {"name": "deep-classifier"}])
+@pytest.mark.parametrize(
+    "model", [{"name": "two-layer", "dropout": 0.2}, {"name": "deep-classifier"}]
+)
 def test_one_client_is_local(model: dict[str, object]) -> None:
-    copa, local = (run_federation(name, gaussian_clients((12,)), rounds=2, model=model) for name in ("copa", "local"))
+    copa, local = (
+        run_federation(name, gaussian_clients((12,)), rounds=2, model=model)
+        for name in ("copa", "local")
+    )
     whole = {**copa.server.model, **state_of(copa, 0)["personal"]}
     assert trees.sha256(whole) == trees.sha256(state_of(local, 0)["personal"])
     assert copa.evaluate() == local.evaluate()
@@ -38,16 +43,23 @@ def test_two_rounds_by_hand() -> None:
         trained = []
         for own, (x, y) in enumerate(clients):
             others = [head for j, head in enumerate(heads) if j != own]
-            trained.append(descended({**body, V: heads[own]}, lambda p, x=x, y=y, others=others: sum(
-                F.cross_entropy(x @ p[W].T @ head.T, y) for head in (p[V], *others))))
+            trained.append(
+                descended(
+                    {**body, V: heads[own]},
+                    lambda p, x=x, y=y, others=others: sum(
+                        F.cross_entropy(x @ p[W].T @ head.T, y) for head in (p[V], *others)
+                    ),
+                )
+            )
         body, heads = mean_of([{W: p[W]} for p in trained], [12, 9, 15]), [p[V] for p in trained]
     assert_weights(federation.server.model, body)
     for own, (x, y) in enumerate(clients):
         assert_weights(federation.server.state["heads"][str(own)], {V: heads[own]})
         assert_weights(state_of(federation, own)["personal"], {V: heads[own]})
         logits = sum(x @ body[W].T @ head.T for head in heads) / 3
-        assert federation.evaluate()[f"personal/local/loss/client/client{own}"] == \
-            pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-12)
+        assert federation.evaluate()[f"personal/local/loss/client/client{own}"] == pytest.approx(
+            float(F.cross_entropy(logits, y)), rel=1e-12
+        )
 
 
 def test_an_ensemble_of_equal_heads_is_one_head() -> None:
@@ -69,4 +81,6 @@ def test_the_last_known_heads_of_absent_clients_are_used() -> None:
 def test_peers_matter() -> None:
     """In the first round already, with heads that are all the initial one."""
     assert models_sha(run_federation("copa")) != models_sha(run_federation("fedper"))
-    assert torch.equal(run_federation("copa").server.model[V], federation_of(world_of("copa")).server.model[V])
+    assert torch.equal(
+        run_federation("copa").server.model[V], federation_of(world_of("copa")).server.model[V]
+    )

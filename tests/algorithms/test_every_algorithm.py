@@ -17,7 +17,14 @@ from flray.federation.inline_executor import InlineExecutor
 from flray.federation.messages import TaskInput, TaskResult
 from flray.federation.spec import FederationSpec
 from flray.models import groups
-from tests.algorithms.conftest import federation_of, gaussian_clients, partial, run_federation, settings_for, world_of
+from tests.algorithms.conftest import (
+    federation_of,
+    gaussian_clients,
+    partial,
+    run_federation,
+    settings_for,
+    world_of,
+)
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 every = pytest.mark.parametrize("name", BUILT_IN)
@@ -37,13 +44,19 @@ def test_every_default_cites_its_source(name: str) -> None:
 def test_one_client_finishes(name: str) -> None:
     federation = run_federation(name, gaussian_clients((9,)), rounds=2, **settings_for(name))
     assert federation.rounds_done == 2
-    assert all(bool(torch.isfinite(v).all()) for w in federation.server.models.values() for v in w.values())
+    assert all(
+        bool(torch.isfinite(v).all()) for w in federation.server.models.values() for v in w.values()
+    )
 
 
 @every
 def test_repeats_to_the_same_bits(name: str) -> None:
-    runs = [run_federation(name, rounds=2, model={"name": "two-layer", "dropout": 0.2}, **settings_for(name)).sha256()
-            for _ in range(2)]
+    runs = [
+        run_federation(
+            name, rounds=2, model={"name": "two-layer", "dropout": 0.2}, **settings_for(name)
+        ).sha256()
+        for _ in range(2)
+    ]
     assert runs[0] == runs[1]
 
 
@@ -54,10 +67,14 @@ class Permuted(InlineExecutor):
         super().__init__(spec)
         self._calls = 0
 
-    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
+    def run_tasks(
+        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskResult]:
         self._calls += 1
         order = np.random.default_rng(self._calls).permutation(len(jobs))
-        results = dict(zip(order, super().run_tasks([jobs[i] for i in order], timeout, idle), strict=True))
+        results = dict(
+            zip(order, super().run_tasks([jobs[i] for i in order], timeout, idle), strict=True)
+        )
         return iter([results[i] for i in range(len(jobs))])
 
 
@@ -78,14 +95,18 @@ def test_a_client_that_is_not_sampled_keeps_its_state(name: str) -> None:
     federation = federation_of(world_of(name, **settings_for(name), **partial(name)))
     away = 0
     for _ in range(4):
-        before = [federation.executor.fetch(h) if h is not None else None for h in federation.states]
+        before = [
+            federation.executor.fetch(h) if h is not None else None for h in federation.states
+        ]
         federation.step()
         for client in set(range(3)) - set(federation.server.cohort):
             away += 1
             after = federation.states[client]
             assert (after is None) == (before[client] is None)
             if after is not None:
-                assert trees.sha256(trees.unpack(after)) == trees.sha256(trees.unpack(before[client]))
+                assert trees.sha256(trees.unpack(after)) == trees.sha256(
+                    trees.unpack(before[client])
+                )
     assert away == 4
 
 
@@ -94,14 +115,22 @@ class Watched(InlineExecutor):
 
     client_tasks = 0
 
-    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
+    def run_tasks(
+        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskResult]:
         def given(job: TaskInput) -> str:
-            return trees.sha256(*(trees.unpack(part) for part in (job.common, job.private, job.state) if part))
+            return trees.sha256(
+                *(trees.unpack(part) for part in (job.common, job.private, job.state) if part)
+            )
 
         before = [given(job) for job in jobs]
-        for job, digest, result in zip(jobs, before, super().run_tasks(jobs, timeout, idle), strict=True):
+        for job, digest, result in zip(
+            jobs, before, super().run_tasks(jobs, timeout, idle), strict=True
+        ):
             assert result.outcome.failure is None, result.outcome.failure
-            assert given(job) == digest, f"{job.client_task.stage.name} changed its message or state"
+            assert given(job) == digest, (
+                f"{job.client_task.stage.name} changed its message or state"
+            )
             self.client_tasks += 1
             yield result
 
@@ -152,7 +181,8 @@ def test_counters_are_never_averaged_through_floats(name: str) -> None:
     (weights,) = federation.server.models.values()
     (counter,) = [v for k, v in weights.items() if k.endswith("num_batches_tracked")]
     assert counter.dtype == torch.int64
-    # the largest client's count (0 where batch norm stays local), which no mean of different counts gives
+    # the largest client's count (0 where batch norm stays local), which no mean of different counts
+    # gives
     assert len(set(steps)) > 1 and int(counter) % max(steps) == 0
 
 
@@ -184,25 +214,35 @@ TRAFFIC: dict[str, Bytes] = {
     "scaffold": lambda f: (size(f, "all") + parameters(f),) * 2,
     **dict.fromkeys(("fedopt", "fedavgm", "fedadagrad", "fedadam", "fedyogi"), same("all")),
     **dict.fromkeys(("fedper", "fedrep", "fedbabu", "fedalt", "fedsim"), same("features")),
-    **dict.fromkeys(("fedrs", "moon", "fedrcl", "fedrod", "apfl", "l2sgd", "perfedavg"), same("all")),
+    **dict.fromkeys(
+        ("fedrs", "moon", "fedrcl", "fedrod", "apfl", "l2sgd", "perfedavg"), same("all")
+    ),
     "copa": lambda f: (size(f, "features") + 3 * size(f, "classifier"), size(f, "all")),
     # vectors of C classes with a mask down, with int64 counts up; 5 features
     "fedproc": lambda f: (size(f, "all") + C * 5 * ITEM + C, size(f, "all") + C * 5 * ITEM + C * 8),
     "fedproto": lambda f: (C * 5 * ITEM + C, C * 5 * ITEM + C * 8),
-    "fedhkd": lambda f: (size(f, "all") + C * (5 + C) * ITEM + C, size(f, "all") + C * (5 + C) * ITEM + C * 8),
+    "fedhkd": lambda f: (
+        size(f, "all") + C * (5 + C) * ITEM + C,
+        size(f, "all") + C * (5 + C) * ITEM + C * 8,
+    ),
     # the class vectors come down as the classifier's weight; up go their directions in its place
     "fednh": lambda f: (size(f, "all"), size(f, "all") + C * 8),
     # three offline classifiers down, the own one up
-    "fedco2": lambda f: (size(f, "not_batch_norm") + 3 * size(f, "classifier"),
-                         size(f, "not_batch_norm") + size(f, "classifier")),
+    "fedco2": lambda f: (
+        size(f, "not_batch_norm") + 3 * size(f, "classifier"),
+        size(f, "not_batch_norm") + size(f, "classifier"),
+    ),
     # one public batch of 24: logits, for FCCL+ also similarities to the 23 others
     "fccl": lambda f: (24 * C * ITEM,) * 2,
     "fcclplus": lambda f: (24 * (C + 23) * ITEM,) * 2,
     "feddf": same("all"),
     "fedmd": lambda f: (24 * C * ITEM,) * 2,
-    # psi and two helpers' psi, which leave out batch norm, down; psi and the prediction for one image up
-    "fedmatch": lambda f: (size(f, "all") + 3 * (parameters(f) - 10 * ITEM),
-                           size(f, "all") + parameters(f) - 10 * ITEM + C * ITEM),
+    # psi and two helpers' psi, which leave out batch norm, down; psi and the prediction for one
+    # image up
+    "fedmatch": lambda f: (
+        size(f, "all") + 3 * (parameters(f) - 10 * ITEM),
+        size(f, "all") + parameters(f) - 10 * ITEM + C * ITEM,
+    ),
     # both peers' models down; the own one and a float64 per peer up
     "fedfomo": lambda f: (2 * size(f, "all"), size(f, "all") + 2 * 8),
     # everyone's probabilities and confidences down; the own probabilities and the private loss up

@@ -13,7 +13,14 @@ from flray import functional, registry, trees
 from flray.algorithms.client import Client
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import federation_of, gaussian_clients, run_federation, state_of, tensors, world_of
+from tests.algorithms.conftest import (
+    federation_of,
+    gaussian_clients,
+    run_federation,
+    state_of,
+    tensors,
+    world_of,
+)
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.02, "batch_size": 100, "epochs": 2}
 CLIENTS = gaussian_clients((10, 9, 12))
@@ -45,7 +52,9 @@ class Loop:
         if hp.lr_schedule == "linear":
             self.rate = 0.02 * (1 - 0.9 * number / 3)
         optimizers = [self.adam(m) for m in self.models]
-        batches = self.algorithm.public_order(0, number, len(self.public)) if hp.fccm or hp.fisl else []
+        batches = (
+            self.algorithm.public_order(0, number, len(self.public)) if hp.fccm or hp.fisl else []
+        )
         for positions in batches:
             x = self.public[positions]
             features = [m.train().features(x) for m in self.models]
@@ -60,7 +69,9 @@ class Loop:
                     m = functional.cross_correlation(logits[i], mean)
                     m = m * ((len(x) - 1) / len(x)) if hp.shrunk else m
                     off = ~torch.eye(3, dtype=torch.bool)
-                    loss = loss + ((1 - m.diagonal()) ** 2).sum() + 0.0051 * ((1 + m[off]) ** 2).sum()
+                    loss = (
+                        loss + ((1 - m.diagonal()) ** 2).sum() + 0.0051 * ((1 + m[off]) ** 2).sum()
+                    )
                 if hp.fisl:
                     loss = loss + hp.omega * kl(similar, own[i], 1.0).sum(1).mean()
                 optimizer = self.adam(model) if hp.public_optimizer == "fresh" else optimizers[i]
@@ -69,9 +80,12 @@ class Loop:
                 optimizer.step()
         if hp.average:
             states = [m.state_dict() for m in self.models]
-            mean_state = {n: torch.stack([s[n].double() for s in states]).mean(0).to(v.dtype)
-                          if v.is_floating_point() else torch.stack([s[n] for s in states]).amax(0)
-                          for n, v in states[0].items()}
+            mean_state = {
+                n: torch.stack([s[n].double() for s in states]).mean(0).to(v.dtype)
+                if v.is_floating_point()
+                else torch.stack([s[n] for s in states]).amax(0)
+                for n, v in states[0].items()
+            }
             for m in self.models:
                 m.load_state_dict(mean_state)
         for i, model in enumerate(self.models):
@@ -100,22 +114,37 @@ class Loop:
             loss.backward()
             optimizer.step()
 
-    def term(self, model: nn.Module, teacher: nn.Module, fisher: Any, logits: Tensor, taught: list[Tensor],
-             y: Tensor) -> Tensor:
+    def term(
+        self,
+        model: nn.Module,
+        teacher: nn.Module,
+        fisher: Any,
+        logits: Tensor,
+        taught: list[Tensor],
+        y: Tensor,
+    ) -> Tensor:
         hp = self.hp
         if hp.local_term == "none":
             return torch.zeros(())
         if hp.local_term == "ewc":
             anchor = dict(teacher.named_parameters())
-            return hp.ewc / 2 * sum((fisher[n] * (w - anchor[n].detach()) ** 2).sum()
-                                    for n, w in model.named_parameters())
+            return (
+                hp.ewc
+                / 2
+                * sum(
+                    (fisher[n] * (w - anchor[n].detach()) ** 2).sum()
+                    for n, w in model.named_parameters()
+                )
+            )
         if hp.local_term == "two_teachers":
             return sum(kl(t, logits, 1.0).sum(1).mean() for t in taught)
         parts = kl(taught[0], logits, hp.tau)
         other = parts.clone()
         other[torch.arange(len(y)), y] = 0
         scale = hp.tau**2 if hp.tau_squared else 1
-        return (1 - hp.kd_share) * scale * other.sum(1).mean() + hp.kd_share * hp.tau**2 * parts.sum(1).mean()
+        return (1 - hp.kd_share) * scale * other.sum(
+            1
+        ).mean() + hp.kd_share * hp.tau**2 * parts.sum(1).mean()
 
     @staticmethod
     def fisher(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -134,13 +163,31 @@ def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
     return p.exp() * (p - q)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"omega": 0.5, "mu": 0.1}, {"fccm": False}, {"fisl": False}, {"local_term": "none"}, {"public_passes": 2},
-    {"public_optimizer": "fresh"}, {"epoch_optimizer": "fresh"}, {"lr_schedule": "linear"}, {"shrunk": True},
-    {"tau_squared": True}, {"kd_share": 0.4}, {"teacher": "current"}, {"teacher_mode": "train"},
-    {"local_term": "ewc", "ewc": 5.0}, {"average": True}, {"weight_decay": 0.1}, {"name": "fccl", "pretrain_epochs": 3},
-    {"variant": "released", "public_batch_size": 10, "batch_size": 100},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"omega": 0.5, "mu": 0.1},
+        {"fccm": False},
+        {"fisl": False},
+        {"local_term": "none"},
+        {"public_passes": 2},
+        {"public_optimizer": "fresh"},
+        {"epoch_optimizer": "fresh"},
+        {"lr_schedule": "linear"},
+        {"shrunk": True},
+        {"tau_squared": True},
+        {"kd_share": 0.4},
+        {"teacher": "current"},
+        {"teacher_mode": "train"},
+        {"local_term": "ewc", "ewc": 5.0},
+        {"average": True},
+        {"weight_decay": 0.1},
+        {"name": "fccl", "pretrain_epochs": 3},
+        {"variant": "released", "public_batch_size": 10, "batch_size": 100},
+    ],
+    ids=str,
+)
 def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, Any]) -> None:
     """Batch norm, Adam, three public batches a round, full private batches, three rounds."""
     options = {"name": "fcclplus", "public_batch_size": 10, **options}
@@ -152,13 +199,16 @@ def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, 
         for i, model in enumerate(loop.models):
             found = state_of(federation, i)["personal"]
             for name, value in model.state_dict().items():
-                torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+                torch.testing.assert_close(
+                    found[name], value, rtol=1e-5, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}"
+                )
 
 
 def test_participants_may_have_different_networks() -> None:
     models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
-    federation = federation_of(world_of({"name": "fcclplus", "public_batch_size": 10}, CLIENTS, models=models,
-                                        local=ADAM))
+    federation = federation_of(
+        world_of({"name": "fcclplus", "public_batch_size": 10}, CLIENTS, models=models, local=ADAM)
+    )
     loop = Loop(federation, {})
     federation.step()
     loop.round(0)
@@ -170,7 +220,8 @@ def test_participants_may_have_different_networks() -> None:
 
 def test_every_public_sample_is_seen_once_per_pass_by_all() -> None:
     algorithm = registry.algorithms.get("fcclplus")(
-        registry.algorithms.params("fcclplus")(public_size=20, public_batch_size=6, public_passes=2))
+        registry.algorithms.params("fcclplus")(public_size=20, public_batch_size=6, public_passes=2)
+    )
     batches = algorithm.public_order(3, 5, 50)
     assert [len(b) for b in batches] == [6, 6, 6, 2] * 2
     first, second = torch.cat(list(batches[:4])), torch.cat(list(batches[4:]))
@@ -191,7 +242,10 @@ SETTINGS: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.3}, "rou
 @pytest.mark.parametrize("off", [{"public_passes": 0}, {"fccm": False, "fisl": False}], ids=str)
 def test_without_public_steps_and_memory_it_is_local_training(off: dict[str, Any]) -> None:
     alone = personal(run_federation("local", **SETTINGS))
-    assert personal(run_federation({"name": "fcclplus", "local_term": "none", **off}, **SETTINGS)) == alone
+    assert (
+        personal(run_federation({"name": "fcclplus", "local_term": "none", **off}, **SETTINGS))
+        == alone
+    )
     assert personal(run_federation({"name": "fcclplus", **off}, **SETTINGS)) != alone
 
 
@@ -215,16 +269,26 @@ def test_pre_trained_model_never_changes_and_the_teacher_is_the_last_reported_mo
         assert "optimizer" not in state
 
 
-@pytest.mark.parametrize(("name", "more"), [("fcclplus", {"tau_squared": (False, True)}), ("fccl", {})])
+@pytest.mark.parametrize(
+    ("name", "more"), [("fcclplus", {"tau_squared": (False, True)}), ("fccl", {})]
+)
 def test_the_switch_changes_exactly_these_values(name: str, more: dict[str, Any]) -> None:
     params = registry.algorithms.params(name)
     paper, released = (params(variant=v).resolved().model_dump() for v in ("paper", "released"))
     changed = {n: (paper[n], released[n]) for n in paper if paper[n] != released[n]}
     assert changed == {
-        "variant": ("paper", "released"), "public_batch_size": (512, 256), "public_optimizer": ("kept", "fresh"),
-        "batch_size": (None, 128), "lr_schedule": ("constant", "linear"), "epoch_optimizer": ("kept", "fresh"),
-        "weight_decay": (None, 1e-5), "augment": (None, "crop"), "shrunk": (False, True),
-        "teacher_mode": ("eval", "train"), **more}
+        "variant": ("paper", "released"),
+        "public_batch_size": (512, 256),
+        "public_optimizer": ("kept", "fresh"),
+        "batch_size": (None, 128),
+        "lr_schedule": ("constant", "linear"),
+        "epoch_optimizer": ("kept", "fresh"),
+        "weight_decay": (None, 1e-5),
+        "augment": (None, "crop"),
+        "shrunk": (False, True),
+        "teacher_mode": ("eval", "train"),
+        **more,
+    }
     for field, (_, other) in changed.items():
         if field != "variant":
             alone = params(**{field: other}).resolved().model_dump()
@@ -238,11 +302,19 @@ def test_private_batch_that_would_be_ignored_is_refused() -> None:
 
 def test_what_keeps_from_forgetting_matters_and_without_strength_is_nothing() -> None:
     terms: list[dict[str, Any]] = [
-        {"local_term": "none"}, {}, {"kd_share": 0.5}, {"kd_share": 1.0}, {"local_term": "ewc"},
-        {"local_term": "two_teachers"}]
+        {"local_term": "none"},
+        {},
+        {"kd_share": 0.5},
+        {"kd_share": 1.0},
+        {"local_term": "ewc"},
+        {"local_term": "two_teachers"},
+    ]
     digests = [personal(run_federation({"name": "fcclplus", **term}, **SETTINGS)) for term in terms]
     assert len(set(digests)) == len(terms)
-    assert personal(run_federation({"name": "fcclplus", "local_term": "ewc", "ewc": 0.0}, **SETTINGS)) == digests[0]
+    assert (
+        personal(run_federation({"name": "fcclplus", "local_term": "ewc", "ewc": 0.0}, **SETTINGS))
+        == digests[0]
+    )
 
 
 FISHERS: list[dict[str, Tensor]] = []
@@ -256,21 +328,38 @@ class Watched(registry.algorithms.get("fcclplus")):  # type: ignore[misc]
         super().begin(client)
         if client.id == 0:
             penalty = functional.ewc_penalty(
-                client.parameters, client.scratch["anchor"], client.scratch["fisher"], 1.0)
+                client.parameters, client.scratch["anchor"], client.scratch["fisher"], 1.0
+            )
             gradients = torch.autograd.grad(penalty, list(client.parameters.values()))
-            FISHERS.append({**client.scratch["fisher"], "slope": torch.stack([g.abs().max() for g in gradients]).max()})
+            FISHERS.append(
+                {
+                    **client.scratch["fisher"],
+                    "slope": torch.stack([g.abs().max() for g in gradients]).max(),
+                }
+            )
 
 
 def test_fisher_information_of_a_softmax_regression_is_its_closed_form() -> None:
     """Entry (c, d) is the mean of (p_c - y_c)^2 x_d^2; the penalty has no slope at its anchor."""
     FISHERS.clear()
-    federation = federation_of(world_of(
-        {"name": "watched-fcclplus", "local_term": "ewc", "public_passes": 0, "teacher": "current"}, CLIENTS,
-        model="one-layer"))
+    federation = federation_of(
+        world_of(
+            {
+                "name": "watched-fcclplus",
+                "local_term": "ewc",
+                "public_passes": 0,
+                "teacher": "current",
+            },
+            CLIENTS,
+            model="one-layer",
+        )
+    )
     w = federation.server.model["classifier.weight"]
     x, y = tensors(CLIENTS)[0]
     federation.step()
     residual = torch.softmax(x @ w.T, 1) - torch.nn.functional.one_hot(y, 3)
     (fisher,) = FISHERS
-    torch.testing.assert_close(fisher["classifier.weight"], (residual**2).T @ x**2 / len(x), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        fisher["classifier.weight"], (residual**2).T @ x**2 / len(x), rtol=1e-12, atol=1e-14
+    )
     assert float(fisher["slope"]) == 0.0

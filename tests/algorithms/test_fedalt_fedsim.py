@@ -34,7 +34,9 @@ def test_the_shared_part_is_trained_under_the_new_personal_one() -> None:
     bodies = []
     for i, (x, y) in enumerate(tensors(gaussian_clients())):
         head = initial[HEAD] - 0.1 * softmax_gradient(initial[HEAD], x @ initial[BODY].T, y)
-        bodies.append({BODY: initial[BODY] - 0.1 * head.T @ softmax_gradient(head @ initial[BODY], x, y)})
+        bodies.append(
+            {BODY: initial[BODY] - 0.1 * head.T @ softmax_gradient(head @ initial[BODY], x, y)}
+        )
         assert_weights(state_of(federation, i)["personal"], {HEAD: head})
     assert_weights(federation.server.model, mean_of(bodies, SIZES))
 
@@ -44,28 +46,46 @@ def test_fedsim_trains_both_from_where_they_were() -> None:
     initial = federation_of(federation.spec).server.model
     bodies = []
     for i, (x, y) in enumerate(tensors(gaussian_clients())):
-        bodies.append({BODY: initial[BODY] - 0.1 * initial[HEAD].T @ softmax_gradient(initial[HEAD] @ initial[BODY],
-                                                                                      x, y)})
+        bodies.append(
+            {
+                BODY: initial[BODY]
+                - 0.1 * initial[HEAD].T @ softmax_gradient(initial[HEAD] @ initial[BODY], x, y)
+            }
+        )
         head = initial[HEAD] - 0.1 * softmax_gradient(initial[HEAD], x @ initial[BODY].T, y)
         assert_weights(state_of(federation, i)["personal"], {HEAD: head})
     assert_weights(federation.server.model, mean_of(bodies, SIZES))
 
 
 @pytest.mark.parametrize("group", ["classifier", "features", "batch_norm", "classifier+batch_norm"])
-def test_each_phase_leaves_the_other_part_as_it_is(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_phase_leaves_the_other_part_as_it_is(
+    group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Statistics included, and with the momentum and weight decay that move weights of zero gradient."""
     seen: list[tuple[str, str, str]] = []
     step = FedAlt.step
 
-    def watched(self: FedAlt, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+    def watched(
+        self: FedAlt, client: Client, batch: Batch, optimizer: torch.optim.Optimizer
+    ) -> None:
         step(self, client, batch, optimizer)
         personal = groups.select(client.model, group)
-        seen.append((batch.phase.tag, trees.sha256(client.weights(personal)), trees.sha256(
-            client.weights(frozenset(client.resident.entries) - personal))))
+        seen.append(
+            (
+                batch.phase.tag,
+                trees.sha256(client.weights(personal)),
+                trees.sha256(client.weights(frozenset(client.resident.entries) - personal)),
+            )
+        )
 
     monkeypatch.setattr(FedAlt, "step", watched)
-    federation_of(world_of({"name": "fedalt", "personal": group, "personal_epochs": 2}, gaussian_clients((12,)),
-                           local={"momentum": 0.9, "weight_decay": 0.1})).step()
+    federation_of(
+        world_of(
+            {"name": "fedalt", "personal": group, "personal_epochs": 2},
+            gaussian_clients((12,)),
+            local={"momentum": 0.9, "weight_decay": 0.1},
+        )
+    ).step()
     own, common = [s for s in seen if s[0] == "personal"], [s for s in seen if s[0] == "train"]
     assert (len(own), len(common)) == (6, 3) and seen == own + common
     assert len({s[2] for s in own}) == 1 and len({s[1] for s in own}) == 6
@@ -74,7 +94,9 @@ def test_each_phase_leaves_the_other_part_as_it_is(group: str, monkeypatch: pyte
 
 def test_one_after_the_other_is_not_both_together() -> None:
     settings = {"rounds": 3, "model": {"name": "two-layer", "dropout": 0.2}}
-    assert models_sha(run_federation("fedalt", **settings)) != models_sha(run_federation("fedsim", **settings))
+    assert models_sha(run_federation("fedalt", **settings)) != models_sha(
+        run_federation("fedsim", **settings)
+    )
 
 
 @pytest.mark.parametrize("name", ["fedalt", "fedsim"])

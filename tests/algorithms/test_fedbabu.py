@@ -18,9 +18,13 @@ DROPOUT = {"name": "two-layer", "dropout": 0.2}
 def test_the_head_is_the_initial_one_whatever_the_optimiser_does() -> None:
     federation = run_federation("fedbabu", rounds=3, local={"momentum": 0.9, "weight_decay": 0.1})
     initial = federation_of(federation.spec)
-    personal = [trees.unpack(federation.executor.fetch(handle))["personal"] for handle in federation.states]
-    heads = [{n: v for n, v in w.items() if n.startswith("classifier")}
-             for w in (initial.server.model, federation.server.model, *personal)]
+    personal = [
+        trees.unpack(federation.executor.fetch(handle))["personal"] for handle in federation.states
+    ]
+    heads = [
+        {n: v for n, v in w.items() if n.startswith("classifier")}
+        for w in (initial.server.model, federation.server.model, *personal)
+    ]
     assert len({trees.sha256(head) for head in heads}) == 1
     assert models_sha(initial) != models_sha(federation)
 
@@ -32,8 +36,12 @@ def test_body_step_by_hand() -> None:
     initial = federation_of(federation.spec).server.model
     w, v = initial["features.first.weight"], initial["classifier.weight"]
     steps = [w - 0.1 * v.T @ softmax_gradient(v @ w, x, y) for x, y in tensors(gaussian_clients())]
-    torch.testing.assert_close(federation.server.model["features.first.weight"], torch.stack(steps).mean(0),
-                               rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        federation.server.model["features.first.weight"],
+        torch.stack(steps).mean(0),
+        rtol=1e-12,
+        atol=1e-14,
+    )
 
 
 def test_without_fine_tuning_personal_is_global() -> None:
@@ -55,5 +63,8 @@ def test_fine_tuning_helps_and_is_forgotten() -> None:
 
 
 def test_training_does_not_depend_on_fine_tuning() -> None:
-    digests = {run_federation({"name": "fedbabu", "fine_tune_epochs": epochs}, rounds=3).sha256() for epochs in (0, 5)}
+    digests = {
+        run_federation({"name": "fedbabu", "fine_tune_epochs": epochs}, rounds=3).sha256()
+        for epochs in (0, 5)
+    }
     assert len(digests) == 1

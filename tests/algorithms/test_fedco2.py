@@ -20,7 +20,10 @@ from tests.algorithms.conftest import (
     world_of,
 )
 
-FULL: dict[str, Any] = {"model": {"name": "two-layer", "norm": False}, "local": {"batch_size": 100, "epochs": 2}}
+FULL: dict[str, Any] = {
+    "model": {"name": "two-layer", "norm": False},
+    "local": {"batch_size": 100, "epochs": 2},
+}
 ALONE = {"name": "fedco2", "mu": 0, "intra": "none"}
 Weights = dict[str, Tensor]
 
@@ -34,7 +37,11 @@ def forward(w: Weights, x: Tensor, head: Weights | None = None) -> Tensor:
 def step(w: Weights, loss_of: Any) -> Weights:
     variables = {name: value.clone().requires_grad_(True) for name, value in w.items()}
     gradients = torch.autograd.grad(loss_of(variables), list(variables.values()), allow_unused=True)
-    return {name: value - 0.1 * g for (name, value), g in zip(w.items(), gradients, strict=True) if g is not None}
+    return {
+        name: value - 0.1 * g
+        for (name, value), g in zip(w.items(), gradients, strict=True)
+        if g is not None
+    }
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -46,22 +53,53 @@ def divergence(teacher: Tensor, student: Tensor) -> Tensor:
     return (p * (p.log() - torch.log_softmax(student, 1))).sum(1).mean()
 
 
-def trained(w: Weights, other: Weights, heads: list[Weights], own: int, x: Tensor, y: Tensor, mu: float,
-            mutual: bool, peers: bool) -> Weights:
+def trained(
+    w: Weights,
+    other: Weights,
+    heads: list[Weights],
+    own: int,
+    x: Tensor,
+    y: Tensor,
+    mu: float,
+    mutual: bool,
+    peers: bool,
+) -> Weights:
     if mutual:
         teacher = forward(other, x)
         w = step(w, lambda v: divergence(teacher, forward(v, x)))
     for _ in range(2):
-        w = step(w, lambda v: cross_entropy(forward(v, x), y) + (mu if peers else 0) * sum(
-            cross_entropy(forward(v, x, head), y) for j, head in enumerate(heads) if j != own))
+        w = step(
+            w,
+            lambda v: (
+                cross_entropy(forward(v, x), y)
+                + (mu if peers else 0)
+                * sum(
+                    cross_entropy(forward(v, x, head), y)
+                    for j, head in enumerate(heads)
+                    if j != own
+                )
+            ),
+        )
     return w
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"mu": 0.3}, {"intra": "to_online"}, {"intra": "to_offline"}, {"intra": "none"}, {"inter": "online"},
-    {"inter": "offline"}, {"inter": "none"}, {"form": "label_skew"}, {"variant": "released"},
-    {"variant": "released", "form": "label_skew"},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mu": 0.3},
+        {"intra": "to_online"},
+        {"intra": "to_offline"},
+        {"intra": "none"},
+        {"inter": "online"},
+        {"inter": "offline"},
+        {"inter": "none"},
+        {"form": "label_skew"},
+        {"variant": "released"},
+        {"variant": "released", "form": "label_skew"},
+    ],
+    ids=str,
+)
 def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     """Full batches, no batch norm: one mutual epoch, two of adaptation; sampled weights only where released says so."""
     fusion_only = options.get("form") == "label_skew"
@@ -76,19 +114,37 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
         federation.step()
         heads, online, new = [dict(w) for w in offline], [], []
         for i, (x, y) in enumerate(data):
-            for which, start, other in (("online", shared, offline[i]), ("offline", offline[i], shared)):
+            for which, start, other in (
+                ("online", shared, offline[i]),
+                ("offline", offline[i], shared),
+            ):
                 mutual = intra in ("both", f"to_{which}") and not (released and number == 0)
-                result = trained(start, other, heads, i, x, y, options.get("mu", 1.0), mutual,
-                                 inter in ("both", which))
+                result = trained(
+                    start,
+                    other,
+                    heads,
+                    i,
+                    x,
+                    y,
+                    options.get("mu", 1.0),
+                    mutual,
+                    inter in ("both", which),
+                )
                 (online if which == "online" else new).append(result)
         offline = new
         counts = [len(y) / 31 if released and fusion_only else 1 / 3 for _, y in data]
-        shared = {name: sum(p * w[name] for p, w in zip(counts, online, strict=True)) for name in shared}
+        shared = {
+            name: sum(p * w[name] for p, w in zip(counts, online, strict=True)) for name in shared
+        }
         for name, value in shared.items():
             torch.testing.assert_close(federation.server.model[name], value, rtol=1e-9, atol=1e-11)
             for i in range(3):
-                torch.testing.assert_close(state_of(federation, i)["offline"][name], offline[i][name], rtol=1e-9,
-                                           atol=1e-11)
+                torch.testing.assert_close(
+                    state_of(federation, i)["offline"][name],
+                    offline[i][name],
+                    rtol=1e-9,
+                    atol=1e-11,
+                )
     metrics = federation.evaluate()
     for i, (x, y) in enumerate(data):
         right = ((forward(shared, x) + forward(offline[i], x)).argmax(1) == y).double().mean()
@@ -99,7 +155,11 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
 
 
 def test_without_either_transfer_it_is_fedbn_and_local_side_by_side() -> None:
-    settings = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 4, "participation": {"clients": 2}}
+    settings = {
+        "model": {"name": "two-layer", "dropout": 0.3},
+        "rounds": 4,
+        "participation": {"clients": 2},
+    }
     both, norm, alone = (run_federation(a, **settings) for a in (ALONE, "fedbn", "local"))
     assert models_sha(both) == models_sha(norm)
     for i in range(3):
@@ -111,13 +171,17 @@ def test_without_either_transfer_it_is_fedbn_and_local_side_by_side() -> None:
 def test_differs_from_fedbn_and_local_at_its_default() -> None:
     both, norm, alone = (run_federation(a, rounds=2) for a in ("fedco2", "fedbn", "local"))
     assert models_sha(both) != models_sha(norm)
-    assert trees.sha256(state_of(both, 0)["offline"]) != trees.sha256(state_of(alone, 0)["personal"])
+    assert trees.sha256(state_of(both, 0)["offline"]) != trees.sha256(
+        state_of(alone, 0)["personal"]
+    )
 
 
 def test_each_model_is_tested_alone_as_the_method_it_is_then() -> None:
     """Without either transfer online is FedBN and offline is local training, their accuracies too."""
     settings = {"rounds": 2, "evaluation": {"others": True}}
-    both, norm, alone = (run_federation(a, **settings).evaluate() for a in (ALONE, "fedbn", "local"))
+    both, norm, alone = (
+        run_federation(a, **settings).evaluate() for a in (ALONE, "fedbn", "local")
+    )
     for name in ("accuracy", "loss", "accuracy/worst10", "accuracy/client/client1"):
         assert both[f"online/local/{name}"] == norm[f"personal/local/{name}"]
         assert both[f"offline/local/{name}"] == alone[f"personal/local/{name}"]
@@ -126,8 +190,10 @@ def test_each_model_is_tested_alone_as_the_method_it_is_then() -> None:
 
 
 def test_label_skew_sends_no_classifiers() -> None:
-    metrics = {form: run_federation({"name": "fedco2", "form": form}).step().metrics
-               for form in ("feature_skew", "label_skew")}
+    metrics = {
+        form: run_federation({"name": "fedco2", "form": form}).step().metrics
+        for form in ("feature_skew", "label_skew")
+    }
     plain = run_federation("fedbn").step().metrics
     for way in ("bytes/up", "bytes/down"):
         assert metrics["label_skew"][way] == plain[way] < metrics["feature_skew"][way]
@@ -143,15 +209,21 @@ def test_the_server_keeps_the_last_known_classifiers() -> None:
     assert seen
     for i in range(3):
         head = federation.server.state["heads"][str(i)]["classifier.weight"]
-        assert torch.equal(head, state_of(federation, i)["offline"]["classifier.weight"] if i in seen else initial)
+        assert torch.equal(
+            head, state_of(federation, i)["offline"]["classifier.weight"] if i in seen else initial
+        )
 
 
-@pytest.mark.parametrize(("options", "group"), [
-    ({}, "batch_norm"),
-    ({"personal": "classifier"}, "classifier"),
-    ({"form": "label_skew", "variant": "released"}, "batch_norm-buffers"),
-    ({"statistics": "averaged"}, "batch_norm-buffers"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("options", "group"),
+    [
+        ({}, "batch_norm"),
+        ({"personal": "classifier"}, "classifier"),
+        ({"form": "label_skew", "variant": "released"}, "batch_norm-buffers"),
+        ({"statistics": "averaged"}, "batch_norm-buffers"),
+    ],
+    ids=str,
+)
 def test_personal_part(options: dict[str, Any], group: str) -> None:
     federation = run_federation({"name": "fedco2", **options})
     names = groups.select(federation.spec.build("two-layer"), group)
@@ -162,24 +234,39 @@ def test_the_switch_changes_exactly_these_values() -> None:
     params = registry.algorithms.params("fedco2")
 
     def changed(form: str) -> dict[str, Any]:
-        one, other = (params(variant=v, form=form).resolved().model_dump() for v in ("paper", "released"))
+        one, other = (
+            params(variant=v, form=form).resolved().model_dump() for v in ("paper", "released")
+        )
         return {name: (one[name], other[name]) for name in one if one[name] != other[name]}
 
     first = {"variant": ("paper", "released"), "first_mutual": (True, False)}
     assert changed("feature_skew") == first
-    assert changed("label_skew") == {**first, "weights": ("uniform", "samples"),
-                                     "statistics": ("personal", "averaged")}
+    assert changed("label_skew") == {
+        **first,
+        "weights": ("uniform", "samples"),
+        "statistics": ("personal", "averaged"),
+    }
     for name, (one, other) in changed("label_skew").items():
         if name != "variant":
             assert getattr(params(form="label_skew", **{name: other}).resolved(), name) == other
-            assert getattr(params(form="label_skew", variant="released", **{name: one}).resolved(), name) == one
+            assert (
+                getattr(
+                    params(form="label_skew", variant="released", **{name: one}).resolved(), name
+                )
+                == one
+            )
 
 
 def test_teachers_and_classifiers_are_frozen_during_the_turn() -> None:
     """Batch norm and dropout: what the peers' heads and the teachers are does not depend on the order of training."""
     frozen_copies = [gaussian_clients((12,))[0]] * 2
-    federation = run_federation("fedco2", frozen_copies, rounds=1, model={"name": "two-layer", "dropout": 0.0},
-                        local={"batch_size": 100})
+    federation = run_federation(
+        "fedco2",
+        frozen_copies,
+        rounds=1,
+        model={"name": "two-layer", "dropout": 0.0},
+        local={"batch_size": 100},
+    )
     online, offline = federation.server.model, state_of(federation, 0)["offline"]
     # both models start equal, see the same batches and have the same peers: they end equal
     for name in groups.select(federation.spec.build("two-layer"), "not_batch_norm"):

@@ -32,23 +32,35 @@ W = "classifier.weight"
 FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100}}
 
 
-def adam(w: Tensor, batches: Sequence[tuple[Tensor, Tensor]], lr: float, clip: float, tau: float) -> Tensor:
+def adam(
+    w: Tensor, batches: Sequence[tuple[Tensor, Tensor]], lr: float, clip: float, tau: float
+) -> Tensor:
     """Return a linear model after Adam with a cosine schedule on KL(teacher || student), all by hand."""
     first, second = torch.zeros_like(w), torch.zeros_like(w)
     for t, (x, teacher) in enumerate(batches):
-        gradient = (torch.softmax(x @ w.T / tau, 1) - torch.softmax(teacher / tau, 1)).T @ x / len(x) / tau
+        gradient = (
+            (torch.softmax(x @ w.T / tau, 1) - torch.softmax(teacher / tau, 1)).T @ x / len(x) / tau
+        )
         gradient = gradient * min(1.0, clip / (float(gradient.norm()) + 1e-6))
         first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
         rate = lr * (1 + math.cos(math.pi * t / len(batches))) / 2
-        w = w - rate * (first / (1 - 0.9 ** (t + 1))) / ((second / (1 - 0.999 ** (t + 1))).sqrt() + 1e-8)
+        w = w - rate * (first / (1 - 0.9 ** (t + 1))) / (
+            (second / (1 - 0.999 ** (t + 1))).sqrt() + 1e-8
+        )
     return w
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"temperature": 2.0}, {"clip_norm": 0.01, "lr": 0.1}, {"public_size": 7, "batch_size": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"temperature": 2.0}, {"clip_norm": 0.01, "lr": 0.1}, {"public_size": 7, "batch_size": 4}],
+    ids=str,
+)
 def test_three_rounds_at_the_server_by_hand(options: dict[str, Any]) -> None:
-    federation = federation_of(world_of({"name": "feddf", "steps": 5, "batch_size": 10, "lr": 0.05, **options}, CLIENTS,
-                                        **FULL))
+    federation = federation_of(
+        world_of(
+            {"name": "feddf", "steps": 5, "batch_size": 10, "lr": 0.05, **options}, CLIENTS, **FULL
+        )
+    )
     algorithm = federation.spec.algorithm
     public = torch.from_numpy(federation.spec.data.public)
     hp = algorithm.hp
@@ -57,20 +69,31 @@ def test_three_rounds_at_the_server_by_hand(options: dict[str, Any]) -> None:
     w = federation.server.model[W].clone()
     for _ in range(3):
         batches = list(algorithm.batches(federation.server, len(used)))
-        assert [len(b) for b in batches] == ([4, 3] * 3 if "public_size" in options else [10, 10, 4] * 2)[:5]
+        assert [len(b) for b in batches] == (
+            [4, 3] * 3 if "public_size" in options else [10, 10, 4] * 2
+        )[:5]
         federation.step()
         trained = [w - 0.1 * softmax_gradient(w, x, y) for x, y in DATA]
         teacher = torch.stack([used @ one.T for one in trained]).mean(0)
-        w = sum((len(y) / 31 * one for one, (_, y) in zip(trained, DATA, strict=True)), torch.zeros(()))
+        w = sum(
+            (len(y) / 31 * one for one, (_, y) in zip(trained, DATA, strict=True)), torch.zeros(())
+        )
         w = adam(w, [(used[b], teacher[b]) for b in batches], hp.lr, hp.clip_norm, hp.temperature)
         torch.testing.assert_close(federation.server.model[W], w, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 2.0}, {"public_optimizer": "fresh"}, {"average": True}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 2.0}, {"public_optimizer": "fresh"}, {"average": True}], ids=str
+)
 def test_stages_between_peers_compute_what_one_loop_does(options: dict[str, Any]) -> None:
-    federation = federation_of(world_of({"name": "feddf", "mode": "peer", "public_batch_size": 10, **options}, CLIENTS,
-                                        model="one-layer", local={"batch_size": 100, "momentum": 0.5}))
+    federation = federation_of(
+        world_of(
+            {"name": "feddf", "mode": "peer", "public_batch_size": 10, **options},
+            CLIENTS,
+            model="one-layer",
+            local={"batch_size": 100, "momentum": 0.5},
+        )
+    )
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     tau, fresh = options.get("temperature", 1.0), "public_optimizer" in options
     weights = [federation.server.model[W].clone() for _ in CLIENTS]
@@ -86,9 +109,13 @@ def test_stages_between_peers_compute_what_one_loop_does(options: dict[str, Any]
             weights = [w - 0.1 * v for w, v in zip(weights, velocity, strict=True)]
         if options.get("average"):
             weights = [torch.stack(weights).mean(0)] * 3
-        weights = [w - 0.1 * softmax_gradient(w, a, b) for w, (a, b) in zip(weights, DATA, strict=True)]
+        weights = [
+            w - 0.1 * softmax_gradient(w, a, b) for w, (a, b) in zip(weights, DATA, strict=True)
+        ]
         for i, w in enumerate(weights):
-            torch.testing.assert_close(state_of(federation, i)["personal"][W], w, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(
+                state_of(federation, i)["personal"][W], w, rtol=1e-9, atol=1e-11
+            )
 
 
 NORMED: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 2}
@@ -101,7 +128,10 @@ def test_without_steps_it_is_fedavg_and_with_them_it_is_not() -> None:
 
 
 def test_distillation_leaves_statistics_and_the_clients_models_alone() -> None:
-    one, other = (run_federation({"name": "feddf", "steps": steps}, **{**NORMED, "rounds": 1}) for steps in (0, 3))
+    one, other = (
+        run_federation({"name": "feddf", "steps": steps}, **{**NORMED, "rounds": 1})
+        for steps in (0, 3)
+    )
     before, after = one.server.model, other.server.model
     for name in before:
         statistic = "running" in name or "tracked" in name
@@ -123,7 +153,9 @@ def test_every_architecture_gets_a_student_of_all_clients() -> None:
     models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
 
     def run(steps: int) -> Federation:
-        return run_federation({"name": "feddf", "steps": steps}, models=models, **{**NORMED, "rounds": 1})
+        return run_federation(
+            {"name": "feddf", "steps": steps}, models=models, **{**NORMED, "rounds": 1}
+        )
 
     plain, distilled = run(0), run(5)
     assert len(distilled.server.models) == 2
@@ -136,7 +168,9 @@ def test_only_a_server_that_trains_has_models_and_public_samples() -> None:
     federation = federation_of(world_of("feddf"))
     trains = federation.server
     assert trains.model_for is not None and trains.public is not None and len(trains.public) == 24
-    assert np.shares_memory(trains.public._x.numpy(), federation.spec.data.public), "the samples were copied"
+    assert np.shares_memory(trains.public._x.numpy(), federation.spec.data.public), (
+        "the samples were copied"
+    )
     for other in ("fedavg", {"name": "feddf", "mode": "peer"}):
         server = federation_of(world_of(other)).server
         assert server.model_for is None and server.public is None

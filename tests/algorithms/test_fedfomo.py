@@ -29,8 +29,10 @@ FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100}, **VA
 def parts(federation: Federation, i: int) -> list[tuple[Tensor, Tensor]]:
     """Return a client's training and validation data."""
     data = federation.spec.data
-    return [(torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows]))
-            for rows in (data.clients[i].train, data.clients[i].val)]
+    return [
+        (torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows]))
+        for rows in (data.clients[i].train, data.clients[i].val)
+    ]
 
 
 def test_four_rounds_by_hand() -> None:
@@ -46,22 +48,33 @@ def test_four_rounds_by_hand() -> None:
         for i in range(3):
             (_, (x, y)), start = data[i], now[i]
             if number:
+
                 def loss(w: Tensor, x: Tensor = x, y: Tensor = y) -> float:
                     return float(torch.nn.functional.cross_entropy(x @ w.T, y))
-                gains = {j: (loss(reference[i]) - loss(pool[j])) / float((pool[j] - reference[i]).norm())
-                         for j in range(3)}
+
+                gains = {
+                    j: (loss(reference[i]) - loss(pool[j])) / float((pool[j] - reference[i]).norm())
+                    for j in range(3)
+                }
                 for j in set(range(3)) - {i}:
                     total[i, j] += gains[j]
                 positive = {j: max(g, 0.0) for j, g in gains.items()}
                 if sum(positive.values()) > 0:
                     mixed += 1
-                    start = sum((g / sum(positive.values()) * pool[j] for j, g in positive.items()), torch.zeros(()))
+                    start = sum(
+                        (g / sum(positive.values()) * pool[j] for j, g in positive.items()),
+                        torch.zeros(()),
+                    )
             started.append(start)
         reference = started
         now = [w - 0.1 * softmax_gradient(w, *data[i][0]) for i, w in enumerate(started)]
         for i in range(3):
-            torch.testing.assert_close(state_of(federation, i)["personal"][W], now[i], rtol=1e-8, atol=1e-10)
-            torch.testing.assert_close(state_of(federation, i)["reference"][W], reference[i], rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(
+                state_of(federation, i)["personal"][W], now[i], rtol=1e-8, atol=1e-10
+            )
+            torch.testing.assert_close(
+                state_of(federation, i)["reference"][W], reference[i], rtol=1e-8, atol=1e-10
+            )
         torch.testing.assert_close(federation.server.state["gains"], total, rtol=1e-7, atol=1e-9)
     assert mixed >= 6
 
@@ -71,7 +84,9 @@ def personal(federation: Federation) -> str:
 
 
 @pytest.mark.parametrize("poison", [1e3, float("nan")])
-def test_with_peers_that_only_harm_and_no_progress_of_its_own_a_client_trains_alone(poison: float) -> None:
+def test_with_peers_that_only_harm_and_no_progress_of_its_own_a_client_trains_alone(
+    poison: float,
+) -> None:
     """The reference is put at the own model, which then gains nothing; the peers are made useless."""
     federation = federation_of(world_of("fedfomo", **VAL))
     alone = federation_of(world_of("local", **VAL))
@@ -81,7 +96,8 @@ def test_with_peers_that_only_harm_and_no_progress_of_its_own_a_client_trains_al
                 federation.states[i] = trees.pack({**state, "reference": state["personal"]})
         federation.server.state["models"] = {
             peer: {n: w * poison if w.is_floating_point() else w for n, w in model.items()}
-            for peer, model in federation.server.state["models"].items()}
+            for peer, model in federation.server.state["models"].items()
+        }
         federation.step()
         alone.step()
     assert personal(federation) == personal(alone)
@@ -109,11 +125,15 @@ def test_equal_peers_leave_a_client_where_it_is() -> None:
     pool = federation.server.state["models"]
     federation.server.state["models"] = dict.fromkeys(pool, pool["0"])
     federation.step()
-    torch.testing.assert_close(state_of(federation, 0)["reference"][W], pool["0"][W], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        state_of(federation, 0)["reference"][W], pool["0"][W], rtol=1e-12, atol=1e-14
+    )
 
 
 def test_the_peers_that_gained_most_are_sent() -> None:
-    federation = federation_of(world_of({"name": "fedfomo", "peers": 2, "epsilon": 0}, gaussian_clients((8,) * 5), **FULL))
+    federation = federation_of(
+        world_of({"name": "fedfomo", "peers": 2, "epsilon": 0}, gaussian_clients((8,) * 5), **FULL)
+    )
     algorithm, server = federation.spec.algorithm, federation.server
     assert algorithm.send_private(server, 0, Stage("train")) == {}
     federation.step()

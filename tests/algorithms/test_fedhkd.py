@@ -26,16 +26,23 @@ W, V = "features.first.weight", "classifier.weight"
 EXACT = {"name": "fedhkd", "noise": 0.0, "clip": 1e6, "threshold": 0.0}
 
 
-@pytest.mark.parametrize("model", [{"name": "two-layer", "dropout": 0.2}, {"name": "deep-classifier"}])
+@pytest.mark.parametrize(
+    "model", [{"name": "two-layer", "dropout": 0.2}, {"name": "deep-classifier"}]
+)
 def test_without_both_terms_it_is_fedavg(model: dict[str, object]) -> None:
     """On a classifier with batch norm and dropout as well: scoring H takes no statistics and no random numbers."""
     off = {"name": "fedhkd", "lam": 0.0, "gamma": 0.0, "threshold": 0.0}
-    assert models_sha(run_federation(off, rounds=3, model=model)) == models_sha(run_federation("fedavg", rounds=3, model=model))
+    assert models_sha(run_federation(off, rounds=3, model=model)) == models_sha(
+        run_federation("fedavg", rounds=3, model=model)
+    )
 
 
 def test_the_first_round_is_fedavg_s_and_the_second_is_not() -> None:
-    assert [models_sha(run_federation("fedhkd", rounds=r)) == models_sha(run_federation("fedavg", rounds=r)) for r in (1, 2)] == \
-        [True, False]
+    assert [
+        models_sha(run_federation("fedhkd", rounds=r))
+        == models_sha(run_federation("fedavg", rounds=r))
+        for r in (1, 2)
+    ] == [True, False]
 
 
 def test_without_noise_the_knowledge_is_the_mean_over_all_samples() -> None:
@@ -44,13 +51,17 @@ def test_without_noise_the_knowledge_is_the_mean_over_all_samples() -> None:
     x, y = torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients])
     expected = torch.stack([x[y == c].mean(0) for c in range(3)])
     torch.testing.assert_close(known["features"][:3], expected, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(known["predictions"].sum(1), torch.tensor([1, 1, 1, 0.0]).double(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        known["predictions"].sum(1), torch.tensor([1, 1, 1, 0.0]).double(), rtol=1e-12, atol=0
+    )
     assert known["present"].tolist() == [True, True, True, False]
 
 
 def test_features_are_clipped_to_the_norm() -> None:
     (client,) = gaussian_clients((12,))
-    known = run_federation({**EXACT, "clip": 0.5}, [client], model="one-layer").server.state["knowledge"]
+    known = run_federation({**EXACT, "clip": 0.5}, [client], model="one-layer").server.state[
+        "knowledge"
+    ]
     x, y = tensors([client])[0]
     short = x * (0.5 / x.norm(dim=1, keepdim=True)).clamp(max=1)
     expected = torch.stack([short[y == c].mean(0) for c in range(3)])
@@ -61,10 +72,17 @@ def test_the_noise_has_deviation_sigma_2_clip_over_n_and_is_drawn_for_each_class
     y = np.repeat(np.arange(3), (5, 10, 20)).astype(np.int64)
     client = (np.zeros((35, 4000)), y)
     noise = {**EXACT, "noise": 0.7, "clip": 2.0}
-    first, other = (run_federation(noise, [client], model="one-layer", seed=seed).server.state["knowledge"]["features"]
-                    for seed in (0, 1))
-    # the mean of zeros is zero, so what is there is the noise; the estimate deviates by 1.1 % (one sigma)
-    torch.testing.assert_close(first.std(1), 0.7 * 2 * 2.0 / torch.tensor([5.0, 10, 20]).double(), rtol=0.05, atol=0)
+    first, other = (
+        run_federation(noise, [client], model="one-layer", seed=seed).server.state["knowledge"][
+            "features"
+        ]
+        for seed in (0, 1)
+    )
+    # the mean of zeros is zero, so what is there is the noise; the estimate deviates by 1.1 % (one
+    # sigma)
+    torch.testing.assert_close(
+        first.std(1), 0.7 * 2 * 2.0 / torch.tensor([5.0, 10, 20]).double(), rtol=0.05, atol=0
+    )
     vectors = F.normalize(torch.cat([first, other]))
     assert (vectors @ vectors.T).fill_diagonal_(0).abs().max() < 0.08  # five sigma
 
@@ -78,7 +96,7 @@ def test_a_class_below_the_threshold_is_not_sent(monkeypatch: pytest.MonkeyPatch
         return sent[-1]
 
     monkeypatch.setattr(FedHKD, "knowledge", watched)
-    (x, _), = gaussian_clients((12,))
+    ((x, _),) = gaussian_clients((12,))
     y = np.array([0] * 7 + [1] * 3 + [2] * 2, dtype=np.int64)
     federation = federation_of(world_of({**EXACT, "threshold": 0.25}, [(x, y)], model="one-layer"))
     metrics = federation.step().metrics
@@ -92,12 +110,25 @@ def test_a_class_below_the_threshold_is_not_sent(monkeypatch: pytest.MonkeyPatch
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; nobody has class 3, which counts as 0 in the mean over classes."""
     sizes, clients = [12, 9, 15], tensors(gaussian_clients())
-    federation = run_federation({**EXACT, "lam": 0.4, "gamma": 0.3}, classes=4, model="linear-body", local={"batch_size": 99},
-                        rounds=2)
+    federation = run_federation(
+        {**EXACT, "lam": 0.4, "gamma": 0.3},
+        classes=4,
+        model="linear-body",
+        local={"batch_size": 99},
+        rounds=2,
+    )
     start = federation_of(federation.spec).server.model
-    trained = [descended(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y)) for x, y in clients]
+    trained = [
+        descended(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
+        for x, y in clients
+    ]
     features = torch.cat([x @ p[W].T for (x, _), p in zip(clients, trained, strict=True)])
-    soft = torch.cat([torch.softmax(x @ p[W].T @ p[V].T / 0.5, 1) for (x, _), p in zip(clients, trained, strict=True)])
+    soft = torch.cat(
+        [
+            torch.softmax(x @ p[W].T @ p[V].T / 0.5, 1)
+            for (x, _), p in zip(clients, trained, strict=True)
+        ]
+    )
     labels = torch.cat([y for _, y in clients])
     H, Q = (torch.stack([rows[labels == c].mean(0) for c in range(3)]) for rows in (features, soft))
 
@@ -116,7 +147,13 @@ def test_the_personal_model_is_the_client_s_last_one() -> None:
     """The first round has nothing but CE, so what it leaves at a client is the model of local training."""
     federation = run_federation("fedhkd", rounds=1)
     metrics = federation.evaluate()
-    assert metrics["personal/local/loss"] == run_federation("local", rounds=1).evaluate()["personal/local/loss"]
-    assert metrics["global/local/loss"] == run_federation("fedavg", rounds=1).evaluate()["global/local/loss"]
+    assert (
+        metrics["personal/local/loss"]
+        == run_federation("local", rounds=1).evaluate()["personal/local/loss"]
+    )
+    assert (
+        metrics["global/local/loss"]
+        == run_federation("fedavg", rounds=1).evaluate()["global/local/loss"]
+    )
     fresh = federation_of(federation.spec).evaluate()
     assert fresh["personal/local/loss"] == fresh["global/local/loss"]

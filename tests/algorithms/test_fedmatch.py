@@ -30,7 +30,15 @@ from tests.algorithms.conftest import (
 CLIENTS = gaussian_clients((10, 9, 12))
 DATA = tensors(CLIENTS)
 W = "classifier.weight"
-NUMBERS = {"lam_s": 2.0, "lam_i": 0.3, "lam_a": 0.2, "l1": 0.05, "l2": 0.4, "confidence": 0.5, "threshold": 1e-2}
+NUMBERS = {
+    "lam_s": 2.0,
+    "lam_i": 0.3,
+    "lam_a": 0.2,
+    "l1": 0.05,
+    "l2": 0.4,
+    "confidence": 0.5,
+    "threshold": 1e-2,
+}
 
 
 def unlabelled(psi: Tensor, sigma: Tensor, helpers: list[Tensor], x: Tensor, hp: Any) -> Tensor:
@@ -45,18 +53,35 @@ def unlabelled(psi: Tensor, sigma: Tensor, helpers: list[Tensor], x: Tensor, hp:
         votes = [int((row @ w.T).argmax()) for w in (sigma + psi.detach(), *helpers)]
         label = max(range(3), key=lambda c: (votes.count(c), c == votes[0], -c))
         teachers = [torch.softmax(row @ w.T, 0) for w in helpers]
-        divergence = sum(((q * (q.log() - p.log())).sum() for q in teachers), torch.zeros(())) / max(len(helpers), 1)
+        divergence = sum(
+            ((q * (q.log() - p.log())).sum() for q in teachers), torch.zeros(())
+        ) / max(len(helpers), 1)
         total = total + hp.lam_i * divergence - hp.lam_a * p[label].log()
     return total / max(kept, 1) + hp.l1 * psi.abs().sum() + hp.l2 * ((sigma - psi) ** 2).sum()
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"confidence": 1.1}, {"helpers": 0}, {"interval": 1}, {"average": False}, {"helpers": 1, "ratio": 1.0},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"confidence": 1.1},
+        {"helpers": 0},
+        {"interval": 1},
+        {"average": False},
+        {"helpers": 1, "ratio": 1.0},
+    ],
+    ids=str,
+)
 def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     """One step of each kind in a round. Helpers arrive in round 2 and, with interval 1, anew in round 3."""
-    federation = federation_of(world_of({"name": "fedmatch", **NUMBERS, **options}, CLIENTS, model="one-layer",
-                                        local={"batch_size": 100}))
+    federation = federation_of(
+        world_of(
+            {"name": "fedmatch", **NUMBERS, **options},
+            CLIENTS,
+            model="one-layer",
+            local={"batch_size": 100},
+        )
+    )
     hp, x = federation.spec.algorithm.hp, torch.from_numpy(federation.spec.data.public)
     initial = federation.server.model[W].clone()
     theta, psi = [initial] * 3, [initial * hp.ratio / (1 + hp.ratio)] * 3
@@ -67,7 +92,10 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     for number in range(3):
         if number and (number - 1) % hp.interval == 0:
             sent = [federation.spec.algorithm.nearest(federation.server, i) for i in range(3)]
-            assert all(len(helpers) == hp.helpers and str(i) not in helpers for i, helpers in enumerate(sent))
+            assert all(
+                len(helpers) == hp.helpers and str(i) not in helpers
+                for i, helpers in enumerate(sent)
+            )
             pool = dict(trained) if hp.average else {str(i): w for i, w in enumerate(theta)}
         federation.step()
         for i, (a, b) in enumerate(DATA):
@@ -85,11 +113,17 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
             theta = [sum((n * w for n, w in zip(sizes, theta, strict=True)), torch.zeros(()))] * 3
             psi = [sum((n * w for n, w in zip(sizes, psi, strict=True)), torch.zeros(()))] * 3
             torch.testing.assert_close(federation.server.model[W], theta[0], rtol=1e-8, atol=1e-10)
-            torch.testing.assert_close(federation.server.state["psi"][W], psi[0], rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(
+                federation.server.state["psi"][W], psi[0], rtol=1e-8, atol=1e-10
+            )
         else:
             for i in range(3):
-                torch.testing.assert_close(state_of(federation, i)["personal"][W], theta[i], rtol=1e-8, atol=1e-10)
-                torch.testing.assert_close(state_of(federation, i)["psi"][W], psi[i], rtol=1e-8, atol=1e-10)
+                torch.testing.assert_close(
+                    state_of(federation, i)["personal"][W], theta[i], rtol=1e-8, atol=1e-10
+                )
+                torch.testing.assert_close(
+                    state_of(federation, i)["psi"][W], psi[i], rtol=1e-8, atol=1e-10
+                )
     assert zeroed > 0
 
 
@@ -117,8 +151,12 @@ class Watched(FedMatch):
 
 def test_each_step_changes_its_own_part_alone() -> None:
     SEEN.clear()
-    run_federation({"name": "watched-fedmatch"}, rounds=2, model={"name": "two-layer", "dropout": 0.2},
-           local={"lr": 0.01, "weight_decay": 0.1, "momentum": 0.9})
+    run_federation(
+        {"name": "watched-fedmatch"},
+        rounds=2,
+        model={"name": "two-layer", "dropout": 0.2},
+        local={"lr": 0.01, "weight_decay": 0.1, "momentum": 0.9},
+    )
     assert len(SEEN) == 3 * 2 * (3 + 2 + 4)
     for before, after in itertools.pairwise(SEEN):
         if after[0] == "sigma":
@@ -131,17 +169,35 @@ def test_differs_from_fedavg_at_its_defaults() -> None:
     settings: dict[str, Any] = {"rounds": 2, "local": {"lr": 0.01}}
     plain = models_sha(run_federation("fedavg", **settings))
     assert models_sha(run_federation("fedmatch", **settings)) != plain
-    assert models_sha(run_federation({"name": "fedmatch", "public_size": 0, "ratio": 0, "lam_s": 1}, **settings)) == plain
+    assert (
+        models_sha(
+            run_federation(
+                {"name": "fedmatch", "public_size": 0, "ratio": 0, "lam_s": 1}, **settings
+            )
+        )
+        == plain
+    )
 
 
 def test_the_nearest_clients_help_until_others_are_sent() -> None:
-    federation = federation_of(world_of({"name": "fedmatch", "interval": 2}, gaussian_clients((8,) * 5), local={"lr": 0.01}))
+    federation = federation_of(
+        world_of(
+            {"name": "fedmatch", "interval": 2}, gaussian_clients((8,) * 5), local={"lr": 0.01}
+        )
+    )
     algorithm, server = federation.spec.algorithm, federation.server
     federation.step()
     assert set(server.state["predictions"]) == set(map(str, range(5)))
-    server.state["predictions"] = {str(i): torch.tensor([p, 1 - p, 0.0]) for i, p in enumerate((0.1, 0.2, 0.4, 0.7, 1))}
+    server.state["predictions"] = {
+        str(i): torch.tensor([p, 1 - p, 0.0]) for i, p in enumerate((0.1, 0.2, 0.4, 0.7, 1))
+    }
     assert [algorithm.nearest(server, i) for i in range(5)] == [
-        ["1", "2"], ["0", "2"], ["1", "0"], ["2", "4"], ["3", "2"]]
+        ["1", "2"],
+        ["0", "2"],
+        ["1", "0"],
+        ["2", "4"],
+        ["3", "2"],
+    ]
     assert algorithm.send_private(server, 0, Stage("evaluate")) == {}
     federation.step()
     first = trees.sha256(state_of(federation, 3)["helpers"])
@@ -154,7 +210,9 @@ def test_the_nearest_clients_help_until_others_are_sent() -> None:
 
 def test_helpers_may_have_another_network() -> None:
     models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
-    federation = run_federation({"name": "fedmatch", "average": False}, rounds=2, models=models, local={"lr": 0.01})
+    federation = run_federation(
+        {"name": "fedmatch", "average": False}, rounds=2, models=models, local={"lr": 0.01}
+    )
     helpers = state_of(federation, 0)["helpers"]
     assert {one["architecture"] for one in helpers.values()} == {"two-layer", "two-layer-2"}
     assert len(helpers["1"]["weights"]["classifier.weight"][0]) == 7
@@ -163,6 +221,10 @@ def test_helpers_may_have_another_network() -> None:
 
 def test_the_prediction_is_of_one_image_for_all() -> None:
     """Untrained, all clients hold one model and so predict alike."""
-    federation = run_federation({"name": "fedmatch", "public_size": 0, "lam_s": 0}, model="one-layer")
+    federation = run_federation(
+        {"name": "fedmatch", "public_size": 0, "lam_s": 0}, model="one-layer"
+    )
     first, *others = federation.server.state["predictions"].values()
-    assert float(first.sum()) == pytest.approx(1) and all(torch.equal(first, other) for other in others)
+    assert float(first.sum()) == pytest.approx(1) and all(
+        torch.equal(first, other) for other in others
+    )

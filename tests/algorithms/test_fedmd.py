@@ -33,10 +33,15 @@ def digested(w: Tensor, x: Tensor, consensus: Tensor) -> Tensor:
     return w - 0.1 * sign.T @ x / sign.numel()
 
 
-@pytest.mark.parametrize("options", [{}, {"digest_epochs": 2}, {"public_size": 10}, {"average": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"digest_epochs": 2}, {"public_size": 10}, {"average": True}], ids=str
+)
 def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
-    federation = federation_of(world_of({"name": "fedmd", **options}, CLIENTS, model="one-layer",
-                                        local={"batch_size": 100}))
+    federation = federation_of(
+        world_of(
+            {"name": "fedmd", **options}, CLIENTS, model="one-layer", local={"batch_size": 100}
+        )
+    )
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     weights = [federation.server.model[W].clone() for _ in CLIENTS]
     for number in range(3):
@@ -48,9 +53,13 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
             weights = [digested(w, x, consensus) for w in weights]
         if options.get("average"):
             weights = [torch.stack(weights).mean(0)] * 3
-        weights = [w - 0.1 * softmax_gradient(w, a, b) for w, (a, b) in zip(weights, DATA, strict=True)]
+        weights = [
+            w - 0.1 * softmax_gradient(w, a, b) for w, (a, b) in zip(weights, DATA, strict=True)
+        ]
         for i, w in enumerate(weights):
-            torch.testing.assert_close(state_of(federation, i)["personal"][W], w, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(
+                state_of(federation, i)["personal"][W], w, rtol=1e-10, atol=1e-12
+            )
 
 
 @registry.register_model("few-digits")
@@ -66,16 +75,24 @@ def few_digits(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 def test_batches_of_the_digest_meet_their_own_rows_of_the_consensus(clients: int) -> None:
     """With scores in eval mode and neither norm nor dropout, equals are their own consensus: nothing moves.
 
-    The numbers have few digits, so that scores are exact however many rows are multiplied at once: the loss pulls at
-    any difference with its whole strength, be it a rounding error's.
+    The numbers have few digits, so that scores are exact however many rows are multiplied at once:
+    the loss pulls at any difference with its whole strength, be it a rounding error's.
     """
     x, y = gaussian_clients((12,))[0]
-    federation = federation_of(world_of(
-        {"name": "fedmd", "digest_batch_size": 5, "digest_epochs": 2}, [(x.round().astype(np.float32), y)] * clients,
-        model="few-digits", local={"epochs": 0}))
+    federation = federation_of(
+        world_of(
+            {"name": "fedmd", "digest_batch_size": 5, "digest_epochs": 2},
+            [(x.round().astype(np.float32), y)] * clients,
+            model="few-digits",
+            local={"epochs": 0},
+        )
+    )
     for _ in range(2):
         federation.step()
-    assert all(torch.equal(state_of(federation, i)["personal"][W], federation.server.model[W]) for i in range(clients))
+    assert all(
+        torch.equal(state_of(federation, i)["personal"][W], federation.server.model[W])
+        for i in range(clients)
+    )
 
 
 def personal(federation: Federation) -> str:
@@ -83,7 +100,9 @@ def personal(federation: Federation) -> str:
 
 
 def test_differs_from_local_training_at_its_defaults() -> None:
-    assert personal(run_federation("fedmd", rounds=2)) != personal(run_federation("local", rounds=2))
+    assert personal(run_federation("fedmd", rounds=2)) != personal(
+        run_federation("local", rounds=2)
+    )
 
 
 def test_every_round_has_another_subset() -> None:
@@ -94,10 +113,15 @@ def test_every_round_has_another_subset() -> None:
 
 
 def test_participants_may_have_different_networks() -> None:
-    federation = run_federation("fedmd", models={"client1": {"name": "two-layer", "width": 7, "norm": False}}, rounds=2)
+    federation = run_federation(
+        "fedmd", models={"client1": {"name": "two-layer", "width": 7, "norm": False}}, rounds=2
+    )
     assert len(federation.server.models) == 2
     assert federation.step().metrics["train/public_loss"] > 0
 
 
 def test_digest_is_no_local_training() -> None:
-    assert run_federation("fedmd").step().metrics["train/steps"] == run_federation("local").step().metrics["train/steps"]
+    assert (
+        run_federation("fedmd").step().metrics["train/steps"]
+        == run_federation("local").step().metrics["train/steps"]
+    )

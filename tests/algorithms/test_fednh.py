@@ -10,7 +10,14 @@ from torch import Tensor
 from flray.algorithms.fednh import W, spread
 from flray.errors import FlrayError
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import federation_of, gaussian_clients, models_sha, run_federation, tensors, world_of
+from tests.algorithms.conftest import (
+    federation_of,
+    gaussian_clients,
+    models_sha,
+    run_federation,
+    tensors,
+    world_of,
+)
 
 S = "classifier.scale"
 
@@ -20,28 +27,45 @@ def initial(federation: Federation) -> dict[str, Tensor]:
 
 
 def random(classes: int, size: int) -> Tensor:
-    return torch.randn(classes, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return torch.randn(
+        classes, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def largest_cosine(vectors: Tensor) -> float:
     return float((F.normalize(vectors) @ F.normalize(vectors).T).fill_diagonal_(-1).max())
 
 
-@pytest.mark.parametrize(("classes", "size", "cosine"), [
-    (3, 5, 0.0), (4, 4, 0.0), (7, 4, 0.0), (8, 4, 0.0), (7, 2, math.cos(2 * math.pi / 7)),
-    (8, 3, 0.2612), (12, 3, 1 / math.sqrt(5))])
+@pytest.mark.parametrize(
+    ("classes", "size", "cosine"),
+    [
+        (3, 5, 0.0),
+        (4, 4, 0.0),
+        (7, 4, 0.0),
+        (8, 4, 0.0),
+        (7, 2, math.cos(2 * math.pi / 7)),
+        (8, 3, 0.2612),
+        (12, 3, 1 / math.sqrt(5)),
+    ],
+)
 def test_the_class_vectors_start_far_apart(classes: int, size: int, cosine: float) -> None:
     """Best known: the square antiprism for 8 in three dimensions, the icosahedron for 12."""
     vectors = spread(random(classes, size))
-    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(classes, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        vectors.norm(dim=1), torch.ones(classes, dtype=torch.float64), rtol=0, atol=1e-12
+    )
     assert largest_cosine(vectors) == pytest.approx(cosine, abs=5e-3 if size == 3 else 1e-12)
     assert largest_cosine(random(classes, size)) > cosine + 0.1
     if classes <= size:
-        torch.testing.assert_close(vectors @ vectors.T, torch.eye(classes, dtype=torch.float64), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            vectors @ vectors.T, torch.eye(classes, dtype=torch.float64), rtol=0, atol=1e-12
+        )
 
 
 def test_with_full_momentum_w_keeps_its_bits_whatever_the_optimiser_does() -> None:
-    federation = run_federation({"name": "fednh", "rho": 1.0}, rounds=3, local={"momentum": 0.9, "weight_decay": 0.1})
+    federation = run_federation(
+        {"name": "fednh", "rho": 1.0}, rounds=3, local={"momentum": 0.9, "weight_decay": 0.1}
+    )
     before, after = initial(federation), federation.server.model
     assert torch.equal(before[W], after[W])
     assert not torch.equal(before[S], after[S])
@@ -49,21 +73,30 @@ def test_with_full_momentum_w_keeps_its_bits_whatever_the_optimiser_does() -> No
 
 
 def test_rows_of_w_have_length_1_after_every_round() -> None:
-    federation = federation_of(world_of("fednh", gaussian_clients(skew=True), participation={"clients": 1}))
+    federation = federation_of(
+        world_of("fednh", gaussian_clients(skew=True), participation={"clients": 1})
+    )
     for _ in range(4):
         before = federation.server.model[W]
         federation.step()
         after = federation.server.model[W]
-        torch.testing.assert_close(after.norm(dim=1), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            after.norm(dim=1), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-12
+        )
         # a client lacks the class of its own number, whose vector then stays
-        assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == \
-            [c == federation.server.cohort[0] for c in range(3)]
+        assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [
+            c == federation.server.cohort[0] for c in range(3)
+        ]
 
 
 def test_a_round_by_hand() -> None:
     """The body has no parameters: two full-batch steps on s alone, and W from the directions of the inputs."""
-    federation = run_federation({"name": "fednh", "rho": 0.7, "scale": 2.0}, gaussian_clients(skew=True), model="one-layer",
-                        local={"batch_size": 99, "epochs": 2})
+    federation = run_federation(
+        {"name": "fednh", "rho": 0.7, "scale": 2.0},
+        gaussian_clients(skew=True),
+        model="one-layer",
+        local={"batch_size": 99, "epochs": 2},
+    )
     w, scales, pull = initial(federation)[W], [], torch.zeros(3, 4, dtype=torch.float64)
     for x, y in tensors(gaussian_clients(skew=True)):
         directions = x / x.norm(dim=1, keepdim=True)
@@ -80,7 +113,9 @@ def test_a_round_by_hand() -> None:
     moved = 0.7 * w + 0.3 * pull / pull.norm(dim=1, keepdim=True)
     after = federation.server.model
     torch.testing.assert_close(after[S], torch.stack(scales).mean(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(after[W], moved / moved.norm(dim=1, keepdim=True), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        after[W], moved / moved.norm(dim=1, keepdim=True), rtol=1e-12, atol=1e-14
+    )
 
 
 def test_a_fixed_scale_is_no_part_of_the_state_and_bounds_the_logits() -> None:
@@ -88,13 +123,21 @@ def test_a_fixed_scale_is_no_part_of_the_state_and_bounds_the_logits() -> None:
     assert S not in federation.server.model
     model = federation.spec.build("two-layer")
     model.load_state_dict(federation.server.model)
-    logits = model(torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    logits = model(
+        torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    )
     assert 20 < logits.abs().max() <= 30
 
 
 def test_personal_models_are_the_clients_last_ones_and_change_no_training() -> None:
-    with_personal, without = (run_federation({"name": "fednh", "personal": on}, rounds=2) for on in (True, False))
-    assert models_sha(with_personal) == models_sha(without) != models_sha(run_federation("fedavg", rounds=2))
+    with_personal, without = (
+        run_federation({"name": "fednh", "personal": on}, rounds=2) for on in (True, False)
+    )
+    assert (
+        models_sha(with_personal)
+        == models_sha(without)
+        != models_sha(run_federation("fedavg", rounds=2))
+    )
     assert all(handle is None for handle in without.states)
     metrics = with_personal.evaluate()
     assert metrics["personal/local/loss"] < metrics["global/local/loss"]

@@ -36,15 +36,20 @@ def rule(form: str, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor
         return m, v, 1.0 * m
     beta1 = 0.0 if form == "adagrad" else 0.9
     m = beta1 * m + (1 - beta1) * delta
-    v = {"adagrad": v + delta**2, "adam": 0.99 * v + 0.01 * delta**2,
-         "yogi": v - 0.01 * delta**2 * torch.sign(v - delta**2)}[form]
+    v = {
+        "adagrad": v + delta**2,
+        "adam": 0.99 * v + 0.01 * delta**2,
+        "yogi": v - 0.01 * delta**2 * torch.sign(v - delta**2),
+    }[form]
     return m, v, 0.1 * m / (v.sqrt() + 1e-3)
 
 
 @pytest.mark.parametrize("form", ["avgm", "adagrad", "adam", "yogi"])
 def test_three_rounds_by_hand_at_the_defaults(form: str) -> None:
     federation = federation_of(world_of(f"fed{form}", gaussian_clients(), **STEP))
-    general = federation_of(world_of({"name": "fedopt", "server_optimizer": form}, gaussian_clients(), **STEP))
+    general = federation_of(
+        world_of({"name": "fedopt", "server_optimizer": form}, gaussian_clients(), **STEP)
+    )
     w = federation.server.model[W].clone()
     m, v = torch.zeros_like(w), torch.full_like(w, 1e-6)
     for _ in range(3):
@@ -57,11 +62,15 @@ def test_three_rounds_by_hand_at_the_defaults(form: str) -> None:
 
 
 def test_fedopt_is_fedadam_unless_told_otherwise() -> None:
-    assert run_federation("fedopt", rounds=2).sha256() == run_federation("fedadam", rounds=2).sha256()
+    assert (
+        run_federation("fedopt", rounds=2).sha256() == run_federation("fedadam", rounds=2).sha256()
+    )
 
 
 def test_fedavgm_without_momentum_is_fedavg() -> None:
-    found = run_federation({"name": "fedavgm", "beta1": 0.0, "server_lr": 1.0}, rounds=3).server.model
+    found = run_federation(
+        {"name": "fedavgm", "beta1": 0.0, "server_lr": 1.0}, rounds=3
+    ).server.model
     for name, value in run_federation("fedavg", rounds=3).server.model.items():
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)
 
@@ -76,8 +85,13 @@ def test_adaptive_forms_approach_fedavg_as_step_and_tau_grow_together() -> None:
 
 
 def test_first_adagrad_step_has_one_length_in_every_coordinate() -> None:
-    federation = federation_of(world_of({"name": "fedadagrad", "initial": 0.0, "tau": 1e-14, "beta1": 0.5,
-                                         "server_lr": 0.2}, gaussian_clients(), **STEP))
+    federation = federation_of(
+        world_of(
+            {"name": "fedadagrad", "initial": 0.0, "tau": 1e-14, "beta1": 0.5, "server_lr": 0.2},
+            gaussian_clients(),
+            **STEP,
+        )
+    )
     start = federation.server.model[W].clone()
     federation.step()
     lengths = (federation.server.model[W] - start).abs()
@@ -85,7 +99,10 @@ def test_first_adagrad_step_has_one_length_in_every_coordinate() -> None:
 
 
 def test_yogi_and_adam_agree_in_their_first_step_from_zero() -> None:
-    digests = {models_sha(run_federation({"name": form, "initial": 0.0})) for form in ("fedyogi", "fedadam")}
+    digests = {
+        models_sha(run_federation({"name": form, "initial": 0.0}))
+        for form in ("fedyogi", "fedadam")
+    }
     assert len(digests) == 1
 
 
@@ -98,7 +115,9 @@ def test_buffers_are_plainly_averaged(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["fedavgm", "fedadagrad", "fedadam", "fedyogi"])
 def test_differs_from_fedavg_at_the_defaults(form: str) -> None:
-    assert models_sha(run_federation(form, rounds=2)) != models_sha(run_federation("fedavg", rounds=2))
+    assert models_sha(run_federation(form, rounds=2)) != models_sha(
+        run_federation("fedavg", rounds=2)
+    )
 
 
 def test_moments_cover_parameters_only_and_start_at_tau_squared() -> None:

@@ -27,11 +27,15 @@ def test_body_is_averaged_and_heads_are_not() -> None:
     fedavg = run_federation("fedavg", rounds=1)
     for name, value in federation.server.model.items():
         initial = federation_of(federation.spec).server.model[name]
-        assert torch.equal(value, initial if name.startswith("classifier") else fedavg.server.model[name]), name
+        assert torch.equal(
+            value, initial if name.startswith("classifier") else fedavg.server.model[name]
+        ), name
     heads = [state_of(federation, i)["personal"]["classifier.weight"] for i in range(3)]
     sizes = torch.tensor([12.0, 9.0, 15.0], dtype=torch.float64)
     mean = (torch.stack(heads) * (sizes / sizes.sum()).view(-1, 1, 1)).sum(0)
-    torch.testing.assert_close(mean, fedavg.server.model["classifier.weight"], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        mean, fedavg.server.model["classifier.weight"], rtol=1e-12, atol=1e-14
+    )
 
 
 def test_a_head_continues_from_its_last_turn() -> None:
@@ -41,12 +45,18 @@ def test_a_head_continues_from_its_last_turn() -> None:
         w = federation_of(federation.spec).server.model["classifier.weight"].clone()
         for _ in range(2):
             w -= 0.1 * softmax_gradient(w, x, y)
-        torch.testing.assert_close(state_of(federation, i)["personal"]["classifier.weight"], w, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            state_of(federation, i)["personal"]["classifier.weight"], w, rtol=1e-12, atol=1e-14
+        )
 
 
 def test_joined_groups_stay_at_the_client_together() -> None:
-    names = state_of(run_federation({"name": "fedper", "personal": "classifier+batch_norm"}), 0)["personal"].keys()
-    assert {name.rsplit(".", 1)[0] for name in names} == {"classifier", "features.middle"} and len(names) == 7
+    names = state_of(run_federation({"name": "fedper", "personal": "classifier+batch_norm"}), 0)[
+        "personal"
+    ].keys()
+    assert {name.rsplit(".", 1)[0] for name in names} == {"classifier", "features.middle"} and len(
+        names
+    ) == 7
 
 
 def test_an_unknown_group_is_refused() -> None:

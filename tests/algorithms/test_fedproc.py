@@ -24,14 +24,19 @@ W, V = "features.first.weight", "classifier.weight"
 
 
 def test_the_first_round_is_fedavg_s_and_the_second_is_not() -> None:
-    assert [models_sha(run_federation("fedproc", rounds=r)) == models_sha(run_federation("fedavg", rounds=r)) for r in (1, 2)] == \
-        [True, False]
+    assert [
+        models_sha(run_federation("fedproc", rounds=r))
+        == models_sha(run_federation("fedavg", rounds=r))
+        for r in (1, 2)
+    ] == [True, False]
 
 
 def test_prototypes_are_the_means_over_all_samples_of_a_class() -> None:
     """The features of a network whose body has no parameters are its inputs."""
     clients = tensors(gaussian_clients(skew=True))
-    state = run_federation("fedproc", gaussian_clients(skew=True), model="one-layer").server.state["prototypes"]
+    state = run_federation("fedproc", gaussian_clients(skew=True), model="one-layer").server.state[
+        "prototypes"
+    ]
     x, y = torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients])
     expected = torch.stack([x[y == c].mean(0) for c in range(3)])
     torch.testing.assert_close(state["vectors"], expected, rtol=1e-12, atol=1e-14)
@@ -39,9 +44,20 @@ def test_prototypes_are_the_means_over_all_samples_of_a_class() -> None:
 
 
 def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:
-    federation = federation_of(world_of("fedproc", gaussian_clients(skew=True), classes=4, model="one-layer",
-                                        participation={"clients": 1}))
-    clients, expected, known = tensors(gaussian_clients(skew=True)), torch.zeros(4, 4, dtype=torch.float64), set()
+    federation = federation_of(
+        world_of(
+            "fedproc",
+            gaussian_clients(skew=True),
+            classes=4,
+            model="one-layer",
+            participation={"clients": 1},
+        )
+    )
+    clients, expected, known = (
+        tensors(gaussian_clients(skew=True)),
+        torch.zeros(4, 4, dtype=torch.float64),
+        set(),
+    )
     for _ in range(5):
         federation.step()
         x, y = clients[federation.server.cohort[0]]
@@ -56,17 +72,30 @@ def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:
 
 def test_the_weight_of_ce_grows_over_the_rounds() -> None:
     """The contrast has no gradient where the body has no parameters, so alpha scales the steps: 1, 1/4, 2/4."""
-    federation = run_federation({"name": "fedproc", "ramp": 4}, model="one-layer", local=FULL, rounds=3)
+    federation = run_federation(
+        {"name": "fedproc", "ramp": 4}, model="one-layer", local=FULL, rounds=3
+    )
     w = federation_of(federation.spec).server.model[V]
     for alpha in (1.0, 0.25, 0.5):
-        w = mean_of([{V: w - 0.1 * alpha * softmax_gradient(w, x, y)} for x, y in tensors(gaussian_clients())], [12, 9, 15])[V]
+        w = mean_of(
+            [
+                {V: w - 0.1 * alpha * softmax_gradient(w, x, y)}
+                for x, y in tensors(gaussian_clients())
+            ],
+            [12, 9, 15],
+        )[V]
     assert_weights(federation.server.model, {V: w})
 
 
 def test_two_rounds_by_hand() -> None:
-    federation = run_federation({"name": "fedproc", "alpha": 0.3}, model="linear-body", local=FULL, rounds=2)
+    federation = run_federation(
+        {"name": "fedproc", "alpha": 0.3}, model="linear-body", local=FULL, rounds=2
+    )
     clients, w = tensors(gaussian_clients()), dict(federation_of(federation.spec).server.model)
-    trained = [descended(w, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y)) for x, y in clients]
+    trained = [
+        descended(w, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
+        for x, y in clients
+    ]
     features = torch.cat([x @ p[W].T for (x, _), p in zip(clients, trained, strict=True)])
     labels = torch.cat([y for _, y in clients])
     prototypes = F.normalize(torch.stack([features[labels == c].mean(0) for c in range(3)]))

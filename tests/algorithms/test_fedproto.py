@@ -32,7 +32,10 @@ def personal(federation: Federation) -> list[str]:
 
 def test_lam_zero_is_local_and_so_is_the_first_round() -> None:
     local = [personal(run_federation("local", rounds=r, model=DROPOUT)) for r in (1, 2)]
-    assert personal(run_federation({"name": "fedproto", "lam": 0.0}, rounds=2, model=DROPOUT)) == local[1]
+    assert (
+        personal(run_federation({"name": "fedproto", "lam": 0.0}, rounds=2, model=DROPOUT))
+        == local[1]
+    )
     assert personal(run_federation("fedproto", rounds=1, model=DROPOUT)) == local[0]
     assert personal(run_federation("fedproto", rounds=2, model=DROPOUT)) != local[1]
 
@@ -40,28 +43,48 @@ def test_lam_zero_is_local_and_so_is_the_first_round() -> None:
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_prototypes_are_means_over_the_clients_that_hold_the_class(weighting: str) -> None:
     """Inputs are the features of a network whose body has no parameters; client i lacks class i, nobody has class 3."""
-    state = run_federation({"name": "fedproto", "weighting": weighting}, gaussian_clients(skew=True), classes=4,
-                   model="one-layer").server.state["prototypes"]
+    state = run_federation(
+        {"name": "fedproto", "weighting": weighting},
+        gaussian_clients(skew=True),
+        classes=4,
+        model="one-layer",
+    ).server.state["prototypes"]
     for c in range(3):
         held = [x[y == c] for x, y in tensors(gaussian_clients(skew=True)) if (y == c).any()]
         assert len(held) == 2
-        mean = torch.stack([h.mean(0) for h in held]).mean(0) if weighting == "uniform" else torch.cat(held).mean(0)
+        mean = (
+            torch.stack([h.mean(0) for h in held]).mean(0)
+            if weighting == "uniform"
+            else torch.cat(held).mean(0)
+        )
         torch.testing.assert_close(state["vectors"][c], mean, rtol=1e-12, atol=1e-14)
     assert state["present"].tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_the_nearest_known_prototype_predicts(own: bool) -> None:
-    federation = run_federation({"name": "fedproto", "own_classes": own}, gaussian_clients(skew=True), classes=4, model="one-layer")
+    federation = run_federation(
+        {"name": "fedproto", "own_classes": own},
+        gaussian_clients(skew=True),
+        classes=4,
+        model="one-layer",
+    )
     prototypes = federation.server.state["prototypes"]["vectors"]
     metrics, test = federation.evaluate(), tensors(gaussian_clients(skew=True))
     for i, (x, y) in enumerate(test):
         distances = (x[:, None] - prototypes[None]).norm(dim=2)
-        distances[:, 3] = torch.inf  # nobody holds it; its row of zeros would be a point like any other
+        distances[:, 3] = (
+            torch.inf
+        )  # nobody holds it; its row of zeros would be a point like any other
         if own:
             distances[:, i] = torch.inf
-        assert metrics[f"personal/local/accuracy/client/client{i}"] == (distances.argmin(1) == y).double().mean()
-        assert metrics[f"personal/local/loss/client/client{i}"] == pytest.approx(float(F.cross_entropy(-distances, y)))
+        assert (
+            metrics[f"personal/local/accuracy/client/client{i}"]
+            == (distances.argmin(1) == y).double().mean()
+        )
+        assert metrics[f"personal/local/loss/client/client{i}"] == pytest.approx(
+            float(F.cross_entropy(-distances, y))
+        )
 
 
 def test_the_classifier_predicts_where_asked_and_before_there_are_prototypes() -> None:
@@ -75,13 +98,25 @@ def test_the_classifier_predicts_where_asked_and_before_there_are_prototypes() -
 
 @pytest.mark.parametrize("per_feature", [False, True])
 def test_two_rounds_by_hand(per_feature: bool) -> None:
-    federation = run_federation({"name": "fedproto", "lam": 0.5, "per_feature": per_feature}, model="linear-body", local=FULL,
-                        rounds=2)
+    federation = run_federation(
+        {"name": "fedproto", "lam": 0.5, "per_feature": per_feature},
+        model="linear-body",
+        local=FULL,
+        rounds=2,
+    )
     clients, start = tensors(gaussian_clients()), federation_of(federation.spec).server.model
-    trained = [descended(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y)) for x, y in clients]
-    prototypes = torch.stack([
-        torch.stack([(x @ p[W].T)[y == c].mean(0) for (x, y), p in zip(clients, trained, strict=True)]).mean(0)
-        for c in range(3)])
+    trained = [
+        descended(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
+        for x, y in clients
+    ]
+    prototypes = torch.stack(
+        [
+            torch.stack(
+                [(x @ p[W].T)[y == c].mean(0) for (x, y), p in zip(clients, trained, strict=True)]
+            ).mean(0)
+            for c in range(3)
+        ]
+    )
 
     def loss(p: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         f = x @ p[W].T
@@ -89,12 +124,20 @@ def test_two_rounds_by_hand(per_feature: bool) -> None:
         return F.cross_entropy(f @ p[V].T, y) + 0.5 * distance
 
     for i, (x, y) in enumerate(clients):
-        assert_weights(state_of(federation, i)["personal"],
-                       descended(trained[i], lambda p, x=x, y=y: loss(p, x, y)))
+        assert_weights(
+            state_of(federation, i)["personal"],
+            descended(trained[i], lambda p, x=x, y=y: loss(p, x, y)),
+        )
 
 
 def test_networks_may_differ_but_not_in_their_number_of_features() -> None:
-    federation = run_federation("fedproto", rounds=2, models={"client0": {"name": "two-layer", "norm": False}})
-    assert len(federation.server.models) == 2 and federation.server.state["prototypes"]["vectors"].shape == (3, 5)
-    with pytest.raises(ConfigError, match="found two-layer: 4, two-layer-2: 5; fedproto compares features"):
+    federation = run_federation(
+        "fedproto", rounds=2, models={"client0": {"name": "two-layer", "norm": False}}
+    )
+    assert len(federation.server.models) == 2 and federation.server.state["prototypes"][
+        "vectors"
+    ].shape == (3, 5)
+    with pytest.raises(
+        ConfigError, match="found two-layer: 4, two-layer-2: 5; fedproto compares features"
+    ):
         world_of("fedproto", models={"client0": {"name": "two-layer", "width": 4}})

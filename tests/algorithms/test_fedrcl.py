@@ -30,30 +30,44 @@ W, V = "features.first.weight", "classifier.weight"
 
 def test_weight_zero_is_fedavg_with_equal_weights() -> None:
     fedavg = run_federation("fedavg", rounds=3, model=DROPOUT, aggregation={"weights": "uniform"})
-    assert models_sha(run_federation({"name": "fedrcl", "weight": 0.0}, rounds=3, model=DROPOUT)) == models_sha(fedavg)
+    assert models_sha(
+        run_federation({"name": "fedrcl", "weight": 0.0}, rounds=3, model=DROPOUT)
+    ) == models_sha(fedavg)
     assert models_sha(run_federation("fedrcl", rounds=1, model=DROPOUT)) != models_sha(fedavg)
 
 
 def test_a_threshold_above_1_switches_the_penalty_off() -> None:
     without = run_federation({"name": "fedrcl", "beta": 0.0}, rounds=2)
-    assert_weights(run_federation({"name": "fedrcl", "threshold": 1.1}, rounds=2).server.model, without.server.model)
+    assert_weights(
+        run_federation({"name": "fedrcl", "threshold": 1.1}, rounds=2).server.model,
+        without.server.model,
+    )
     assert models_sha(run_federation("fedrcl", rounds=2)) != models_sha(without)
 
 
 def test_a_round_by_hand() -> None:
     """One full-batch step, pair by pair, on a body of two layers, both tapped."""
     tau, threshold, beta, weight = 0.5, 0.3, 0.8, 1.5
-    federation = run_federation({"name": "fedrcl", "tau": tau, "threshold": threshold, "beta": beta, "weight": weight},
-                        model={"name": "linear-body", "layers": 2}, local={"batch_size": 99})
+    federation = run_federation(
+        {"name": "fedrcl", "tau": tau, "threshold": threshold, "beta": beta, "weight": weight},
+        model={"name": "linear-body", "layers": 2},
+        local={"batch_size": 99},
+    )
 
     def term(f: Tensor, y: Tensor) -> Tensor:
         s = F.normalize(f) @ F.normalize(f).T
         terms = []
         for a in range(len(y)):
             positive = min(s[a, b] for b in range(len(y)) if y[b] == y[a] and b != a)
-            first, second, *_ = sorted((s[a, b] for b in range(len(y)) if y[b] != y[a]), reverse=True)
+            first, second, *_ = sorted(
+                (s[a, b] for b in range(len(y)) if y[b] != y[a]), reverse=True
+            )
             attracted = torch.exp(positive / tau)
-            terms.append(-torch.log(attracted / (attracted + torch.exp(first / tau) + torch.exp(second / tau))))
+            terms.append(
+                -torch.log(
+                    attracted / (attracted + torch.exp(first / tau) + torch.exp(second / tau))
+                )
+            )
             if positive >= threshold:
                 itself = torch.exp(torch.tensor(1 / tau, dtype=torch.float64))
                 terms.append(-beta * torch.log(itself / (itself + attracted)))
@@ -65,7 +79,9 @@ def test_a_round_by_hand() -> None:
         return F.cross_entropy(second @ p[V].T, y) + weight * (term(first, y) + term(second, y)) / 2
 
     start = federation_of(federation.spec).server.model
-    trained = [descended(start, lambda p, x=x, y=y: loss(p, x, y)) for x, y in tensors(gaussian_clients())]
+    trained = [
+        descended(start, lambda p, x=x, y=y: loss(p, x, y)) for x, y in tensors(gaussian_clients())
+    ]
     assert_weights(federation.server.model, mean_of(trained, [1, 1, 1]))
 
 
@@ -82,7 +98,7 @@ def test_layers_are_tapped_before_their_relu_and_only_during_the_pass() -> None:
 
 
 def test_a_client_with_a_single_class_stays_finite() -> None:
-    (x, y), = gaussian_clients((9,))
+    ((x, y),) = gaussian_clients((9,))
     federation = run_federation("fedrcl", [(x, np.zeros_like(y))], rounds=2)
     assert all(bool(torch.isfinite(w).all()) for w in federation.server.model.values())
 

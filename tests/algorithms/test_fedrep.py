@@ -30,14 +30,20 @@ def test_each_phase_leaves_the_other_part_as_it_is(monkeypatch: pytest.MonkeyPat
     seen: list[tuple[str, str, str]] = []
     step = FedRep.step
 
-    def watched(self: FedRep, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+    def watched(
+        self: FedRep, client: Client, batch: Batch, optimizer: torch.optim.Optimizer
+    ) -> None:
         step(self, client, batch, optimizer)
-        features, classifier = (trees.sha256({n: v for n, v in client.resident.entries.items() if n.startswith(part)})
-                                for part in ("features", "classifier"))
+        features, classifier = (
+            trees.sha256({n: v for n, v in client.resident.entries.items() if n.startswith(part)})
+            for part in ("features", "classifier")
+        )
         seen.append((batch.phase.tag, features, classifier))
 
     monkeypatch.setattr(FedRep, "step", watched)
-    federation = federation_of(world_of(rep(2, 1), gaussian_clients((12,)), local={"momentum": 0.9, "weight_decay": 0.1}))
+    federation = federation_of(
+        world_of(rep(2, 1), gaussian_clients((12,)), local={"momentum": 0.9, "weight_decay": 0.1})
+    )
     federation.step()
     head, body = [s for s in seen if s[0] == "personal"], [s for s in seen if s[0] == "train"]
     assert (len(head), len(body)) == (6, 3) and seen == head + body
@@ -59,7 +65,9 @@ def test_head_phase_is_softmax_regression_on_the_received_features() -> None:
         w = federation.server.model["classifier.weight"].clone()
         for _ in range(2):
             w -= 0.1 * softmax_gradient(w, x, y)
-        torch.testing.assert_close(state_of(federation, i)["personal"]["classifier.weight"], w, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            state_of(federation, i)["personal"]["classifier.weight"], w, rtol=1e-12, atol=1e-14
+        )
 
 
 def test_without_head_epochs_training_is_fedbabu_s() -> None:
@@ -71,7 +79,9 @@ def test_without_head_epochs_training_is_fedbabu_s() -> None:
 
 def test_heads_fitted_for_the_test_are_forgotten() -> None:
     """On a network that has nothing but a head to fit."""
-    fitted, plain = (run_federation(rep(1, 1, evaluation_epochs=epochs), model="one-layer") for epochs in (5, 0))
+    fitted, plain = (
+        run_federation(rep(1, 1, evaluation_epochs=epochs), model="one-layer") for epochs in (5, 0)
+    )
     loss = "personal/local/loss"
     assert fitted.evaluate()[loss] < plain.evaluate()[loss]
     assert fitted.sha256() == plain.sha256()

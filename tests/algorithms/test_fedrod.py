@@ -26,13 +26,23 @@ DROPOUT = {"name": "two-layer", "dropout": 0.2}
 @pytest.mark.parametrize("model", [DROPOUT, {"name": "deep-classifier"}])
 def test_with_plain_ce_the_generic_part_is_fedavg(model: dict[str, object]) -> None:
     """So the personal head changes neither weights nor statistics nor random numbers of the generic part."""
-    plain = run_federation({"name": "fedrod", "generic_loss": "ce"}, rounds=3, model=model, local={"clip_norm": 0.5})
-    assert models_sha(plain) == models_sha(run_federation("fedavg", rounds=3, model=model, local={"clip_norm": 0.5}))
+    plain = run_federation(
+        {"name": "fedrod", "generic_loss": "ce"}, rounds=3, model=model, local={"clip_norm": 0.5}
+    )
+    assert models_sha(plain) == models_sha(
+        run_federation("fedavg", rounds=3, model=model, local={"clip_norm": 0.5})
+    )
 
 
 def test_where_all_classes_are_equally_frequent_the_generic_part_is_fedavg_s() -> None:
-    assert_weights(run_federation("fedrod", rounds=2).server.model, run_federation("fedavg", rounds=2).server.model)
-    skewed = [models_sha(run_federation(name, gaussian_clients(skew=True), rounds=1)) for name in ("fedrod", "fedavg")]
+    assert_weights(
+        run_federation("fedrod", rounds=2).server.model,
+        run_federation("fedavg", rounds=2).server.model,
+    )
+    skewed = [
+        models_sha(run_federation(name, gaussian_clients(skew=True), rounds=1))
+        for name in ("fedrod", "fedavg")
+    ]
     assert skewed[0] != skewed[1]
 
 
@@ -40,8 +50,12 @@ def test_where_all_classes_are_equally_frequent_the_generic_part_is_fedavg_s() -
 def test_two_steps_and_both_predictors_by_hand(start: str) -> None:
     """Client i lacks class i, so its log share is that of 1e-12; g learns from z and f of before the step."""
     clients = gaussian_clients(skew=True)
-    federation = run_federation({"name": "fedrod", "personal_init": start}, clients, model="linear-body",
-                        local={"batch_size": 99, "epochs": 2})
+    federation = run_federation(
+        {"name": "fedrod", "personal_init": start},
+        clients,
+        model="linear-body",
+        local={"batch_size": 99, "epochs": 2},
+    )
     initial, trained, heads = federation_of(federation.spec).server.model, [], []
     for x, y in tensors(clients):
         shares = (torch.bincount(y, minlength=3).double() / len(y)).clamp(min=1e-12).log()
@@ -50,7 +64,9 @@ def test_two_steps_and_both_predictors_by_hand(start: str) -> None:
         for _ in range(2):
             f = x @ p[W].T
             z = f @ p[V].T
-            p = descended(p, lambda q, x=x, y=y, s=shares: F.cross_entropy(x @ q[W].T @ q[V].T + s, y))
+            p = descended(
+                p, lambda q, x=x, y=y, s=shares: F.cross_entropy(x @ q[W].T @ q[V].T + s, y)
+            )
             g = descended(g, lambda q, z=z, f=f, y=y: F.cross_entropy(z + f @ q["g"].T, y))
         trained.append(p)
         heads.append(g["g"])
@@ -64,20 +80,29 @@ def test_two_steps_and_both_predictors_by_hand(start: str) -> None:
         def loss(logits: Tensor, y: Tensor = y) -> object:
             return pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-12)
 
-        assert metrics[f"personal/local/loss/client/client{i}"] == loss(f @ mean[V].T + f @ heads[i].T)
+        assert metrics[f"personal/local/loss/client/client{i}"] == loss(
+            f @ mean[V].T + f @ heads[i].T
+        )
         assert metrics[f"global/local/loss/client/client{i}"] == loss(f @ mean[V].T)
 
 
 def test_the_personal_head_s_gradient_is_clipped_by_itself() -> None:
-    federation = run_federation("fedrod", gaussian_clients((12,)), model="linear-body", local={"batch_size": 99, "clip_norm": 1e-3})
+    federation = run_federation(
+        "fedrod",
+        gaussian_clients((12,)),
+        model="linear-body",
+        local={"batch_size": 99, "clip_norm": 1e-3},
+    )
     before = federation_of(federation.spec).server.model
     moved = state_of(federation, 0)["head"]["weight"] - before[V]
     assert float(moved.norm()) == pytest.approx(0.1 * 1e-3, rel=1e-2)  # torch adds 1e-6 to the norm
 
 
 def test_a_personal_head_of_zeros_makes_both_predictors_equal_at_the_start() -> None:
-    fresh = {start: federation_of(world_of({"name": "fedrod", "personal_init": start})).evaluate()
-             for start in ("zero", "copy")}
+    fresh = {
+        start: federation_of(world_of({"name": "fedrod", "personal_init": start})).evaluate()
+        for start in ("zero", "copy")
+    }
     assert fresh["zero"]["personal/local/loss"] == fresh["zero"]["global/local/loss"]
     assert fresh["copy"]["personal/local/loss"] != fresh["copy"]["global/local/loss"]
 
@@ -87,7 +112,11 @@ def test_the_personal_head_of_an_absent_client_stays() -> None:
     heads: dict[int, str] = {}
     for _ in range(4):
         federation.step()
-        now = {i: trees.sha256(state_of(federation, i)["head"]) for i in range(3) if federation.states[i] is not None}
+        now = {
+            i: trees.sha256(state_of(federation, i)["head"])
+            for i in range(3)
+            if federation.states[i] is not None
+        }
         for client in heads.keys() - set(federation.server.cohort):
             assert now[client] == heads[client]
         assert all(now[client] != heads.get(client) for client in federation.server.cohort)

@@ -5,7 +5,14 @@ import torch
 
 from flray import trees
 from flray.errors import FlrayError
-from tests.algorithms.conftest import federation_of, gaussian_clients, models_sha, run_federation, tensors, world_of
+from tests.algorithms.conftest import (
+    federation_of,
+    gaussian_clients,
+    models_sha,
+    run_federation,
+    tensors,
+    world_of,
+)
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
 SKEWED = gaussian_clients(skew=True)
@@ -26,35 +33,49 @@ def test_alpha_one_is_fedavg() -> None:
 
 
 def test_the_binary_rule_is_fedavg_where_all_clients_hold_all_classes() -> None:
-    assert models_sha(run_federation(rs(0.0), rounds=2)) == models_sha(run_federation("fedavg", rounds=2))
+    assert models_sha(run_federation(rs(0.0), rounds=2)) == models_sha(
+        run_federation("fedavg", rounds=2)
+    )
 
 
 @pytest.mark.parametrize("graded", [False, True])
 def test_one_step_by_hand(graded: bool) -> None:
     """Logits (a_c W_c) x, so the gradient of W_c is a_c times that of plain softmax regression at a W."""
-    federation = run_federation(rs(0.25, graded), SKEWED, model="one-layer", local={"batch_size": 99})
+    federation = run_federation(
+        rs(0.25, graded), SKEWED, model="one-layer", local={"batch_size": 99}
+    )
     w = federation_of(federation.spec).server.model["classifier.weight"]
     expected, total = torch.zeros_like(w), 0
     for i, (x, y) in enumerate(tensors(SKEWED)):
         counts = torch.bincount(y, minlength=3).double()
         assert counts[i] == 0
-        a = 0.25 + 0.75 * counts / counts.max() if graded else torch.where(counts > 0, 1.0, 0.25).double()
+        a = (
+            0.25 + 0.75 * counts / counts.max()
+            if graded
+            else torch.where(counts > 0, 1.0, 0.25).double()
+        )
         p = torch.softmax(x @ (a[:, None] * w).T, dim=1)
         p[torch.arange(len(y)), y] -= 1
         expected += len(y) * (w - 0.1 * a[:, None] * (p.T @ x) / len(y))
         total += len(y)
-    torch.testing.assert_close(federation.server.model["classifier.weight"], expected / total, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        federation.server.model["classifier.weight"], expected / total, rtol=1e-12, atol=1e-14
+    )
 
 
 def test_alpha_zero_leaves_the_rows_of_missing_classes() -> None:
     alone = run_federation(rs(0.0), SKEWED[:1], model="one-layer", rounds=2)
-    before, after = (f.server.model["classifier.weight"] for f in (federation_of(alone.spec), alone))
+    before, after = (
+        f.server.model["classifier.weight"] for f in (federation_of(alone.spec), alone)
+    )
     assert torch.equal(before[0], after[0]) and not torch.equal(before[1:], after[1:])
 
 
 def test_the_graded_rule_differs_from_fedavg_where_all_clients_hold_all_classes() -> None:
     graded = run_federation(rs(0.5, graded=True), gaussian_clients((11, 9, 13)), rounds=1)
-    assert models_sha(graded) != trees.sha256(run_federation("fedavg", gaussian_clients((11, 9, 13)), rounds=1).server.models)
+    assert models_sha(graded) != trees.sha256(
+        run_federation("fedavg", gaussian_clients((11, 9, 13)), rounds=1).server.models
+    )
 
 
 def test_a_classifier_of_several_layers_is_refused() -> None:

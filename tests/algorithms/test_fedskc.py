@@ -44,20 +44,34 @@ def merged(all_: list[dict[int, Tensor]], neighbours: int = 1) -> dict[int, Tens
             continue
         smoothed = []
         for i, c in enumerate(holders):
-            others = sorted((h for k, h in enumerate(holders) if k != i), key=lambda h: float((h - c).norm()))
+            others = sorted(
+                (h for k, h in enumerate(holders) if k != i), key=lambda h: float((h - c).norm())
+            )
             group = [c, *others[:neighbours]]
             smoothed.append(sum(group) / len(group))
         result[j] = sum(smoothed) / len(smoothed)
     return result
 
 
-def lcl(logits: Tensor, y: Tensor, known: dict[int, Tensor], tau: float = 0.08, normalised: bool = True,
-        twice: bool = False, own: bool = False) -> Tensor:
+def lcl(
+    logits: Tensor,
+    y: Tensor,
+    known: dict[int, Tensor],
+    tau: float = 0.08,
+    normalised: bool = True,
+    twice: bool = False,
+    own: bool = False,
+) -> Tensor:
     """Eq. 2-3 from loops, with the released code's differences."""
-    mean_distance = {j: (logits.detach() - c).norm(dim=1).mean() if normalised else 1.0 for j, c in known.items()}
+    mean_distance = {
+        j: (logits.detach() - c).norm(dim=1).mean() if normalised else 1.0 for j, c in known.items()
+    }
     terms = []
     for row, label in zip(logits, y.tolist(), strict=True):
-        scores = {j: torch.cosine_similarity(row, c, dim=0) / mean_distance[j] / tau for j, c in known.items()}
+        scores = {
+            j: torch.cosine_similarity(row, c, dim=0) / mean_distance[j] / tau
+            for j, c in known.items()
+        }
         if label in known:
             parts = [*scores.values(), *([scores[label]] if twice else [])]
             terms.append(torch.logsumexp(torch.stack(parts), 0) - scores[label])
@@ -67,8 +81,15 @@ def lcl(logits: Tensor, y: Tensor, known: dict[int, Tensor], tau: float = 0.08, 
     return torch.stack(terms).mean()
 
 
-def trained(w: Tensor, x: Tensor, y: Tensor, known: dict[int, Tensor], lr: float = 0.01, weight: float = 1.0,
-            **options: Any) -> Tensor:
+def trained(
+    w: Tensor,
+    x: Tensor,
+    y: Tensor,
+    known: dict[int, Tensor],
+    lr: float = 0.01,
+    weight: float = 1.0,
+    **options: Any,
+) -> Tensor:
     """One full-batch step of CE + weight LCL; CE alone without knowledge."""
     gradient = softmax_gradient(w, x, y)
     if known:
@@ -92,14 +113,27 @@ def spread(known: dict[int, Tensor], classes: set[int]) -> float:
     return float(sum(known[j].var(unbiased=False) for j in classes))
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"review": "interpolate"}, {"sample_scale": "fraction"}, {"neighbours": 2, "tau": 0.5}, {"neighbours": 0},
-    {"beta": 0.7, "gate": False}, {"gda": False}, {"lcl": False}, {"gpr": False},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"review": "interpolate"},
+        {"sample_scale": "fraction"},
+        {"neighbours": 2, "tau": 0.5},
+        {"neighbours": 0},
+        {"beta": 0.7, "gate": False},
+        {"gda": False},
+        {"lcl": False},
+        {"gpr": False},
+    ],
+    ids=str,
+)
 def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
     """Clients without a class and a cohort of two: classes come and go in the global knowledge."""
     clients = gaussian_clients((10, 9, 12), skew=True)
-    federation = federation_of(world_of({"name": "fedskc", **options}, clients, participation={"clients": 2}, **FULL))
+    federation = federation_of(
+        world_of({"name": "fedskc", **options}, clients, participation={"clients": 2}, **FULL)
+    )
     w, data, known = federation.server.model[W].clone(), tensors(clients), {}
     beta = options.get("beta", 0.95)
     absent = 0
@@ -109,7 +143,10 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
         before, previous = known, w
         use = known if options.get("lcl", True) else {}
         models = [trained(w, *data[i], use, tau=options.get("tau", 0.08)) for i in cohort]
-        sent = [knowledge(m, *data[i], gate=options.get("gate", True)) for m, i in zip(models, cohort, strict=True)]
+        sent = [
+            knowledge(m, *data[i], gate=options.get("gate", True))
+            for m, i in zip(models, cohort, strict=True)
+        ]
         known = merged(sent, options.get("neighbours", 1))
         absent += 3 - len(known)
         distances = [sum(float((c - known[j]).norm()) for j, c in one.items()) for one in sent]
@@ -141,23 +178,36 @@ def test_a_class_that_nobody_held_this_round_is_absent() -> None:
     federation = federation_of(world_of("fedskc", clients, participation={"clients": 1}, **FULL))
     federation.step()
     (client,) = federation.server.cohort
-    assert federation.server.state["knowledge"]["present"].tolist() == [j != client for j in range(3)]
+    assert federation.server.state["knowledge"]["present"].tolist() == [
+        j != client for j in range(3)
+    ]
 
 
 def test_everything_off_is_fedavg() -> None:
     settings = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 3}
-    plain, off = run_federation("fedavg", **settings), run_federation({"name": "fedskc", **OFF}, **settings)
+    plain, off = (
+        run_federation("fedavg", **settings),
+        run_federation({"name": "fedskc", **OFF}, **settings),
+    )
     assert plain.sha256() == off.sha256()
     both = [f.step().metrics for f in (plain, off)]
-    assert both[0]["bytes/up"] == both[1]["bytes/up"] and both[0]["bytes/down"] == both[1]["bytes/down"]
+    assert (
+        both[0]["bytes/up"] == both[1]["bytes/up"]
+        and both[0]["bytes/down"] == both[1]["bytes/down"]
+    )
 
 
 def test_sizes_that_saturate_the_sigmoid_make_the_average_uniform() -> None:
     """N_k of 45 and more: every sigmoid is 1 to the last bit, whatever the discrepancies."""
-    clients, options = gaussian_clients((45, 60, 50)), {"name": "fedskc", "lcl": False, "gpr": False}
+    clients, options = (
+        gaussian_clients((45, 60, 50)),
+        {"name": "fedskc", "lcl": False, "gpr": False},
+    )
     uniform = run_federation("fedavg", clients, rounds=2, aggregation={"weights": "uniform"})
     assert models_sha(run_federation(options, clients, rounds=2)) == models_sha(uniform)
-    assert models_sha(run_federation({**options, "gda": False}, clients, rounds=2)) != models_sha(uniform)
+    assert models_sha(run_federation({**options, "gda": False}, clients, rounds=2)) != models_sha(
+        uniform
+    )
 
 
 def test_equal_sizes_and_discrepancies_make_the_average_uniform() -> None:
@@ -167,7 +217,8 @@ def test_equal_sizes_and_discrepancies_make_the_average_uniform() -> None:
     found = run_federation(options, clients, rounds=3, classes=6)
     assert {v for name, v in found.step().metrics.items() if "d_k/" in name} == {0.0}
     assert models_sha(found) == models_sha(
-        run_federation("fedavg", clients, rounds=4, classes=6, aggregation={"weights": "uniform"}))
+        run_federation("fedavg", clients, rounds=4, classes=6, aggregation={"weights": "uniform"})
+    )
 
 
 @pytest.mark.parametrize("module", ["lcl", "gda", "gpr"])
@@ -187,11 +238,21 @@ def test_knowledge_travels_only_where_a_module_needs_it() -> None:
     assert gda_only["bytes/up"] - plain["bytes/up"] == 3 * (9 * 8 + 3 * 8)
 
 
-# --- the rows in which paper and released code differ ---------------------------------------------------------
+# --- the rows in which paper and released code differ
+# ---------------------------------------------------------
 
-RELEASED = {"lr": 0.1, "beta": 0.99, "gate": False, "normaliser": "none", "positive_twice": True,
-            "lcl_weight": "ramp", "without_prototype": "own", "gda": False, "knowledge": "last_epoch",
-            "review_buffers": True}
+RELEASED = {
+    "lr": 0.1,
+    "beta": 0.99,
+    "gate": False,
+    "normaliser": "none",
+    "positive_twice": True,
+    "lcl_weight": "ramp",
+    "without_prototype": "own",
+    "gda": False,
+    "knowledge": "last_epoch",
+    "review_buffers": True,
+}
 
 
 def test_all_values_set_alone_are_the_switch() -> None:
@@ -215,19 +276,38 @@ def test_learning_rate_that_would_be_ignored_is_refused() -> None:
     world_of("fedskc", local={"lr": 0.05})
 
 
-@pytest.mark.parametrize(("options", "by_hand"), [
-    ({"normaliser": "none"}, {"normalised": False}),
-    ({"positive_twice": True}, {"twice": True}),
-    ({"without_prototype": "own"}, {"own": True}),
-    ({"lcl_weight": "ramp"}, {"weight": 0.02}),
-    ({"normaliser": "none", "positive_twice": True, "without_prototype": "own", "lcl_weight": "ramp"},
-     {"normalised": False, "twice": True, "own": True, "weight": 0.02}),
-], ids=str)
-def test_local_loss_of_the_second_round_by_hand(options: dict[str, Any], by_hand: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("options", "by_hand"),
+    [
+        ({"normaliser": "none"}, {"normalised": False}),
+        ({"positive_twice": True}, {"twice": True}),
+        ({"without_prototype": "own"}, {"own": True}),
+        ({"lcl_weight": "ramp"}, {"weight": 0.02}),
+        (
+            {
+                "normaliser": "none",
+                "positive_twice": True,
+                "without_prototype": "own",
+                "lcl_weight": "ramp",
+            },
+            {"normalised": False, "twice": True, "own": True, "weight": 0.02},
+        ),
+    ],
+    ids=str,
+)
+def test_local_loss_of_the_second_round_by_hand(
+    options: dict[str, Any], by_hand: dict[str, Any]
+) -> None:
     """One client a round: the second one's class may have no prototype; the ramp is 2 / 100 in round 2."""
     clients = gaussian_clients((10, 9, 12), skew=True)
-    federation = federation_of(world_of({"name": "fedskc", "gpr": False, **options}, clients,
-                                        participation={"clients": 1}, **FULL))
+    federation = federation_of(
+        world_of(
+            {"name": "fedskc", "gpr": False, **options},
+            clients,
+            participation={"clients": 1},
+            **FULL,
+        )
+    )
     w, data, known, missing = federation.server.model[W].clone(), tensors(clients), {}, False
     for _ in range(2):
         federation.step()
@@ -243,8 +323,14 @@ def test_knowledge_of_the_last_epoch_is_taken_from_the_steps_logits() -> None:
     """Two full-batch epochs: the last one's logits are those before the second step."""
     (client,) = gaussian_clients((12,))
     ((x, y),) = tensors([client])
-    federation = federation_of(world_of({"name": "fedskc", "knowledge": "last_epoch"}, [client], model="one-layer",
-                                        local={"batch_size": 100, "epochs": 2, "lr": 0.01}))
+    federation = federation_of(
+        world_of(
+            {"name": "fedskc", "knowledge": "last_epoch"},
+            [client],
+            model="one-layer",
+            local={"batch_size": 100, "epochs": 2, "lr": 0.01},
+        )
+    )
     w = federation.server.model[W].clone()
     federation.step()
     expected = knowledge(w - 0.01 * softmax_gradient(w, x, y), x, y)

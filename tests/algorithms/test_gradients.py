@@ -23,8 +23,17 @@ class LookingAside(Algorithm):
         buffers = client.snapshot(frozenset(client.resident.entries) - client.parameters.keys())
         before = trees.clone(buffers)
         gradient, loss = gradient_at(client, batch, double, buffers)
-        SEEN.append({"x": batch.x, "y": batch.y, "double": double, "gradient": gradient, "loss": loss,
-                     "before": before, "buffers": buffers})
+        SEEN.append(
+            {
+                "x": batch.x,
+                "y": batch.y,
+                "double": double,
+                "gradient": gradient,
+                "loss": loss,
+                "before": before,
+                "buffers": buffers,
+            }
+        )
         return super().loss(client, batch)
 
 
@@ -33,8 +42,12 @@ def test_the_gradient_is_that_at_the_given_parameters() -> None:
     run_federation("looking-aside", model={"name": "two-layer", "norm": False})
     for seen in SEEN:
         leaves = {name: w.clone().requires_grad_() for name, w in seen["double"].items()}
-        hidden = F.relu(seen["x"] @ leaves["features.first.weight"].T + leaves["features.first.bias"])
-        loss = F.cross_entropy(hidden @ leaves["classifier.weight"].T + leaves["classifier.bias"], seen["y"])
+        hidden = F.relu(
+            seen["x"] @ leaves["features.first.weight"].T + leaves["features.first.bias"]
+        )
+        loss = F.cross_entropy(
+            hidden @ leaves["classifier.weight"].T + leaves["classifier.bias"], seen["y"]
+        )
         gradient = torch.autograd.grad(loss, list(leaves.values()))
         assert_weights(seen["gradient"], dict(zip(leaves, gradient, strict=True)))
         assert_weights({"loss": seen["loss"]}, {"loss": loss.detach()})
@@ -46,7 +59,8 @@ def test_looking_aside_moves_the_given_buffers_and_nothing_else() -> None:
     SEEN.clear()
     settings: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.5}, "rounds": 2}
     assert trees.sha256(run_federation("looking-aside", **settings).server.models) == trees.sha256(
-        run_federation("fedavg", **settings).server.models)
+        run_federation("fedavg", **settings).server.models
+    )
     for seen in SEEN:
         mean = (seen["x"] @ seen["double"]["features.first.weight"].T).mean(0)
         expected = 0.9 * seen["before"]["features.middle.running_mean"] + 0.1 * mean

@@ -35,10 +35,18 @@ GLOBAL: list[tuple[Options, Options, Options]] = [
     (opt("apfl"), FEDAVG, {}),
     (opt("l2sgd", pull=1.0), FEDAVG, {"aggregation": UNIFORM}),
     (opt("perfedavg", alpha=0.0), FEDAVG, {"aggregation": UNIFORM}),
-    (opt("perfedavg", alpha=0.0, form="hf"), FEDAVG, {"aggregation": UNIFORM, "local": {"optimizer": "adam"}}),
+    (
+        opt("perfedavg", alpha=0.0, form="hf"),
+        FEDAVG,
+        {"aggregation": UNIFORM, "local": {"optimizer": "adam"}},
+    ),
     (opt("fedalt", personal="none"), FEDAVG, {}),
     (opt("fedsim", personal="none"), FEDAVG, {}),
-    (opt("fedalt", personal_epochs=3, shared_epochs=2), opt("fedrep", head_epochs=3, body_epochs=2), {}),
+    (
+        opt("fedalt", personal_epochs=3, shared_epochs=2),
+        opt("fedrep", head_epochs=3, body_epochs=2),
+        {},
+    ),
     (opt("fedsim"), opt("fedper"), {}),
     (opt("feddf", steps=0), FEDAVG, {}),
     (opt("fedmatch", public_size=0, ratio=0.0, lam_s=1.0), FEDAVG, {}),
@@ -54,7 +62,11 @@ PERSONAL: list[tuple[Options, Options, Options]] = [
     (opt("l2sgd", pull=0.0), opt("local"), {}),
     (opt("fedalt", personal="all", personal_epochs=None), opt("local"), {"local": {"epochs": 2}}),
     (opt("fedsim", personal="all"), opt("local"), {}),
-    (opt("fedalt", personal_epochs=3, shared_epochs=2), opt("fedrep", head_epochs=3, body_epochs=2), {}),
+    (
+        opt("fedalt", personal_epochs=3, shared_epochs=2),
+        opt("fedrep", head_epochs=3, body_epochs=2),
+        {},
+    ),
     (opt("fedsim"), opt("fedper"), {}),
     (opt("fcclplus", public_passes=0, local_term="none"), opt("local"), {}),
     (opt("feddf", mode="peer", public_passes=0), opt("local"), {}),
@@ -66,7 +78,11 @@ PERSONAL: list[tuple[Options, Options, Options]] = [
 
 
 def label(value: object) -> str:
-    return "-".join(f"{k}={v}" if k != "name" else str(v) for k, v in value.items()) if isinstance(value, dict) else ""
+    return (
+        "-".join(f"{k}={v}" if k != "name" else str(v) for k, v in value.items())
+        if isinstance(value, dict)
+        else ""
+    )
 
 
 def personal_sha(federation: Federation) -> str:
@@ -77,10 +93,14 @@ def personal_sha(federation: Federation) -> str:
 @pytest.mark.parametrize(("method", "other", "settings"), GLOBAL, ids=label)
 def test_global_models_are_equal(method: Options, other: Options, settings: Options) -> None:
     settings = {"model": NORMED, **settings}
-    assert models_sha(run_federation(method, rounds=3, **settings)) == models_sha(run_federation(other, rounds=3, **settings))
+    assert models_sha(run_federation(method, rounds=3, **settings)) == models_sha(
+        run_federation(other, rounds=3, **settings)
+    )
 
 
 @pytest.mark.parametrize(("method", "other", "settings"), PERSONAL, ids=label)
 def test_personal_models_are_equal(method: Options, other: Options, settings: Options) -> None:
     settings = {"model": NORMED, **settings}
-    assert personal_sha(run_federation(method, rounds=3, **settings)) == personal_sha(run_federation(other, rounds=3, **settings))
+    assert personal_sha(run_federation(method, rounds=3, **settings)) == personal_sha(
+        run_federation(other, rounds=3, **settings)
+    )

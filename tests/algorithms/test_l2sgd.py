@@ -50,13 +50,18 @@ def test_a_round_trains_and_pulls_by_hand() -> None:
     federation = run_federation({"name": "l2sgd", "pull": 0.3}, rounds=2, **FULL)
     models = [federation_of(federation.spec).server.model[NAME]] * 3
     for _ in range(2):
-        models = [w - 0.1 * softmax_gradient(w, x, y) for w, (x, y) in zip(models, tensors(gaussian_clients()), strict=True)]
+        models = [
+            w - 0.1 * softmax_gradient(w, x, y)
+            for w, (x, y) in zip(models, tensors(gaussian_clients()), strict=True)
+        ]
         mean = mean_of([{NAME: w} for w in models], [1, 1, 1])[NAME]
         models = [0.7 * w + 0.3 * mean for w in models]
     for i, w in enumerate(models):
         assert_weights(state_of(federation, i)["personal"], {NAME: w})
     assert_weights(federation.server.model, {NAME: mean})
-    assert_weights({NAME: torch.stack(own(federation)).mean(0)}, {NAME: mean})  # the pull leaves the mean
+    assert_weights(
+        {NAME: torch.stack(own(federation)).mean(0)}, {NAME: mean}
+    )  # the pull leaves the mean
 
 
 def test_a_full_pull_makes_all_models_uniform_fedavg_s() -> None:
@@ -71,13 +76,18 @@ def test_a_full_pull_makes_all_models_uniform_fedavg_s() -> None:
 
 
 def test_the_default_is_neither_local_nor_fedavg() -> None:
-    losses = {name: run_federation(name, rounds=3).evaluate()["personal/local/loss"] for name in ("l2sgd", "local")}
+    losses = {
+        name: run_federation(name, rounds=3).evaluate()["personal/local/loss"]
+        for name in ("l2sgd", "local")
+    }
     losses["fedavg"] = run_federation("fedavg", rounds=3).evaluate()["global/local/loss"]
     assert len(set(losses.values())) == 3
 
 
 def test_local_buffers_are_not_pulled() -> None:
-    local = run_federation({"name": "l2sgd", "pull": 1.0}, rounds=1, aggregation={"buffers": "local"})
+    local = run_federation(
+        {"name": "l2sgd", "pull": 1.0}, rounds=1, aggregation={"buffers": "local"}
+    )
     means = [state_of(local, i)["personal"]["features.middle.running_mean"] for i in range(3)]
     assert not torch.equal(means[0], means[1])
     weights = [state_of(local, i)["personal"]["features.first.weight"] for i in range(3)]
@@ -98,7 +108,9 @@ def test_the_coin_s_two_branches_are_unbiased_for_the_objective_s_gradient() -> 
             break
     assert came["train/steps"] == 3 and came["bytes/up"] == 0
     for w, after, (x, y) in zip(models, own(federation), tensors(gaussian_clients()), strict=True):
-        assert_weights({NAME: after - w}, {NAME: -alpha / (3 * (1 - p)) * softmax_gradient(w, x, y)})
+        assert_weights(
+            {NAME: after - w}, {NAME: -alpha / (3 * (1 - p)) * softmax_gradient(w, x, y)}
+        )
     for w, pull, (x, y) in zip(before, pulls, tensors(gaussian_clients()), strict=True):
         step = -lr * softmax_gradient(w, x, y)  # of the branch that was just measured
         gradient = (softmax_gradient(w, x, y) + lam * (w - mean)) / 3
@@ -114,7 +126,10 @@ def test_models_travel_only_for_the_first_of_several_pulls() -> None:
         metrics = federation.step().metrics
         pulled = metrics["bytes/down"] > 0
         collected = pulled and moved
-        assert (metrics["bytes/down"], metrics["bytes/up"]) == (3 * size * pulled, 3 * size * collected)
+        assert (metrics["bytes/down"], metrics["bytes/up"]) == (
+            3 * size * pulled,
+            3 * size * collected,
+        )
         assert collected or trees.sha256(mean) == models_sha(federation)
         if pulled:
             assert_weights({NAME: torch.stack(own(federation)).mean(0)}, federation.server.model)
@@ -149,12 +164,21 @@ def test_a_federation_with_a_coin_resumes_to_the_same_bits(tmp_path: Path) -> No
         assert resumed.sha256() == whole.sha256(), done
 
 
-@pytest.mark.parametrize(("options", "local", "path"), [
-    (coin(0.01), {"lr": 0.1}, "experiment.algorithm: found a pull of lr lam (1 - p) / p = 4.95"),
-    (coin(0.5), {"epochs": 2}, "experiment.local.epochs: found 2"),
-    (coin(0.5), {"optimizer": "adam"}, "experiment.local.optimizer: found adam"),
-])
-def test_what_the_coin_does_not_hold_for_is_refused(options: dict[str, Any], local: dict[str, Any], path: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "local", "path"),
+    [
+        (
+            coin(0.01),
+            {"lr": 0.1},
+            "experiment.algorithm: found a pull of lr lam (1 - p) / p = 4.95",
+        ),
+        (coin(0.5), {"epochs": 2}, "experiment.local.epochs: found 2"),
+        (coin(0.5), {"optimizer": "adam"}, "experiment.local.optimizer: found adam"),
+    ],
+)
+def test_what_the_coin_does_not_hold_for_is_refused(
+    options: dict[str, Any], local: dict[str, Any], path: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         world_of(options, local=local)
     assert str(caught.value).startswith(path)

@@ -24,7 +24,9 @@ from tests.algorithms.conftest import (
     world_of,
 )
 
-SINGLE = {"precision": "float32"}  # updates are formed in float64, so that the ends are exact for float32 models
+SINGLE = {
+    "precision": "float32"
+}  # updates are formed in float64, so that the ends are exact for float32 models
 FULL: dict[str, Any] = {"model": "scaled", "local": {"batch_size": 100, "epochs": 2}}
 NAMES = ("features.layer.weight", "classifier.weight")
 
@@ -54,10 +56,21 @@ def trace(model: dict[str, Tensor], x: Tensor, centred: bool, drop: bool) -> flo
     return float(eigenvalues[1:].sum() if drop else eigenvalues.sum())
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"server_lr": 0.5}, {"history": "none"}, {"history": "all"}, {"centred": True},
-    {"drop_smallest": True}, {"update": "last_epoch"}, {"ratio": 0.3}, {"variant": "released"},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"server_lr": 0.5},
+        {"history": "none"},
+        {"history": "all"},
+        {"centred": True},
+        {"drop_smallest": True},
+        {"update": "last_epoch"},
+        {"ratio": 0.3},
+        {"variant": "released"},
+    ],
+    ids=str,
+)
 def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
     released = options.get("variant") == "released"
     centred, drop = options.get("centred", released), options.get("drop_smallest", released)
@@ -79,47 +92,77 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
             ratios[i].append(options.get("ratio", local / (local + common)))
             start = first if last else own[i]
             updates.append({name: second[name] - start[name] for name in NAMES})
-        moved = {name: options.get("server_lr", 1.0) * sum(len(y) / 31 * d[name] for (_, y), d in
-                                                           zip(data, updates, strict=True)) for name in NAMES}
+        moved = {
+            name: options.get("server_lr", 1.0)
+            * sum(len(y) / 31 * d[name] for (_, y), d in zip(data, updates, strict=True))
+            for name in NAMES
+        }
         u = {name: u[name] + moved[name] for name in NAMES}
         for i, update in enumerate(updates):
-            used = {"none": ratios[i][-1:], "all": ratios[i], "earlier": ratios[i][:-1] or ratios[i]}[history]
+            used = {
+                "none": ratios[i][-1:],
+                "all": ratios[i],
+                "earlier": ratios[i][:-1] or ratios[i],
+            }[history]
             share = float(np.mean(used))
             assert metrics[f"train/lgmix/lambda/client/client{i}"] == pytest.approx(share, rel=1e-9)
             own[i] = {n: own[i][n] + share * update[n] + (1 - share) * moved[n] for n in NAMES}
             for name in NAMES:
-                torch.testing.assert_close(state_of(federation, i)["own"][name], own[i][name], rtol=1e-9, atol=1e-11)
+                torch.testing.assert_close(
+                    state_of(federation, i)["own"][name], own[i][name], rtol=1e-9, atol=1e-11
+                )
         for name in NAMES:
-            torch.testing.assert_close(federation.server.model[name], u[name], rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(
+                federation.server.model[name], u[name], rtol=1e-9, atol=1e-11
+            )
 
 
-@pytest.mark.parametrize("model", [{"name": "two-layer", "dropout": 0.3}, "scaled"], ids=["norm", "plain"])
+@pytest.mark.parametrize(
+    "model", [{"name": "two-layer", "dropout": 0.3}, "scaled"], ids=["norm", "plain"]
+)
 def test_ratio_zero_is_fedavg(model: Any) -> None:
-    mixed, plain = (run_federation(a, rounds=4, model=model, local=SINGLE) for a in ({"name": "lgmix", "ratio": 0}, "fedavg"))
+    mixed, plain = (
+        run_federation(a, rounds=4, model=model, local=SINGLE)
+        for a in ({"name": "lgmix", "ratio": 0}, "fedavg")
+    )
     assert models_sha(mixed) == models_sha(plain)
     for i in range(3):
         assert trees.sha256(state_of(mixed, i)["own"]) == trees.sha256(plain.server.model)
 
 
-@pytest.mark.parametrize("model", [{"name": "two-layer", "dropout": 0.3}, "scaled"], ids=["norm", "plain"])
+@pytest.mark.parametrize(
+    "model", [{"name": "two-layer", "dropout": 0.3}, "scaled"], ids=["norm", "plain"]
+)
 def test_ratio_one_is_local_training(model: Any) -> None:
-    mixed, alone = (run_federation(a, rounds=4, model=model, local=SINGLE) for a in ({"name": "lgmix", "ratio": 1}, "local"))
+    mixed, alone = (
+        run_federation(a, rounds=4, model=model, local=SINGLE)
+        for a in ({"name": "lgmix", "ratio": 1}, "local")
+    )
     for i in range(3):
-        assert trees.sha256(state_of(mixed, i)["own"]) == trees.sha256(state_of(alone, i)["personal"])
+        assert trees.sha256(state_of(mixed, i)["own"]) == trees.sha256(
+            state_of(alone, i)["personal"]
+        )
 
 
 def test_differs_from_both_ends_at_its_default() -> None:
     mixed = run_federation("lgmix", rounds=2, local=SINGLE)
     own = {trees.sha256(state_of(mixed, i)["own"]) for i in range(3)}
     assert len(own) == 3
-    assert models_sha(run_federation("fedavg", rounds=2, local=SINGLE)) not in {models_sha(mixed), *own}
+    assert models_sha(run_federation("fedavg", rounds=2, local=SINGLE)) not in {
+        models_sha(mixed),
+        *own,
+    }
     alone = run_federation("local", rounds=2, local=SINGLE)
     assert not own & {trees.sha256(state_of(alone, i)["personal"]) for i in range(3)}
 
 
 def test_the_mixing_stage_adds_no_steps_and_hides_no_loss() -> None:
     metrics = run_federation("lgmix").step().metrics
-    assert metrics["train/steps"] == run_federation("fedavg").step().metrics["train/steps"] == 3 + 2 + 4
+    assert (
+        metrics["train/steps"]
+        == run_federation("fedavg").step().metrics["train/steps"]
+        == 3 + 2 + 4
+    )
     assert metrics["train/loss"] > 0
 
 
@@ -133,13 +176,23 @@ def test_u_is_not_the_mean_of_the_personalised_models() -> None:
 def bright(root: Any) -> DataSet:
     x = np.random.default_rng(0).integers(0, 256, (12, 1, 2, 2), dtype=np.uint8)
     y = np.arange(12, dtype=np.int64) % 3
-    return DataSet("bright", (Domain("only", "random", x, y, x, y),), ("a", "b", "c"), (0.5,), (0.25,))
+    return DataSet(
+        "bright", (Domain("only", "random", x, y, x, y),), ("a", "b", "c"), (0.5,), (0.25,)
+    )
 
 
-@pytest.mark.parametrize(("inputs", "scale", "shift"), [("normalised", 4.0, -2.0), ("unit", 1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("inputs", "scale", "shift"), [("normalised", 4.0, -2.0), ("unit", 1.0, 0.0)]
+)
 def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: float) -> None:
-    federation = federation_of(world_of({"name": "lgmix", "inputs": inputs}, model="linear", data={"name": "bright"},
-                                        local={"batch_size": 100}))
+    federation = federation_of(
+        world_of(
+            {"name": "lgmix", "inputs": inputs},
+            model="linear",
+            data={"name": "bright"},
+            local={"batch_size": 100},
+        )
+    )
     start = federation.server.model["classifier.weight"].clone()
     bias = federation.server.model["classifier.bias"].clone()
     federation.step()
@@ -150,7 +203,9 @@ def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: 
     p = torch.softmax(x @ start.T + bias, dim=1)
     p[torch.arange(len(y)), y] -= 1
     expected = start - 0.1 * p.T @ x / len(y)
-    torch.testing.assert_close(federation.server.model["classifier.weight"], expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        federation.server.model["classifier.weight"], expected, rtol=1e-9, atol=1e-11
+    )
 
 
 def test_no_task_is_asked_for() -> None:
@@ -170,8 +225,14 @@ class Whole(nn.Module):
 
 
 def five_layers(inputs: int, classes: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, 5), nn.ReLU(), nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(),
-                         nn.Linear(6, classes))
+    return nn.Sequential(
+        nn.Linear(inputs, 5),
+        nn.ReLU(),
+        nn.Linear(5, 6, bias=False),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Linear(6, classes),
+    )
 
 
 @registry.register_model("whole")
@@ -193,10 +254,18 @@ def test_features_are_those_before_the_last_layer(model: str) -> None:
     metrics = federation.step().metrics
     for i, (x, _) in enumerate(tensors(clients)):
         network: Any = federation.spec.build(model)
-        layers = network.layers if model == "whole" else nn.Sequential(*network.features, *network.classifier)
-        common, local = (float(layers.train(mode)[:-1](x).detach().square().sum()) for mode in (False, True))
+        layers = (
+            network.layers
+            if model == "whole"
+            else nn.Sequential(*network.features, *network.classifier)
+        )
+        common, local = (
+            float(layers.train(mode)[:-1](x).detach().square().sum()) for mode in (False, True)
+        )
         assert abs(local / (local + common) - 0.5) > 0.01
-        assert metrics[f"train/lgmix/lambda/client/client{i}"] == pytest.approx(local / (local + common), rel=1e-9)
+        assert metrics[f"train/lgmix/lambda/client/client{i}"] == pytest.approx(
+            local / (local + common), rel=1e-9
+        )
 
 
 def test_nothing_is_left_at_the_network_after_a_turn() -> None:
@@ -205,7 +274,9 @@ def test_nothing_is_left_at_the_network_after_a_turn() -> None:
     federation_of(spec, executor).step()
     resident = executor._runner._resources.resident("two-layer")
     models = [resident.model, *resident.frozen_copies.values()]
-    assert len(models) == 2 and not any(m._forward_pre_hooks for model in models for m in model.modules())
+    assert len(models) == 2 and not any(
+        m._forward_pre_hooks for model in models for m in model.modules()
+    )
 
 
 def test_features_of_images_are_pooled_over_positions() -> None:

@@ -43,21 +43,29 @@ def test_fedprox_takes_the_steps_of_its_closed_form() -> None:
 
 def test_fedprox_without_a_pull_is_fedavg() -> None:
     settings = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 3}
-    assert models_sha(run_federation({"name": "fedprox", "mu": 0}, **settings)) == models_sha(run_federation("fedavg", **settings))
+    assert models_sha(run_federation({"name": "fedprox", "mu": 0}, **settings)) == models_sha(
+        run_federation("fedavg", **settings)
+    )
 
 
 def test_fedprox_differs_from_fedavg_at_its_default() -> None:
-    assert models_sha(run_federation("fedprox", rounds=2)) != models_sha(run_federation("fedavg", rounds=2))
+    assert models_sha(run_federation("fedprox", rounds=2)) != models_sha(
+        run_federation("fedavg", rounds=2)
+    )
 
 
 def test_fedprox_pull_is_zero_at_the_first_local_step() -> None:
     one_step = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 1}}
-    assert models_sha(run_federation({"name": "fedprox", "mu": 1e6}, **one_step)) == models_sha(run_federation("fedavg", **one_step))
+    assert models_sha(run_federation({"name": "fedprox", "mu": 1e6}, **one_step)) == models_sha(
+        run_federation("fedavg", **one_step)
+    )
 
 
 def test_fedprox_keeps_clients_closer_the_stronger_it_pulls() -> None:
     def moved(mu: float) -> float:
-        federation = federation_of(world_of({"name": "fedprox", "mu": mu}, gaussian_clients((12,)), **FULL))
+        federation = federation_of(
+            world_of({"name": "fedprox", "mu": mu}, gaussian_clients((12,)), **FULL)
+        )
         start = federation.server.model[W].clone()
         federation.step()
         return float((federation.server.model[W] - start).norm())
@@ -86,7 +94,9 @@ def test_local_is_plain_gradient_descent() -> None:
 
 
 def test_local_equals_fedavg_for_a_single_client() -> None:
-    alone, federated = (run_federation(name, gaussian_clients((10,)), rounds=3) for name in ("local", "fedavg"))
+    alone, federated = (
+        run_federation(name, gaussian_clients((10,)), rounds=3) for name in ("local", "fedavg")
+    )
     assert trees.sha256(personal(alone, 0)) == trees.sha256(federated.server.model)
 
 
@@ -98,25 +108,34 @@ def test_local_sends_nothing_and_differs_from_fedavg() -> None:
     assert len(digests) == 3 and models_sha(run_federation("fedavg", rounds=2)) not in digests
 
 
-NORM = {"features.middle." + name for name in
-        ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+NORM = {
+    "features.middle." + name
+    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+}
 
 
 def test_fedbn_keeps_every_batch_norm_entry_and_nothing_else() -> None:
     federation = run_federation("fedbn", rounds=2)
     for i in range(3):
         assert set(personal(federation, i)) == NORM
-    running = torch.stack([personal(federation, i)["features.middle.running_mean"] for i in range(3)])
+    running = torch.stack(
+        [personal(federation, i)["features.middle.running_mean"] for i in range(3)]
+    )
     assert float(running.std(0).min()) > 0.01
 
 
 def test_fedbn_averages_the_rest_with_equal_weights() -> None:
     """One full-batch step: the mean of the clients' first-step classifier biases, by hand from FedAvg's gradients."""
     clients = gaussian_clients((6, 6, 20))
-    settings = {"local": {"batch_size": 100, "epochs": 1}, "model": {"name": "two-layer", "norm": False}}
+    settings = {
+        "local": {"batch_size": 100, "epochs": 1},
+        "model": {"name": "two-layer", "norm": False},
+    }
     uniform = run_federation("fedavg", clients, aggregation={"weights": "uniform"}, **settings)
     assert models_sha(run_federation("fedbn", clients, **settings)) == models_sha(uniform)
-    assert models_sha(run_federation("fedbn", clients, **settings)) != models_sha(run_federation("fedavg", clients, **settings))
+    assert models_sha(run_federation("fedbn", clients, **settings)) != models_sha(
+        run_federation("fedavg", clients, **settings)
+    )
 
 
 def test_fedbn_without_batch_norm_is_fedavg_and_says_so() -> None:
@@ -127,7 +146,8 @@ def test_fedbn_without_batch_norm_is_fedavg_and_says_so() -> None:
     for _ in range(3):
         federation.step()
     assert models_sha(federation) == models_sha(
-        run_federation("fedavg", rounds=3, model=model, aggregation={"weights": "uniform"}))
+        run_federation("fedavg", rounds=3, model=model, aggregation={"weights": "uniform"})
+    )
     assert len(lines) == 1 and "no batch norm" in lines[0]
 
 
@@ -140,7 +160,9 @@ def test_fedbn_for_a_single_client_is_local() -> None:
 
 def test_fedbn_differs_from_fedavg_with_equal_weights() -> None:
     uniform = run_federation("fedavg", rounds=2, aggregation={"weights": "uniform"})
-    shared = {n: v for n, v in run_federation("fedbn", rounds=2).server.model.items() if n not in NORM}
+    shared = {
+        n: v for n, v in run_federation("fedbn", rounds=2).server.model.items() if n not in NORM
+    }
     assert any(not torch.equal(v, uniform.server.model[n]) for n, v in shared.items())
 
 
@@ -149,7 +171,9 @@ def test_fedbn_evaluates_a_client_that_never_took_part_with_the_initial_norms() 
     federation.step()
     absent = next(i for i in range(3) if federation.states[i] is None)
     model = federation.spec.build("two-layer").double()
-    model.load_state_dict({n: v for n, v in federation.server.model.items() if n not in NORM}, strict=False)
+    model.load_state_dict(
+        {n: v for n, v in federation.server.model.items() if n not in NORM}, strict=False
+    )
     x, y = gaussian_clients()[absent]
     right = (model.eval()(torch.from_numpy(x)).argmax(1).numpy() == y).mean()
     found = federation.evaluate()[f"personal/local/accuracy/client/client{absent}"]

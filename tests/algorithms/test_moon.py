@@ -40,19 +40,31 @@ def test_first_turns_have_a_loss_of_log_2_and_no_gradient_from_it() -> None:
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; the second contrasts with the mean and with each client's own last model."""
     mu, tau, sizes, clients = 2.0, 0.3, [12, 9, 15], tensors(gaussian_clients())
-    federation = run_federation({"name": "moon", "mu": mu, "tau": tau}, model="linear-body", local={"batch_size": 99}, rounds=2)
+    federation = run_federation(
+        {"name": "moon", "mu": mu, "tau": tau},
+        model="linear-body",
+        local={"batch_size": 99},
+        rounds=2,
+    )
     start = federation_of(federation.spec).server.model
-    own = [descended(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y)) for x, y in clients]
+    own = [
+        descended(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
+        for x, y in clients
+    ]
     mean = mean_of(own, sizes)
 
-    def loss(p: Mapping[str, Tensor], x: Tensor, y: Tensor, previous: Mapping[str, Tensor]) -> Tensor:
+    def loss(
+        p: Mapping[str, Tensor], x: Tensor, y: Tensor, previous: Mapping[str, Tensor]
+    ) -> Tensor:
         r = x @ p[W].T
         near = torch.exp(F.cosine_similarity(r, x @ mean[W].T) / tau)
         far = torch.exp(F.cosine_similarity(r, x @ previous[W].T) / tau)
         return F.cross_entropy(r @ p[V].T, y) - mu * torch.log(near / (near + far)).mean()
 
-    trained = [descended(mean, lambda p, x=x, y=y, last=last: loss(p, x, y, last))
-               for (x, y), last in zip(clients, own, strict=True)]
+    trained = [
+        descended(mean, lambda p, x=x, y=y, last=last: loss(p, x, y, last))
+        for (x, y), last in zip(clients, own, strict=True)
+    ]
     assert_weights(federation.server.model, mean_of(trained, sizes))
 
 

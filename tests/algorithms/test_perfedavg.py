@@ -38,8 +38,10 @@ def initial(settings: dict[str, Any] = FULL) -> Tensor:
 def test_first_order_step_by_hand() -> None:
     """Softmax regression, all samples in each batch: w - beta grad(w - alpha grad(w)), then the plain mean."""
     w = initial()
-    ends = [{NAME: w - BETA * softmax_gradient(w - ALPHA * softmax_gradient(w, x, y), x, y)}
-            for x, y in tensors(gaussian_clients())]
+    ends = [
+        {NAME: w - BETA * softmax_gradient(w - ALPHA * softmax_gradient(w, x, y), x, y)}
+        for x, y in tensors(gaussian_clients())
+    ]
     assert_weights(run_federation(per("fo"), **FULL).server.model, mean_of(ends, [1, 1, 1]))
 
 
@@ -50,7 +52,9 @@ def test_hessian_free_step_by_hand_and_by_the_hessian() -> None:
         g = softmax_gradient(w - ALPHA * softmax_gradient(w, x, y), x, y)
         change = softmax_gradient(w + DELTA * g, x, y) - softmax_gradient(w - DELTA * g, x, y)
         ends.append({NAME: w - BETA * (g - ALPHA * change / (2 * DELTA))})
-        _, product = torch.autograd.functional.hvp(lambda v, x=x, y=y: F.cross_entropy(x @ v.T, y), w, g)
+        _, product = torch.autograd.functional.hvp(
+            lambda v, x=x, y=y: F.cross_entropy(x @ v.T, y), w, g
+        )
         assert product.norm() > 0.01
         exact.append({NAME: w - BETA * (g - ALPHA * product)})
     found = run_federation(per("hf", delta=DELTA), **FULL).server.model
@@ -58,7 +62,9 @@ def test_hessian_free_step_by_hand_and_by_the_hessian() -> None:
     torch.testing.assert_close(found[NAME], mean_of(exact, [1, 1, 1])[NAME], rtol=1e-7, atol=1e-8)
 
 
-def test_batches_are_independent_and_only_the_second_moves_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_independent_and_only_the_second_moves_the_statistics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[tuple[str, int, Tensor]] = []
 
     def watched(client: Any, batch: Any, *others: Any) -> Any:
@@ -71,13 +77,23 @@ def test_batches_are_independent_and_only_the_second_moves_the_statistics(monkey
         return found
 
     monkeypatch.setattr(perfedavg, "gradient_at", watched)
-    federation_of(world_of(per("hf"), gaussian_clients((12,)), model={"name": "two-layer", "dropout": 0.2})).step()
+    federation_of(
+        world_of(per("hf"), gaussian_clients((12,)), model={"name": "two-layer", "dropout": 0.2})
+    ).step()
     assert [(tag, moved) for tag, moved, _ in seen] == [
-        ("inner", 0), ("train", 1), ("third", 0), ("third", 0)] * 3
+        ("inner", 0),
+        ("train", 1),
+        ("third", 0),
+        ("third", 0),
+    ] * 3
     for step in range(3):
-        inner, train, third, again = (x for _, _, x in seen[4 * step:4 * step + 4])
+        inner, train, third, again = (x for _, _, x in seen[4 * step : 4 * step + 4])
         assert torch.equal(third, again)
-        assert not torch.equal(inner, train) and not torch.equal(train, third) and not torch.equal(inner, third)
+        assert (
+            not torch.equal(inner, train)
+            and not torch.equal(train, third)
+            and not torch.equal(inner, third)
+        )
     for tag in ("inner", "train", "third"):  # each stream passes all samples once
         rows = torch.cat([x for name, _, x in seen if name == tag])
         assert len(torch.unique(rows, dim=0)) == 12
@@ -85,17 +101,32 @@ def test_batches_are_independent_and_only_the_second_moves_the_statistics(monkey
 
 @pytest.mark.parametrize("form", ["fo", "hf"])
 def test_both_forms_differ_from_fedavg_and_from_each_other(form: str) -> None:
-    settings = {"rounds": 2, "model": {"name": "two-layer", "dropout": 0.2}, "aggregation": {"weights": "uniform"}}
+    settings = {
+        "rounds": 2,
+        "model": {"name": "two-layer", "dropout": 0.2},
+        "aggregation": {"weights": "uniform"},
+    }
     other = "hf" if form == "fo" else "fo"
     digest = models_sha(run_federation(per(form), **settings))
-    assert digest not in (models_sha(run_federation("fedavg", **settings)), models_sha(run_federation(per(other), **settings)))
+    assert digest not in (
+        models_sha(run_federation("fedavg", **settings)),
+        models_sha(run_federation(per(other), **settings)),
+    )
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_personal_models_are_some_plain_steps_from_the_global_one(steps: int) -> None:
     """Steps of size alpha on the training data, whatever the local optimiser; also more than an epoch has batches."""
-    settings = {"model": "one-layer", "local": {"batch_size": 99, "optimizer": "adam", "weight_decay": 0.1,
-                                                "lr_decay": 0.5, "clip_norm": 1e-3}}
+    settings = {
+        "model": "one-layer",
+        "local": {
+            "batch_size": 99,
+            "optimizer": "adam",
+            "weight_decay": 0.1,
+            "lr_decay": 0.5,
+            "clip_norm": 1e-3,
+        },
+    }
     federation = run_federation(per("fo", adapt_steps=steps), rounds=2, **settings)
     before = federation.sha256()
     metrics = federation.evaluate()
@@ -110,6 +141,13 @@ def test_personal_models_are_some_plain_steps_from_the_global_one(steps: int) ->
 
 def test_clipping_and_the_local_optimiser_act_on_the_meta_gradient() -> None:
     """Clipped to a tiny norm, every client moves by lr times that norm."""
-    federation = run_federation(per("fo"), gaussian_clients((12,)), model="one-layer", local={"batch_size": 99, "clip_norm": 1e-3})
-    distance = (federation.server.model[NAME] - federation_of(federation.spec).server.model[NAME]).norm()
+    federation = run_federation(
+        per("fo"),
+        gaussian_clients((12,)),
+        model="one-layer",
+        local={"batch_size": 99, "clip_norm": 1e-3},
+    )
+    distance = (
+        federation.server.model[NAME] - federation_of(federation.spec).server.model[NAME]
+    ).norm()
     assert float(distance) == pytest.approx(0.1 * 1e-3, rel=1e-5)

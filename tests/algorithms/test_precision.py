@@ -24,7 +24,9 @@ BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.add
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_every_method_keeps_its_weights_and_outputs_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_keeps_its_weights_and_outputs_in_float32(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: set[torch.dtype] = set()
     loss = Classification.loss
 
@@ -37,7 +39,9 @@ def test_every_method_keeps_its_weights_and_outputs_in_float32(name: str, monkey
     monkeypatch.setattr(Classification, "loss", watched)
     digests = []
     for precision in ("float32", "bfloat16"):
-        federation = run_federation(name, rounds=2, local={"precision": precision}, **settings_for(name))
+        federation = run_federation(
+            name, rounds=2, local={"precision": precision}, **settings_for(name)
+        )
         values = [v for weights in federation.server.models.values() for v in weights.values()]
         assert {v.dtype for v in values} <= {torch.float32, torch.int64}
         assert all(bool(torch.isfinite(v).all()) for v in values)
@@ -52,22 +56,46 @@ class NotingTypes(Algorithm):
 
     def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
         super().step(client, batch, optimizer)
-        tensors = [batch.features, *(p.grad for p in client.parameters.values()),
-                   *(state["momentum_buffer"] for state in optimizer.state.values())]
+        tensors = [
+            batch.features,
+            *(p.grad for p in client.parameters.values()),
+            *(state["momentum_buffer"] for state in optimizer.state.values()),
+        ]
         client.log("bytes", max(t.element_size() for t in tensors if t is not None))
         client.log("least_bytes", min(t.element_size() for t in tensors if t is not None))
 
 
 def test_features_gradients_and_velocity_are_float32() -> None:
-    metrics = federation_of(world_of("noting-types", local={"precision": "bfloat16", "momentum": 0.9})).step().metrics
+    metrics = (
+        federation_of(world_of("noting-types", local={"precision": "bfloat16", "momentum": 0.9}))
+        .step()
+        .metrics
+    )
     assert metrics["train/bytes"] == metrics["train/least_bytes"] == 4
 
 
-def test_it_learns_as_well_and_resumes_to_the_same_bits(digits: dict[str, Any], tmp_path: Path) -> None:
+def test_it_learns_as_well_and_resumes_to_the_same_bits(
+    digits: dict[str, Any], tmp_path: Path
+) -> None:
     def federation(precision: str) -> Federation:
-        spec = build_spec(load({"experiment": {
-            **digits, "local": {"batch_size": 32, "lr": 0.05, "precision": precision, "momentum": 0.9, "epochs": 4},
-            "data": "digits-sklearn", "participation": {"fraction": 0.75}}}).experiment)
+        spec = build_spec(
+            load(
+                {
+                    "experiment": {
+                        **digits,
+                        "local": {
+                            "batch_size": 32,
+                            "lr": 0.05,
+                            "precision": precision,
+                            "momentum": 0.9,
+                            "epochs": 4,
+                        },
+                        "data": "digits-sklearn",
+                        "participation": {"fraction": 0.75},
+                    }
+                }
+            ).experiment
+        )
         return Federation(spec, InlineExecutor(spec))
 
     plain, lowered, resumed = federation("float32"), federation("bfloat16"), federation("bfloat16")

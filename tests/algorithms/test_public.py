@@ -18,8 +18,11 @@ from flray.federation.spec import build_spec
 
 def names(annotation: typing.Any) -> list[str]:
     """Return the words that an annotation allows, however deep."""
-    return [word for part in typing.get_args(annotation)
-            for word in ([part] if isinstance(part, str) else names(part))]
+    return [
+        word
+        for part in typing.get_args(annotation)
+        for word in ([part] if isinstance(part, str) else names(part))
+    ]
 
 
 AUGMENTATIONS = names(Local.model_fields["augment"].annotation)
@@ -27,10 +30,21 @@ AUGMENTATIONS = names(Local.model_fields["augment"].annotation)
 
 def seen(augment: str, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], list[Tensor]]:
     """Return the public batches of one round by client and number, each time a client looked at one."""
-    spec = build_spec(load({"experiment": {
-        "data": {"name": "digits-sklearn", "samples": 16}, "model": "lenet", "models": {"rotated": "simple-cnn"},
-        "algorithm": {"name": "fcclplus", "public_size": 30, "public_batch_size": 15}, "rounds": 1,
-        "local": {"augment": augment}, "tracking": {"uri": None}}}).experiment)
+    spec = build_spec(
+        load(
+            {
+                "experiment": {
+                    "data": {"name": "digits-sklearn", "samples": 16},
+                    "model": "lenet",
+                    "models": {"rotated": "simple-cnn"},
+                    "algorithm": {"name": "fcclplus", "public_size": 30, "public_batch_size": 15},
+                    "rounds": 1,
+                    "local": {"augment": augment},
+                    "tracking": {"uri": None},
+                }
+            }
+        ).experiment
+    )
     batches: dict[tuple[int, int], list[Tensor]] = {}
     kind = type(spec.algorithm)
     original = kind.public_batch
@@ -46,7 +60,9 @@ def seen(augment: str, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int],
 
 
 @pytest.mark.parametrize("augment", AUGMENTATIONS)
-def test_public_batches_are_the_same_for_all_participants(augment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_batches_are_the_same_for_all_participants(
+    augment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches = seen(augment, monkeypatch)
     assert sorted(batches) == [(client, index) for client in range(4) for index in range(2)]
     for (_, index), found in batches.items():
@@ -56,7 +72,11 @@ def test_public_batches_are_the_same_for_all_participants(augment: str, monkeypa
 
 
 def test_augmentation_changes_the_public_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = {index: batch for (client, index), (batch, _) in seen("none", monkeypatch).items() if client == 0}
+    plain = {
+        index: batch
+        for (client, index), (batch, _) in seen("none", monkeypatch).items()
+        if client == 0
+    }
     for augment in AUGMENTATIONS:
         monkeypatch.undo()
         other = seen(augment, monkeypatch)

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from flray import registry, trees
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import federation_of, gaussian_clients, run_federation, state_of, tensors, world_of
+from tests.algorithms.conftest import (
+    federation_of,
+    gaussian_clients,
+    run_federation,
+    state_of,
+    tensors,
+    world_of,
+)
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.05, "batch_size": 100, "epochs": 2}
 CLIENTS = gaussian_clients((10, 9, 12))
@@ -26,12 +33,21 @@ def sce(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return (-0.1 * own.log() + math.log(1e4) * (1 - own)).mean()
 
 
-@pytest.mark.parametrize("options", [{}, {"public_optimizer": "fresh"}, {"eta": 3.0}, {"private_epochs": "balanced"}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"public_optimizer": "fresh"}, {"eta": 3.0}, {"private_epochs": "balanced"}],
+    ids=str,
+)
 def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, Any]) -> None:
     """Linear networks without bias, Adam, three public batches a round, full private batches, three rounds."""
-    federation = federation_of(world_of({"name": "rhfl", "public_batch_size": 8, **options}, CLIENTS, local=ADAM,
-                                        model="one-layer"))
+    federation = federation_of(
+        world_of(
+            {"name": "rhfl", "public_batch_size": 8, **options},
+            CLIENTS,
+            local=ADAM,
+            model="one-layer",
+        )
+    )
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     weights = [federation.server.model[W].clone().requires_grad_() for _ in CLIENTS]
     before: list[float] = []
@@ -60,8 +76,14 @@ def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, 
                 optimizers = [torch.optim.Adam([w], lr=0.05) for w in weights]
             for i, w in enumerate(weights):
                 log_own = torch.log_softmax(x @ w.T, 1)
-                loss = sum((omega[j] * (p * (p.log() - log_own)).sum(1).mean() for j, p in enumerate(said) if j != i),
-                           torch.zeros(()))
+                loss = sum(
+                    (
+                        omega[j] * (p * (p.log() - log_own)).sum(1).mean()
+                        for j, p in enumerate(said)
+                        if j != i
+                    ),
+                    torch.zeros(()),
+                )
                 optimizers[i].zero_grad()
                 loss.backward()
                 optimizers[i].step()
@@ -72,7 +94,9 @@ def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, 
                 sce(w, x, y).backward()
                 optimizer.step()
         for i, w in enumerate(weights):
-            torch.testing.assert_close(state_of(federation, i)["personal"][W], w.detach(), rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(
+                state_of(federation, i)["personal"][W], w.detach(), rtol=1e-8, atol=1e-10
+            )
 
 
 def personal(federation: Federation) -> str:
@@ -93,20 +117,26 @@ def test_equal_clients_teach_each_other_nothing() -> None:
     settings: dict[str, Any] = {"model": "one-layer", "local": {"epochs": 0}, "rounds": 2}
     federation = run_federation("rhfl", same, **settings)
     for i in range(3):
-        torch.testing.assert_close(state_of(federation, i)["personal"][W], federation.server.model[W],
-                                   rtol=0, atol=1e-15)
+        torch.testing.assert_close(
+            state_of(federation, i)["personal"][W], federation.server.model[W], rtol=0, atol=1e-15
+        )
     assert federation.server.metrics["rhfl/confidence/client/client0"] == pytest.approx(1 / 3)
 
 
 def test_who_joins_later_counts_as_neither_improving_nor_worsening() -> None:
-    federation = federation_of(world_of("rhfl", model="one-layer", participation={"clients": 2}, rounds=6))
+    federation = federation_of(
+        world_of("rhfl", model="one-layer", participation={"clients": 2}, rounds=6)
+    )
     seen: set[int] = set()
     late = 0
     for _ in range(6):
         known = dict(federation.server.state.get("losses", {}))
         metrics = federation.step().metrics
         cohort, losses = federation.server.cohort, federation.server.state["losses"]
-        gains = {c: (float(known.get(str(c), losses[str(c)])) / float(losses[str(c)]) - 1) for c in cohort}
+        gains = {
+            c: (float(known.get(str(c), losses[str(c)])) / float(losses[str(c)]) - 1)
+            for c in cohort
+        }
         if seen and not set(cohort) <= seen:
             late += 1
             (joined,) = set(cohort) - seen
@@ -132,5 +162,8 @@ def test_the_switch_changes_exactly_these_values() -> None:
     params = registry.algorithms.params("rhfl")
     paper, released = (params(variant=v).resolved().model_dump() for v in ("paper", "released"))
     assert {n: (paper[n], released[n]) for n in paper if paper[n] != released[n]} == {
-        "variant": ("paper", "released"), "public_batch_size": (512, 256), "public_optimizer": ("kept", "fresh"),
-        "private_epochs": ("local", "balanced")}
+        "variant": ("paper", "released"),
+        "public_batch_size": (512, 256),
+        "public_optimizer": ("kept", "fresh"),
+        "private_epochs": ("local", "balanced"),
+    }

@@ -27,8 +27,14 @@ W = "classifier.weight"
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
 def test_two_rounds_by_hand_with_partial_participation(option: str, server_lr: float) -> None:
     clients = gaussian_clients()
-    federation = federation_of(world_of({"name": "scaffold", "option": option, "server_lr": server_lr}, clients,
-                                        participation={"clients": 2}, **FULL))
+    federation = federation_of(
+        world_of(
+            {"name": "scaffold", "option": option, "server_lr": server_lr},
+            clients,
+            participation={"clients": 2},
+            **FULL,
+        )
+    )
     w = federation.server.model[W].clone()
     c, own = torch.zeros_like(w), [torch.zeros_like(w) for _ in clients]
     data = tensors(clients)
@@ -40,7 +46,11 @@ def test_two_rounds_by_hand_with_partial_participation(option: str, server_lr: f
             theta = w.clone()
             for _ in range(4):
                 theta = theta - 0.1 * (softmax_gradient(theta, *data[i]) + c - own[i])
-            new = softmax_gradient(w, *data[i]) if option == "I" else own[i] - c + (w - theta) / (4 * 0.1)
+            new = (
+                softmax_gradient(w, *data[i])
+                if option == "I"
+                else own[i] - c + (w - theta) / (4 * 0.1)
+            )
             moves.append(theta - w)
             changes.append(new - own[i])
             own[i] = new
@@ -49,14 +59,19 @@ def test_two_rounds_by_hand_with_partial_participation(option: str, server_lr: f
         torch.testing.assert_close(federation.server.model[W], w, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(federation.server.state["c"][W], c, rtol=1e-10, atol=1e-12)
         for i in cohort:
-            torch.testing.assert_close(state_of(federation, i)["c"][W], own[i], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(
+                state_of(federation, i)["c"][W], own[i], rtol=1e-10, atol=1e-12
+            )
 
 
 def test_counts_steps_and_not_epochs() -> None:
     """Option II after round 1 is the mean of the gradients seen: the displacement over (optimiser steps x lr)."""
     clients = gaussian_clients((12,))
-    federation = federation_of(world_of("scaffold", clients, model="one-layer",
-                                        local={"batch_size": 4, "epochs": 2, "lr": 0.05}))
+    federation = federation_of(
+        world_of(
+            "scaffold", clients, model="one-layer", local={"batch_size": 4, "epochs": 2, "lr": 0.05}
+        )
+    )
     start = federation.server.model[W].clone()
     federation.step()
     expected = (start - federation.server.model[W]) / (6 * 0.05)  # 2 epochs of 3 batches
@@ -65,8 +80,15 @@ def test_counts_steps_and_not_epochs() -> None:
 
 def test_counts_the_steps_a_straggler_managed() -> None:
     settings = {"participation": {"stragglers": 1.0, "straggler_work": 0.5}}
-    federation = federation_of(world_of("scaffold", gaussian_clients((12,)), model="one-layer", **settings,
-                                        local={"batch_size": 4, "epochs": 2, "lr": 0.05}))
+    federation = federation_of(
+        world_of(
+            "scaffold",
+            gaussian_clients((12,)),
+            model="one-layer",
+            **settings,
+            local={"batch_size": 4, "epochs": 2, "lr": 0.05},
+        )
+    )
     start = federation.server.model[W].clone()
     federation.step()
     expected = (start - federation.server.model[W]) / (3 * 0.05)
@@ -74,13 +96,21 @@ def test_counts_the_steps_a_straggler_managed() -> None:
 
 
 def test_uses_the_round_s_decayed_learning_rate() -> None:
-    federation = federation_of(world_of("scaffold", gaussian_clients((12,)), model="one-layer",
-                                        local={"batch_size": 100, "lr": 0.2, "lr_decay": 0.5}))
+    federation = federation_of(
+        world_of(
+            "scaffold",
+            gaussian_clients((12,)),
+            model="one-layer",
+            local={"batch_size": 100, "lr": 0.2, "lr_decay": 0.5},
+        )
+    )
     federation.step()
     start = federation.server.model[W].clone()
     federation.step()
     ((x, y),) = tensors(gaussian_clients((12,)))
-    torch.testing.assert_close(state_of(federation, 0)["c"][W], softmax_gradient(start, x, y), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        state_of(federation, 0)["c"][W], softmax_gradient(start, x, y), rtol=1e-9, atol=1e-12
+    )
 
 
 def test_its_first_round_is_uniform_fedavg() -> None:
@@ -102,7 +132,9 @@ def test_c_is_the_mean_of_all_c_i_under_full_participation() -> None:
 
 def test_one_client_follows_sequential_sgd() -> None:
     one = gaussian_clients((10,))
-    found, expected = (run_federation(name, one, rounds=3).server.model for name in ("scaffold", "fedavg"))
+    found, expected = (
+        run_federation(name, one, rounds=3).server.model for name in ("scaffold", "fedavg")
+    )
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-11)
 

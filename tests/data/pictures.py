@@ -23,7 +23,9 @@ def picture(path: Path, number: int, side: int = 8) -> None:
     Image.fromarray(pixels_of(number, side)).save(path)
 
 
-def trees(root: Path, domains: dict[str, dict[str, int]], suffix: str = ".png", between: str = "") -> Path:
+def trees(
+    root: Path, domains: dict[str, dict[str, int]], suffix: str = ".png", between: str = ""
+) -> Path:
     """Write ROOT/domain/class/*, so many images of each class, numbered through all."""
     number = 0
     for domain, classes in domains.items():
@@ -45,8 +47,10 @@ def zipped(folder: Path, archive: Path) -> Path:
 def found(domain: Any, part: str, numbers: int = 2500) -> dict[int, int]:
     """Return the label of each written image in a part, by its number."""
     known = {pixels_of(n).tobytes(): n for n in range(numbers)}
-    return {known[np.moveaxis(x, 0, -1).tobytes()]: int(y)
-            for x, y in zip(getattr(domain, f"{part}_x"), getattr(domain, f"{part}_y"), strict=True)}
+    return {
+        known[np.moveaxis(x, 0, -1).tobytes()]: int(y)
+        for x, y in zip(getattr(domain, f"{part}_x"), getattr(domain, f"{part}_y"), strict=True)
+    }
 
 
 def edit(path: Path, old: str, new: str) -> None:

@@ -35,7 +35,9 @@ def python_cifar10(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     x, y = pixels(60, 3072), np.arange(60) % 10
     for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
         rows = slice(10 * i, 10 * i + 10)
-        (folder / name).write_bytes(pickle.dumps({"data": x[rows], "labels": y[rows].tolist()}, protocol=2))
+        (folder / name).write_bytes(
+            pickle.dumps({"data": x[rows], "labels": y[rows].tolist()}, protocol=2)
+        )
     return x, y
 
 
@@ -43,7 +45,9 @@ def cifar100_bin(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Class c lies in superclass c // 5; two images of each in both parts."""
     folder.mkdir(parents=True)
     fine = np.repeat(np.arange(100), 2)
-    rows = np.concatenate([(fine // 5)[:, None], fine[:, None], pixels(200, 3072)], 1).astype(np.uint8)
+    rows = np.concatenate([(fine // 5)[:, None], fine[:, None], pixels(200, 3072)], 1).astype(
+        np.uint8
+    )
     for name in ("train.bin", "test.bin"):
         (folder / name).write_bytes(rows.tobytes())
     return rows[:, 2:], fine
@@ -72,9 +76,11 @@ def test_both_forms_of_cifar_are_the_same_data(tmp_path: Path) -> None:
     (tmp_path / "binary").mkdir()
     rows = np.concatenate([y[:, None].astype(np.uint8), x], 1)
     for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
-        (tmp_path / "binary" / f"{name}.bin").write_bytes(rows[10 * i:10 * i + 10].tobytes())
-    fingerprints = {load_dataset("cifar-10", {"path": str(tmp_path / form)}, tmp_path).fingerprint
-                    for form in ("python", "binary")}
+        (tmp_path / "binary" / f"{name}.bin").write_bytes(rows[10 * i : 10 * i + 10].tobytes())
+    fingerprints = {
+        load_dataset("cifar-10", {"path": str(tmp_path / form)}, tmp_path).fingerprint
+        for form in ("python", "binary")
+    }
     assert len(fingerprints) == 1
 
 
@@ -93,7 +99,11 @@ def test_cifar100_knows_its_superclasses_and_serves_pachinko(tmp_path: Path) -> 
     _, fine = cifar100_bin(tmp_path / "archives/cifar-100/cifar-100-binary")
     dataset = load_dataset("cifar-100", root=tmp_path)
     assert dataset.classes == CIFAR100
-    assert (dataset.classes[0], dataset.classes[99], len(set(dataset.classes))) == ("apple", "worm", 100)
+    assert (dataset.classes[0], dataset.classes[99], len(set(dataset.classes))) == (
+        "apple",
+        "worm",
+        100,
+    )
     assert dataset.coarse == tuple(c // 5 for c in range(100))
     assert np.array_equal(dataset.domains[0].train_y, fine)
     coarse = load_dataset("cifar-100", {"labels": "coarse"}, tmp_path)
@@ -145,8 +155,13 @@ def test_svhn_writes_zero_as_ten(tmp_path: Path) -> None:
 
 def fedbn_archive(folder: Path) -> dict[str, Any]:
     parts: dict[str, Any] = {}
-    for name, shape in (("MNIST", (28, 28)), ("SVHN", (32, 32, 3)), ("USPS", (16, 16)), ("SynthDigits", (32, 32, 3)),
-                        ("MNIST_M", (28, 28, 3))):
+    for name, shape in (
+        ("MNIST", (28, 28)),
+        ("SVHN", (32, 32, 3)),
+        ("USPS", (16, 16)),
+        ("SynthDigits", (32, 32, 3)),
+        ("MNIST_M", (28, 28, 3)),
+    ):
         (folder / name / "partitions").mkdir(parents=True)
         for i in range(11):
             content = (pixels(10, *shape), np.roll(np.arange(10), i))
@@ -172,13 +187,32 @@ def test_fedbns_digits_are_read_part_by_part(tmp_path: Path) -> None:
 def test_digit_five_reads_every_way_of_writing_labels(tmp_path: Path) -> None:
     x, y = pixels(10, 28, 28, 3), np.arange(10)
     hot = np.eye(10)
-    savemat(tmp_path / "mnist_data.mat", {"train_28": x[..., :1], "label_train": hot, "test_28": x[..., 1:2],
-                                          "label_test": hot[::-1]})
-    savemat(tmp_path / "mnistm_with_label.mat", {"train": x, "label_train": hot, "test": x, "label_test": hot})
+    savemat(
+        tmp_path / "mnist_data.mat",
+        {
+            "train_28": x[..., :1],
+            "label_train": hot,
+            "test_28": x[..., 1:2],
+            "label_test": hot[::-1],
+        },
+    )
+    savemat(
+        tmp_path / "mnistm_with_label.mat",
+        {"train": x, "label_train": hot, "test": x, "label_test": hot},
+    )
     for name in ("svhn_train_32x32.mat", "svhn_test_32x32.mat"):
-        savemat(tmp_path / name, {"X": pixels(32, 32, 3, 10), "y": np.where(y == 0, 10, y)[:, None]})
-    savemat(tmp_path / "syn_number.mat", {"train_data": pixels(10, 32, 32, 3), "train_label": y[:, None],
-                                          "test_data": pixels(10, 32, 32, 3), "test_label": y[:, None]})
+        savemat(
+            tmp_path / name, {"X": pixels(32, 32, 3, 10), "y": np.where(y == 0, 10, y)[:, None]}
+        )
+    savemat(
+        tmp_path / "syn_number.mat",
+        {
+            "train_data": pixels(10, 32, 32, 3),
+            "train_label": y[:, None],
+            "test_data": pixels(10, 32, 32, 3),
+            "test_label": y[:, None],
+        },
+    )
     cells = np.empty((2, 2), dtype=object)
     for row in range(2):
         cells[row, 0], cells[row, 1] = x[:, None, :, :, 0] / 255, y[:, None]
@@ -198,8 +232,14 @@ def jpeg_archive(path: Path, classes: tuple[str, ...] = CIFAR10) -> NDArray[np.u
         stream = io.BytesIO()
         Image.fromarray(np.full((32, 32, 3), 12 * value, np.uint8)).save(stream, "JPEG", quality=95)
         files.append(np.frombuffer(stream.getvalue(), np.uint8))
-    np.savez(path, jpeg=np.concatenate(files), offset=np.cumsum([0, *map(len, files)]), label=np.arange(20) % 10,
-             is_test=np.arange(20) >= 10, classes=np.array(classes))
+    np.savez(
+        path,
+        jpeg=np.concatenate(files),
+        offset=np.cumsum([0, *map(len, files)]),
+        label=np.arange(20) % 10,
+        is_test=np.arange(20) >= 10,
+        classes=np.array(classes),
+    )
     return np.concatenate(files)
 
 
@@ -225,24 +265,35 @@ def flip(path: Path) -> None:
 def with_array(name: str, values: Any) -> Any:
     def change(path: Path) -> None:
         stored = dict(np.load(path))
-        np.savez(path, **{**stored, name: np.array(values, dtype=object if values is None else None)})
+        np.savez(
+            path, **{**stored, name: np.array(values, dtype=object if values is None else None)}
+        )
+
     return change
 
 
-@pytest.mark.parametrize(("damage", "words"), [
-    (cut_short, "not a readable .npz file (File is not a zip file); fetch it again"),
-    (flip, "not a readable .npz file (Bad CRC-32 for file 'jpeg.npy'); fetch it again"),
-    (lambda p: p.write_bytes(b"hello"), "not a readable .npz file (not plain arrays); fetch it again"),
-    (with_array("classes", None), "not a readable .npz file (not plain arrays)"),
-    (with_array("label", [12] * 20), "a label 12, expected 0 to 9"),
-    (with_array("label", [-1] * 20), "a label -1"), (with_array("label", [0.5] * 20), "labels of float64"),
-    (with_array("label", [float("nan")] * 20), "labels of float64"),
-    (with_array("label", ["cat"] * 20), "labels of <U3"),
-    (with_array("label", [[1]] * 20), "labels of shape [20, 1], expected [n]"),
-    (with_array("offset", [0, 5, 9]), "3 offsets and 20 entries of is_test for 20 labels"),
-    (with_array("offset", [0] * 21), "21 offsets and 20 entries of is_test for 20 labels"),
-    (with_array("is_test", [True]), "21 offsets and 1 entries of is_test"),
-    (with_array("classes", ["cat"]), "the classes cat, expected airplane")])
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut_short, "not a readable .npz file (File is not a zip file); fetch it again"),
+        (flip, "not a readable .npz file (Bad CRC-32 for file 'jpeg.npy'); fetch it again"),
+        (
+            lambda p: p.write_bytes(b"hello"),
+            "not a readable .npz file (not plain arrays); fetch it again",
+        ),
+        (with_array("classes", None), "not a readable .npz file (not plain arrays)"),
+        (with_array("label", [12] * 20), "a label 12, expected 0 to 9"),
+        (with_array("label", [-1] * 20), "a label -1"),
+        (with_array("label", [0.5] * 20), "labels of float64"),
+        (with_array("label", [float("nan")] * 20), "labels of float64"),
+        (with_array("label", ["cat"] * 20), "labels of <U3"),
+        (with_array("label", [[1]] * 20), "labels of shape [20, 1], expected [n]"),
+        (with_array("offset", [0, 5, 9]), "3 offsets and 20 entries of is_test for 20 labels"),
+        (with_array("offset", [0] * 21), "21 offsets and 20 entries of is_test for 20 labels"),
+        (with_array("is_test", [True]), "21 offsets and 1 entries of is_test"),
+        (with_array("classes", ["cat"]), "the classes cat, expected airplane"),
+    ],
+)
 def test_a_damaged_archive_of_jpegs_is_named(damage: Any, words: str, tmp_path: Path) -> None:
     path = tmp_path / "c.npz"
     jpeg_archive(path)
@@ -253,28 +304,39 @@ def test_a_damaged_archive_of_jpegs_is_named(damage: Any, words: str, tmp_path: 
     assert "\n" not in str(error.value) and "pickle" not in str(error.value)
 
 
-@pytest.mark.parametrize(("label", "words"), [
-    (0.5, "labels of float64 that are no whole"), (float("nan"), "labels of float64"), (11.0, "a label 11, expected 0"),
-    (-1.0, "a label -1, expected 0 to 9")])
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        (0.5, "labels of float64 that are no whole"),
+        (float("nan"), "labels of float64"),
+        (11.0, "a label 11, expected 0"),
+        (-1.0, "a label -1, expected 0 to 9"),
+    ],
+)
 def test_labels_of_matlab_files_are_digits(label: float, words: str, tmp_path: Path) -> None:
     x, y = pixels(10, 28, 28, 3), np.arange(1.0, 11.0)
     y[3] = label
     for name in ("train_32x32.mat", "test_32x32.mat"):
         savemat(tmp_path / name, {"X": pixels(32, 32, 3, 10), "y": y[:, None]})
-    savemat(tmp_path / "mnistm_with_label.mat", {"train": x, "label_train": y[:, None], "test": x,
-                                                 "label_test": y[:, None]})
+    savemat(
+        tmp_path / "mnistm_with_label.mat",
+        {"train": x, "label_train": y[:, None], "test": x, "label_test": y[:, None]},
+    )
     for name, file in (("svhn", "train_32x32.mat"), ("mnist-m", "mnistm_with_label.mat")):
         with pytest.raises(FlrayError, match=f"{file}: {words}"):
             load_dataset(name, {"path": str(tmp_path)}, tmp_path)
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-def test_what_is_absent_is_named_with_where_to_get_it(name: str, tmp_path: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_absent_is_named_with_where_to_get_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(FlrayError) as error:
         load_dataset(name, {"path": str(tmp_path)}, tmp_path)
     assert len(str(error.value).splitlines()) == 1
-    assert all(word in str(error.value) for word in (name, str(tmp_path), "comes from", "data.path"))
+    assert all(
+        word in str(error.value) for word in (name, str(tmp_path), "comes from", "data.path")
+    )
 
 
 def damage_truncate(path: Path) -> None:
@@ -291,9 +353,14 @@ def damage_entries(path: Path) -> None:
     path.write_bytes(pickle.dumps({"data": pixels(10, 3072)}, protocol=2))
 
 
-@pytest.mark.parametrize(("damage", "words"), [
-    (damage_truncate, ["not a pickle of plain arrays"]), (damage_label, ["a label 10", "0 to 9"]),
-    (damage_entries, ["other entries", "labels"])])
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (damage_truncate, ["not a pickle of plain arrays"]),
+        (damage_label, ["a label 10", "0 to 9"]),
+        (damage_entries, ["other entries", "labels"]),
+    ],
+)
 def test_a_damaged_file_is_named_in_one_line(damage: Any, words: list[str], tmp_path: Path) -> None:
     python_cifar10(tmp_path / "archives/cifar-10")
     damage(tmp_path / "archives/cifar-10/data_batch_2")
@@ -310,7 +377,9 @@ def test_fine_labels_in_two_superclasses_are_refused(tmp_path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[0] = 7
     path.write_bytes(bytes(raw))
-    with pytest.raises(FlrayError, match="class apple lies in the superclasses insects and aquatic mammals"):
+    with pytest.raises(
+        FlrayError, match="class apple lies in the superclasses insects and aquatic mammals"
+    ):
         load_dataset("cifar-100", root=tmp_path)
 
 
@@ -321,20 +390,37 @@ class Evil:
         return os.system, ("touch pwned",)
 
 
-@pytest.mark.parametrize("content", [
-    Evil(), {"data": Evil()}, (np.array([1]), Evil()), Path("x"), np.random.default_rng(),
-    np.array([{}], dtype=object)])
-def test_nothing_in_a_pickle_is_run(content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        Evil(),
+        {"data": Evil()},
+        (np.array([1]), Evil()),
+        Path("x"),
+        np.random.default_rng(),
+        np.array([{}], dtype=object),
+    ],
+)
+def test_nothing_in_a_pickle_is_run(
+    content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
-    with pytest.raises(FlrayError, match=r"x\.pkl: (not a pickle of plain arrays|an array of objects)"):
+    with pytest.raises(
+        FlrayError, match=r"x\.pkl: (not a pickle of plain arrays|an array of objects)"
+    ):
         read_pickled_arrays(tmp_path / "x.pkl")
     assert not (tmp_path / "pwned").exists()
 
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_arrays_of_every_protocol_are_read(protocol: int, tmp_path: Path) -> None:
-    content = {"x": np.arange(12, dtype=np.uint8).reshape(3, 4), "y": [1, 2], "s": np.float64(2.5), "t": ("a", b"b")}
+    content = {
+        "x": np.arange(12, dtype=np.uint8).reshape(3, 4),
+        "y": [1, 2],
+        "s": np.float64(2.5),
+        "t": ("a", b"b"),
+    }
     (tmp_path / "x.pkl").write_bytes(pickle.dumps(content, protocol=protocol))
     found = read_pickled_arrays(tmp_path / "x.pkl")
     assert np.array_equal(found["x"], content["x"])
@@ -350,8 +436,15 @@ def test_mnistm_and_synthdigits_come_alone_from_either_archive(tmp_path: Path) -
     parts = fedbn_archive(tmp_path / "fedbn")
     x, y = pixels(20, 28, 28, 3), np.arange(20) % 10
     (tmp_path / "five").mkdir()
-    savemat(tmp_path / "five/mnistm_with_label.mat", {"train": x[:10], "label_train": np.eye(10)[y[:10]],
-                                                      "test": x[10:], "label_test": np.eye(10)[y[10:]]})
+    savemat(
+        tmp_path / "five/mnistm_with_label.mat",
+        {
+            "train": x[:10],
+            "label_train": np.eye(10)[y[:10]],
+            "test": x[10:],
+            "label_test": np.eye(10)[y[10:]],
+        },
+    )
     (one,) = load_dataset("mnist-m", {"path": str(tmp_path / "fedbn")}, tmp_path).domains
     (other,) = load_dataset("mnist-m", {"path": str(tmp_path / "five")}, tmp_path).domains
     (synth,) = load_dataset("synthdigits", {"path": str(tmp_path / "fedbn")}, tmp_path).domains
@@ -383,9 +476,14 @@ def test_fc100_is_read_from_its_own_pickles(tmp_path: Path) -> None:
         assert domain.train_y.tolist() == whole["train"]["labels"]
         assert np.array_equal(domain.test_x.transpose(0, 2, 3, 1), whole[part]["data"])
         assert domain.test_y.tolist() == whole[part]["labels"]
-    leaking = {**whole["test"], "labels": [*whole["test"]["labels"][:-1], whole["train"]["labels"][0]]}
+    leaking = {
+        **whole["test"],
+        "labels": [*whole["test"]["labels"][:-1], whole["train"]["labels"][0]],
+    }
     (tmp_path / "archives/fc100/FC100_test.pickle").write_bytes(pickle.dumps(leaking))
-    with pytest.raises(FlrayError, match=r"FC100_test\.pickle: the class worm, which FC100_train\.pickle has"):
+    with pytest.raises(
+        FlrayError, match=r"FC100_test\.pickle: the class worm, which FC100_train\.pickle has"
+    ):
         load_dataset("fc100", {}, tmp_path)
 
 

@@ -32,7 +32,12 @@ def test_a_crop_is_a_shift_of_at_most_the_padding() -> None:
     seen = set()
     for before, after in zip(images, cropped, strict=True):
         padded = torch.nn.functional.pad(before, (2, 2, 2, 2))
-        shifts = [(r, c) for r in range(5) for c in range(5) if torch.equal(padded[:, r:r + 6, c:c + 6], after)]
+        shifts = [
+            (r, c)
+            for r in range(5)
+            for c in range(5)
+            if torch.equal(padded[:, r : r + 6, c : c + 6], after)
+        ]
         assert len(shifts) == 1
         seen.add(shifts[0])
     assert len(seen) == 25
@@ -56,7 +61,9 @@ def test_the_generator_decides_and_the_batch_is_left_alone() -> None:
     images = torch.randn(20, 3, 8, 8)
     before = images.clone()
     for augment in (random_crop, random_flip):
-        first, again, other = (augment(images, torch_generator(0, "augmentation", round=r)) for r in (1, 1, 2))
+        first, again, other = (
+            augment(images, torch_generator(0, "augmentation", round=r)) for r in (1, 1, 2)
+        )
         assert torch.equal(first, again)
         assert not torch.equal(first, other)
     assert torch.equal(images, before)
@@ -84,47 +91,73 @@ def test_what_is_no_image_is_left_alone() -> None:
     images = torch.rand(5, 1, 8, 8)
     assert augment_batch(images, "none", torch_generator(0, "augmentation")) is images
     for how in sorted(PRESETS.keys() - {"none"}):
-        assert not torch.equal(augment_batch(images, how, torch_generator(0, "augmentation")), images)
+        assert not torch.equal(
+            augment_batch(images, how, torch_generator(0, "augmentation")), images
+        )
 
 
 def photos(batch: int = 6, height: int = 9, width: int = 7) -> torch.Tensor:
     """Return 8-bit colour images in [0, 1], gray and saturated pixels among them."""
-    raw = torch.randint(256, (batch, 3, height, width), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    raw = torch.randint(
+        256,
+        (batch, 3, height, width),
+        generator=torch.Generator().manual_seed(1),
+        dtype=torch.uint8,
+    )
     raw[0, :, 0] = 128
     raw[-1, 0, 2:4], raw[-1, 1, 2:4] = 255, 0
     return raw.float() / 255
 
 
-@pytest.mark.parametrize(("own", "name", "factors"), [
-    (colour_jitter.brightness, "adjust_brightness", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
-    (colour_jitter.contrast, "adjust_contrast", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
-    (colour_jitter.saturation, "adjust_saturation", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
-    (colour_jitter.hue, "adjust_hue", [-0.5, -0.1, 0.0, 0.04, 0.1, 0.5])])
+@pytest.mark.parametrize(
+    ("own", "name", "factors"),
+    [
+        (colour_jitter.brightness, "adjust_brightness", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
+        (colour_jitter.contrast, "adjust_contrast", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
+        (colour_jitter.saturation, "adjust_saturation", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
+        (colour_jitter.hue, "adjust_hue", [-0.5, -0.1, 0.0, 0.04, 0.1, 0.5]),
+    ],
+)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_colours_are_those_of_torchvision(own: object, name: str, factors: list[float], channels: int) -> None:
+def test_colours_are_those_of_torchvision(
+    own: object, name: str, factors: list[float], channels: int
+) -> None:
     images = photos()[:, :channels]
     changed = own(images, torch.tensor(factors))
-    expected = [getattr(reference, name)(image, factor) for image, factor in zip(images, factors, strict=True)]
+    expected = [
+        getattr(reference, name)(image, factor)
+        for image, factor in zip(images, factors, strict=True)
+    ]
     torch.testing.assert_close(changed, torch.stack(expected), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gray_is_that_of_torchvision(channels: int) -> None:
     images = photos()[:, :channels]
-    torch.testing.assert_close(colour_jitter.gray(images).expand(-1, 3, -1, -1),
-                               reference.rgb_to_grayscale(images, num_output_channels=3), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        colour_jitter.gray(images).expand(-1, 3, -1, -1),
+        reference.rgb_to_grayscale(images, num_output_channels=3),
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 def test_a_rotation_is_that_of_torchvision() -> None:
     images, angles = photos(), [-170.0, -15.0, 0.0, 3.0, 45.0, 90.0]
-    expected = [reference.rotate(image, angle, InterpolationMode.BILINEAR)
-                for image, angle in zip(images, angles, strict=True)]
-    torch.testing.assert_close(rotate(images, torch.tensor(angles)), torch.stack(expected), rtol=0, atol=1e-4)
+    expected = [
+        reference.rotate(image, angle, InterpolationMode.BILINEAR)
+        for image, angle in zip(images, angles, strict=True)
+    ]
+    torch.testing.assert_close(
+        rotate(images, torch.tensor(angles)), torch.stack(expected), rtol=0, atol=1e-4
+    )
 
 
 def test_flips_are_those_of_torchvision() -> None:
     images = photos()
-    assert torch.equal(random_flip(images, torch.Generator(), p=1.0), reference.horizontal_flip(images))
+    assert torch.equal(
+        random_flip(images, torch.Generator(), p=1.0), reference.horizontal_flip(images)
+    )
     assert torch.equal(random_flip(images, torch.Generator(), p=0.0), images)
 
 
@@ -149,11 +182,28 @@ def test_jitter_changes_its_share_of_images_within_bounds() -> None:
     changed = (result != images).any(dim=(1, 2, 3))
     assert 750 < int(changed.sum()) < 850
     assert float(result.min()) >= 0 and float(result.max()) <= 1
-    only = jitter(images, torch_generator(0, "augmentation"), brightness=0.4, contrast=0, saturation=0, hue=0, p=1)
+    only = jitter(
+        images,
+        torch_generator(0, "augmentation"),
+        brightness=0.4,
+        contrast=0,
+        saturation=0,
+        hue=0,
+        p=1,
+    )
     factors = only[:, 0, 0, 0] / images[:, 0, 0, 0]
     assert 0.6 <= float(factors.min()) < 0.61 and 1.39 < float(factors.max()) <= 1.4 + 1e-6
-    assert torch.equal(jitter(images, torch_generator(0, "augmentation"), brightness=0, contrast=0, saturation=0,
-                              hue=0), images)
+    assert torch.equal(
+        jitter(
+            images,
+            torch_generator(0, "augmentation"),
+            brightness=0,
+            contrast=0,
+            saturation=0,
+            hue=0,
+        ),
+        images,
+    )
 
 
 def test_every_image_has_its_own_order_of_changes() -> None:
@@ -164,21 +214,33 @@ def test_every_image_has_its_own_order_of_changes() -> None:
     options = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
     result = jitter(images, torch_generator(3, "augmentation"), p=1.0, **options)
     draws = torch.rand((9, 200), generator=torch_generator(3, "augmentation"))
-    functions = (colour_jitter.brightness, colour_jitter.contrast, colour_jitter.saturation, colour_jitter.hue)
-    factors = [0.6 + 0.8 * draws[1], 0.6 + 0.8 * draws[2], 0.6 + 0.8 * draws[3], 0.1 * (2 * draws[4] - 1)]
+    functions = (
+        colour_jitter.brightness,
+        colour_jitter.contrast,
+        colour_jitter.saturation,
+        colour_jitter.hue,
+    )
+    factors = [
+        0.6 + 0.8 * draws[1],
+        0.6 + 0.8 * draws[2],
+        0.6 + 0.8 * draws[3],
+        0.1 * (2 * draws[4] - 1),
+    ]
     orders = draws[5:].argsort(0)
     assert len({tuple(order) for order in orders.T.tolist()}) == 24
     for i in range(200):
-        one = images[i:i + 1]
+        one = images[i : i + 1]
         for k in orders[:, i].tolist():
-            one = functions[k](one, factors[k][i:i + 1])
+            one = functions[k](one, factors[k][i : i + 1])
         torch.testing.assert_close(result[i], one[0], rtol=0, atol=1e-6)
 
 
 def test_grayscale_takes_its_share_of_images() -> None:
     images = photos(1).expand(1000, -1, -1, -1)
     result = augmentations.get("grayscale")(images, torch_generator(0, "augmentation"), p=0.2)
-    grayed = (result[:, 0] == result[:, 1]).all(dim=(1, 2)) & (result[:, 0] == result[:, 2]).all(dim=(1, 2))
+    grayed = (result[:, 0] == result[:, 1]).all(dim=(1, 2)) & (result[:, 0] == result[:, 2]).all(
+        dim=(1, 2)
+    )
     assert 160 < int(grayed.sum()) < 240
     assert torch.equal(result[~grayed], images[~grayed])
 
@@ -189,10 +251,15 @@ def steps(*given: object) -> object:
 
 def test_colours_work_on_pixels_whatever_the_normalisation() -> None:
     images = photos(64, 8, 8)
-    mean, std = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.1]).view(3, 1, 1)
+    mean, std = (
+        torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1),
+        torch.tensor([0.2, 0.3, 0.1]).view(3, 1, 1),
+    )
     how = steps("jitter", {"name": "grayscale", "p": 0.3})
     plain = augment_batch(images, how, torch_generator(0, "augmentation"))
-    normalised = augment_batch((images - mean) / std, how, torch_generator(0, "augmentation"), (mean, std))
+    normalised = augment_batch(
+        (images - mean) / std, how, torch_generator(0, "augmentation"), (mean, std)
+    )
     torch.testing.assert_close(normalised * std + mean, plain, rtol=0, atol=2e-6)
     assert not torch.allclose(plain, images)
 
@@ -204,11 +271,15 @@ def test_presets_are_their_steps_bit_for_bit() -> None:
         b = augment_batch(images, steps(*names), torch_generator(0, "augmentation"))
         assert torch.equal(a, b)
     generator = torch_generator(0, "augmentation")
-    assert torch.equal(augment_batch(images, "crop", torch_generator(0, "augmentation")),
-                       random_flip(random_crop(images, generator), generator))
+    assert torch.equal(
+        augment_batch(images, "crop", torch_generator(0, "augmentation")),
+        random_flip(random_crop(images, generator), generator),
+    )
     generator = torch_generator(0, "augmentation")
-    assert torch.equal(augment_batch(images, "resized", torch_generator(0, "augmentation")),
-                       random_flip(random_resized_crop(images, generator), generator))
+    assert torch.equal(
+        augment_batch(images, "resized", torch_generator(0, "augmentation")),
+        random_flip(random_resized_crop(images, generator), generator),
+    )
 
 
 @pytest.mark.parametrize("name", augmentations.names())
@@ -218,7 +289,8 @@ def test_an_image_is_not_touched_by_its_neighbours(name: str) -> None:
     others[1::2] = 0.5
     first, again, beside, other = (
         augment_batch(batch, steps(name), torch_generator(0, "augmentation", round=r))
-        for batch, r in ((images, 1), (images, 1), (others, 1), (images, 2)))
+        for batch, r in ((images, 1), (images, 1), (others, 1), (images, 2))
+    )
     assert torch.equal(first, again)
     assert torch.equal(first[0::2], beside[0::2])
     assert not torch.equal(first, other)
@@ -232,18 +304,32 @@ def test_colours_need_pixels() -> None:
     check("crop", "here", (3, 32, 32), np.dtype("float32"))
     with pytest.raises(ConfigError, match=r"here: found jitter; .* float32 of 3"):
         check("strong", "here", (3, 32, 32), np.dtype("float32"))
-    config = {"data": {"name": "random", "samples": 20, "shape": [3, 8, 8]}, "partition": "domains", "model": "linear",
-              "algorithm": "fedavg", "local": {"augment": ["grayscale"]}}
+    config = {
+        "data": {"name": "random", "samples": 20, "shape": [3, 8, 8]},
+        "partition": "domains",
+        "model": "linear",
+        "algorithm": "fedavg",
+        "local": {"augment": ["grayscale"]},
+    }
     with pytest.raises(ConfigError, match=r"experiment\.local\.augment: found grayscale"):
         build_spec(Config.model_validate({"experiment": config}).experiment)
 
 
-@pytest.mark.parametrize(("how", "message"), [
-    ("jitter", r"local\.augment: found 'jitter'; input should be 'none', 'flip'"),
-    (["crop", "jiter"], r"local\.augment\.1\.name: found 'jiter'; .*did you mean 'jitter'"),
-    ([{"name": "jitter", "hue": 0.6}], r"local\.augment\.0\.hue: found 0\.6; .*less than or equal to 0\.5"),
-    ([{"name": "crop", "pading": 2}], r"local\.augment\.0\.pading: found 2; .*did you mean 'padding'"),
-])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("jitter", r"local\.augment: found 'jitter'; input should be 'none', 'flip'"),
+        (["crop", "jiter"], r"local\.augment\.1\.name: found 'jiter'; .*did you mean 'jitter'"),
+        (
+            [{"name": "jitter", "hue": 0.6}],
+            r"local\.augment\.0\.hue: found 0\.6; .*less than or equal to 0\.5",
+        ),
+        (
+            [{"name": "crop", "pading": 2}],
+            r"local\.augment\.0\.pading: found 2; .*did you mean 'padding'",
+        ),
+    ],
+)
 def test_mistakes_in_steps_are_named(how: object, message: str) -> None:
     base = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
     with pytest.raises(ConfigErrors, match=message):
@@ -261,7 +347,9 @@ def test_masks_go_where_their_pixels_go(how: str) -> None:
     square = torch.zeros(40, 2, 24, 24)
     square[:, 0, 8:14, 5:12] = 1
     square[:, 1, 9:11, 6:8] = 1
-    moved, masks = augment_pair(square, square.to(torch.uint8), how, torch_generator(0, "augmentation"))
+    moved, masks = augment_pair(
+        square, square.to(torch.uint8), how, torch_generator(0, "augmentation")
+    )
     assert masks.dtype == torch.uint8 and set(masks.unique().tolist()) == {0, 1}
     assert torch.equal(masks, (moved >= 0.5).to(torch.uint8))
     assert not torch.equal(masks, square.to(torch.uint8))
@@ -270,6 +358,12 @@ def test_masks_go_where_their_pixels_go(how: str) -> None:
 
 
 def test_masks_refuse_what_does_more_than_move_pixels() -> None:
-    with pytest.raises(ConfigError, match=r"local.augment: found jitter, grayscale; .*only steps that move pixels"):
-        augment_pair(torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8), "strong",
-                       torch_generator(0, "augmentation"))
+    with pytest.raises(
+        ConfigError, match=r"local.augment: found jitter, grayscale; .*only steps that move pixels"
+    ):
+        augment_pair(
+            torch.zeros(1, 3, 8, 8),
+            torch.zeros(1, 1, 8, 8),
+            "strong",
+            torch_generator(0, "augmentation"),
+        )

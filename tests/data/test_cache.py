@@ -42,7 +42,9 @@ def write_often(folder: Path, value: int) -> None:
 
 def test_two_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_often, args=(tmp_path / "set", value)) for value in (1, 2)]
+    writers = [
+        context.Process(target=write_often, args=(tmp_path / "set", value)) for value in (1, 2)
+    ]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -76,11 +78,15 @@ def test_an_altered_file_is_named_with_both_checksums(tmp_path: Path) -> None:
     content[-1] ^= 1
     path.write_bytes(content)
     expected = json.loads((tmp_path / "set" / MANIFEST).read_text())["files"]["x.npy"]["sha256"]
-    with pytest.raises(DataError, match=rf"x\.npy was altered: sha256 is [0-9a-f]{{64}}, expected {expected}; run"):
+    with pytest.raises(
+        DataError, match=rf"x\.npy was altered: sha256 is [0-9a-f]{{64}}, expected {expected}; run"
+    ):
         read_arrays(tmp_path / "set", "set")
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": {"x.npy": {"bytes": "many", "sha256": ""}}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"files": 3}', '{"files": {"x.npy": {"bytes": "many", "sha256": ""}}}']
+)
 def test_an_unreadable_manifest_is_named(tmp_path: Path, text: str) -> None:
     write_arrays(tmp_path / "set", ARRAYS)
     (tmp_path / "set" / MANIFEST).write_text(text)

@@ -22,7 +22,9 @@ def tissue(root: Path, per_slide: int = 10) -> Path:
     number = 0
     with (home / "metadata.csv").open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["", "patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split"])
+        table.writerow(
+            ["", "patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split"]
+        )
         for slide in range(10):
             for i in range(per_slide):
                 table.writerow([number, f"{slide:03d}", 4, i, 32 * i, i % 2, slide, slide // 2, 0])
@@ -59,20 +61,47 @@ def test_by_slide_no_patient_is_in_both_parts(tmp_path: Path) -> None:
         assert slides[0] != slides[1]
 
 
-@pytest.mark.parametrize(("damage", "words"), [
-    (lambda p: edit(p / "metadata.csv", "3,000,4,3,96,1,0,0,0", "3,000,4,3,96,2,0,0,0"),
-     ["metadata.csv, line 5", "'2'"]),
-    (lambda p: edit(p / "metadata.csv", "3,000,4,3,96,1,0,0,0", "3,000,4,3,96,1,0,5,0"), ["line 5", "center '5'"]),
-    (lambda p: edit(p / "metadata.csv", "3,000,4,3,96,1", "3,../x,4,3,96,1"), ["line 5", "no number"]),
-    (lambda p: edit(p / "metadata.csv", "3,000,4,3,96,1", "3,000,4,2,64,1"),
-     ["line 5", "_x_2_y_64.png is there twice"]),
-    (lambda p: edit(p / "metadata.csv", "tumor", "label"), ["no column tumor"]),
-    (lambda p: edit(p / "metadata.csv", "3,000,4,3,96,1", "3,000,4,3,96," + "1" * 200_000), ["field larger than"]),
-    (lambda p: edit(p / "metadata.csv", (p / "metadata.csv").read_text().split("\n", 81)[81], ""),
-     ["centre4 has 0 patches"]),
-    (lambda p: (p / "patches/patient_002_node_4/patch_patient_002_node_4_x_1_y_32.png").unlink(),
-     ["patch_patient_002_node_4_x_1_y_32.png", "No such file"])])
-def test_camelyons_flaws_are_named(damage: Callable[[Path], None], words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            lambda p: edit(p / "metadata.csv", "3,000,4,3,96,1,0,0,0", "3,000,4,3,96,2,0,0,0"),
+            ["metadata.csv, line 5", "'2'"],
+        ),
+        (
+            lambda p: edit(p / "metadata.csv", "3,000,4,3,96,1,0,0,0", "3,000,4,3,96,1,0,5,0"),
+            ["line 5", "center '5'"],
+        ),
+        (
+            lambda p: edit(p / "metadata.csv", "3,000,4,3,96,1", "3,../x,4,3,96,1"),
+            ["line 5", "no number"],
+        ),
+        (
+            lambda p: edit(p / "metadata.csv", "3,000,4,3,96,1", "3,000,4,2,64,1"),
+            ["line 5", "_x_2_y_64.png is there twice"],
+        ),
+        (lambda p: edit(p / "metadata.csv", "tumor", "label"), ["no column tumor"]),
+        (
+            lambda p: edit(p / "metadata.csv", "3,000,4,3,96,1", "3,000,4,3,96," + "1" * 200_000),
+            ["field larger than"],
+        ),
+        (
+            lambda p: edit(
+                p / "metadata.csv", (p / "metadata.csv").read_text().split("\n", 81)[81], ""
+            ),
+            ["centre4 has 0 patches"],
+        ),
+        (
+            lambda p: (
+                p / "patches/patient_002_node_4/patch_patient_002_node_4_x_1_y_32.png"
+            ).unlink(),
+            ["patch_patient_002_node_4_x_1_y_32.png", "No such file"],
+        ),
+    ],
+)
+def test_camelyons_flaws_are_named(
+    damage: Callable[[Path], None], words: list[str], tmp_path: Path
+) -> None:
     path = tissue(tmp_path)
     damage(path)
     with pytest.raises(FlrayError) as error:

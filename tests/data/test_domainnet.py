@@ -24,8 +24,11 @@ def net(root: Path, lists: bool, classes: tuple[str, ...] = (*TEN, "aircraft_car
     order = sorted(classes)
     for style in STYLES if lists else ():
         for part, kept in (("test", (0,)), ("train", (1, 2))):
-            (path / f"{style}_{part}.txt").write_text("".join(
-                f"{style}/{c}/{i:03d}.png {order.index(c)}\n" for c in classes for i in kept))
+            (path / f"{style}_{part}.txt").write_text(
+                "".join(
+                    f"{style}/{c}/{i:03d}.png {order.index(c)}\n" for c in classes for i in kept
+                )
+            )
     return path
 
 
@@ -35,8 +38,18 @@ def load_net(root: Path, path: Path, **options: Any) -> DataSet:
 
 def test_domainnet_takes_fedbns_ten_with_the_official_split(tmp_path: Path) -> None:
     dataset = load_net(tmp_path, net(tmp_path, lists=True))
-    assert dataset.classes == ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill",
-                               "wine_glass", "zebra")
+    assert dataset.classes == (
+        "bird",
+        "feather",
+        "headphones",
+        "ice_cream",
+        "teapot",
+        "tiger",
+        "whale",
+        "windmill",
+        "wine_glass",
+        "zebra",
+    )
     assert [d.name for d in dataset.domains] == list(STYLES)
     for k, domain in enumerate(dataset.domains):
         assert found(domain, "test") == {33 * k + 3 * c: c for c in range(10)}
@@ -63,16 +76,32 @@ def test_all_of_domainnet_is_every_folder_in_order(tmp_path: Path) -> None:
         load_net(tmp_path, path, classes="all")
 
 
-@pytest.mark.parametrize(("damage", "words"), [
-    (lambda p: edit(p / "real_train.txt", "tiger/001.png 6", "tiger/001.png 5"),
-     ["real_train.txt, line 11", "label 5 for the class tiger", "6"]),
-    (lambda p: edit(p / "real_train.txt", "tiger/001.png 6", "tiger/009.png 6"), ["line 11", "real/tiger/009.png"]),
-    (lambda p: edit(p / "real_train.txt", "tiger/001.png 6", "tiger/000.png 6"),
-     ["real_test.txt, line 6", "tiger/000.png", "twice"]),
-    (lambda p: edit(p / "real_train.txt", "tiger/001.png 6", "tiger"), ["line 11", "'real/tiger'"]),
-    (lambda p: shutil.rmtree(p / "sketch"), ["domain sketch has no images"]),
-    (lambda p: shutil.rmtree(p / "sketch" / "whale"), ["domain sketch", "no images of whale"])])
-def test_domainnets_flaws_are_named(damage: Callable[[Path], None], words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            lambda p: edit(p / "real_train.txt", "tiger/001.png 6", "tiger/001.png 5"),
+            ["real_train.txt, line 11", "label 5 for the class tiger", "6"],
+        ),
+        (
+            lambda p: edit(p / "real_train.txt", "tiger/001.png 6", "tiger/009.png 6"),
+            ["line 11", "real/tiger/009.png"],
+        ),
+        (
+            lambda p: edit(p / "real_train.txt", "tiger/001.png 6", "tiger/000.png 6"),
+            ["real_test.txt, line 6", "tiger/000.png", "twice"],
+        ),
+        (
+            lambda p: edit(p / "real_train.txt", "tiger/001.png 6", "tiger"),
+            ["line 11", "'real/tiger'"],
+        ),
+        (lambda p: shutil.rmtree(p / "sketch"), ["domain sketch has no images"]),
+        (lambda p: shutil.rmtree(p / "sketch" / "whale"), ["domain sketch", "no images of whale"]),
+    ],
+)
+def test_domainnets_flaws_are_named(
+    damage: Callable[[Path], None], words: list[str], tmp_path: Path
+) -> None:
     path = net(tmp_path, lists=True)
     damage(path)
     with pytest.raises(FlrayError) as error:
@@ -84,7 +113,11 @@ def test_domainnets_flaws_are_named(damage: Callable[[Path], None], words: list[
 def test_lists_that_give_two_classes_one_label_are_refused(tmp_path: Path) -> None:
     path = net(tmp_path, lists=True)
     for file in path.glob("*.txt"):
-        file.write_text("".join(f"{line[:-2]} 6\n" if "/teapot/" in line else f"{line}\n"
-                                for line in file.read_text().splitlines()))
+        file.write_text(
+            "".join(
+                f"{line[:-2]} 6\n" if "/teapot/" in line else f"{line}\n"
+                for line in file.read_text().splitlines()
+            )
+        )
     with pytest.raises(FlrayError, match="label 6 to the classes teapot and tiger"):
         load_net(tmp_path, path)

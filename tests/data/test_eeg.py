@@ -17,8 +17,10 @@ from flray.errors import FlrayError
 
 def sources(samples: int = 40) -> dict[str, eeg.Trials]:
     y = np.arange(samples, dtype=np.int64) % 2
-    return {name: (covariances(trials(y, channels, 0.5, np.random.default_rng(channels))), y)
-            for name, channels in (("AlexMI", 5), ("Zhou2016", 3))}
+    return {
+        name: (covariances(trials(y, channels, 0.5, np.random.default_rng(channels))), y)
+        for name, channels in (("AlexMI", 5), ("Zhou2016", 3))
+    }
 
 
 def test_sources_are_split_by_class_and_padded_to_the_widest() -> None:
@@ -35,7 +37,9 @@ def test_sources_are_split_by_class_and_padded_to_the_widest() -> None:
 
 def test_no_trial_is_in_both_parts_and_another_seed_draws_others() -> None:
     parts = [eeg.dataset_of("eeg", sources(), seed).domains[0] for seed in (0, 0, 1)]
-    whole = {tuple(row) for row in np.round(parts[0].train_x, 5)} | {tuple(row) for row in np.round(parts[0].test_x, 5)}
+    whole = {tuple(row) for row in np.round(parts[0].train_x, 5)} | {
+        tuple(row) for row in np.round(parts[0].test_x, 5)
+    }
     assert len(whole) == 40
     assert np.array_equal(parts[0].test_x, parts[1].test_x)
     assert not np.array_equal(parts[0].test_x, parts[2].test_x)
@@ -52,7 +56,12 @@ class Paradigms:
 
     class MotorImagery:
         def __init__(self, **settings: Any) -> None:
-            assert settings == {"events": ["feet", "right_hand"], "n_classes": 2, "fmin": 8.0, "fmax": 32.0}
+            assert settings == {
+                "events": ["feet", "right_hand"],
+                "n_classes": 2,
+                "fmin": 8.0,
+                "fmax": 32.0,
+            }
 
         def get_data(self, dataset: Any) -> tuple[Any, Any, None]:
             return dataset
@@ -64,7 +73,11 @@ def test_events_become_labels_by_name() -> None:
     assert y.tolist() == [1, 0, 1] and x.shape == (3, 2, 5)
 
 
-def test_without_moabb_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_moabb_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "moabb", None)
-    with pytest.raises(FlrayError, match=r"^data set eeg needs MOABB .*: pip install 'flray\[eeg\]'$"):
+    with pytest.raises(
+        FlrayError, match=r"^data set eeg needs MOABB .*: pip install 'flray\[eeg\]'$"
+    ):
         load_dataset("eeg", root=tmp_path)

@@ -23,9 +23,13 @@ from flray.registry import datasets
 from tests.data.layouts import LAYOUTS, Known, Written
 
 GENERATED: dict[str, dict[str, Any]] = {
-    "digits-sklearn": {}, "random": {"samples": 50, "shape": [1, 4, 4]}, "photos": {"crops": 30},
-    "glyphs": {"classes": 20, "unseen": 8, "samples": 30}, "fundus-synthetic": {"samples": 10, "size": 32},
-    "eeg-synthetic": {"samples": 100, "strength": 1.0}}
+    "digits-sklearn": {},
+    "random": {"samples": 50, "shape": [1, 4, 4]},
+    "photos": {"crops": 30},
+    "glyphs": {"classes": 20, "unseen": 8, "samples": 30},
+    "fundus-synthetic": {"samples": 10, "size": 32},
+    "eeg-synthetic": {"samples": 100, "strength": 1.0},
+}
 UNTOLD = {"photos", "random"}  # of one class, or of labels that mean nothing
 
 
@@ -34,22 +38,28 @@ def test_every_built_in_set_is_here() -> None:
 
 
 @pytest.fixture(scope="module", params=sorted(LAYOUTS))
-def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Written]:
+def written(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Written]:
     root = tmp_path_factory.mktemp(request.param)
     return request.param, root, LAYOUTS[request.param](root)
 
 
 def samples(dataset: DataSet, part: str) -> list[tuple[bytes, tuple[str, Any]]]:
     """Return each sample's bytes, its domain, and its class's name or its masks."""
-    return [(x.tobytes(), (domain.name, dataset.classes[y] if not y.shape else y.tobytes()))
-            for domain in dataset.domains
-            for x, y in zip(getattr(domain, f"{part}_x"), getattr(domain, f"{part}_y"), strict=True)]
+    return [
+        (x.tobytes(), (domain.name, dataset.classes[y] if not y.shape else y.tobytes()))
+        for domain in dataset.domains
+        for x, y in zip(getattr(domain, f"{part}_x"), getattr(domain, f"{part}_y"), strict=True)
+    ]
 
 
 def plain(known: Known) -> Known:
     """Return what is known with class names in small letters."""
-    return {sample: (domain, what.lower() if isinstance(what, str) else what)
-            for sample, (domain, what) in known.items()}
+    return {
+        sample: (domain, what.lower() if isinstance(what, str) else what)
+        for sample, (domain, what) in known.items()
+    }
 
 
 def test_samples_have_their_labels_and_are_in_one_part(written: tuple[str, Path, Written]) -> None:
@@ -59,10 +69,16 @@ def test_samples_have_their_labels_and_are_in_one_part(written: tuple[str, Path,
     assert train and test
     assert not {sample for sample, _ in train} & {sample for sample, _ in test}
     if name == "cifar10-jpeg":  # lossy: flat colours come back nearly
-        values = [np.frombuffer(sample, np.uint8).astype(float).mean() for sample, _ in (*train, *test)]
-        train, test = ([(np.full((3, 32, 32), 12 * round(v / 12), np.uint8).tobytes(), what)
-                        for v, (_, what) in zip(some, part, strict=True)]
-                       for some, part in ((values[:len(train)], train), (values[len(train):], test)))
+        values = [
+            np.frombuffer(sample, np.uint8).astype(float).mean() for sample, _ in (*train, *test)
+        ]
+        train, test = (
+            [
+                (np.full((3, 32, 32), 12 * round(v / 12), np.uint8).tobytes(), what)
+                for v, (_, what) in zip(some, part, strict=True)
+            ]
+            for some, part in ((values[: len(train)], train), (values[len(train) :], test))
+        )
     found, known = plain(dict(train + test)), plain(there.known)
     if known:
         assert found.items() <= known.items()
@@ -73,15 +89,20 @@ def test_samples_have_their_labels_and_are_in_one_part(written: tuple[str, Path,
 
 def test_the_seed_decides(written: tuple[str, Path, Written]) -> None:
     name, root, there = written
-    first, again, other = (load_dataset(name, {**there.options, **there.drawn, "seed": seed}, root)
-                           for seed in (0, 0, 1))
+    first, again, other = (
+        load_dataset(name, {**there.options, **there.drawn, "seed": seed}, root)
+        for seed in (0, 0, 1)
+    )
     assert first.fingerprint == again.fingerprint != other.fingerprint
     if there.test is not None:  # the official test part is nobody's choice
         assert {s for s, _ in samples(first, "test")} == {s for s, _ in samples(other, "test")}
 
 
-def test_it_is_drawn(written: tuple[str, Path, Written], monkeypatch: pytest.MonkeyPatch,
-                     capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_drawn(
+    written: tuple[str, Path, Written],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     name, root, there = written
     monkeypatch.setenv("FLRAY_DATA", str(root))
     options = [f"data.{option}={value}" for option, value in there.options.items()]
@@ -92,13 +113,28 @@ def test_it_is_drawn(written: tuple[str, Path, Written], monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", sorted(GENERATED))
-def test_generated_sets_keep_their_parts_apart_and_follow_their_seed(name: str, tmp_path: Path) -> None:
-    first, again, other = (load_dataset(name, {**GENERATED[name], "seed": seed}, tmp_path) for seed in (0, 0, 1))
+def test_generated_sets_keep_their_parts_apart_and_follow_their_seed(
+    name: str, tmp_path: Path
+) -> None:
+    first, again, other = (
+        load_dataset(name, {**GENERATED[name], "seed": seed}, tmp_path) for seed in (0, 0, 1)
+    )
     assert first.fingerprint == again.fingerprint != other.fingerprint
     seen = [sample for part in ("train", "test") for sample, _ in samples(first, part)]
     assert len(set(seen)) == len(seen)
-    assert invoke(["data", "show", name, *(f"data.{k}={v}" for k, v in GENERATED[name].items()), "--plot",
-                   str(tmp_path / "shown.png")]) == 0
+    assert (
+        invoke(
+            [
+                "data",
+                "show",
+                name,
+                *(f"data.{k}={v}" for k, v in GENERATED[name].items()),
+                "--plot",
+                str(tmp_path / "shown.png"),
+            ]
+        )
+        == 0
+    )
     assert (tmp_path / "shown.png").exists()
 
 
@@ -106,34 +142,54 @@ def test_sklearns_digits_have_their_targets() -> None:
     digits, dataset = load_digits(), load_dataset("digits-sklearn")
     upright = resize(digits.images * (255 / 16), 32)
     undone: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
-        "plain": lambda x: x, "inverted": lambda x: 255 - x, "rotated": lambda x: np.rot90(x, -1, axes=(2, 3))}
-    known = {image.tobytes(): target for image, target in zip(to_colour(upright), digits.target, strict=True)}
+        "plain": lambda x: x,
+        "inverted": lambda x: 255 - x,
+        "rotated": lambda x: np.rot90(x, -1, axes=(2, 3)),
+    }
+    known = {
+        image.tobytes(): target
+        for image, target in zip(to_colour(upright), digits.target, strict=True)
+    }
     left = np.bincount(digits.target)
     for domain in dataset.domains:
-        x, y = np.concatenate([domain.train_x, domain.test_x]), np.concatenate([domain.train_y, domain.test_y])
+        x, y = (
+            np.concatenate([domain.train_x, domain.test_x]),
+            np.concatenate([domain.train_y, domain.test_y]),
+        )
         left -= np.bincount(y, minlength=10)
         if domain.name in undone:
             assert [known[image.tobytes()] for image in undone[domain.name](x)] == y.tolist()
     assert not left.any()  # so those over photos have the targets of what is left
     over = dataset.domains[3]
-    edges = [np.abs(np.diff(x[:, 0].astype(float), axis=2)).reshape(len(x), -1) for x in (over.train_x, over.test_x)]
-    assert LogisticRegression(max_iter=200).fit(edges[0], over.train_y).score(edges[1], over.test_y) > 0.3
+    edges = [
+        np.abs(np.diff(x[:, 0].astype(float), axis=2)).reshape(len(x), -1)
+        for x in (over.train_x, over.test_x)
+    ]
+    assert (
+        LogisticRegression(max_iter=200).fit(edges[0], over.train_y).score(edges[1], over.test_y)
+        > 0.3
+    )
 
 
 def test_a_glyph_is_the_character_that_its_class_is_named_after() -> None:
     dataset = load_dataset("glyphs", GENERATED["glyphs"])
     (domain,) = dataset.domains
-    x, y = np.concatenate([domain.train_x, domain.test_x]), np.concatenate([domain.train_y, domain.test_y])
+    x, y = (
+        np.concatenate([domain.train_x, domain.test_x]),
+        np.concatenate([domain.train_y, domain.test_y]),
+    )
     import matplotlib
 
-    font = ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", 23)
+    font = ImageFont.truetype(
+        Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", 23
+    )
     drawn = []
     for name in dataset.classes:
         canvas = Image.new("L", (32, 32))
         ImageDraw.Draw(canvas).text((16, 16), name, fill=255, font=font, anchor="mm")
         drawn.append(np.asarray(canvas, dtype=float).ravel())
     means = np.stack([x[y == label].mean(0).ravel() for label in range(len(drawn))])
-    likeness = np.corrcoef(np.concatenate([means, np.stack(drawn)]))[:len(means), len(means):]
+    likeness = np.corrcoef(np.concatenate([means, np.stack(drawn)]))[: len(means), len(means) :]
     assert (likeness.argmax(1) == np.arange(len(means))).mean() > 0.7
 
 
@@ -143,7 +199,9 @@ def test_trials_keep_their_labels(name: str, tmp_path: Path) -> None:
     dataset = load_dataset(name, GENERATED.get(name, {}), tmp_path)
     assert dataset.classes == ("feet", "right hand")
     for domain in dataset.domains:
-        if there is not None:  # the first number of a tangent vector is the first channel's logarithmic power
+        if (
+            there is not None
+        ):  # the first number of a tangent vector is the first channel's logarithmic power
             assert ((domain.train_x[:, 0] > 0) == (domain.train_y == 1)).all()
             assert ((domain.test_x[:, 0] > 0) == (domain.test_y == 1)).all()
         else:
@@ -153,21 +211,79 @@ def test_trials_keep_their_labels(name: str, tmp_path: Path) -> None:
 
 ORDERS: dict[str, tuple[str, ...]] = {
     # FedBN's label numbers
-    "office-caltech10": ("back_pack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor",
-                         "mouse", "mug", "projector"),
-    "domainnet": ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass",
-                  "zebra"),
+    "office-caltech10": (
+        "back_pack",
+        "bike",
+        "calculator",
+        "headphones",
+        "keyboard",
+        "laptop_computer",
+        "monitor",
+        "mouse",
+        "mug",
+        "projector",
+    ),
+    "domainnet": (
+        "bird",
+        "feather",
+        "headphones",
+        "ice_cream",
+        "teapot",
+        "tiger",
+        "whale",
+        "windmill",
+        "wine_glass",
+        "zebra",
+    ),
     # folders in the order of their names, as torchvision's ImageFolder and DomainBed number them
     "pacs": ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
     "vlcs": ("bird", "car", "chair", "dog", "person"),
-    "cifar-10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    "cifar10-jpeg": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    "camelyon17": ("normal", "tumour"), "fundus": ("disc", "cup"), "fundus-synthetic": ("disc", "cup")}
-SORTED = {"office31": (31, "back_pack", "trash_can"), "office-home": (65, "Alarm_Clock", "Webcam"),
-          "cifar-100": (100, "apple", "worm"), "fc100": (100, "apple", "worm"),
-          "tiny-imagenet": (200, "n00000003", "n00001993")}
-DIGITS = ("mnist", "usps", "svhn", "digits5", "digit-five", "digits5-local", "digits-sklearn", "mnist-m",
-          "synthdigits")
+    "cifar-10": (
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ),
+    "cifar10-jpeg": (
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ),
+    "camelyon17": ("normal", "tumour"),
+    "fundus": ("disc", "cup"),
+    "fundus-synthetic": ("disc", "cup"),
+}
+SORTED = {
+    "office31": (31, "back_pack", "trash_can"),
+    "office-home": (65, "Alarm_Clock", "Webcam"),
+    "cifar-100": (100, "apple", "worm"),
+    "fc100": (100, "apple", "worm"),
+    "tiny-imagenet": (200, "n00000003", "n00001993"),
+}
+DIGITS = (
+    "mnist",
+    "usps",
+    "svhn",
+    "digits5",
+    "digit-five",
+    "digits5-local",
+    "digits-sklearn",
+    "mnist-m",
+    "synthdigits",
+)
 
 
 @pytest.mark.parametrize("name", sorted([*LAYOUTS, *GENERATED.keys() - UNTOLD - {"glyphs"}]))
@@ -193,6 +309,10 @@ def test_classes_are_in_the_order_that_others_number_them(name: str, tmp_path: P
 
 def test_superclasses_are_in_the_order_that_others_number_them() -> None:
     assert list(COARSE) == sorted(COARSE) and len(COARSE) == 20
-    # Oreshkin et al. (2018), TADAM, supplement: people, insects, ... by the numbers of CIFAR-100's coarse labels
-    assert FC100_COARSE == {"train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19), "val": (8, 11, 13, 16),
-                            "test": (0, 7, 12, 14)}
+    # Oreshkin et al. (2018), TADAM, supplement: people, insects, ... by the numbers of CIFAR-100's
+    # coarse labels
+    assert FC100_COARSE == {
+        "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
+        "val": (8, 11, 13, 16),
+        "test": (0, 7, 12, 14),
+    }

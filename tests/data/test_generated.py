@@ -26,7 +26,9 @@ def test_fundus_synthetic() -> None:
         inside = (domain.train_x * disc[:, None]).sum((0, 2, 3)) / disc.sum()
         outside = (domain.train_x * (1 - disc[:, None])).sum((0, 2, 3)) / (1 - disc).sum()
         assert np.abs(inside - outside).max() > 20
-        assert (inside.mean() > outside.mean()) == (domain.name != "E")  # the odd one: dark on a bright ground
+        assert (inside.mean() > outside.mean()) == (
+            domain.name != "E"
+        )  # the odd one: dark on a bright ground
     distances = [np.abs(a - b).max() for i, a in enumerate(looks) for b in looks[:i]]
     assert min(distances) > 5
 
@@ -54,9 +56,16 @@ def test_eeg_synthetic() -> None:
         assert set(domain.train_y.tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize(("name", "options"), [
-    ("fundus-synthetic", {"samples": 5, "size": 16}), ("glyphs", {"classes": 5, "unseen": 2, "samples": 3}),
-    ("eeg-synthetic", {"samples": 10})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fundus-synthetic", {"samples": 5, "size": 16}),
+        ("glyphs", {"classes": 5, "unseen": 2, "samples": 3}),
+        ("eeg-synthetic", {"samples": 10}),
+    ],
+)
 def test_the_seed_decides(name: str, options: dict[str, int]) -> None:
-    first, again, other = (load_dataset(name, {**options, "seed": seed}).fingerprint for seed in (1, 1, 2))
+    first, again, other = (
+        load_dataset(name, {**options, "seed": seed}).fingerprint for seed in (1, 1, 2)
+    )
     assert first == again != other

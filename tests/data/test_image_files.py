@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from flray.data.federated import load_dataset
-from flray.data.sources.image_files import Folder, Zip, check_proportions, content_groups, decode_images, open_store
+from flray.data.sources.image_files import (
+    Folder,
+    Zip,
+    check_proportions,
+    content_groups,
+    decode_images,
+    open_store,
+)
 from flray.errors import DataError, FlrayError
 from tests.data.pictures import picture, pixels_of, trees, zipped
 
@@ -23,8 +30,17 @@ def test_only_the_same_bytes_share_a_number(tmp_path: Path) -> None:
     home = tmp_path / "x"
     home.mkdir()
     long = bytes(5000)
-    for name, content in (("a", b"one"), ("b", b"two"), ("c", b"one"), ("d", b"other"), ("e", long + b"1"),
-                          ("f", long + b"2"), ("g", long + b"1"), ("h", b""), ("i", b"")):
+    for name, content in (
+        ("a", b"one"),
+        ("b", b"two"),
+        ("c", b"one"),
+        ("d", b"other"),
+        ("e", long + b"1"),
+        ("f", long + b"2"),
+        ("g", long + b"1"),
+        ("h", b""),
+        ("i", b""),
+    ):
         (home / f"{name}.png").write_bytes(content)
     for store in (Folder(home), Zip(zipped(home, tmp_path / "x.zip"))):
         assert content_groups(store, store.items()).tolist() == [0, 1, 0, 3, 4, 5, 4, 7, 7]
@@ -95,20 +111,30 @@ def deep(path: Path) -> None:
     Image.fromarray(RAMP.astype(np.uint16) * 256 + 99).save(path)
 
 
-@pytest.mark.parametrize(("write", "suffix", "expected"), [
-    (lambda p: Image.fromarray(RAMP).save(p), "png", RAMP),
-    (lambda p: Image.fromarray(np.dstack([RAMP, RAMP.T])).save(p), "png", RAMP),  # grey with transparency
-    (lambda p: Image.fromarray(RAMP > 100).save(p), "png", 255 * (RAMP > 100)),  # one bit
-    (deep, "png", RAMP),
-    (lambda p: Image.fromarray(COLOURS).save(p), "PNG", COLOURS),
-    (lambda p: Image.fromarray(COLOURS).save(p, lossless=True), "webp", COLOURS),
-    (lambda p: Image.fromarray(COLOURS).save(p), "bmp", COLOURS),
-    (in_palette, "png", COLOURS), (in_palette, "gif", COLOURS),
-    (lambda p: in_palette(p, transparency=0), "png", COLOURS),
-    (lambda p: in_palette(p, transparency=bytes([0, 128, 255, 255])), "png", COLOURS),
-    (transparent, "png", COLOURS)])
-def test_every_kind_of_pixels_is_read_as_it_looks(write: Callable[[Path], None], suffix: str,
-                                                  expected: NDArray[np.uint8], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("write", "suffix", "expected"),
+    [
+        (lambda p: Image.fromarray(RAMP).save(p), "png", RAMP),
+        (
+            lambda p: Image.fromarray(np.dstack([RAMP, RAMP.T])).save(p),
+            "png",
+            RAMP,
+        ),  # grey with transparency
+        (lambda p: Image.fromarray(RAMP > 100).save(p), "png", 255 * (RAMP > 100)),  # one bit
+        (deep, "png", RAMP),
+        (lambda p: Image.fromarray(COLOURS).save(p), "PNG", COLOURS),
+        (lambda p: Image.fromarray(COLOURS).save(p, lossless=True), "webp", COLOURS),
+        (lambda p: Image.fromarray(COLOURS).save(p), "bmp", COLOURS),
+        (in_palette, "png", COLOURS),
+        (in_palette, "gif", COLOURS),
+        (lambda p: in_palette(p, transparency=0), "png", COLOURS),
+        (lambda p: in_palette(p, transparency=bytes([0, 128, 255, 255])), "png", COLOURS),
+        (transparent, "png", COLOURS),
+    ],
+)
+def test_every_kind_of_pixels_is_read_as_it_looks(
+    write: Callable[[Path], None], suffix: str, expected: NDArray[np.uint8], tmp_path: Path
+) -> None:
     write(tmp_path / f"x.{suffix}")
     wanted = expected if expected.ndim == 3 else np.repeat(expected[..., None], 3, 2)
     assert np.array_equal(only(tmp_path), wanted)
@@ -137,12 +163,19 @@ def test_a_mask_lies_on_its_image_as_it_stands(orientation: int, tmp_path: Path)
     exif[ExifTags.Base.Orientation] = orientation
     Image.fromarray(COLOURS[:6]).save(tmp_path / "a.png", exif=exif)  # 8 wide, 6 high
     size = (8, 6) if orientation < 5 else (6, 8)
-    for name, width, height in (("b", *size), ("c", 3 * size[0], 3 * size[1]), ("d", size[1], size[0])):
+    for name, width, height in (
+        ("b", *size),
+        ("c", 3 * size[0], 3 * size[1]),
+        ("d", size[1], size[0]),
+    ):
         Image.new("L", (width, height)).save(tmp_path / f"{name}.png")
     store = Folder(tmp_path)
     image, same, larger, other = sorted(store.items(), key=lambda item: item.path)
     check_proportions(store, [image, image], [same, larger])
-    with pytest.raises(DataError, match=rf"d\.png: the mask is {size[1]}x{size[0]} and its image {size[0]}x{size[1]}"):
+    with pytest.raises(
+        DataError,
+        match=rf"d\.png: the mask is {size[1]}x{size[0]} and its image {size[0]}x{size[1]}",
+    ):
         check_proportions(store, [image], [other])
 
 
@@ -157,18 +190,27 @@ def test_masks_are_grey(tmp_path: Path) -> None:
     deep(tmp_path / "x.png")
     assert np.array_equal(only(tmp_path, "L"), RAMP)
     in_palette(tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"x\.png: cannot be decoded \(it is coloured, and a mask must be grey\)"):
+    with pytest.raises(
+        DataError, match=r"x\.png: cannot be decoded \(it is coloured, and a mask must be grey\)"
+    ):
         only(tmp_path, "L")
 
 
 def test_names_may_be_of_any_letters_and_bytes(tmp_path: Path) -> None:
     place = tmp_path / "bücher 日本"
-    trees(place, {domain: dict.fromkeys(("bird", "car", "chair", "dog", "person"), 2)
-                  for domain in ("caltech", "labelme", "pascal", "sun")})
+    trees(
+        place,
+        {
+            domain: dict.fromkeys(("bird", "car", "chair", "dog", "person"), 2)
+            for domain in ("caltech", "labelme", "pascal", "sun")
+        },
+    )
     expected = load_dataset("vlcs", {"path": str(place), "size": 8}, tmp_path)
     (place / "sun" / "dog" / "001.png").rename(place / "sun" / "dog" / "1 ünï 犬.PNG")
     with contextlib.suppress(OSError):  # of a file system that takes UTF-8 alone
-        (place / "sun" / "car" / "001.png").rename(place / "sun" / "car" / os.fsdecode(b"1\xff.Png"))
+        (place / "sun" / "car" / "001.png").rename(
+            place / "sun" / "car" / os.fsdecode(b"1\xff.Png")
+        )
     found = load_dataset("vlcs", {"path": str(place), "size": 8}, tmp_path)
     assert found.fingerprint == expected.fingerprint
     (place / "sun" / "dog" / "1 ünï 犬.PNG").write_bytes(b"junk")

@@ -19,8 +19,10 @@ from tests.data.pictures import trees
 @pytest.fixture
 def pacs(tmp_path: Path) -> Path:
     classes = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-    return trees(tmp_path / "pacs", {d: dict.fromkeys(classes, 4) for d in ("photo", "art_painting", "cartoon",
-                                                                            "sketch")})
+    return trees(
+        tmp_path / "pacs",
+        {d: dict.fromkeys(classes, 4) for d in ("photo", "art_painting", "cartoon", "sketch")},
+    )
 
 
 def load(path: Path, root: Path, mapped: bool | None) -> DataSet:
@@ -61,15 +63,18 @@ def test_mapped_images_travel_as_their_files_name(pacs: Path, tmp_path: Path) ->
         assert len(sent) < data.x.nbytes / 2
         arrived = pickle.loads(sent)
         assert np.array_equal(arrived.x, data.x)
-        assert backing_file(np.moveaxis(arrived.x, 1, -1)) == backing_file(np.moveaxis(data.x, 1, -1))
+        assert backing_file(np.moveaxis(arrived.x, 1, -1)) == backing_file(
+            np.moveaxis(data.x, 1, -1)
+        )
     (file,) = tmp_path.rglob("x.npy")
     file.unlink()
     with pytest.raises(FlrayError, match=r"x\.npy: cannot be read on this node.*data\.mapped"):
         pickle.loads(sent)
 
 
-def test_images_larger_than_a_quarter_of_the_free_memory_are_mapped(pacs: Path, tmp_path: Path,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_larger_than_a_quarter_of_the_free_memory_are_mapped(
+    pacs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = 112 * 8 * 8 * 3
     for free, way in ((4 * size, False), (4 * size - 1, True)):
         monkeypatch.setattr(image_sets, "_free_memory", lambda free=free: free)
@@ -88,7 +93,9 @@ def test_an_altered_cache_is_noticed(pacs: Path, tmp_path: Path) -> None:
 
 
 def test_a_domain_is_split_alike_whatever_domains_are_taken(pacs: Path, tmp_path: Path) -> None:
-    alone = load_dataset("pacs", {"path": str(pacs), "size": 8, "domains": ["cartoon"]}, tmp_path).domains[0]
+    alone = load_dataset(
+        "pacs", {"path": str(pacs), "size": 8, "domains": ["cartoon"]}, tmp_path
+    ).domains[0]
     among = load(pacs, tmp_path, False).domains[2]
     assert among.name == "cartoon"
     assert np.array_equal(alone.test_x, among.test_x)

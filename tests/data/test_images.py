@@ -6,13 +6,22 @@ from PIL import Image
 
 from flray.data import DataSet, Domain
 from flray.data.dataset_checks import validate_dataset
-from flray.data.sources.images import bundled_photos, channel_statistics, over_photos, photo_crops, resize
+from flray.data.sources.images import (
+    bundled_photos,
+    channel_statistics,
+    over_photos,
+    photo_crops,
+    resize,
+)
 from flray.errors import DataError
 
 
 def test_resize_agrees_with_pillow() -> None:
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8), dtype=np.uint8)
-    expected = [np.asarray(Image.fromarray(image).resize((32, 32), Image.Resampling.BILINEAR)) for image in images]
+    expected = [
+        np.asarray(Image.fromarray(image).resize((32, 32), Image.Resampling.BILINEAR))
+        for image in images
+    ]
     assert np.abs(resize(images, 32).astype(int) - np.stack(expected)).max() <= 1
 
 
@@ -25,12 +34,17 @@ def test_resize_by_hand() -> None:
 def test_crops_are_pieces_of_the_photos() -> None:
     crops = photo_crops(20, 16, np.random.default_rng(0), max_scale=1)
     assert crops.shape == (20, 3, 16, 16)
-    windows = [np.lib.stride_tricks.sliding_window_view(photo[..., 1], (16, 16)) for photo in bundled_photos()]
+    windows = [
+        np.lib.stride_tricks.sliding_window_view(photo[..., 1], (16, 16))
+        for photo in bundled_photos()
+    ]
     for crop in crops[:, 1]:
         found = 0
         for seen in (crop, crop[:, ::-1]):
             for window in windows:
-                corners = np.argwhere((window[..., 0, 0] == seen[0, 0]) & (window[..., 8, 8] == seen[8, 8]))
+                corners = np.argwhere(
+                    (window[..., 0, 0] == seen[0, 0]) & (window[..., 8, 8] == seen[8, 8])
+                )
                 found += sum(np.array_equal(window[tuple(corner)], seen) for corner in corners)
         assert found >= 1
 
@@ -49,7 +63,10 @@ def test_a_digit_over_a_photo_is_the_absolute_difference() -> None:
 
 
 def test_statistics_agree_with_numpy() -> None:
-    parts = [np.random.default_rng(seed).integers(0, 256, (9, 3, 4, 4), dtype=np.uint8) for seed in (0, 1)]
+    parts = [
+        np.random.default_rng(seed).integers(0, 256, (9, 3, 4, 4), dtype=np.uint8)
+        for seed in (0, 1)
+    ]
     mean, std = channel_statistics(parts)
     pooled = np.concatenate(parts) / 255
     assert mean == pytest.approx(pooled.mean((0, 2, 3)), abs=1e-6)
@@ -61,13 +78,25 @@ def test_statistics_of_a_table_are_of_its_columns(dtype: type) -> None:
     parts = [np.array([[0, 10, 5], [4, 30, 5]], dtype=dtype), np.array([[2, 20, 5]], dtype=dtype)]
     mean, std = channel_statistics(parts)
     assert mean == (2.0, 20.0, 5.0)
-    assert std == (1.63299, 8.16497, 1.0)  # the square roots of 8/3 and 200/3; a column that never changes
+    assert std == (
+        1.63299,
+        8.16497,
+        1.0,
+    )  # the square roots of 8/3 and 200/3; a column that never changes
     signals = np.stack([parts[0]] * 4, 2)
     assert channel_statistics([signals]) == ((2.0, 20.0, 5.0), (2.0, 10.0, 1.0))
 
 
-@pytest.mark.parametrize("part", [
-    np.zeros(3), np.zeros((0, 3)), np.array([["a"]]), np.zeros((2, 3), dtype=np.uint8), np.zeros((2, 3), complex)])
+@pytest.mark.parametrize(
+    "part",
+    [
+        np.zeros(3),
+        np.zeros((0, 3)),
+        np.array([["a"]]),
+        np.zeros((2, 3), dtype=np.uint8),
+        np.zeros((2, 3), complex),
+    ],
+)
 def test_what_has_no_statistics_is_one_line(part: np.ndarray[Any, Any]) -> None:
     with pytest.raises(DataError, match=r"^channel_statistics: found .*; give "):
         channel_statistics([part])
@@ -75,14 +104,24 @@ def test_what_has_no_statistics_is_one_line(part: np.ndarray[Any, Any]) -> None:
         channel_statistics([np.zeros((2, 3)), np.zeros((2, 4))])
 
 
-@pytest.mark.parametrize(("mean", "std", "words"), [
-    (0.5, (1.0,), "mean is 0.5"), ((0.5,), 1.0, "std is 1.0"), (("a",), (1.0,), "mean is"),
-    ((), (), "mean has 0 values"),
-    ((0.0, 0.0), (1.0, 1.0), "mean has 2 values"), ((float("nan"),), (1.0,), "mean is"),
-    ((0.5,) * 3, (0.0,) * 3, "std is"), (None, None, "mean is None")])
+@pytest.mark.parametrize(
+    ("mean", "std", "words"),
+    [
+        (0.5, (1.0,), "mean is 0.5"),
+        ((0.5,), 1.0, "std is 1.0"),
+        (("a",), (1.0,), "mean is"),
+        ((), (), "mean has 0 values"),
+        ((0.0, 0.0), (1.0, 1.0), "mean has 2 values"),
+        ((float("nan"),), (1.0,), "mean is"),
+        ((0.5,) * 3, (0.0,) * 3, "std is"),
+        (None, None, "mean is None"),
+    ],
+)
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_a_wrong_mean_is_one_line(mean: Any, std: Any, words: str, dtype: type) -> None:
     x, y = np.zeros((2, 3, 4, 4), dtype=dtype), np.zeros(2, dtype=np.int64)
     with pytest.raises(DataError, match=f"^data set own: .*{words}") as error:
-        validate_dataset("own", DataSet("own", (Domain("d", "real", x, y, x, y),), ("a", "b"), mean, std))
+        validate_dataset(
+            "own", DataSet("own", (Domain("d", "real", x, y, x, y),), ("a", "b"), mean, std)
+        )
     assert str(error.value).isprintable()

@@ -16,7 +16,9 @@ from tests.data.pictures import trees
 
 def built_in(root: Path) -> dict[str, Entry]:
     """Return the entries of flray's own sets; other tests of this process may have registered some more."""
-    return {entry.name: entry for entry in list_datasets(root) if entry.name not in datasets.added()}
+    return {
+        entry.name: entry for entry in list_datasets(root) if entry.name not in datasets.added()
+    }
 
 
 def test_every_set_has_a_source_and_a_way_to_it(tmp_path: Path) -> None:
@@ -36,22 +38,34 @@ def test_every_set_has_a_source_and_a_way_to_it(tmp_path: Path) -> None:
     assert entries["cifar10-jpeg"].todo == "give data.path"
 
 
-@pytest.mark.parametrize(("name", "files"), [
-    ("office-home", ["Art/Bed/1.jpg"]), ("tiny-imagenet", ["train/n1/images/1.JPEG"]), ("camelyon17", ["metadata.csv"]),
-    ("cifar-10", [f"{name}.bin" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")]),
-    ("svhn", ["train_32x32.mat", "test_32x32.mat"])])
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("office-home", ["Art/Bed/1.jpg"]),
+        ("tiny-imagenet", ["train/n1/images/1.JPEG"]),
+        ("camelyon17", ["metadata.csv"]),
+        (
+            "cifar-10",
+            [f"{name}.bin" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")],
+        ),
+        ("svhn", ["train_32x32.mat", "test_32x32.mat"]),
+    ],
+)
 def test_what_is_there_is_said_to_be_there(name: str, files: list[str], tmp_path: Path) -> None:
     for file in files:
         path = tmp_path / "archives" / name / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     entries = built_in(tmp_path).values()
-    tmp_cwd = {entry.name for entry in entries if entry.present and entry.source != "comes with flray"}
+    tmp_cwd = {
+        entry.name for entry in entries if entry.present and entry.source != "comes with flray"
+    }
     assert tmp_cwd == {name}
 
 
-def test_both_commands_list_them(capsys: pytest.CaptureFixture[str], tmp_path: Path,
-                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_commands_list_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     shown = []
     for arguments in (["list", "datasets"], ["data", "list"]):
@@ -65,31 +79,50 @@ def test_both_commands_list_them(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "put it into DATA/archives/vlcs" in alone and "rename" in alone and "incomplete" in alone
 
 
-def test_a_set_is_shown_and_drawn_by_its_name(capsys: pytest.CaptureFixture[str], tmp_path: Path,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_is_shown_and_drawn_by_its_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     classes = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-    trees(tmp_path / "archives" / "pacs", {domain: dict.fromkeys(classes, 5) for domain in (
-        "photo", "art_painting", "cartoon", "sketch")})
+    trees(
+        tmp_path / "archives" / "pacs",
+        {
+            domain: dict.fromkeys(classes, 5)
+            for domain in ("photo", "art_painting", "cartoon", "sketch")
+        },
+    )
     assert invoke(["data", "show", "pacs", "data.size=8", "--plot", "p.png"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:6] for line in lines[1:5]] == [
-        [name, name, "real", "28", "0", "7"] for name in ("photo", "art_painting", "cartoon", "sketch")]
+        [name, name, "real", "28", "0", "7"]
+        for name in ("photo", "art_painting", "cartoon", "sketch")
+    ]
     assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert invoke(["data", "show", "pacs", "data.size=8", "partition={name: iid, clients: 3}", "seed=1"]) == 0
+    assert (
+        invoke(
+            ["data", "show", "pacs", "data.size=8", "partition={name: iid, clients: 3}", "seed=1"]
+        )
+        == 0
+    )
     assert "client2" in capsys.readouterr().out
     assert invoke(["data", "show", "vlcs"]) == 2
     assert "vlcs is not there" in capsys.readouterr().err
 
 
-def test_get_decodes_what_was_put_there_by_hand(capsys: pytest.CaptureFixture[str], tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_decodes_what_was_put_there_by_hand(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     assert invoke(["data", "get", "vlcs"]) == 2
     assert "It comes from the archive that DomainBed fetches" in capsys.readouterr().err
-    trees(tmp_path / "archives" / "vlcs", {domain: dict.fromkeys(("bird", "car", "chair", "dog", "person"), 2)
-                                           for domain in ("caltech", "labelme", "pascal", "sun")})
+    trees(
+        tmp_path / "archives" / "vlcs",
+        {
+            domain: dict.fromkeys(("bird", "car", "chair", "dog", "person"), 2)
+            for domain in ("caltech", "labelme", "pascal", "sun")
+        },
+    )
     assert invoke(["data", "get", "vlcs"]) == 0
     assert "vlcs: decoding 40 images" in capsys.readouterr().out
     assert len(list((tmp_path / "vlcs").rglob("x.npy"))) == 1

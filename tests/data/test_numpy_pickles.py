@@ -30,40 +30,91 @@ def refused(tmp_path: Path, content: bytes) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("reference", [
-    "os\nsystem", "posix\nsystem", "builtins\neval", "builtins\nexec", "builtins\ngetattr", "builtins\n__import__",
-    "subprocess\nPopen", "numpy\nload", "numpy\nmemmap", "numpy\nfromfile", "numpy.testing\nrundocs",
-    "numpy._core.multiarray\nfrombuffer", "numpy.ma.core\n_mareconstruct", "functools\npartial", "_codecs\ndecode",
-    "numpy\nndarray.tofile", "torch\nload", "flray.data.sources.safe_unpickle\nread_pickled_arrays"])
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "os\nsystem",
+        "posix\nsystem",
+        "builtins\neval",
+        "builtins\nexec",
+        "builtins\ngetattr",
+        "builtins\n__import__",
+        "subprocess\nPopen",
+        "numpy\nload",
+        "numpy\nmemmap",
+        "numpy\nfromfile",
+        "numpy.testing\nrundocs",
+        "numpy._core.multiarray\nfrombuffer",
+        "numpy.ma.core\n_mareconstruct",
+        "functools\npartial",
+        "_codecs\ndecode",
+        "numpy\nndarray.tofile",
+        "torch\nload",
+        "flray.data.sources.safe_unpickle\nread_pickled_arrays",
+    ],
+)
 def test_references_are_refused_before_they_are_called(reference: str, tmp_path: Path) -> None:
     """With every opcode that can call something: REDUCE, INST, OBJ, NEWOBJ, and the protocol-4 reference."""
     module, name = reference.split("\n")
     call = f"c{reference}\n".encode()
     argument = text(f"touch {tmp_path}/pwned")
-    for content in (call + b"(" + argument + b"tR.", b"(" + argument + f"i{reference}\n.".encode(),
-                    b"(" + call + argument + b"o.", b"\x80\x02" + call + b"(" + argument + b"t\x81.",
-                    b"\x80\x04" + text(module) + text(name) + b"\x93(" + argument + b"tR.", call + b"."):
+    for content in (
+        call + b"(" + argument + b"tR.",
+        b"(" + argument + f"i{reference}\n.".encode(),
+        b"(" + call + argument + b"o.",
+        b"\x80\x02" + call + b"(" + argument + b"t\x81.",
+        b"\x80\x04" + text(module) + text(name) + b"\x93(" + argument + b"tR.",
+        call + b".",
+    ):
         assert f"refers to {module}.{name}" in refused(tmp_path, content)
     assert not (tmp_path / "pwned").exists()
 
 
 def test_what_is_allowed_cannot_be_given_attributes(tmp_path: Path) -> None:
     """BUILD with a state or with slots would set attributes of a function for the whole process."""
-    before = (NUMERIC._frombuffer.__defaults__, dict(NUMERIC._frombuffer.__dict__), np.ndarray, np.dtype)
-    for reference in ("numpy._core.numeric\n_frombuffer", "_codecs\nencode", "numpy\nndarray", "numpy\ndtype",
-                      "numpy._core.multiarray\nscalar", "numpy._core.multiarray\n_reconstruct"):
+    before = (
+        NUMERIC._frombuffer.__defaults__,
+        dict(NUMERIC._frombuffer.__dict__),
+        np.ndarray,
+        np.dtype,
+    )
+    for reference in (
+        "numpy._core.numeric\n_frombuffer",
+        "_codecs\nencode",
+        "numpy\nndarray",
+        "numpy\ndtype",
+        "numpy._core.multiarray\nscalar",
+        "numpy._core.multiarray\n_reconstruct",
+    ):
         for name in ("__defaults__", "__doc__", "anything", "__call__"):
             head = b"\x80\x02" + f"c{reference}\n".encode()
             refused(tmp_path, head + b"}" + text(name) + b"K\x01sb.")
             refused(tmp_path, head + b"N}" + text(name) + b"K\x01s\x86b.")
-    assert before == (NUMERIC._frombuffer.__defaults__, dict(NUMERIC._frombuffer.__dict__), np.ndarray, np.dtype)
+    assert before == (
+        NUMERIC._frombuffer.__defaults__,
+        dict(NUMERIC._frombuffer.__dict__),
+        np.ndarray,
+        np.dtype,
+    )
 
 
-@pytest.mark.parametrize("reference", ["numpy\nndarray", "numpy\ndtype", "_codecs\nencode",
-                                       "numpy._core.multiarray\nscalar", "numpy._core.numeric\n_frombuffer"])
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "numpy\nndarray",
+        "numpy\ndtype",
+        "_codecs\nencode",
+        "numpy._core.multiarray\nscalar",
+        "numpy._core.numeric\n_frombuffer",
+    ],
+)
 def test_a_bare_reference_is_no_data(reference: str, tmp_path: Path) -> None:
-    for content in (f"c{reference}\n.".encode(), f"(c{reference}\nl.".encode(), f"(K\x01c{reference}\nd.".encode(),
-                    f"(c{reference}\nK\x01d.".encode()):
+    for content in (
+        f"c{reference}\n.".encode(),
+        f"(c{reference}\nl.".encode(),
+        f"(K\x01c{reference}\nd.".encode(),
+        f"(c{reference}\nK\x01d.".encode(),
+    ):
         assert "arrays of numbers are needed" in refused(tmp_path, content)
 
 
@@ -88,19 +139,26 @@ def test_what_asks_for_more_memory_than_there_is_ends_in_one_line(tmp_path: Path
     assert "plain arrays" in refused(tmp_path, b"\x80\x02cnumpy\nndarray\n(" + size + b"\x85tR.")
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80", b"not a pickle", b"\x80\x09.", b".", b"P1\n.", b"\x82\x01.",
-                                     b"\x80\x05\x97."])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x80", b"not a pickle", b"\x80\x09.", b".", b"P1\n.", b"\x82\x01.", b"\x80\x05\x97."],
+)
 def test_what_is_no_pickle_is_named(content: bytes, tmp_path: Path) -> None:
     assert "not a pickle of plain arrays" in refused(tmp_path, content)
 
 
 def test_any_cut_or_flipped_byte_gives_data_or_one_line(tmp_path: Path) -> None:
-    whole = pickle.dumps({"data": np.arange(6, dtype=np.uint8), "labels": [1, 2], "n": np.float64(2)}, protocol=2)
+    whole = pickle.dumps(
+        {"data": np.arange(6, dtype=np.uint8), "labels": [1, 2], "n": np.float64(2)}, protocol=2
+    )
     path = tmp_path / "x.pkl"
     generator = np.random.default_rng(0)
     outcomes = set()
     for place in range(len(whole)):
-        for changed in (whole[:place], whole[:place] + bytes([generator.integers(256)]) + whole[place + 1:]):
+        for changed in (
+            whole[:place],
+            whole[:place] + bytes([generator.integers(256)]) + whole[place + 1 :],
+        ):
             path.write_bytes(changed)
             try:
                 read_pickled_arrays(path)
@@ -112,7 +170,10 @@ def test_any_cut_or_flipped_byte_gives_data_or_one_line(tmp_path: Path) -> None:
 
 
 def test_plain_values_come_back(tmp_path: Path) -> None:
-    content = {"a": [np.float32(1.5), None, True, 2.5, "t", b"b"], 3: (np.array(["x", "yz"]), np.zeros((0, 2)))}
+    content = {
+        "a": [np.float32(1.5), None, True, 2.5, "t", b"b"],
+        3: (np.array(["x", "yz"]), np.zeros((0, 2))),
+    }
     for protocol in range(6):
         (tmp_path / "x.pkl").write_bytes(pickle.dumps(content, protocol=protocol))
         found = read_pickled_arrays(tmp_path / "x.pkl")

@@ -3,13 +3,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flray.data.partitions import by_domain, dirichlet, dirichlet_equal, domain_dirichlet, iid, pachinko, pathological
+from flray.data.partitions import (
+    by_domain,
+    dirichlet,
+    dirichlet_equal,
+    domain_dirichlet,
+    iid,
+    pachinko,
+    pathological,
+)
 from flray.errors import DataError
 from flray.registry import partitions
 
 SEEDS = st.integers(0, 2**32)
 LABELS = st.tuples(st.integers(2, 12), st.integers(60, 600), SEEDS).map(
-    lambda t: np.concatenate([np.arange(t[0]), np.random.default_rng(t[2]).integers(0, t[0], t[1])]).astype(np.int64))
+    lambda t: np.concatenate(
+        [np.arange(t[0]), np.random.default_rng(t[2]).integers(0, t[0], t[1])]
+    ).astype(np.int64)
+)
 quick = settings(max_examples=40, deadline=None)
 
 
@@ -36,7 +47,9 @@ def test_iid_covers_with_equal_sizes(labels: np.ndarray, seed: int, clients: int
 
 @quick
 @given(LABELS, SEEDS, st.integers(1, 12), st.floats(0.3, 100))
-def test_dirichlet_covers_with_min_size(labels: np.ndarray, seed: int, clients: int, alpha: float) -> None:
+def test_dirichlet_covers_with_min_size(
+    labels: np.ndarray, seed: int, clients: int, alpha: float
+) -> None:
     parts = dirichlet(labels, seed, clients=clients, alpha=alpha, min_size=1)
     assert len(parts) == clients
     assert_cover(parts, len(labels))
@@ -55,7 +68,9 @@ def test_balanced_dirichlet_covers_and_bounds_the_sizes(
 
 
 @quick
-@given(LABELS, SEEDS, st.integers(1, 30), st.floats(1e-3, 100), st.floats(1e-3, 100), st.integers(1, 4))
+@given(
+    LABELS, SEEDS, st.integers(1, 30), st.floats(1e-3, 100), st.floats(1e-3, 100), st.integers(1, 4)
+)
 def test_pachinko_covers_with_equal_sizes(
     labels: np.ndarray, seed: int, clients: int, alpha: float, beta: float, per_parent: int
 ) -> None:
@@ -77,15 +92,18 @@ def test_domain_dirichlet_keeps_parts_of_domains(
             domain_dirichlet(labels, domains, seed, parts=num_parts, keep=keep)
         return
     parts = domain_dirichlet(labels, domains, seed, alpha=alpha, parts=num_parts, keep=keep)
-    assert [np.unique(domains[part]).tolist() for part in parts] == [[d] for d in range(num_domains)
-                                                                     for _ in range(keep)]
+    assert [np.unique(domains[part]).tolist() for part in parts] == [
+        [d] for d in range(num_domains) for _ in range(keep)
+    ]
     held = np.concatenate(parts)
     assert len(np.unique(held)) == len(held)
     assert all((np.diff(part) > 0).all() for part in parts)
     if keep == num_parts:
         assert_cover(parts, len(labels))
     # Which parts are kept does not decide how the domain is cut.
-    everything = domain_dirichlet(labels, domains, seed, alpha=alpha, parts=num_parts, keep=num_parts, min_size=0)
+    everything = domain_dirichlet(
+        labels, domains, seed, alpha=alpha, parts=num_parts, keep=num_parts, min_size=0
+    )
     if min(len(part) for part in everything) >= 1:
         for d in range(num_domains):
             for k in range(keep):
@@ -94,7 +112,9 @@ def test_domain_dirichlet_keeps_parts_of_domains(
 
 @quick
 @given(LABELS, SEEDS, st.integers(1, 30), st.floats(1e-6, 100))
-def test_dirichlet_equal_covers_with_equal_sizes(labels: np.ndarray, seed: int, clients: int, alpha: float) -> None:
+def test_dirichlet_equal_covers_with_equal_sizes(
+    labels: np.ndarray, seed: int, clients: int, alpha: float
+) -> None:
     parts = dirichlet_equal(labels, seed, clients=clients, alpha=alpha)
     assert_cover(parts, len(labels))
     sizes = [len(part) for part in parts]
@@ -104,7 +124,9 @@ def test_dirichlet_equal_covers_with_equal_sizes(labels: np.ndarray, seed: int, 
 
 @quick
 @given(LABELS, SEEDS, st.integers(1, 15), st.integers(1, 12))
-def test_pathological_limits_the_classes(labels: np.ndarray, seed: int, clients: int, each: int) -> None:
+def test_pathological_limits_the_classes(
+    labels: np.ndarray, seed: int, clients: int, each: int
+) -> None:
     num_classes = labels.max() + 1
     if each > num_classes or clients * each < num_classes:
         with pytest.raises(DataError, match=f"classes_per_client={each}"):
@@ -125,7 +147,7 @@ def test_domains_never_mix(labels: np.ndarray, seed: int, num_domains: int, each
     homes = [np.unique(domains[part]).tolist() for part in parts]
     assert homes == [[d] for d in range(num_domains) for _ in range(each)]
     for domain in range(num_domains):
-        held = counts(parts[domain * each:(domain + 1) * each], labels)
+        held = counts(parts[domain * each : (domain + 1) * each], labels)
         assert (held.max(0) - held.min(0) <= 1).all()
         assert held.sum(1).max() - held.sum(1).min() <= 1
 
@@ -139,7 +161,9 @@ def test_the_seed_decides(name: str) -> None:
     context = {"domains": np.zeros(1000, dtype=np.int64)} if name.startswith("domain") else {}
     context |= {"superclasses": labels // 2} if name == "pachinko" else {}
     options = OPTIONS.get(name, {"clients": 5})
-    first, again, other = (partitions.get(name)(labels, *context.values(), seed, **options) for seed in (7, 7, 8))
+    first, again, other = (
+        partitions.get(name)(labels, *context.values(), seed, **options) for seed in (7, 7, 8)
+    )
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
@@ -169,7 +193,8 @@ def test_pathological_shares_of_a_class_are_similar() -> None:
     held = counts(pathological(labels, 0, clients=20, classes_per_client=2), labels)
     assert ((held > 0).sum(0) == 4).all()
     assert ((held > 0).sum(1) == 2).all()
-    # Largest and smallest possible share of four holders: q 0.6 among three of 0.4, and the reverse.
+    # Largest and smallest possible share of four holders: q 0.6 among three of 0.4, and the
+    # reverse.
     assert held[held > 0].max() <= 600 * 0.6 / 1.8 + 1
     assert held[held > 0].min() >= 600 * 0.4 / 2.2 - 1
 
@@ -182,8 +207,13 @@ def test_impossible_dirichlet_names_the_settings(clients: int, alpha: float, min
 
 def test_balanced_sizes_differ_less() -> None:
     labels = np.arange(5000) % 10
-    plain, balanced = ([np.std([len(p) for p in dirichlet(labels, seed, clients=10, alpha=0.5, balanced=b)])
-                        for seed in range(20)] for b in (False, True))
+    plain, balanced = (
+        [
+            np.std([len(p) for p in dirichlet(labels, seed, clients=10, alpha=0.5, balanced=b)])
+            for seed in range(20)
+        ]
+        for b in (False, True)
+    )
     assert np.mean(balanced) < 0.7 * np.mean(plain)
 
 
@@ -195,7 +225,8 @@ def test_pachinko_shares_follow_both_levels() -> None:
     held = counts(parts, labels) / 200
     coarse = held.reshape(200, 4, 5).sum(2)
     assert coarse.mean() == pytest.approx(0.25, abs=0.01)
-    # Dir(0.3 x 4) has variance 3 / (16 * (1.2 + 1)); counting 200 samples multiplies it by 1 + 1.2 / 200.
+    # Dir(0.3 x 4) has variance 3 / (16 * (1.2 + 1)); counting 200 samples multiplies it by 1 + 1.2
+    # / 200.
     assert coarse.var(0).mean() == pytest.approx(3 / (16 * 2.2), rel=0.12)
     large = held.reshape(200, 4, 5)[coarse > 0.5]
     fine = large / large.sum(1, keepdims=True)
@@ -215,5 +246,7 @@ def test_a_kept_part_is_skewed_and_its_size_random() -> None:
     assert np.allclose(shares.sum(0), 1)
     # Dir(0.3 x 3): variance of a share 2 / (9 * 1.9) = 0.117.
     assert 0.06 < shares.var() < 0.2
-    with pytest.raises(DataError, match=r"10 samples with alpha=0\.3 and parts=3 .*keep=1 at least min_size=11"):
+    with pytest.raises(
+        DataError, match=r"10 samples with alpha=0\.3 and parts=3 .*keep=1 at least min_size=11"
+    ):
         domain_dirichlet(np.arange(10), np.zeros(10, dtype=np.int64), 0, min_size=11)

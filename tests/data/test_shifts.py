@@ -29,7 +29,14 @@ def test_cifar100_lt_has_the_published_size() -> None:
 
 
 @quick
-@given(SEEDS, st.integers(1, 3), st.integers(2, 8), st.integers(1, 400), st.floats(1, 200), st.floats(1, 3))
+@given(
+    SEEDS,
+    st.integers(1, 3),
+    st.integers(2, 8),
+    st.integers(1, 400),
+    st.floats(1, 200),
+    st.floats(1, 3),
+)
 def test_long_tails_are_nested_and_by_domain(
     seed: int, num_domains: int, classes: int, n: int, rho: float, more: float
 ) -> None:
@@ -65,14 +72,20 @@ def test_private_sizes_are_met_and_nested(seed: int, size: int, less: int) -> No
     kept = private_sizes(domains, names, seed, {"mnist": size, "svhn": 80})
     assert np.bincount(domains[kept], minlength=3).tolist() == [size, 70, 80]
     assert (np.diff(kept) > 0).all()
-    assert set(private_sizes(domains, names, seed, {"mnist": max(size - less, 0)})) & set(range(60)) <= set(kept)
+    assert set(private_sizes(domains, names, seed, {"mnist": max(size - less, 0)})) & set(
+        range(60)
+    ) <= set(kept)
 
 
 def test_wrong_private_sizes_are_named() -> None:
     domains = np.repeat([0, 1], 50)
-    with pytest.raises(ConfigError, match=r"experiment\.shift\.sizes\.uspss: found uspss; .*did you mean 'usps'"):
+    with pytest.raises(
+        ConfigError, match=r"experiment\.shift\.sizes\.uspss: found uspss; .*did you mean 'usps'"
+    ):
         private_sizes(domains, ["mnist", "usps"], 0, {"uspss": 5})
-    with pytest.raises(ConfigError, match=r"experiment\.shift\.sizes\.usps: found 51; at most the 50"):
+    with pytest.raises(
+        ConfigError, match=r"experiment\.shift\.sizes\.usps: found 51; at most the 50"
+    ):
         private_sizes(domains, ["mnist", "usps"], 0, {"usps": 51})
 
 

@@ -14,7 +14,15 @@ def test_the_table_counts_what_clients_hold() -> None:
     dataset = load_dataset("digits-sklearn")
     data = federate(dataset, "domains", {}, 0, 0.1)
     table = partition_table(data)
-    assert table.columns.tolist() == ["client", "domain", "origin", "train", "val", "test", *"0123456789"]
+    assert table.columns.tolist() == [
+        "client",
+        "domain",
+        "origin",
+        "train",
+        "val",
+        "test",
+        *"0123456789",
+    ]
     assert table["train"].tolist() == [324, 323, 323, 323]
     assert table["val"].tolist() == [36] * 4
     assert table["test"].tolist() == [90] * 4
@@ -30,14 +38,19 @@ def test_a_pooled_client_lists_all_origins() -> None:
 
 @pytest.mark.parametrize("clients", [5, 100])
 def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> None:
-    data = federate(load_dataset("random", {"samples": 2000, "shape": [1]}), "dirichlet-equal",
-                    {"clients": clients, "alpha": 0.5}, 0)
+    data = federate(
+        load_dataset("random", {"samples": 2000, "shape": [1]}),
+        "dirichlet-equal",
+        {"clients": clients, "alpha": 0.5},
+        0,
+    )
     bubble_chart(ClientHoldings.of(data), tmp_path / "new" / "chart.png")
     with Image.open(tmp_path / "new" / "chart.png") as image:
         pixels = np.asarray(image.convert("RGB")).astype(int)
     assert pixels.shape[1] < 4000
     blue = np.abs(pixels - [0x00, 0x72, 0xB2]).max(axis=2) < 60
-    # Sum of areas over the area of the largest, times the largest count: all samples are drawn, at the right scale.
+    # Sum of areas over the area of the largest, times the largest count: all samples are drawn, at
+    # the right scale.
     cell = np.clip(12 / max(clients, 10), 0.2, 0.45) * 150
     largest = np.pi / 4 * (0.95 * cell) ** 2
     drawn = blue.sum() / largest * data.class_counts().max()
@@ -53,17 +66,22 @@ def test_many_clients_become_columns_of_one_picture(tmp_path: Path) -> None:
     assert pixels.shape[1] < 2400
     shades = [[0x00, 0x72, 0xB2], [0xD5, 0x5E, 0x00], [0x00, 0x9E, 0x73], [0xCC, 0x79, 0xA7]]
     drawn = [(np.abs(pixels - shade).max(axis=2) < 3).sum(1).max() for shade in shades]
-    assert drawn == pytest.approx([1800 / 4] * 4, abs=3)  # the strip: 60 of 240 clients each, over twelve inches
+    assert drawn == pytest.approx(
+        [1800 / 4] * 4, abs=3
+    )  # the strip: 60 of 240 clients each, over twelve inches
     dark = (np.abs(pixels - [0x08, 0x30, 0x6B]).max(axis=2) < 3).sum()
     assert dark > 1000
 
 
 @pytest.mark.parametrize("name", ["chart", "chart.xyz", "."])
 def test_a_picture_without_a_kind_is_refused_before_anything_is_read(
-        name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert invoke(["data", "show", "nothing.yaml", "--plot", name]) == 2
-    assert capsys.readouterr().err == f"flray: {name}: a picture's name ends in .png, .svg or .pdf\n"
+    assert (
+        capsys.readouterr().err == f"flray: {name}: a picture's name ends in .png, .svg or .pdf\n"
+    )
     (tmp_path / "file").write_text("in the way")
     assert invoke(["data", "show", "digits-sklearn", "--plot", "file/chart.png"]) == 2
     assert "file/chart.png: cannot be written" in capsys.readouterr().err
@@ -80,30 +98,55 @@ def two_levels(root: Path) -> DataSet:
         y = generator.permutation(np.arange(size) % 20)
         x = generator.integers(0, 256, (size, 3, 4, 4), dtype=np.uint8)
         domains.append(Domain(name, "random", x, y, x[::4], y[::4]))
-    return DataSet("two-levels", tuple(domains), tuple(f"class {c}" for c in range(20)), (0.5,) * 3, (0.5,) * 3,
-                   coarse=tuple(c // 4 for c in range(20)))
+    return DataSet(
+        "two-levels",
+        tuple(domains),
+        tuple(f"class {c}" for c in range(20)),
+        (0.5,) * 3,
+        (0.5,) * 3,
+        coarse=tuple(c // 4 for c in range(20)),
+    )
 
 
-CLIENTS = {"domains": 3, "domain-dirichlet": 3, "pachinko": 6, "iid": 6, "dirichlet": 6, "dirichlet-equal": 6,
-           "pathological": 6}
+CLIENTS = {
+    "domains": 3,
+    "domain-dirichlet": 3,
+    "pachinko": 6,
+    "iid": 6,
+    "dirichlet": 6,
+    "dirichlet-equal": 6,
+    "pathological": 6,
+}
 
 
 @pytest.mark.parametrize("shift", ["", "long_tail: 10, ratio: 0.5, sizes: {dslr: 30}, noise: 0.1"])
 @pytest.mark.parametrize("name", registry.partitions.names())
-def test_the_command_draws_every_partition(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, shift: str
-                                           ) -> None:
-    options = {"domains": "", "domain-dirichlet": "", "pathological": ", clients: 6, classes_per_client: 4"}
+def test_the_command_draws_every_partition(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, shift: str
+) -> None:
+    options = {
+        "domains": "",
+        "domain-dirichlet": "",
+        "pathological": ", clients: 6, classes_per_client: 4",
+    }
     (tmp_path / "x.yaml").write_text(
-        f"{{data: two-levels, partition: {{name: {name}{options.get(name, ', clients: 6')}}}, shift: {{{shift}}}, "
-        "model: linear, algorithm: fedavg}")
+        f"{{data: two-levels, partition: {{name: {name}{options.get(name, ', clients: 6')}}}, "
+        f"shift: {{{shift}}}, "
+        "model: linear, algorithm: fedavg}"
+    )
     registry.datasets.register("two-levels")(two_levels)
     try:
-        assert invoke(["data", "show", str(tmp_path / "x.yaml"), "--plot", str(tmp_path / "chart.png")]) == 0
+        assert (
+            invoke(
+                ["data", "show", str(tmp_path / "x.yaml"), "--plot", str(tmp_path / "chart.png")]
+            )
+            == 0
+        )
     finally:
         del registry.datasets._entries["two-levels"]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:4] == ["client", "domain", "origin", "train"]
-    rows = [line.split() for line in lines[1:1 + CLIENTS[name]]]
+    rows = [line.split() for line in lines[1 : 1 + CLIENTS[name]]]
     assert [row[2] for row in rows] == ["random"] * CLIENTS[name]
     assert ("noise" in lines[0].split()) == bool(shift)
     total, classes = (sum(int(row[i]) for row in rows) for i in (3, 6 + bool(shift)))

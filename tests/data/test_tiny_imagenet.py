@@ -39,7 +39,9 @@ def load_tiny(root: Path, path: Path, **options: Any) -> DataSet:
 
 
 @pytest.mark.parametrize(("folded", "images"), [(False, "images"), (True, "images"), (True, "")])
-def test_both_layouts_of_tiny_imagenet_are_the_same_data(folded: bool, images: str, tmp_path: Path) -> None:
+def test_both_layouts_of_tiny_imagenet_are_the_same_data(
+    folded: bool, images: str, tmp_path: Path
+) -> None:
     path = tiny(tmp_path, folded, images)
     for source in (path, zipped(path, tmp_path / "tiny.zip")):
         dataset = load_tiny(tmp_path, source)
@@ -49,20 +51,44 @@ def test_both_layouts_of_tiny_imagenet_are_the_same_data(folded: bool, images: s
         assert found(domain, "test") == {400 + c: c for c in range(200)}
 
 
-@pytest.mark.parametrize(("damage", "words"), [
-    (lambda p: edit(p / "val/val_annotations.txt", WNIDS[5], "n99999999"),
-     ["val_annotations.txt, line 6", "n99999999"]),
-    (lambda p: edit(p / "val/val_annotations.txt", "val_194.png", "val_999.png"),
-     ["line 6", "val_999.png is not there"]),
-    (lambda p: edit(p / "val/val_annotations.txt", f"val_194.png\t{WNIDS[5]}\t0\t0\t7\t7\n", ""),
-     ["val_194.png", "not in val_annotations.txt"]),
-    (lambda p: (p / "val/val_annotations.txt").unlink(), ["val/images/val_0.png", "none of the classes"]),
-    (lambda p: shutil.rmtree(p / "train" / WNIDS[7]), ["199 folders of classes", "expected 200"]),
-    (lambda p: shutil.rmtree(p / "val"), [f"class {WNIDS[0]} has no images in the val folder"]),
-    (lambda p: (p / "train" / WNIDS[3] / "images" / f"{WNIDS[3]}_1.png").write_bytes(b"\x89PNG"),
-     [f"{WNIDS[3]}_1.png", "cannot be decoded"]),
-    (lambda p: picture(p / "train" / "lost.png", 3), ["train/lost.png"])])
-def test_tiny_imagenets_flaws_are_named(damage: Callable[[Path], None], words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            lambda p: edit(p / "val/val_annotations.txt", WNIDS[5], "n99999999"),
+            ["val_annotations.txt, line 6", "n99999999"],
+        ),
+        (
+            lambda p: edit(p / "val/val_annotations.txt", "val_194.png", "val_999.png"),
+            ["line 6", "val_999.png is not there"],
+        ),
+        (
+            lambda p: edit(
+                p / "val/val_annotations.txt", f"val_194.png\t{WNIDS[5]}\t0\t0\t7\t7\n", ""
+            ),
+            ["val_194.png", "not in val_annotations.txt"],
+        ),
+        (
+            lambda p: (p / "val/val_annotations.txt").unlink(),
+            ["val/images/val_0.png", "none of the classes"],
+        ),
+        (
+            lambda p: shutil.rmtree(p / "train" / WNIDS[7]),
+            ["199 folders of classes", "expected 200"],
+        ),
+        (lambda p: shutil.rmtree(p / "val"), [f"class {WNIDS[0]} has no images in the val folder"]),
+        (
+            lambda p: (p / "train" / WNIDS[3] / "images" / f"{WNIDS[3]}_1.png").write_bytes(
+                b"\x89PNG"
+            ),
+            [f"{WNIDS[3]}_1.png", "cannot be decoded"],
+        ),
+        (lambda p: picture(p / "train" / "lost.png", 3), ["train/lost.png"]),
+    ],
+)
+def test_tiny_imagenets_flaws_are_named(
+    damage: Callable[[Path], None], words: list[str], tmp_path: Path
+) -> None:
     path = tiny(tmp_path, folded=False)
     damage(path)
     with pytest.raises(FlrayError) as error:

@@ -25,22 +25,51 @@ from flray.federation.spec import build_spec
 from flray.runs import directory, runner
 from tests.end_to_end.pool import Pools
 
-LOWEST = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE",
-          "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4", "OPENBLAS_CORETYPE": "Nehalem"}
-OTHERS = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "DNNL_MAX_CPU_ISA": "AVX512_CORE",
-          "MKL_CBWR": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "NPY_ENABLE_CPU_FEATURES": "X86_V3",
-          "OPENBLAS_CORETYPE": "Zen", "OMP_NUM_THREADS": "3"}
+LOWEST = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "MKL_CBWR": "COMPATIBLE",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4",
+    "OPENBLAS_CORETYPE": "Nehalem",
+}
+OTHERS = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+    "DNNL_MAX_CPU_ISA": "AVX512_CORE",
+    "MKL_CBWR": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    "NPY_ENABLE_CPU_FEATURES": "X86_V3",
+    "OPENBLAS_CORETYPE": "Zen",
+    "OMP_NUM_THREADS": "3",
+}
 wide = pytest.mark.skipif(not {"avx2", "fma"} <= bits._flags(), reason="no x86-64 CPU with AVX2")
 
 
 def started(folder: Path, environment: dict[str, str], **resources: Any) -> subprocess.Popen[str]:
     folder.mkdir()
-    (folder / "x.yaml").write_text(yaml.safe_dump({"experiment": {
-        "rounds": 1, "data": {"name": "digits-sklearn", "samples": 40}, "model": "lenet", "algorithm": "fedavg",
-        "tracking": {"uri": None}, "resources": {"executor": "inline", **resources}}}))
+    (folder / "x.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "experiment": {
+                    "rounds": 1,
+                    "data": {"name": "digits-sklearn", "samples": 40},
+                    "model": "lenet",
+                    "algorithm": "fedavg",
+                    "tracking": {"uri": None},
+                    "resources": {"executor": "inline", **resources},
+                }
+            }
+        )
+    )
     kept = {name: value for name, value in os.environ.items() if name not in bits.VARIABLES}
-    return subprocess.Popen([sys.executable, "-m", "flray", "run", "x.yaml"], cwd=folder, text=True,
-                            env={**kept, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-m", "flray", "run", "x.yaml"],
+        cwd=folder,
+        text=True,
+        env={**kept, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 UNKNOWN_HERE = "in this process .* compute other bits than portable ones"
@@ -58,21 +87,29 @@ def noted(process: subprocess.Popen[str], folder: Path) -> dict[str, Any]:
 @wide
 def test_portable_bits_are_the_same_whatever_the_environment_says(tmp_path: Path) -> None:
     environments: dict[str, dict[str, str]] = {"none": {}, "lowest": LOWEST, "others": OTHERS}
-    runs = {(setting, name): started(tmp_path / f"{setting}-{name}", environment, bits=setting)
-            for setting in ("portable", "native") for name, environment in environments.items()
-            if (setting, name) != ("native", "others")}
+    runs = {
+        (setting, name): started(tmp_path / f"{setting}-{name}", environment, bits=setting)
+        for setting in ("portable", "native")
+        for name, environment in environments.items()
+        if (setting, name) != ("native", "others")
+    }
     found = {key: noted(process, tmp_path / "-".join(key)) for key, process in runs.items()}
     refused = {name: found["portable", name].get("refused") for name in environments}
     assert len(set(refused.values())) == 1
     assert found["native", "lowest"]["sha256"] != found["native", "none"]["sha256"]
-    if refused["none"]:  # that it is refused, everywhere alike, is then all that can be asked of this CPU
+    if refused[
+        "none"
+    ]:  # that it is refused, everywhere alike, is then all that can be asked of this CPU
         return
     digests = {key: run["sha256"] for key, run in found.items()}
     assert len({digests["portable", name] for name in environments}) == 1
     expected = bits.RECORDED[bits.versions()]
     assert all(found["portable", name]["cpu"]["kinds"] == expected for name in environments)
     assert found["native", "lowest"]["cpu"]["kinds"]["torch"] != expected["torch"]
-    assert [found[setting, "none"]["cpu"]["bits"] for setting in ("native", "portable")] == ["native", "portable"]
+    assert [found[setting, "none"]["cpu"]["bits"] for setting in ("native", "portable")] == [
+        "native",
+        "portable",
+    ]
 
 
 @wide
@@ -81,11 +118,14 @@ def test_portable_bits_reach_the_processes_of_a_local_ray(tmp_path: Path) -> Non
     actors = started(tmp_path / "ray", OTHERS, bits="portable", executor="ray", actors=2)
     inline = started(tmp_path / "inline", {}, bits="portable")
     first, second = noted(actors, tmp_path / "ray"), noted(inline, tmp_path / "inline")
-    assert first.get("refused") == second.get("refused") and first.get("sha256") == second.get("sha256")
+    assert first.get("refused") == second.get("refused") and first.get("sha256") == second.get(
+        "sha256"
+    )
 
 
 def test_this_process_is_refused_in_one_line(
-        tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     digits["resources"] = {"bits": "portable", "executor": "inline"}
     Path("x.yaml").write_text(yaml.safe_dump({"experiment": digits}))
     assert invoke(["run", "x.yaml"]) == invoke(["run", "x.yaml", "local.compile=true"]) == 2
@@ -105,7 +145,8 @@ def interrupted(digits: dict[str, Any]) -> Path:
 
 
 def test_a_run_is_not_resumed_on_another_kind_of_cpu_unless_it_is_asked_for(
-        tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = interrupted(digits)
     cpu = directory.read(folder)["cpu"]
     assert cpu["kinds"] == bits.kinds() and cpu["bits"] == "native"
@@ -113,17 +154,26 @@ def test_a_run_is_not_resumed_on_another_kind_of_cpu_unless_it_is_asked_for(
     directory.update(folder, cpu={**cpu, "model": "Another", "kinds": {**cpu["kinds"], "mkl": "0"}})
     assert invoke(["resume", str(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "began on Another" in line and " mkl compute other last bits" in line and "--other-cpu" in line
+    assert (
+        "began on Another" in line
+        and " mkl compute other last bits" in line
+        and "--other-cpu" in line
+    )
     assert directory.read(folder)["status"] == "interrupted"
     assert invoke(["resume", str(folder), "--other-cpu"]) == 0
     after = directory.read(folder)
     assert after["sha256"] == digest and [c["kinds"] for c in after["other_cpus"]] == [bits.kinds()]
-    tags = [event["tags"] for event in map(json.loads, (folder / directory.JOURNAL).read_text().splitlines())
-            if event["type"] == "tags"]
+    tags = [
+        event["tags"]
+        for event in map(json.loads, (folder / directory.JOURNAL).read_text().splitlines())
+        if event["type"] == "tags"
+    ]
     assert any("cpu.other" in found for found in tags)
 
 
-@pytest.mark.parametrize("change", [{"cpu": None}, {"versions": {"torch": "2.6.0", "numpy": "2.0.0"}}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"cpu": None}, {"versions": {"torch": "2.6.0", "numpy": "2.0.0"}}], ids=str
+)
 def test_runs_of_before_and_of_other_versions_are_resumed_as_ever(change: dict[str, Any]) -> None:
     run = {"versions": directory.versions(), "cpu": {"kinds": dict.fromkeys(bits.kinds(), "0")}}
     assert bits.check_same("run", run)
@@ -139,7 +189,9 @@ def test_the_setting_is_kept_by_a_resumed_run(tmp_cwd: Path, digits: dict[str, A
 
 
 def test_the_installed_versions_have_recorded_bits() -> None:
-    assert bits.versions() in bits.RECORDED, "record bits.kinds() of a process with bits.VARIABLES for these versions"
+    assert bits.versions() in bits.RECORDED, (
+        "record bits.kinds() of a process with bits.VARIABLES for these versions"
+    )
 
 
 @wide
@@ -149,7 +201,9 @@ def test_a_pool_over_several_kinds_of_cpu_is_told(digits: dict[str, Any], pools:
     executor = pools[1].executor_for(spec)
     worker = executor.workers[0]
     ray.kill(worker.actor)
-    other = ray.remote(ClientActor).options(runtime_env={"env_vars": {"ATEN_CPU_CAPABILITY": "default"}})
+    other = ray.remote(ClientActor).options(
+        runtime_env={"env_vars": {"ATEN_CPU_CAPABILITY": "default"}}
+    )
     worker.actor = other.remote(executor._spec, 1)
     worker.starting = worker.actor.describe.remote()
     lines: list[str] = []

@@ -24,8 +24,15 @@ everywhere = pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedadam"])
 def world_of(digits: dict[str, Any], method: str, **changes: Any) -> FederationSpec:
     """In float64, for the sums of float32 weights times whole numbers are exact as a rule, whatever their order."""
     local = {**digits["local"], "precision": "float64", **changes.pop("local", {})}
-    content = {**digits, "algorithm": method, "partition": {"name": "iid", "clients": 10}, "aggregation": {"block": 3},
-               "participation": {"fraction": 0.8}, "local": local, **changes}
+    content = {
+        **digits,
+        "algorithm": method,
+        "partition": {"name": "iid", "clients": 10},
+        "aggregation": {"block": 3},
+        "participation": {"fraction": 0.8},
+        "local": local,
+        **changes,
+    }
     return build_spec(load({"experiment": content}).experiment)
 
 
@@ -44,7 +51,9 @@ def inline(spec: FederationSpec, warn: Callable[[str], None] = print) -> InlineF
 @pytest.mark.slow
 @everywhere
 @pytest.mark.parametrize("actors", [1, 2])
-def test_number_of_actors_does_not_matter(digits: dict[str, Any], pools: Pools, method: str, actors: int) -> None:
+def test_number_of_actors_does_not_matter(
+    digits: dict[str, Any], pools: Pools, method: str, actors: int
+) -> None:
     spec = world_of(digits, method)
     tmp_cwd, there = InlineFederation(spec, print), pools[actors].federation(spec)
     for _ in range(spec.config.rounds):
@@ -70,7 +79,9 @@ def test_restored_from_a_checkpoint(tmp_path: Path, digits: dict[str, Any], meth
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
-def test_client_actor_killed_in_the_middle_of_a_block(digits: dict[str, Any], pools: Pools, method: str) -> None:
+def test_client_actor_killed_in_the_middle_of_a_block(
+    digits: dict[str, Any], pools: Pools, method: str
+) -> None:
     spec = world_of(digits, method, local={"epochs": 5})
     executor = pools[2].executor_for(spec)
     federation = Federation(spec, executor)
@@ -83,14 +94,24 @@ def test_client_actor_killed_in_the_middle_of_a_block(digits: dict[str, Any], po
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_client_that_fails_is_left_out_of_its_block_and_no_other(
-        tmp_cwd: Path, digits: dict[str, Any], executor: str, request: pytest.FixtureRequest) -> None:
+    tmp_cwd: Path, digits: dict[str, Any], executor: str, request: pytest.FixtureRequest
+) -> None:
     lines: list[str] = []
-    spec = broken(tmp_cwd, digits, "breaks", faults={"on_client_error": "skip"}, rounds=2, resources={"actors": 2})
+    spec = broken(
+        tmp_cwd,
+        digits,
+        "breaks",
+        faults={"on_client_error": "skip"},
+        rounds=2,
+        resources={"actors": 2},
+    )
     federation: InlineFederation | RayFederation
     if executor == "inline":
         federation = InlineFederation(spec, lines.append)
     else:
-        federation = RayFederation(spec, plan_pool(spec, request.getfixturevalue("ray_here")), lines.append)
+        federation = RayFederation(
+            spec, plan_pool(spec, request.getfixturevalue("ray_here")), lines.append
+        )
     try:
         metrics = [federation.step().metrics for _ in range(2)]
         assert federation.sha256() == inline(spec).sha256()
@@ -99,30 +120,57 @@ def test_a_client_that_fails_is_left_out_of_its_block_and_no_other(
     assert [m["cohort/left_out"] for m in metrics] == [0, 1]
     assert [m["bytes/up"] for m in metrics] == [metrics[0]["bytes/up"]] * 2  # its block still came
     (line,) = lines
-    assert "left out: client 2 (client2), round 2, train: ValueError: this batch is not to my taste at" in line
+    assert (
+        "left out: client 2 (client2), round 2, train: ValueError: this batch is not to my taste at"
+        in line
+    )
     # Left out by the plain mean it leaves the same model, but for the last bits of other sums.
-    plain = inline(broken(tmp_cwd, digits, "breaks", faults={"on_client_error": "skip"}, rounds=2, aggregation={}))
+    plain = inline(
+        broken(
+            tmp_cwd, digits, "breaks", faults={"on_client_error": "skip"}, rounds=2, aggregation={}
+        )
+    )
     blocked = inline(spec)
     for name, value in plain.federation.server.model.items():
-        torch.testing.assert_close(blocked.federation.server.model[name], value, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            blocked.federation.server.model[name], value, rtol=1e-12, atol=1e-12
+        )
 
 
 def test_a_client_that_fails_ends_the_run_at_once(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    federation = InlineFederation(broken(tmp_cwd, digits, "breaks", aggregation={"block": 10}), print)
+    federation = InlineFederation(
+        broken(tmp_cwd, digits, "breaks", aggregation={"block": 10}), print
+    )
     federation.step()
-    with pytest.raises(ClientError, match=r"^client 2 \(client2\), round 2, train: ValueError: this .*broken.py:\d+"):
+    with pytest.raises(
+        ClientError,
+        match=r"^client 2 \(client2\), round 2, train: ValueError: this .*broken.py:\d+",
+    ):
         federation.step()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "faults", "left_out", "text"), [
-    ("hangs", {"round_timeout": 20.0}, {0, 1, 2}, "round 2, train: no answer within 20 s"),
-    ("crashes", {"on_client_error": "skip", "attempts": 2}, {0, 1, 2},
-     "round 1, train: its actor died 2 times while playing this block"),
-])
-def test_a_block_that_hangs_or_dies_is_left_out(tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float],
-                                                method: str, faults: dict[str, Any], left_out: set[int],
-                                                text: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "faults", "left_out", "text"),
+    [
+        ("hangs", {"round_timeout": 20.0}, {0, 1, 2}, "round 2, train: no answer within 20 s"),
+        (
+            "crashes",
+            {"on_client_error": "skip", "attempts": 2},
+            {0, 1, 2},
+            "round 1, train: its actor died 2 times while playing this block",
+        ),
+    ],
+)
+def test_a_block_that_hangs_or_dies_is_left_out(
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    ray_here: dict[str, float],
+    method: str,
+    faults: dict[str, Any],
+    left_out: set[int],
+    text: str,
+) -> None:
     lines: list[str] = []
     spec = broken(tmp_cwd, digits, method, faults=faults, resources={"actors": 2})
     federation = RayFederation(spec, plan_pool(spec, ray_here), lines.append)

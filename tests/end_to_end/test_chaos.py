@@ -28,10 +28,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(("name", "seed", "victims"), [
-    ("scaffold inline", 33, {"driver": 1.0}), ("scaffold 2 actors", 4, {"client": 1.0, "server": 1.0})])
-def test_killed_federations_end_as_those_that_were_not(place: Any, name: str, seed: int, victims: dict[str, float]
-                                                       ) -> None:
+@pytest.mark.parametrize(
+    ("name", "seed", "victims"),
+    [
+        ("scaffold inline", 33, {"driver": 1.0}),
+        ("scaffold 2 actors", 4, {"client": 1.0, "server": 1.0}),
+    ],
+)
+def test_killed_federations_end_as_those_that_were_not(
+    place: Any, name: str, seed: int, victims: dict[str, float]
+) -> None:
     from dataclasses import replace
 
     from catalogue import catalogue  # type: ignore[import-not-found]

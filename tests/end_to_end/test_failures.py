@@ -83,20 +83,32 @@ def broken(tmp_cwd: Path, digits: dict[str, Any], **changes: Any) -> str:
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def test_the_first_line_names_client_round_exception_file_and_line(
-        tmp_cwd: Path, digits: dict[str, Any], executor: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_cwd: Path, digits: dict[str, Any], executor: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = broken(tmp_cwd, digits, algorithm="breaks", resources={"executor": executor})
     assert invoke(["run", file]) == 1
     lines = capsys.readouterr().err.splitlines()
-    line = BROKEN.splitlines().index('            raise ValueError("this batch is not to my taste")') + 1
-    assert lines[0] == (f"client 2 (rotated), round 2, train: ValueError: this batch is not to my taste "
-                        f"at {tmp_cwd / 'broken.py'}:{line}")
+    line = (
+        BROKEN.splitlines().index('            raise ValueError("this batch is not to my taste")')
+        + 1
+    )
+    assert lines[0] == (
+        f"client 2 (rotated), round 2, train: ValueError: this batch is not to my taste "
+        f"at {tmp_cwd / 'broken.py'}:{line}"
+    )
     assert any(text.startswith("Traceback") for text in lines[1:])
 
 
-def test_a_failing_client_can_be_left_out_and_is_reported(tmp_cwd: Path, digits: dict[str, Any],
-                                                         capsys: pytest.CaptureFixture[str]) -> None:
-    file = broken(tmp_cwd, digits, algorithm="breaks", resources={"executor": "inline"},
-                  faults={"on_client_error": "skip"})
+def test_a_failing_client_can_be_left_out_and_is_reported(
+    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = broken(
+        tmp_cwd,
+        digits,
+        algorithm="breaks",
+        resources={"executor": "inline"},
+        faults={"on_client_error": "skip"},
+    )
     assert invoke(["run", file]) == 0
     assert "left out: client 2 (rotated), round 2, train: ValueError" in capsys.readouterr().out
     history = runner.resume(tmp_cwd / "runs" / "digits" / "001").history
@@ -105,9 +117,17 @@ def test_a_failing_client_can_be_left_out_and_is_reported(tmp_cwd: Path, digits:
 
 
 @pytest.mark.slow
-def test_a_client_that_hangs_is_left_out_after_the_timeout(tmp_cwd: Path, digits: dict[str, Any],
-                                                           ray_here: dict[str, float]) -> None:
-    file = broken(tmp_cwd, digits, algorithm="hangs", rounds=3, faults={"round_timeout": 8.0}, resources={"actors": 2})
+def test_a_client_that_hangs_is_left_out_after_the_timeout(
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
+    file = broken(
+        tmp_cwd,
+        digits,
+        algorithm="hangs",
+        rounds=3,
+        faults={"round_timeout": 8.0},
+        resources={"actors": 2},
+    )
     lines: list[str] = []
     spec = build_spec(load(tmp_cwd / file).experiment)
     federation = RayFederation(spec, plan_pool(spec, ray_here), lines.append)
@@ -117,17 +137,28 @@ def test_a_client_that_hangs_is_left_out_after_the_timeout(tmp_cwd: Path, digits
         federation.close()
     assert rounds[1]["cohort/left_out"] >= 1
     assert rounds[2]["cohort/left_out"] == 0
-    assert any("client 1 (inverted), round 2, train: no answer within 8 s" in line for line in lines)
+    assert any(
+        "client 1 (inverted), round 2, train: no answer within 8 s" in line for line in lines
+    )
     assert "left out: client 2 (rotated), evaluation after round 3: no answer within 8 s" in lines
-    measured = [{name for name in metrics if name.startswith("personal/local/accuracy/client/")} for metrics in rounds]
+    measured = [
+        {name for name in metrics if name.startswith("personal/local/accuracy/client/")}
+        for metrics in rounds
+    ]
     assert [len(clients) for clients in measured] == [4, 4, 3]
     assert measured[1] - measured[2] == {"personal/local/accuracy/client/rotated"}
 
 
-def test_a_round_in_which_nobody_answers_ends_the_run(tmp_cwd: Path, digits: dict[str, Any],
-                                                      capsys: pytest.CaptureFixture[str]) -> None:
-    file = broken(tmp_cwd, digits, algorithm="mute", resources={"executor": "inline"},
-                  faults={"on_client_error": "skip"})
+def test_a_round_in_which_nobody_answers_ends_the_run(
+    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = broken(
+        tmp_cwd,
+        digits,
+        algorithm="mute",
+        resources={"executor": "inline"},
+        faults={"on_client_error": "skip"},
+    )
     assert invoke(["run", file]) == 1
     message = capsys.readouterr().err.strip()
     assert "round 2, train: none of the 4 clients answered" in message
@@ -136,9 +167,15 @@ def test_a_round_in_which_nobody_answers_ends_the_run(tmp_cwd: Path, digits: dic
 
 @pytest.mark.slow
 def test_a_client_that_kills_its_process_is_named_after_some_attempts(
-        tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]) -> None:
-    file = broken(tmp_cwd, digits, algorithm="crashes", faults={"on_client_error": "skip", "attempts": 2},
-                  resources={"actors": 2})
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
+    file = broken(
+        tmp_cwd,
+        digits,
+        algorithm="crashes",
+        faults={"on_client_error": "skip", "attempts": 2},
+        resources={"actors": 2},
+    )
     lines: list[str] = []
     spec = build_spec(load(tmp_cwd / file).experiment)
     federation = RayFederation(spec, plan_pool(spec, ray_here), lines.append)
@@ -152,9 +189,12 @@ def test_a_client_that_kills_its_process_is_named_after_some_attempts(
 
 
 @pytest.mark.slow
-def test_a_dead_server_actor_is_replaced_and_the_bits_stay(tmp_cwd: Path, digits: dict[str, Any],
-                                                           ray_here: dict[str, float]) -> None:
-    whole = runner.run({"experiment": {**digits, "name": "whole"}}, ["resources.executor=inline", "rounds=4"])
+def test_a_dead_server_actor_is_replaced_and_the_bits_stay(
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
+    whole = runner.run(
+        {"experiment": {**digits, "name": "whole"}}, ["resources.executor=inline", "rounds=4"]
+    )
     killed: list[int] = []
 
     lines: list[str] = []
@@ -162,15 +202,20 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(tmp_cwd: Path, digits
     class Killer(NullProgress):
         def round(self, finished: Any, metric: str) -> None:
             if finished.number == 2 and not killed:
-                servers = [p for p in psutil.Process().children(recursive=True)
-                           if " ".join(p.cmdline()).startswith("ray::ServerActor")]
+                servers = [
+                    p
+                    for p in psutil.Process().children(recursive=True)
+                    if " ".join(p.cmdline()).startswith("ray::ServerActor")
+                ]
                 killed.append(servers[0].pid)
                 os.kill(servers[0].pid, signal.SIGKILL)
 
         def say(self, line: str) -> None:
             lines.append(line)
 
-    result = runner.run({"experiment": digits}, ["rounds=4", "resources.actors=2"], progress=Killer())
+    result = runner.run(
+        {"experiment": digits}, ["rounds=4", "resources.actors=2"], progress=Killer()
+    )
     assert killed
     assert "the server actor died; going on from the last checkpoint" in lines
     assert result.sha256 == whole.sha256
@@ -178,44 +223,88 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(tmp_cwd: Path, digits
 
 
 AT_THE_SERVER = {
-    "server_setup": "def server_setup(self, server):", "exchanges": "def exchanges(self, server):",
-    "send": "def send(self, server, stage):", "send_private": "def send_private(self, server, client, stage):",
+    "server_setup": "def server_setup(self, server):",
+    "exchanges": "def exchanges(self, server):",
+    "send": "def send(self, server, stage):",
+    "send_private": "def send_private(self, server, client, stage):",
     "aggregate": "def aggregate(self, server, stage, replies):",
-    "apply": "def apply(self, server, architecture, mean):", "refine": "def refine(self, server):"}
+    "apply": "def apply(self, server, architecture, mean):",
+    "refine": "def refine(self, server):",
+}
 
 
-def breaks_at_the_server(tmp_cwd: Path, digits: dict[str, Any], hook: str, what: str, executor: str = "inline") -> str:
-    (tmp_cwd / "mine.py").write_text("from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
-                                  f"@register_algorithm('mine')\nclass Mine(Algorithm):\n    {hook}\n        {what}\n")
-    content = {**digits, "plugins": ["mine.py"], "algorithm": "mine", "resources": {"executor": executor, "actors": 1}}
+def breaks_at_the_server(
+    tmp_cwd: Path, digits: dict[str, Any], hook: str, what: str, executor: str = "inline"
+) -> str:
+    (tmp_cwd / "mine.py").write_text(
+        "from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
+        f"@register_algorithm('mine')\nclass Mine(Algorithm):\n    {hook}\n        {what}\n"
+    )
+    content = {
+        **digits,
+        "plugins": ["mine.py"],
+        "algorithm": "mine",
+        "resources": {"executor": executor, "actors": 1},
+    }
     (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
     return "x.yaml"
 
 
 @pytest.mark.parametrize("hook", AT_THE_SERVER)
 def test_a_method_that_raises_at_the_server_is_named_with_hook_exception_file_and_line(
-        tmp_cwd: Path, digits: dict[str, Any], hook: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_cwd: Path, digits: dict[str, Any], hook: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     block = ["aggregation.block=2"] if hook == "apply" else []
-    assert invoke(["run", breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER[hook], "return {}['weight']"), *block]) == 1
+    assert (
+        invoke(
+            [
+                "run",
+                breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER[hook], "return {}['weight']"),
+                *block,
+            ]
+        )
+        == 1
+    )
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"mine at the server, round 1, {hook}: KeyError: 'weight' at {tmp_cwd / 'mine.py'}:6"
+    assert (
+        lines[0]
+        == f"mine at the server, round 1, {hook}: KeyError: 'weight' at {tmp_cwd / 'mine.py'}:6"
+    )
 
 
-@pytest.mark.parametrize(("kept", "words"), [
-    ("server.state['x'] = [1]", "server.state: "), ("server.metrics['x'] = 'high'", "server.metrics: ValueError")])
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ("server.state['x'] = [1]", "server.state: "),
+        ("server.metrics['x'] = 'high'", "server.metrics: ValueError"),
+    ],
+)
 def test_what_a_method_keeps_at_the_server_and_cannot_be_kept_is_named(
-        tmp_cwd: Path, digits: dict[str, Any], kept: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["run", breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER["refine"], kept)]) == 1
+    tmp_cwd: Path, digits: dict[str, Any], kept: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        invoke(["run", breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER["refine"], kept)]) == 1
+    )
     assert f"mine at the server, round 1, {words}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hook", ["server_setup", "refine"])
 def test_a_method_that_raises_in_the_server_actor_is_named_too(
-        tmp_cwd: Path, digits: dict[str, Any], hook: str, ray_here: dict[str, float],
-        capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["run", breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER[hook], "1 / 0", "ray")]) == 1
-    assert f"mine at the server, round 1, {hook}: ZeroDivisionError" in capsys.readouterr().err.splitlines()[0]
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    hook: str,
+    ray_here: dict[str, float],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        invoke(["run", breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER[hook], "1 / 0", "ray")])
+        == 1
+    )
+    assert (
+        f"mine at the server, round 1, {hook}: ZeroDivisionError"
+        in capsys.readouterr().err.splitlines()[0]
+    )
 
 
 OWN = '''
@@ -231,11 +320,24 @@ class HalfWay(Algorithm):
 
 
 @pytest.mark.slow
-def test_a_new_algorithm_from_a_string_runs_on_ray(tmp_cwd: Path, digits: dict[str, Any],
-                                                  ray_here: dict[str, float]) -> None:
-    exec(compile(f"from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n{OWN}", "own", "exec"),
-         {"__name__": "own"})
-    results = {(method, executor): runner.run({"experiment": digits}, [
-        f"algorithm={method}", f"resources.executor={executor}", "resources.actors=2"]).sha256
-        for method, executor in (("half-way", "ray"), ("half-way", "inline"), ("fedavg", "inline"))}
-    assert results["half-way", "ray"] == results["half-way", "inline"] != results["fedavg", "inline"]
+def test_a_new_algorithm_from_a_string_runs_on_ray(
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
+    exec(
+        compile(
+            f"from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n{OWN}",
+            "own",
+            "exec",
+        ),
+        {"__name__": "own"},
+    )
+    results = {
+        (method, executor): runner.run(
+            {"experiment": digits},
+            [f"algorithm={method}", f"resources.executor={executor}", "resources.actors=2"],
+        ).sha256
+        for method, executor in (("half-way", "ray"), ("half-way", "inline"), ("fedavg", "inline"))
+    }
+    assert (
+        results["half-way", "ray"] == results["half-way", "inline"] != results["fedavg", "inline"]
+    )

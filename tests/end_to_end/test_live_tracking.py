@@ -25,7 +25,9 @@ def seen(uri: str, metric: str) -> set[int]:
         return set()
     client = connect(uri)
     runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
-    return {point.step for run in runs for point in client.get_metric_history(run.info.run_id, metric)}
+    return {
+        point.step for run in runs for point in client.get_metric_history(run.info.run_id, metric)
+    }
 
 
 def wait_for(round_: int, uri: str) -> None:
@@ -37,8 +39,9 @@ def wait_for(round_: int, uri: str) -> None:
 
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
-def test_every_round_of_a_run_is_seen_while_it_goes_on(tmp_cwd: Path, digits: dict[str, Any], executor: str,
-                                                       request: pytest.FixtureRequest) -> None:
+def test_every_round_of_a_run_is_seen_while_it_goes_on(
+    tmp_cwd: Path, digits: dict[str, Any], executor: str, request: pytest.FixtureRequest
+) -> None:
     if executor == "ray":
         request.getfixturevalue("ray_here")
     uri = f"sqlite:///{tmp_cwd}/mlflow.db"
@@ -49,22 +52,37 @@ def test_every_round_of_a_run_is_seen_while_it_goes_on(tmp_cwd: Path, digits: di
             wait_for(finished.number, uri)
             waited.append(finished.number)
 
-    runner.run({"experiment": {**digits, "tracking": {"uri": uri}, "resources": {"executor": executor, "actors": 1}
-                                if executor == "ray" else {"executor": executor}}}, progress=Watched())
+    runner.run(
+        {
+            "experiment": {
+                **digits,
+                "tracking": {"uri": uri},
+                "resources": {"executor": executor, "actors": 1}
+                if executor == "ray"
+                else {"executor": executor},
+            }
+        },
+        progress=Watched(),
+    )
     assert waited == [1, 2, 3]
 
 
 @pytest.mark.slow
-def test_every_round_of_a_sweep_is_seen_while_it_goes_on(tmp_cwd: Path, digits: dict[str, Any],
-                                                         ray_here: dict[str, float]) -> None:
+def test_every_round_of_a_sweep_is_seen_while_it_goes_on(
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
     uri = f"sqlite:///{tmp_cwd}/mlflow.db"
     waited: list[int] = []
 
     class Watched(progress.NullProgress):
-        def round(self, number: str, label: str, done: int, rounds: int, score: float, left: float) -> None:
+        def round(
+            self, number: str, label: str, done: int, rounds: int, score: float, left: float
+        ) -> None:
             wait_for(done, uri)
             waited.append(done)
 
     content = {**digits, "tracking": {"uri": uri}, "checkpoint": {"min_seconds": 0}}
-    tuning.tune({"experiment": content, "space": {"local.lr": {"grid": [0.02]}}}, progress=Watched())
+    tuning.tune(
+        {"experiment": content, "space": {"local.lr": {"grid": [0.02]}}}, progress=Watched()
+    )
     assert waited == [1, 2, 3]

@@ -1,7 +1,7 @@
 """The four papers' methods on two Ray actors: the identities of the papers, and actors killed in a round, bit for bit.
 
-One pool of two actors plays all federations one after another; the server's side runs in this process, where a test
-can look at what the federation has learnt and step in between two stages.
+One pool of two actors plays all federations one after another; the server's side runs in this
+process, where a test can look at what the federation has learnt and step in between two stages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,15 @@ from flray.trees import Packed
 from tests.algorithms import conftest as hand_made
 from tests.algorithms.conftest import models_sha, state_of
 from tests.algorithms.test_every_algorithm import BUILT_IN
-from tests.algorithms.test_identities import GLOBAL, NORMED, PERSONAL, Options, label, opt, personal_sha
+from tests.algorithms.test_identities import (
+    GLOBAL,
+    NORMED,
+    PERSONAL,
+    Options,
+    label,
+    opt,
+    personal_sha,
+)
 from tests.end_to_end.pool import Pool, Pools
 from tests.end_to_end.test_same_bits import inline_digest, world_of
 
@@ -56,34 +64,60 @@ def disjoint(root: Path) -> DataSet:
 
 @pytest.fixture(scope="module")
 def pool(pools: Pools) -> Iterator[Pool]:
-    cloudpickle.register_pickle_by_value(hand_made)  # its networks travel to the actors as a user's own do
+    cloudpickle.register_pickle_by_value(
+        hand_made
+    )  # its networks travel to the actors as a user's own do
     yield pools[ACTORS]
     cloudpickle.unregister_pickle_by_value(hand_made)
 
 
-# --- identities ---------------------------------------------------------------------------------------------------
+# --- identities
+# ---------------------------------------------------------------------------------------------------
 
 LOCAL, FEDAVG, FEDBN = opt("local"), opt("fedavg"), opt("fedbn")
 ALONE = opt("fedco2", mu=0, intra="none")
 SMALL_PUBLIC = {"public_size": 40, "public_batch_size": 16}
 FCCL = opt("fccl", pretrain_epochs=1, **SMALL_PUBLIC)
 ALL: dict[str, Any] = {"participation": {"fraction": 1.0}}
-DISJOINT: dict[str, Any] = {**ALL, "data": {"name": "disjoint"}, "model": "mlp",
-                            "local": {"batch_size": 4, "lr": 0.1}}
+DISJOINT: dict[str, Any] = {
+    **ALL,
+    "data": {"name": "disjoint"},
+    "model": "mlp",
+    "local": {"batch_size": 4, "lr": 0.1},
+}
 IDENTITIES: dict[str, tuple[Options, str, Options, str, dict[str, Any]]] = {
-    "FedSKC(all off) = FedAvg": (opt("fedskc", lcl=False, gda=False, gpr=False), "all", FEDAVG, "all", {}),
+    "FedSKC(all off) = FedAvg": (
+        opt("fedskc", lcl=False, gda=False, gpr=False),
+        "all",
+        FEDAVG,
+        "all",
+        {},
+    ),
     "GDA with equal N and equal d = uniform mean": (
-        opt("fedskc", lcl=False, gpr=False, sample_scale="fraction"), "global", FEDAVG, "global",
-        {**DISJOINT, "aggregation": {"weights": "uniform"}}),
+        opt("fedskc", lcl=False, gpr=False, sample_scale="fraction"),
+        "global",
+        FEDAVG,
+        "global",
+        {**DISJOINT, "aggregation": {"weights": "uniform"}},
+    ),
     "LG-Mix(lambda=0) = FedAvg": (opt("lgmix", ratio=0), "global", FEDAVG, "global", ALL),
     "LG-Mix(lambda=1) = Local": (opt("lgmix", ratio=1), "own", LOCAL, "personal", ALL),
     "Fed-CO2(mu=0, intra off): online part = FedBN": (ALONE, "online", FEDBN, "online", {}),
     "Fed-CO2(mu=0, intra off): offline part = Local": (ALONE, "offline", LOCAL, "personal", {}),
     "FCCL+(no public step, no FNTD) = Local": (
-        opt("fcclplus", public_passes=0, local_term="none"), "personal", LOCAL, "personal", {}),
+        opt("fcclplus", public_passes=0, local_term="none"),
+        "personal",
+        LOCAL,
+        "personal",
+        {},
+    ),
     "FCCL+(omega=0, FNTD replaced by the two KD terms) = FCCL": (
-        opt("fcclplus", omega=0, local_term="two_teachers", pretrain_epochs=1, **SMALL_PUBLIC), "personal",
-        FCCL, "personal", {}),
+        opt("fcclplus", omega=0, local_term="two_teachers", pretrain_epochs=1, **SMALL_PUBLIC),
+        "personal",
+        FCCL,
+        "personal",
+        {},
+    ),
 }
 """A method and what is compared of it, the other one, settings. LG-Mix lets all clients take part in every round: one
 that had been away would otherwise start from a model of its own that is not u."""
@@ -96,7 +130,9 @@ def part_of(federation: Federation, part: str) -> str:
     if part == "global":
         return models_sha(federation)
     if part == "online":
-        return models_sha(federation) + trees.sha256(*(state.get("personal", {}) for state in states))
+        return models_sha(federation) + trees.sha256(
+            *(state.get("personal", {}) for state in states)
+        )
     assert any(part in state for state in states)
     return trees.sha256(*(state.get(part, {}) for state in states))
 
@@ -105,33 +141,52 @@ def part_of(federation: Federation, part: str) -> str:
 def test_identities_of_the_four_papers(pool: Pool, digits: dict[str, Any], identity: str) -> None:
     one, part, other, other_part, settings = IDENTITIES[identity]
     settings = {"data": {"name": "digits-sklearn", "samples": 48}, **settings}
-    found = [part_of(pool.run_federation(world_of(digits, method, **settings)), which)
-             for method, which in ((one, part), (other, other_part))]
+    found = [
+        part_of(pool.run_federation(world_of(digits, method, **settings)), which)
+        for method, which in ((one, part), (other, other_part))
+    ]
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("method", "other", "settings", "digest"), [
-    *((*row, models_sha) for row in GLOBAL), *((*row, personal_sha) for row in PERSONAL)], ids=label)
-def test_identities_of_the_baselines(pool: Pool, method: Options, other: Options, settings: Options,
-                                     digest: Any) -> None:
+@pytest.mark.parametrize(
+    ("method", "other", "settings", "digest"),
+    [*((*row, models_sha) for row in GLOBAL), *((*row, personal_sha) for row in PERSONAL)],
+    ids=label,
+)
+def test_identities_of_the_baselines(
+    pool: Pool, method: Options, other: Options, settings: Options, digest: Any
+) -> None:
     settings = {"model": NORMED, **settings}
-    found = [digest(pool.run_federation(hand_made.world_of(name, **settings))) for name in (method, other)]
+    found = [
+        digest(pool.run_federation(hand_made.world_of(name, **settings)))
+        for name in (method, other)
+    ]
     assert found[0] == found[1]
 
 
-# --- every method -------------------------------------------------------------------------------------------------
+# --- every method
+# -------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_method_has_the_same_bits_on_actors_and_inline(pool: Pool, name: str) -> None:
     def spec() -> FederationSpec:
         local = {"precision": "float32", "batch_size": 8, "lr": 0.05}
-        return hand_made.world_of(name, model=NORMED, rounds=3, **hand_made.settings_for(name),
-                                  **hand_made.partial(name), local=local)
+        return hand_made.world_of(
+            name,
+            model=NORMED,
+            rounds=3,
+            **hand_made.settings_for(name),
+            **hand_made.partial(name),
+            local=local,
+        )
 
     assert pool.run_federation(spec()).sha256() == inline_digest(spec())
 
 
-# --- actors killed ------------------------------------------------------------------------------------------------
+# --- actors killed
+# ------------------------------------------------------------------------------------------------
+
 
 class Killing:
     """Plays on a pool, and kills an actor in one stage: before its turns go out, or in the middle of one.
@@ -153,9 +208,14 @@ class Killing:
     def fetch(self, handle: Ref) -> Packed:
         return self.pool.fetch(handle)
 
-    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
+    def run_tasks(
+        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskResult]:
         client_task = jobs[0].client_task
-        killing = client_task.kind == "stage" and (client_task.round, client_task.stage.name, client_task.stage.index) == self.at
+        killing = (
+            client_task.kind == "stage"
+            and (client_task.round, client_task.stage.name, client_task.stage.index) == self.at
+        )
         if killing:
             self.victim = self.pool.pids()[0]
             killer = threading.Thread(target=self.kill)
@@ -172,7 +232,11 @@ class Killing:
         process = psutil.Process(self.victim)
         begun = process.cpu_times().user
         deadline = time.monotonic() + 60
-        while self.cpu_seconds and process.cpu_times().user - begun < self.cpu_seconds and time.monotonic() < deadline:
+        while (
+            self.cpu_seconds
+            and process.cpu_times().user - begun < self.cpu_seconds
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.002)
         os.kill(self.victim, signal.SIGKILL)
         self.stages.append("killed")
@@ -184,19 +248,37 @@ class Killing:
         """Leave the pool as it is."""
 
 
-@pytest.mark.parametrize(("method", "at", "cpu_seconds"), [
-    (opt("fedskc"), (1, "train", 0), 0.05),
-    (opt("lgmix"), (1, "train", 0), 0.05),
-    (opt("lgmix"), (1, "mix", 0), 0),
-    (opt("fedco2"), (1, "train", 0), 0.05),
-    (FCCL, (1, "collaborate", 1), 0),
-    (opt("fcclplus", **SMALL_PUBLIC), (1, "collaborate", 2), 0),
-    (opt("fcclplus", **SMALL_PUBLIC), (1, "train", 0), 0.05),
-], ids=lambda value: value["name"] if isinstance(value, dict) else f"{value[1]}{value[2]}" if isinstance(value, tuple)
-   else "midway" if value else "between")
-def test_actor_killed_in_the_middle_of_a_round(pool: Pool, digits: dict[str, Any], method: Options,
-                                               at: tuple[int, str, int], cpu_seconds: float) -> None:
-    epochs = 8 if cpu_seconds else 1  # a turn that takes several times as long as the actor is left alive
+@pytest.mark.parametrize(
+    ("method", "at", "cpu_seconds"),
+    [
+        (opt("fedskc"), (1, "train", 0), 0.05),
+        (opt("lgmix"), (1, "train", 0), 0.05),
+        (opt("lgmix"), (1, "mix", 0), 0),
+        (opt("fedco2"), (1, "train", 0), 0.05),
+        (FCCL, (1, "collaborate", 1), 0),
+        (opt("fcclplus", **SMALL_PUBLIC), (1, "collaborate", 2), 0),
+        (opt("fcclplus", **SMALL_PUBLIC), (1, "train", 0), 0.05),
+    ],
+    ids=lambda value: (
+        value["name"]
+        if isinstance(value, dict)
+        else f"{value[1]}{value[2]}"
+        if isinstance(value, tuple)
+        else "midway"
+        if value
+        else "between"
+    ),
+)
+def test_actor_killed_in_the_middle_of_a_round(
+    pool: Pool,
+    digits: dict[str, Any],
+    method: Options,
+    at: tuple[int, str, int],
+    cpu_seconds: float,
+) -> None:
+    epochs = (
+        8 if cpu_seconds else 1
+    )  # a turn that takes several times as long as the actor is left alive
     spec = world_of(digits, method, rounds=3, local={**digits["local"], "epochs": epochs})
     killing = Killing(pool.executor_for(spec), at, cpu_seconds)
     federation = Federation(spec, killing, warn=lambda line: None)
@@ -206,21 +288,34 @@ def test_actor_killed_in_the_middle_of_a_round(pool: Pool, digits: dict[str, Any
     assert killing.victim and killing.victim not in pids and len(pids) == ACTORS
     if at[1] == "collaborate":
         where = killing.stages.index("killed")
-        assert killing.stages[where - 1:where + 2] == [f"collaborate {at[2] - 1}", "killed", f"collaborate {at[2]}"]
+        assert killing.stages[where - 1 : where + 2] == [
+            f"collaborate {at[2] - 1}",
+            "killed",
+            f"collaborate {at[2]}",
+        ]
     assert federation.sha256() == inline_digest(spec)
 
 
-# --- different networks -------------------------------------------------------------------------------------------
+# --- different networks
+# -------------------------------------------------------------------------------------------
 
 NETWORKS = ("lenet", "simple-cnn", "cnn", "resnet8")
 
 
 def four_networks(digits: dict[str, Any]) -> FederationSpec:
-    return world_of(digits, opt("fcclplus", **SMALL_PUBLIC), rounds=2, data={"name": "digits-sklearn", "samples": 32},
-                    models=dict(zip(SKLEARN_DOMAINS, NETWORKS, strict=True)), participation={"fraction": 1.0})
+    return world_of(
+        digits,
+        opt("fcclplus", **SMALL_PUBLIC),
+        rounds=2,
+        data={"name": "digits-sklearn", "samples": 32},
+        models=dict(zip(SKLEARN_DOMAINS, NETWORKS, strict=True)),
+        participation={"fraction": 1.0},
+    )
 
 
-def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(pool: Pool, digits: dict[str, Any]) -> None:
+def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(
+    pool: Pool, digits: dict[str, Any]
+) -> None:
     spec = four_networks(digits)
     federation = Federation(spec, pool.executor_for(spec), warn=lambda line: None)
     federation.step()
@@ -228,11 +323,15 @@ def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(pool: Poo
     assert pool.executor is not None
     held = pool.executor.networks()
     assert {name for networks in held for name in networks} == set(NETWORKS)
-    assert len(held) == ACTORS and all(1 <= count <= 2 for networks in held for count in networks.values())
+    assert len(held) == ACTORS and all(
+        1 <= count <= 2 for networks in held for count in networks.values()
+    )
     resident = pool.executor.memory()
     for number in range(ACTORS):
         assert metrics[f"memory/peak/actor/{number}"] > 100e6
-    assert metrics["memory/peak/actor"] == max(metrics[f"memory/peak/actor/{n}"] for n in range(ACTORS))
+    assert metrics["memory/peak/actor"] == max(
+        metrics[f"memory/peak/actor/{n}"] for n in range(ACTORS)
+    )
     assert metrics["memory/peak/actor"] >= 0.9 * max(resident.values())
     assert metrics["memory/peak/server"] > 100e6
     assert federation.sha256() == inline_digest(spec)

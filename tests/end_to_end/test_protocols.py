@@ -27,13 +27,16 @@ INLINE = {"resources": {"executor": "inline"}}
 
 
 def federation(digits: dict[str, Any], **settings: Any) -> Federation:
-    spec = build_spec(Config.model_validate({"experiment": {**digits, **INLINE, **settings}}).experiment)
+    spec = build_spec(
+        Config.model_validate({"experiment": {**digits, **INLINE, **settings}}).experiment
+    )
     return Federation(spec, InlineExecutor(spec), warn=lambda line: None)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedbn"])
 def test_validation_is_measured_on_each_clients_own_samples(
-        digits: dict[str, Any], algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits: dict[str, Any], algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client_runner, "EVAL_CHUNK", 50)
     monkeypatch.setattr(evaluation, "EVAL_CHUNK", 50)
     running_ = federation(digits, algorithm=algorithm, split=[0.6, 0.25, 0.15])
@@ -63,15 +66,23 @@ def test_validation_parts_change_no_test_metric(digits: dict[str, Any]) -> None:
     with_val = federation(digits, evaluation={"validation": 0.2})
     first = with_val.step().metrics
     digest = with_val.sha256()
-    assert with_val.evaluate() == {n: v for n, v in first.items() if n.startswith(("global/", "personal/"))}
+    assert with_val.evaluate() == {
+        n: v for n, v in first.items() if n.startswith(("global/", "personal/"))
+    }
     assert with_val.sha256() == digest
     assert not any("validation" in name for name in federation(digits).step().metrics)
 
 
-def test_the_protocol_decides_what_is_reported(digits: dict[str, Any], tmp_cwd: Path,
-                                               capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {**digits, **INLINE, "rounds": 6, "local": {**digits["local"], "lr": 0.5},
-                "evaluation": {"validation": 0.3, "every": 2, "last": 2, "protocol": "best"}}
+def test_the_protocol_decides_what_is_reported(
+    digits: dict[str, Any], tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {
+        **digits,
+        **INLINE,
+        "rounds": 6,
+        "local": {**digits["local"], "lr": 0.5},
+        "evaluation": {"validation": 0.3, "every": 2, "last": 2, "protocol": "best"},
+    }
     result = flray.run({"experiment": settings})
     measured = result.history.dropna(subset=["global/common/accuracy"])
     assert measured["round"].tolist() == [2, 4, 6]
@@ -80,23 +91,40 @@ def test_the_protocol_decides_what_is_reported(digits: dict[str, Any], tmp_cwd: 
     assert result.metrics["global/common/accuracy"] == measured["global/common/accuracy"].iloc[-1]
     again = runner.resume(result.folder)
     assert again.reported == result.reported
-    means = flray.run({"experiment": {**settings, "evaluation": {**settings["evaluation"], "protocol": "mean-last"}}})
-    assert means.reported.values["global/common/accuracy"] == \
-        pytest.approx(measured["global/common/accuracy"].iloc[-2:].mean())
+    means = flray.run(
+        {
+            "experiment": {
+                **settings,
+                "evaluation": {**settings["evaluation"], "protocol": "mean-last"},
+            }
+        }
+    )
+    assert means.reported.values["global/common/accuracy"] == pytest.approx(
+        measured["global/common/accuracy"].iloc[-2:].mean()
+    )
     assert means.sha256 == result.sha256  # a protocol only reads
     show_result(result)
     shown = capsys.readouterr().out
-    assert f"round {int(best['round'])} of 6, best on validation" in shown and "global/validation" in shown
+    assert (
+        f"round {int(best['round'])} of 6, best on validation" in shown
+        and "global/validation" in shown
+    )
 
 
 def test_the_best_round_needs_validation_samples(digits: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"experiment\.evaluation\.protocol: found best; .*evaluation\.validation"):
+    with pytest.raises(
+        ConfigError, match=r"experiment\.evaluation\.protocol: found best; .*evaluation\.validation"
+    ):
         federation(digits, evaluation={"protocol": "best"})
     federation(digits, evaluation={"protocol": "best"}, split=[0.6, 0.2, 0.2])
 
 
-def test_a_wrong_protocol_is_refused(digits: dict[str, Any], tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_protocol_is_refused(
+    digits: dict[str, Any], tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": {**digits, **INLINE}}))
     assert invoke(["run", "x.yaml", "evaluation.protocol=mean"]) == 2
-    assert "experiment.evaluation.protocol: found 'mean'; input should be 'last', 'best' or 'mean-last'" in \
-        capsys.readouterr().err
+    assert (
+        "experiment.evaluation.protocol: found 'mean'; input should be 'last', 'best' or "
+        "'mean-last'" in capsys.readouterr().err
+    )

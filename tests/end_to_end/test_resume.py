@@ -37,10 +37,15 @@ def recorded(run: Path) -> list[int]:
 
 
 def driver(file: Path, *overrides: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "flray.run", str(file), *overrides], cwd=file.parent, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            # tests that were started in the background ignore Ctrl-C, and so would what they start
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    return subprocess.Popen(
+        [sys.executable, "-m", "flray.run", str(file), *overrides],
+        cwd=file.parent,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # tests that were started in the background ignore Ctrl-C, and so would what they start
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def until(condition: Any, process: subprocess.Popen[str], seconds: float = 120) -> None:
@@ -59,30 +64,57 @@ def mlflow_points(database: Path, metric: str) -> list[tuple[int, float]]:
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
-    return sorted((point.step, point.value) for point in client.get_metric_history(run.info.run_id, metric))
+    return sorted(
+        (point.step, point.value) for point in client.get_metric_history(run.info.run_id, metric)
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "executor", "kill_at"), [
-    ("fedavg", "inline", (1,)), ("fedbn", "inline", (2, 3)), ("scaffold", "inline", (3,)), ("scaffold", "ray", (2,)),
-    ("fedskc", "inline", (2,)),
-])
-def test_driver_killed_and_resumed(tmp_cwd: Path, digits: dict[str, Any], method: str, executor: str,
-                                   kill_at: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("method", "executor", "kill_at"),
+    [
+        ("fedavg", "inline", (1,)),
+        ("fedbn", "inline", (2, 3)),
+        ("scaffold", "inline", (3,)),
+        ("scaffold", "ray", (2,)),
+        ("fedskc", "inline", (2,)),
+    ],
+)
+def test_driver_killed_and_resumed(
+    tmp_cwd: Path, digits: dict[str, Any], method: str, executor: str, kill_at: tuple[int, ...]
+) -> None:
     changes: dict[str, Any] = {
-        "algorithm": method, "rounds": 5, "participation": {"fraction": 0.75},
-        "tracking": {"uri": "sqlite:///mlflow.db"}, "local": {**digits["local"], "epochs": 3}}
+        "algorithm": method,
+        "rounds": 5,
+        "participation": {"fraction": 0.75},
+        "tracking": {"uri": "sqlite:///mlflow.db"},
+        "local": {**digits["local"], "epochs": 3},
+    }
     file = write(tmp_cwd, digits, **changes)
-    whole = runner.run({"experiment": {**digits, **changes, "name": "whole", "tracking": {"uri": None},
-                                        "resources": {"executor": "inline"}}})
+    whole = runner.run(
+        {
+            "experiment": {
+                **digits,
+                **changes,
+                "name": "whole",
+                "tracking": {"uri": None},
+                "resources": {"executor": "inline"},
+            }
+        }
+    )
     run = tmp_cwd / "runs" / "digits" / "001"
     command = [sys.executable, "-m", "flray.run", "x.yaml", f"resources.executor={executor}"]
     for number, kill in enumerate(kill_at):
         if number:
-            command = [sys.executable, "-c", "import sys; from flray.cli.main import invoke; "
-                       "sys.exit(invoke(['resume', 'digits']))"]
-        process = subprocess.Popen(command, cwd=file.parent, text=True, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT)
+            command = [
+                sys.executable,
+                "-c",
+                "import sys; from flray.cli.main import invoke; "
+                "sys.exit(invoke(['resume', 'digits']))",
+            ]
+        process = subprocess.Popen(
+            command, cwd=file.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         until(lambda kill=kill: len(recorded(run)) >= kill, process)
         process.kill()
         process.communicate(timeout=60)
@@ -90,7 +122,11 @@ def test_driver_killed_and_resumed(tmp_cwd: Path, digits: dict[str, Any], method
     resumed = runner.resume(run)
     assert resumed.sha256 == whole.sha256
     assert list(resumed.history["round"]) == [1, 2, 3, 4, 5]
-    steady = [c for c in whole.history.columns if not str(c).startswith(("time/", "memory/", "train/seconds"))]
+    steady = [
+        c
+        for c in whole.history.columns
+        if not str(c).startswith(("time/", "memory/", "train/seconds"))
+    ]
     assert resumed.history[steady].equals(whole.history[steady])
     points = mlflow_points(tmp_cwd / "mlflow.db", "train/loss")
     assert [step for step, _ in points] == [1, 2, 3, 4, 5]
@@ -117,23 +153,53 @@ class Watched(registry.algorithms.get({method!r})):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "options", "stage", "index", "executor"), [
-    ("fedskc", {}, "train", 0, "inline"),
-    ("lgmix", {}, "mix", 0, "inline"),
-    ("fedco2", {}, "train", 0, "inline"),
-    ("fccl", {"pretrain_epochs": 1, "public_size": 40, "public_batch_size": 16}, "collaborate", 1, "inline"),
-    ("fcclplus", {"public_size": 40, "public_batch_size": 16}, "collaborate", 2, "ray"),
-])
-def test_driver_killed_in_the_middle_of_a_round(tmp_cwd: Path, digits: dict[str, Any], method: str,
-                                                options: dict[str, Any], stage: str, index: int,
-                                                executor: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "options", "stage", "index", "executor"),
+    [
+        ("fedskc", {}, "train", 0, "inline"),
+        ("lgmix", {}, "mix", 0, "inline"),
+        ("fedco2", {}, "train", 0, "inline"),
+        (
+            "fccl",
+            {"pretrain_epochs": 1, "public_size": 40, "public_batch_size": 16},
+            "collaborate",
+            1,
+            "inline",
+        ),
+        ("fcclplus", {"public_size": 40, "public_batch_size": 16}, "collaborate", 2, "ray"),
+    ],
+)
+def test_driver_killed_in_the_middle_of_a_round(
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    method: str,
+    options: dict[str, Any],
+    stage: str,
+    index: int,
+    executor: str,
+) -> None:
     """FCCL's and FCCL+'s in the middle of their three public batches."""
     mark = tmp_cwd / "killed here"
-    (tmp_cwd / "watched.py").write_text(WATCHED.format(method=method, stage=stage, index=index, mark=str(mark)))
-    whole = runner.run({"experiment": {**digits, "name": "whole", "algorithm": {"name": method, **options},
-                                        "resources": {"executor": "inline"}}})
-    file = write(tmp_cwd, digits, plugins=["watched.py"], algorithm={"name": "watched", **options},
-                 resources={"executor": executor, "actors": 2 if executor == "ray" else "auto"})
+    (tmp_cwd / "watched.py").write_text(
+        WATCHED.format(method=method, stage=stage, index=index, mark=str(mark))
+    )
+    whole = runner.run(
+        {
+            "experiment": {
+                **digits,
+                "name": "whole",
+                "algorithm": {"name": method, **options},
+                "resources": {"executor": "inline"},
+            }
+        }
+    )
+    file = write(
+        tmp_cwd,
+        digits,
+        plugins=["watched.py"],
+        algorithm={"name": "watched", **options},
+        resources={"executor": executor, "actors": 2 if executor == "ray" else "auto"},
+    )
     process = driver(file)
     until(mark.exists, process)
     process.kill()
@@ -145,11 +211,14 @@ def test_driver_killed_in_the_middle_of_a_round(tmp_cwd: Path, digits: dict[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_on_ray_that_is_asked_to_end_can_be_resumed(tmp_cwd: Path, digits: dict[str, Any], number: int,
-                                                          code: int) -> None:
+def test_a_run_on_ray_that_is_asked_to_end_can_be_resumed(
+    tmp_cwd: Path, digits: dict[str, Any], number: int, code: int
+) -> None:
     """In this process: tests/test_stopping.py."""
     file = write(tmp_cwd, digits, rounds=6, local={**digits["local"], "epochs": 3})
-    whole = runner.run(load(file).model_dump(mode="json"), ["resources.executor=inline", "name=whole"])
+    whole = runner.run(
+        load(file).model_dump(mode="json"), ["resources.executor=inline", "name=whole"]
+    )
     run = tmp_cwd / "runs" / "digits" / "001"
     process = driver(file, "resources.executor=ray")
     until(lambda: len(recorded(run)) >= 2, process)
@@ -172,8 +241,13 @@ def test_resuming_a_finished_run_returns_its_result(tmp_cwd: Path, digits: dict[
     assert again.history.equals(first.history)
 
 
-def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    runs = [runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"]) for _ in range(2)]
+def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own(
+    tmp_cwd: Path, digits: dict[str, Any]
+) -> None:
+    runs = [
+        runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
+        for _ in range(2)
+    ]
     assert [str(r.folder) for r in runs] == ["runs/digits/001", "runs/digits/002"]
     assert runs[0].sha256 == runs[1].sha256
 
@@ -189,18 +263,25 @@ def test_a_run_that_still_runs_is_not_resumed(tmp_cwd: Path, digits: dict[str, A
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "changed", "manifest"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
-        tmp_cwd: Path, digits: dict[str, Any], damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_cwd: Path, digits: dict[str, Any], damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=3"])
     directory.update(result.folder, status="interrupted")
     kept = result.folder / directory.CHECKPOINT
 
     def spoil(number: int) -> Path:
-        victim = kept / (f"round-{number:06d}.json" if damage == "manifest" else f"server-{number:06d}.safetensors")
+        victim = kept / (
+            f"round-{number:06d}.json"
+            if damage == "manifest"
+            else f"server-{number:06d}.safetensors"
+        )
         data = victim.read_bytes()
         if damage == "gone":
             victim.unlink()
         else:
-            victim.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if damage == "changed" else data[:-100])
+            victim.write_bytes(
+                data[:-1] + bytes([data[-1] ^ 1]) if damage == "changed" else data[:-100]
+            )
         return victim
 
     victim = spoil(3)
@@ -230,31 +311,44 @@ def test_other_data_than_at_the_start_are_refused(tmp_cwd: Path, digits: dict[st
     result = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
     directory.update(result.folder, status="interrupted")
     rewrite(result.folder, lambda experiment: experiment["data"].update(samples=95))
-    settings = directory.read(result.folder)["settings"]  # so that these are those of the beginning, and the files are not
+    settings = directory.read(result.folder)[
+        "settings"
+    ]  # so that these are those of the beginning, and the files are not
     directory.update(result.folder, settings={**settings, "data.samples": "95"})
     with pytest.raises(FlrayError, match="the data differ from those the run began with"):
         runner.resume(result.folder)
 
 
 @pytest.mark.parametrize("status", ["interrupted", "finished"])
-def test_other_settings_than_at_the_start_are_refused(tmp_cwd: Path, digits: dict[str, Any], status: str) -> None:
+def test_other_settings_than_at_the_start_are_refused(
+    tmp_cwd: Path, digits: dict[str, Any], status: str
+) -> None:
     result = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
     directory.update(result.folder, status=status)
     rewrite(result.folder, lambda experiment: experiment.update(rounds=3, seed=5))
-    with pytest.raises(FlrayError, match=r"config\.yaml: experiment\.rounds is 3 and was 1, experiment\.seed is 5 and "
-                                         r"was \d+; put it back"):
+    with pytest.raises(
+        FlrayError,
+        match=r"config\.yaml: experiment\.rounds is 3 and was 1, experiment\.seed is 5 and "
+        r"was \d+; put it back",
+    ):
         runner.resume(result.folder)
-    rewrite(result.folder, lambda experiment: experiment.update(rounds=1, seed=digits.get("seed", 0)))
+    rewrite(
+        result.folder, lambda experiment: experiment.update(rounds=1, seed=digits.get("seed", 0))
+    )
     rewrite(result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=2))
     with pytest.raises(FlrayError, match=r"resources\.cpus_per_actor is 2\.0 and was 1\.0"):
         runner.resume(result.folder)
-    rewrite(result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=1, actors=2))
+    rewrite(
+        result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=1, actors=2)
+    )
     rewrite(result.folder, lambda experiment: experiment["checkpoint"].update(keep=3))
     assert runner.resume(result.folder).sha256 == result.sha256
 
 
 @pytest.mark.parametrize("kept", ["run.json", "journal"])
-def test_settings_taken_out_or_put_in_are_noticed(tmp_cwd: Path, digits: dict[str, Any], kept: str) -> None:
+def test_settings_taken_out_or_put_in_are_noticed(
+    tmp_cwd: Path, digits: dict[str, Any], kept: str
+) -> None:
     inline = ["resources.executor=inline", "rounds=1", "algorithm=local"]
     result = runner.run({"experiment": digits}, inline)
     if kept == "journal":  # where an older flray kept them
@@ -267,28 +361,60 @@ def test_settings_taken_out_or_put_in_are_noticed(tmp_cwd: Path, digits: dict[st
         runner.resume(result.folder)
 
 
-SWEEP = {"space": {"local.lr": {"grid": [0.01, 0.02]}}, "sweep": {"seeds": [0]},
-         "arms": {"method": {"one": {"algorithm": "fedavg"}, "two": {"algorithm": "fedprox"}}}}
+SWEEP = {
+    "space": {"local.lr": {"grid": [0.01, 0.02]}},
+    "sweep": {"seeds": [0]},
+    "arms": {"method": {"one": {"algorithm": "fedavg"}, "two": {"algorithm": "fedprox"}}},
+}
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (lambda c: c["space"]["local.lr"].update(grid=[0.3, 0.02]),
-     r'space\.local\.lr is {"grid": \[0\.3, 0\.02\]} and was {"grid": \[0\.01, 0\.02\]}'),
-    (lambda c: c["space"].update({"local.epochs": {"grid": [1, 2]}}), r"space\.local\.epochs is .* and was not there"),
-    (lambda c: c["arms"]["method"].update(three={"algorithm": "local"}), r"arms\.method\.three is .* and was not"),
-    (lambda c: c["arms"]["method"].pop("two"), r"arms\.method\.two is not there and was"),
-    (lambda c: c["experiment"].update(algorithm={"name": "fedprox", "mu": 1.0}), r"experiment\.algorithm\.mu is 1\.0"),
-    (lambda c: c["sweep"].update(seeds=[0, 1]), r"sweep\.seeds is \[0, 1\] and was \[0\]"),
-    (lambda c: c["sweep"].update(metric="global/common/loss", mode="min"), r"sweep\.metric is global/common/loss"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda c: c["space"]["local.lr"].update(grid=[0.3, 0.02]),
+            r'space\.local\.lr is {"grid": \[0\.3, 0\.02\]} and was {"grid": \[0\.01, 0\.02\]}',
+        ),
+        (
+            lambda c: c["space"].update({"local.epochs": {"grid": [1, 2]}}),
+            r"space\.local\.epochs is .* and was not there",
+        ),
+        (
+            lambda c: c["arms"]["method"].update(three={"algorithm": "local"}),
+            r"arms\.method\.three is .* and was not",
+        ),
+        (lambda c: c["arms"]["method"].pop("two"), r"arms\.method\.two is not there and was"),
+        (
+            lambda c: c["experiment"].update(algorithm={"name": "fedprox", "mu": 1.0}),
+            r"experiment\.algorithm\.mu is 1\.0",
+        ),
+        (lambda c: c["sweep"].update(seeds=[0, 1]), r"sweep\.seeds is \[0, 1\] and was \[0\]"),
+        (
+            lambda c: c["sweep"].update(metric="global/common/loss", mode="min"),
+            r"sweep\.metric is global/common/loss",
+        ),
+    ],
+)
 @pytest.mark.parametrize("status", ["interrupted", "finished"])
 def test_a_sweep_whose_settings_were_edited_is_not_resumed(
-        tmp_cwd: Path, digits: dict[str, Any], change: Callable[[dict[str, Any]], None], said: str, status: str) -> None:
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    change: Callable[[dict[str, Any]], None],
+    said: str,
+    status: str,
+) -> None:
     config = resolve_sweep(load({"experiment": digits, **SWEEP}))
     folder = directory.create(config.experiment.output, config.experiment.name)
     directory.save_config(folder, config)
-    directory.write(folder, "sweep", {**directory.new_identity(), "status": status,
-                                   "settings": resume_checks.settings_text(config, "sweep")})
+    directory.write(
+        folder,
+        "sweep",
+        {
+            **directory.new_identity(),
+            "status": status,
+            "settings": resume_checks.settings_text(config, "sweep"),
+        },
+    )
     content = yaml.safe_load((folder / directory.CONFIG).read_text())
     content["sweep"].update(concurrency=1, max_failures=0)  # these may be
     (folder / directory.CONFIG).write_text(yaml.safe_dump(content))
@@ -306,9 +432,18 @@ def test_a_cluster_s_address_is_not_ignored(tmp_cwd: Path, digits: dict[str, Any
 
 
 def test_a_run_is_resumed_from_another_folder_into_the_same_database(
-        tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    result = runner.run({"experiment": {**digits, "rounds": 2, "resources": {"executor": "inline"},
-                                         "tracking": {"uri": "sqlite:///mlflow.db"}}})
+    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = runner.run(
+        {
+            "experiment": {
+                **digits,
+                "rounds": 2,
+                "resources": {"executor": "inline"},
+                "tracking": {"uri": "sqlite:///mlflow.db"},
+            }
+        }
+    )
     folder = result.folder.resolve()
     directory.update(folder, status="interrupted")
     (tmp_cwd / "elsewhere").mkdir()
@@ -318,7 +453,9 @@ def test_a_run_is_resumed_from_another_folder_into_the_same_database(
     assert [step for step, _ in mlflow_points(tmp_cwd / "mlflow.db", "train/loss")] == [1, 2]
 
 
-def test_unknown_runs_name_the_nearest(tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_runs_name_the_nearest(
+    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
     assert invoke(["resume", "digit"]) == 2
     assert "did you mean 'digits'?" in capsys.readouterr().err

@@ -23,7 +23,9 @@ TRAINS_AT_SERVER = {"name": "feddf", "steps": 10}
 everywhere = pytest.mark.parametrize("method", [*METHODS, TRAINS_AT_SERVER], ids=str)
 
 
-def world_of(digits: dict[str, Any], method: str | dict[str, Any], **changes: Any) -> FederationSpec:
+def world_of(
+    digits: dict[str, Any], method: str | dict[str, Any], **changes: Any
+) -> FederationSpec:
     digits = {**digits, "algorithm": method, "participation": {"fraction": 0.75}, **changes}
     return build_spec(load({"experiment": digits}).experiment)
 
@@ -38,7 +40,9 @@ def inline_digest(spec: FederationSpec) -> str:
 class Backwards(InlineExecutor):
     """Plays the last client first."""
 
-    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
+    def run_tasks(
+        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskResult]:
         yield from reversed(list(super().run_tasks(list(reversed(jobs)), timeout, idle)))
 
 
@@ -54,7 +58,9 @@ def test_client_order_does_not_matter(digits: dict[str, Any], method: Any) -> No
 @pytest.mark.slow
 @everywhere
 @pytest.mark.parametrize("actors", [1, 2, 4])
-def test_number_of_actors_does_not_matter(digits: dict[str, Any], pools: Pools, method: Any, actors: int) -> None:
+def test_number_of_actors_does_not_matter(
+    digits: dict[str, Any], pools: Pools, method: Any, actors: int
+) -> None:
     spec = world_of(digits, method)
     assert pools[actors].run_federation(spec).sha256() == inline_digest(spec)
 
@@ -74,15 +80,20 @@ def test_the_server_may_be_an_actor_too(digits: dict[str, Any], ray_here: dict[s
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
-        digits: dict[str, Any], pools: Pools, method: str) -> None:
+    digits: dict[str, Any], pools: Pools, method: str
+) -> None:
     def upside_down(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return images.flip(-2)
 
     registry.augmentations.register("upside-down")(upside_down)
     try:
-        spec = world_of(digits, method, split=[0.6, 0.2, 0.2],
-                         shift={"long_tail": 3, "ratio": 0.8, "noise": 0.5},
-                         local={**digits["local"], "augment": ["crop", "jitter", "upside-down"]})
+        spec = world_of(
+            digits,
+            method,
+            split=[0.6, 0.2, 0.2],
+            shift={"long_tail": 3, "ratio": 0.8, "noise": 0.5},
+            local={**digits["local"], "augment": ["crop", "jitter", "upside-down"]},
+        )
         federation, inline = pools[2].federation(spec), Federation(spec, InlineExecutor(spec))
         for _ in range(spec.config.rounds):
             ours, theirs = (f.step().metrics for f in (federation, inline))
@@ -96,7 +107,9 @@ def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_client_actor_killed_in_the_middle_of_a_round(digits: dict[str, Any], pools: Pools, method: str) -> None:
+def test_client_actor_killed_in_the_middle_of_a_round(
+    digits: dict[str, Any], pools: Pools, method: str
+) -> None:
     spec = world_of(digits, method, local={**digits["local"], "epochs": 10})
     executor = pools[2].executor_for(spec)
     federation = Federation(spec, executor)

@@ -19,24 +19,44 @@ from flray.federation.ray_backend.handle import RayFederation, plan_pool
 from flray.federation.spec import SharedDataset, build_spec, load_dataset
 
 FUNDUS: dict[str, Any] = {
-    "name": "fundus", "rounds": 6, "data": {"name": "fundus-synthetic", "samples": 20, "size": 32},
-    "model": {"name": "unet", "width": 8, "depth": 3}, "algorithm": "fedavg",
+    "name": "fundus",
+    "rounds": 6,
+    "data": {"name": "fundus-synthetic", "samples": 20, "size": 32},
+    "model": {"name": "unet", "width": 8, "depth": 3},
+    "algorithm": "fedavg",
     "local": {"epochs": 2, "batch_size": 4, "optimizer": "adam", "lr": 0.002, "augment": "flip"},
-    "resources": {"executor": "inline"}, "tracking": {"uri": None}}
+    "resources": {"executor": "inline"},
+    "tracking": {"uri": None},
+}
 GLYPHS: dict[str, Any] = {
-    "name": "glyphs", "rounds": 4, "data": {"name": "glyphs", "classes": 30, "unseen": 10, "samples": 30},
-    "partition": {"name": "dirichlet-equal", "clients": 4, "alpha": 1.0}, "model": {"name": "protonet", "width": 16},
-    "algorithm": "fedavg", "local": {"epochs": 2, "lr": 0.05}, "episodes": {"test": 50},
-    "resources": {"executor": "inline"}, "tracking": {"uri": None}}
+    "name": "glyphs",
+    "rounds": 4,
+    "data": {"name": "glyphs", "classes": 30, "unseen": 10, "samples": 30},
+    "partition": {"name": "dirichlet-equal", "clients": 4, "alpha": 1.0},
+    "model": {"name": "protonet", "width": 16},
+    "algorithm": "fedavg",
+    "local": {"epochs": 2, "lr": 0.05},
+    "episodes": {"test": 50},
+    "resources": {"executor": "inline"},
+    "tracking": {"uri": None},
+}
 EEG: dict[str, Any] = {
-    "name": "eeg", "rounds": 5, "data": "eeg-synthetic", "model": {"name": "mlp", "hidden": [32], "norm": "batch"},
-    "algorithm": "fedbn", "local": {"batch_size": 16, "lr": 0.05}, "resources": {"executor": "inline"},
-    "tracking": {"uri": None}}
+    "name": "eeg",
+    "rounds": 5,
+    "data": "eeg-synthetic",
+    "model": {"name": "mlp", "hidden": [32], "norm": "batch"},
+    "algorithm": "fedbn",
+    "local": {"batch_size": 16, "lr": 0.05},
+    "resources": {"executor": "inline"},
+    "tracking": {"uri": None},
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "view"), [
-    ("fedavg", "global/common"), ("fedbn", "personal/local"), ("lgmix", "personal/local")])
+@pytest.mark.parametrize(
+    ("method", "view"),
+    [("fedavg", "global/common"), ("fedbn", "personal/local"), ("lgmix", "personal/local")],
+)
 def test_dice_rises_over_the_rounds(tmp_cwd: Path, method: str, view: str) -> None:
     history = flray.run({"experiment": {**FUNDUS, "algorithm": method}}).history
     dice, distance = history[f"{view}/dice"].to_numpy(), history[f"{view}/hausdorff95"].to_numpy()
@@ -58,14 +78,22 @@ def test_auc_of_eeg(tmp_cwd: Path) -> None:
     result = flray.run({"experiment": EEG})
     assert result.metric == "personal/local/accuracy"
     assert result.metrics["personal/local/auc"] > 0.8
-    assert {f"personal/local/{m}/client/{c}" for m in ("auc", "f1", "sensitivity", "specificity")
-            for c in "ABCD"} <= result.metrics.keys()
+    assert {
+        f"personal/local/{m}/client/{c}"
+        for m in ("auc", "f1", "sensitivity", "specificity")
+        for c in "ABCD"
+    } <= result.metrics.keys()
 
 
 @pytest.mark.slow
 def test_from_the_command_line(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = {**FUNDUS, "rounds": 2, "data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
-             "model": {"name": "unet", "width": 2, "depth": 2}, "tracking": {"uri": "sqlite:///mlflow.db"}}
+    small = {
+        **FUNDUS,
+        "rounds": 2,
+        "data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
+        "model": {"name": "unet", "width": 2, "depth": 2},
+        "tracking": {"uri": "sqlite:///mlflow.db"},
+    }
     Path("fundus.yaml").write_text(json.dumps({"experiment": small}))
     assert invoke(["run", "fundus.yaml"]) == 0
     shown = capsys.readouterr().out
@@ -73,19 +101,30 @@ def test_from_the_command_line(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
     assert "global/common: dice_disc " in shown and ", hausdorff95_cup " in shown
     (run,) = Path("runs/fundus").iterdir()
     assert {p.name for p in (run / "figures").iterdir()} == {
-        "curves.png", "curves-hausdorff95.png", "clients.png", "partition.png"}
+        "curves.png",
+        "curves-hausdorff95.png",
+        "clients.png",
+        "partition.png",
+    }
     import mlflow
 
     client = mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
     (tracked,) = client.search_runs([client.get_experiment_by_name("flray").experiment_id])
-    assert {"global/common/dice", "global/common/hausdorff95_disc", "global/local/dice_cup/client/E",
-            "global/local/hausdorff/worst"} <= tracked.data.metrics.keys()
+    assert {
+        "global/common/dice",
+        "global/common/hausdorff95_disc",
+        "global/local/dice_cup/client/E",
+        "global/local/hausdorff/worst",
+    } <= tracked.data.metrics.keys()
 
 
 def test_figures_of_classes_are_left_out_of_other_tasks() -> None:
     """What reports keep of every run exists for masks too; what they draw of logits does not."""
-    small = {**FUNDUS, "data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
-             "model": {"name": "unet", "width": 2, "depth": 2}}
+    small = {
+        **FUNDUS,
+        "data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
+        "model": {"name": "unet", "width": 2, "depth": 2},
+    }
     spec = build_spec(load({"experiment": small}).experiment)
     kept = partition_summary(spec)
     assert kept["classes"] == ["with masks of disc, cup"]
@@ -96,9 +135,14 @@ def test_figures_of_classes_are_left_out_of_other_tasks() -> None:
 def test_masks_lie_in_the_shared_samples_alone() -> None:
     dataset = load_dataset("fundus-synthetic", {"samples": 10, "size": 16})
     shared, config = SharedDataset.of(dataset), load({"experiment": FUNDUS}).experiment
-    assert shared.outline.domains[1].train_y.nbytes == 0 and len(shared.outline.domains[1].train_y) == 8
+    assert (
+        shared.outline.domains[1].train_y.nbytes == 0
+        and len(shared.outline.domains[1].train_y) == 8
+    )
     assert shared.samples.y.nbytes == 60 * 2 * 16 * 16
-    small = config.model_copy(update={"data": config.data.model_copy(update={"options": {"samples": 10, "size": 16}})})
+    small = config.model_copy(
+        update={"data": config.data.model_copy(update={"options": {"samples": 10, "size": 16}})}
+    )
     spec = build_spec(small, shared)
     assert spec.without_samples().data.y.nbytes == 0
     assert spec.without_samples().with_samples(shared.samples).data.y is shared.samples.y
@@ -113,22 +157,44 @@ def test_masks_lie_in_the_shared_samples_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("experiment", "changes"), [
-    (FUNDUS, {"data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
-              "model": {"name": "unet", "width": 2, "depth": 2}, "algorithm": "lgmix"}),
-    (GLYPHS, {"data": {"name": "glyphs", "classes": 8, "unseen": 3, "samples": 12, "size": 16},
-              "partition": {"name": "iid", "clients": 2}, "model": {"name": "protonet", "width": 2},
-              "episodes": {"way": 3, "shot": 2, "queries": 2, "test": 5}, "algorithm": "fedskc"})])
-def test_ray_gives_the_same_bits(ray_here: dict[str, float], experiment: dict[str, Any],
-                                 changes: dict[str, Any]) -> None:
-    spec = build_spec(load({"experiment": {**experiment, **changes, "resources": {"actors": 2}}}).experiment)
+@pytest.mark.parametrize(
+    ("experiment", "changes"),
+    [
+        (
+            FUNDUS,
+            {
+                "data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
+                "model": {"name": "unet", "width": 2, "depth": 2},
+                "algorithm": "lgmix",
+            },
+        ),
+        (
+            GLYPHS,
+            {
+                "data": {"name": "glyphs", "classes": 8, "unseen": 3, "samples": 12, "size": 16},
+                "partition": {"name": "iid", "clients": 2},
+                "model": {"name": "protonet", "width": 2},
+                "episodes": {"way": 3, "shot": 2, "queries": 2, "test": 5},
+                "algorithm": "fedskc",
+            },
+        ),
+    ],
+)
+def test_ray_gives_the_same_bits(
+    ray_here: dict[str, float], experiment: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    spec = build_spec(
+        load({"experiment": {**experiment, **changes, "resources": {"actors": 2}}}).experiment
+    )
     inline = Federation(spec, InlineExecutor(spec))
     ray = RayFederation(spec, plan_pool(spec, ray_here), print)
     try:
         for _ in range(2):
             expected, found = inline.step().metrics, ray.step().metrics
             views = [name for name in expected if name.startswith(("global/", "personal/"))]
-            assert views and {n: expected[n] for n in views} == pytest.approx({n: found[n] for n in views}, nan_ok=True)
+            assert views and {n: expected[n] for n in views} == pytest.approx(
+                {n: found[n] for n in views}, nan_ok=True
+            )
         assert ray.sha256() == inline.sha256()
     finally:
         ray.close()
@@ -136,20 +202,37 @@ def test_ray_gives_the_same_bits(ray_here: dict[str, float], experiment: dict[st
 
 def test_a_sweep_minimises_distances() -> None:
     experiment = {"experiment": FUNDUS, "space": {"experiment.seed": {"grid": [0, 1]}}}
-    assert load({**experiment, "sweep": {"metric": "global/common/hausdorff95"}}).sweep.mode == "min"
+    assert (
+        load({**experiment, "sweep": {"metric": "global/common/hausdorff95"}}).sweep.mode == "min"
+    )
     assert load({**experiment, "sweep": {"metric": "global/common/dice"}}).sweep.mode == "max"
-    assert load({**experiment, "sweep": {"metric": "global/common/dice", "mode": "min"}}).sweep.mode == "min"
+    assert (
+        load({**experiment, "sweep": {"metric": "global/common/dice", "mode": "min"}}).sweep.mode
+        == "min"
+    )
     with pytest.raises(FlrayError, match=r"sweep\.mode: found 'max'; .*better the lower it is"):
         load({**experiment, "sweep": {"metric": "personal/local/hausdorff", "mode": "max"}})
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"algorithm": "fedrep"}, "fedrep; it needs classification, and fundus-synthetic is segmentation"),
-    ({"algorithm": "fedskc"}, "it needs class labels, and fundus-synthetic is segmentation"),
-    ({"partition": {"name": "dirichlet"}}, "splits by class, and samples of data set fundus-synthetic have masks"),
-    ({"model": "lenet"}, r"experiment\.model: found lenet; .*one map per structure, \[2, 32, 32\], and it ret"),
-    ({"model": {"name": "unet", "depth": 6}}, "needs images of at least 64x64"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"algorithm": "fedrep"},
+            "fedrep; it needs classification, and fundus-synthetic is segmentation",
+        ),
+        ({"algorithm": "fedskc"}, "it needs class labels, and fundus-synthetic is segmentation"),
+        (
+            {"partition": {"name": "dirichlet"}},
+            "splits by class, and samples of data set fundus-synthetic have masks",
+        ),
+        (
+            {"model": "lenet"},
+            r"experiment\.model: found lenet; .*one map per structure, \[2, 32, 32\], and it ret",
+        ),
+        ({"model": {"name": "unet", "depth": 6}}, "needs images of at least 64x64"),
+    ],
+)
 def test_what_cannot_be_is_refused(tmp_cwd: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(FlrayError, match=message):
         flray.run({"experiment": {**FUNDUS, "rounds": 1, **changes}})

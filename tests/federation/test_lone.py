@@ -29,8 +29,14 @@ def sites(root: Path, *, masks: bool = False) -> DataSet:
         x = generator.integers(0, 256, (count + 2, 3, 16, 16), dtype=np.uint8)
         y: Any = (x[:, :1] > 128).astype(np.uint8) if masks else np.arange(count + 2) % 2
         domains.append(Domain(name, "random", x[2:], y[2:], x[:2], y[:2]))
-    return DataSet("sites", tuple(domains), ("a",) if masks else ("a", "b"), (0.5,) * 3, (0.3,) * 3,
-                   task="segmentation" if masks else "classification")
+    return DataSet(
+        "sites",
+        tuple(domains),
+        ("a",) if masks else ("a", "b"),
+        (0.5,) * 3,
+        (0.3,) * 3,
+        task="segmentation" if masks else "classification",
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -41,27 +47,53 @@ def _sites() -> Iterator[None]:
 
 
 def federation(model: Any, **settings: Any) -> Federation:
-    spec = build_spec(load({"experiment": {
-        "data": "sites", "partition": "domains", "model": model, "algorithm": "fedavg", "rounds": 1,
-        "resources": {"executor": "inline"}, "tracking": {"uri": None}, **settings}}).experiment)
+    spec = build_spec(
+        load(
+            {
+                "experiment": {
+                    "data": "sites",
+                    "partition": "domains",
+                    "model": model,
+                    "algorithm": "fedavg",
+                    "rounds": 1,
+                    "resources": {"executor": "inline"},
+                    "tracking": {"uri": None},
+                    **settings,
+                }
+            }
+        ).experiment
+    )
     return Federation(spec, InlineExecutor(spec), lambda line: None)
 
 
-@pytest.mark.parametrize("model", [{"name": "mlp", "norm": "batch"}, {"name": "lenet", "norm": "batch"},
-                                   {"name": "digit-cnn", "width": 0.05}])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "mlp", "norm": "batch"},
+        {"name": "lenet", "norm": "batch"},
+        {"name": "digit-cnn", "width": 0.05},
+    ],
+)
 def test_a_client_of_one_sample_is_named(model: dict[str, Any]) -> None:
     message = rf"experiment\.partition: found one training sample at lonely; {model['name']} has batch norm of single "
     with pytest.raises(ConfigError, match=message + r".*min_size: 2.*norm: group"):
         federation(model)
 
 
-@pytest.mark.parametrize(("model", "settings"), [
-    ({"name": "mlp", "norm": "group"}, {}), ({"name": "mlp"}, {}), ({"name": "resnet8", "width": 4}, {}),
-    ({"name": "digit-cnn", "width": 0.05, "classifier_norm": False}, {}),
-    ({"name": "unet", "width": 2, "depth": 2}, {"data": {"name": "sites", "masks": True}})])
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ({"name": "mlp", "norm": "group"}, {}),
+        ({"name": "mlp"}, {}),
+        ({"name": "resnet8", "width": 4}, {}),
+        ({"name": "digit-cnn", "width": 0.05, "classifier_norm": False}, {}),
+        ({"name": "unet", "width": 2, "depth": 2}, {"data": {"name": "sites", "masks": True}}),
+    ],
+)
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
-def test_one_sample_is_trained_on_where_that_is_possible(model: dict[str, Any], settings: dict[str, Any],
-                                                         batch_size: int) -> None:
+def test_one_sample_is_trained_on_where_that_is_possible(
+    model: dict[str, Any], settings: dict[str, Any], batch_size: int
+) -> None:
     metrics = federation(model, **settings, local={"batch_size": batch_size}).step().metrics
     assert metrics["cohort/left_out"] == 0 and math.isfinite(metrics["train/loss/client/lonely"])
     # a last batch of one sample is left out under batch norm, unless it is the client's only one
@@ -71,11 +103,17 @@ def test_one_sample_is_trained_on_where_that_is_possible(model: dict[str, Any], 
 
 def test_batches_of_one_are_named() -> None:
     small = {"data": {"name": "digits-sklearn", "samples": 20}, "local": {"batch_size": 1}}
-    with pytest.raises(ConfigError, match=r"experiment\.local\.batch_size: found 1; lenet has batch norm of single"):
+    with pytest.raises(
+        ConfigError, match=r"experiment\.local\.batch_size: found 1; lenet has batch norm of single"
+    ):
         federation({"name": "lenet", "norm": "batch"}, **small)
     federation({"name": "lenet", "norm": "group"}, **small)
 
 
 def test_such_clients_are_left_out_and_reported_where_that_is_wanted() -> None:
-    metrics = federation({"name": "mlp", "norm": "batch"}, faults={"on_client_error": "skip"}).step().metrics
+    metrics = (
+        federation({"name": "mlp", "norm": "batch"}, faults={"on_client_error": "skip"})
+        .step()
+        .metrics
+    )
     assert metrics["cohort/left_out"] == 1 and math.isfinite(metrics["global/common/loss"])

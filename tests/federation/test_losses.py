@@ -45,14 +45,22 @@ class Dying(InlineFederation):
         return super().restore(folder)
 
 
-def run_federation(tmp_cwd: Path, digits: dict[str, Any], name: str, steps: dict[int, int], **losses: int) -> tuple[str, Journal]:
+def run_federation(
+    tmp_cwd: Path, digits: dict[str, Any], name: str, steps: dict[int, int], **losses: int
+) -> tuple[str, Journal]:
     # No checkpoint is due before the last round: what is saved is saved because of the losses.
-    spec = build_spec(load({"experiment": {**digits, "rounds": 6, "checkpoint": {"every": 100}}}).experiment)
+    spec = build_spec(
+        load({"experiment": {**digits, "rounds": 6, "checkpoint": {"every": 100}}}).experiment
+    )
     journal = Journal(tmp_cwd / name / "journal.jsonl")
-    return RoundLoop(spec, Dying(spec, dict(steps), **losses), tmp_cwd / name, journal, NullProgress()).run(), journal
+    return RoundLoop(
+        spec, Dying(spec, dict(steps), **losses), tmp_cwd / name, journal, NullProgress()
+    ).run(), journal
 
 
-def test_a_run_outlives_any_number_of_losses_with_rounds_in_between(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_a_run_outlives_any_number_of_losses_with_rounds_in_between(
+    tmp_cwd: Path, digits: dict[str, Any]
+) -> None:
     whole, _ = run_federation(tmp_cwd, digits, "whole", {})
     digest, journal = run_federation(tmp_cwd, digits, "lost", {2: 3, 3: 3, 4: 3, 6: 3}, restores=1)
     assert digest == whole
@@ -60,15 +68,22 @@ def test_a_run_outlives_any_number_of_losses_with_rounds_in_between(tmp_cwd: Pat
 
 
 @pytest.mark.parametrize(("steps", "restores"), [({3: 99}, 0), ({}, 4)])
-def test_a_run_that_gets_nowhere_ends_as_failed(tmp_cwd: Path, digits: dict[str, Any], steps: dict[int, int],
-                                                restores: int) -> None:
-    with pytest.raises(RunFailedError, match=r"gone; 4 losses with no finished round in between; go on with: flray re"):
+def test_a_run_that_gets_nowhere_ends_as_failed(
+    tmp_cwd: Path, digits: dict[str, Any], steps: dict[int, int], restores: int
+) -> None:
+    with pytest.raises(
+        RunFailedError,
+        match=r"gone; 4 losses with no finished round in between; go on with: flray re",
+    ):
         run_federation(tmp_cwd, digits, "lost", steps, restores=restores)
 
 
-@pytest.mark.parametrize("error", [ServerLostError("the server actor died: gone"), ObjectLostError("gone")])
-def test_a_failed_run_is_one_line_and_exit_code_1(error: RunFailedError, monkeypatch: pytest.MonkeyPatch,
-                                                  capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "error", [ServerLostError("the server actor died: gone"), ObjectLostError("gone")]
+)
+def test_a_failed_run_is_one_line_and_exit_code_1(
+    error: RunFailedError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from flray.runs import runner
 
     def lose(*arguments: Any, **settings: Any) -> None:
@@ -82,16 +97,27 @@ def test_a_failed_run_is_one_line_and_exit_code_1(error: RunFailedError, monkeyp
 def test_every_way_in_which_ray_ends_a_process_is_a_loss() -> None:
     from ray import exceptions
 
-    for error in (exceptions.OutOfMemoryError("low on memory"), exceptions.ActorDiedError(),
-                  exceptions.ActorUnavailableError("", None), exceptions.WorkerCrashedError(),
-                  exceptions.NodeDiedError("")):
+    for error in (
+        exceptions.OutOfMemoryError("low on memory"),
+        exceptions.ActorDiedError(),
+        exceptions.ActorUnavailableError("", None),
+        exceptions.WorkerCrashedError(),
+        exceptions.NodeDiedError(""),
+    ):
         assert isinstance(error, process_loss.ACTOR_DIED_ERRORS)
-    assert "memory monitor" in process_loss.last_line(exceptions.OutOfMemoryError("1 worker(s) were killed\n..."))
+    assert "memory monitor" in process_loss.last_line(
+        exceptions.OutOfMemoryError("1 worker(s) were killed\n...")
+    )
 
 
-@pytest.mark.parametrize("allocate", [
-    lambda: torch.empty(2**60), lambda: bytearray(2**62),
-    lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA"))])
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda: torch.empty(2**60),
+        lambda: bytearray(2**62),
+        lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA")),
+    ],
+)
 def test_a_lack_of_memory_is_told_as_what_it_is(allocate: Any) -> None:
     with pytest.raises((MemoryError, RuntimeError)) as caught:
         list(allocate())
@@ -112,21 +138,27 @@ def test_the_servers_sums_do_not_depend_on_the_environments_threads(digits: dict
 
 
 @pytest.mark.slow
-def test_an_actor_ended_by_the_memory_monitor_is_replaced(digits: dict[str, Any], ray_here: dict[str, float]) -> None:
+def test_an_actor_ended_by_the_memory_monitor_is_replaced(
+    digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
     """The monitor watches the whole machine, so a test cannot have it strike; its error comes by a real reference."""
     import ray
 
     from flray.federation.ray_backend.executor import RayExecutor
     from flray.federation.ray_backend.scheduler import SingleTasks
 
-    spec = build_spec(load({"experiment": {**digits, "rounds": 1, "resources": {"actors": 1}}}).experiment)
+    spec = build_spec(
+        load({"experiment": {**digits, "rounds": 1, "resources": {"actors": 1}}}).experiment
+    )
     whole = InlineFederation(spec, print)
     whole.step()
     executor = RayExecutor(ray.put(spec), spec.config, 1, 0.0)
 
     @ray.remote(num_cpus=0, num_returns=3, max_retries=0)
     def end() -> None:
-        raise ray.exceptions.OutOfMemoryError("1 worker(s) were killed due to the node running low on memory.")
+        raise ray.exceptions.OutOfMemoryError(
+            "1 worker(s) were killed due to the node running low on memory."
+        )
 
     left = {0: 1, 2: 1}
 
@@ -137,7 +169,9 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(digits: dict[str, Any]
                 return list(end.remote())
             return super()._call(actor, job)
 
-    executor.run_tasks = lambda jobs, timeout=None, idle=None: Ended(executor, jobs, timeout, idle).results()  # type: ignore[method-assign]
+    executor.run_tasks = lambda jobs, timeout=None, idle=None: Ended(
+        executor, jobs, timeout, idle
+    ).results()  # type: ignore[method-assign]
     first = executor.pids()
     try:
         federation = Federation(spec, executor)
@@ -146,8 +180,11 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(digits: dict[str, Any]
         assert sum(left.values()) == 0
         assert executor.pids() != first
         left[0] = 3  # faults.attempts
-        with pytest.raises(RunFailedError, match=r"client 0 \(plain\), round 2, train: its actor died 3 times while "
-                           r"playing this turn \(OutOfMemoryError: its node had no memory left"):
+        with pytest.raises(
+            RunFailedError,
+            match=r"client 0 \(plain\), round 2, train: its actor died 3 times while "
+            r"playing this turn \(OutOfMemoryError: its node had no memory left",
+        ):
             federation.step()
     finally:
         executor.close()

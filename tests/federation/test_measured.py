@@ -19,13 +19,24 @@ def world_of(experiment: dict[str, Any], **changes: Any) -> FederationSpec:
     return build_spec(load({"experiment": {**experiment, **changes}}).experiment)
 
 
-@pytest.mark.parametrize(("task", "changes"), [
-    ("digits", {}), ("digits", {"algorithm": "lgmix", "evaluation": {"validation": 0.2, "others": True}}),
-    ("digits", {"algorithm": "fednh", "models": {"mnist": "mlp"}}), ("fundus", {}), ("eeg", {}), ("glyphs", {}),
-])
-def test_the_names_are_those_of_an_evaluation(digits: dict[str, Any], task: str, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        ("digits", {}),
+        ("digits", {"algorithm": "lgmix", "evaluation": {"validation": 0.2, "others": True}}),
+        ("digits", {"algorithm": "fednh", "models": {"mnist": "mlp"}}),
+        ("fundus", {}),
+        ("eeg", {}),
+        ("glyphs", {}),
+    ],
+)
+def test_the_names_are_those_of_an_evaluation(
+    digits: dict[str, Any], task: str, changes: dict[str, Any]
+) -> None:
     changes = {name: value for name, value in changes.items() if name != "models"}
-    spec = world_of({"digits": digits, "fundus": FUNDUS, "eeg": EEG, "glyphs": GLYPHS}[task], **changes)
+    spec = world_of(
+        {"digits": digits, "fundus": FUNDUS, "eeg": EEG, "glyphs": GLYPHS}[task], **changes
+    )
     federation = Federation(spec, InlineExecutor(spec))
     found = federation.evaluate()
     assert {name for name in found if name.count("/") == 2} == set(available_metrics(spec))
@@ -33,16 +44,29 @@ def test_the_names_are_those_of_an_evaluation(digits: dict[str, Any], task: str,
         check_metric(spec, name, "sweep.metric")
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("global/common/acuracy", "did you mean 'global/common/accuracy'"),
-    ("validation/accuracy", "validation values need samples kept for it (evaluation.validation)"),
-    ("personal/local/accuracy", "fedavg measures no such thing"),
-    ("acc\nuracy", "there are global/common/accuracy, global/common/loss, global/local/accuracy"),
-])
-def test_a_metric_that_will_never_be_measured_is_refused(digits: dict[str, Any], name: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("global/common/acuracy", "did you mean 'global/common/accuracy'"),
+        (
+            "validation/accuracy",
+            "validation values need samples kept for it (evaluation.validation)",
+        ),
+        ("personal/local/accuracy", "fedavg measures no such thing"),
+        (
+            "acc\nuracy",
+            "there are global/common/accuracy, global/common/loss, global/local/accuracy",
+        ),
+    ],
+)
+def test_a_metric_that_will_never_be_measured_is_refused(
+    digits: dict[str, Any], name: str, said: str
+) -> None:
     spec = world_of(digits)
     with pytest.raises(ConfigError) as caught:
         check_metric(spec, name, "sweep.metric")
-    assert str(caught.value).startswith(f"sweep.metric: found {name!r}; ") and said in str(caught.value)
+    assert str(caught.value).startswith(f"sweep.metric: found {name!r}; ") and said in str(
+        caught.value
+    )
     assert len(str(caught.value).splitlines()) == 1
     check_metric(spec, "train/loss", "sweep.metric")

@@ -24,15 +24,26 @@ def shared(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shared folder with a small MNIST."""
     monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "shared"))
     generator = np.random.default_rng(0)
-    write_arrays(data_root() / "mnist", {
-        "train_x": generator.integers(0, 256, (300, 28, 28), dtype=np.uint8),
-        "train_y": generator.integers(0, 10, 300), "test_x": generator.integers(0, 256, (60, 28, 28), dtype=np.uint8),
-        "test_y": generator.integers(0, 10, 60)})
+    write_arrays(
+        data_root() / "mnist",
+        {
+            "train_x": generator.integers(0, 256, (300, 28, 28), dtype=np.uint8),
+            "train_y": generator.integers(0, 10, 300),
+            "test_x": generator.integers(0, 256, (60, 28, 28), dtype=np.uint8),
+            "test_y": generator.integers(0, 10, 60),
+        },
+    )
     spec._datasets.clear()
 
 
 def settings(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
-    return {**digits, "data": "mnist", "partition": {"name": "iid", "clients": 3}, "rounds": 2, "resources": resources}
+    return {
+        **digits,
+        "data": "mnist",
+        "partition": {"name": "iid", "clients": 3},
+        "rounds": 2,
+        "resources": resources,
+    }
 
 
 def test_samples_are_the_same_and_mapped(digits: dict[str, Any]) -> None:
@@ -49,21 +60,32 @@ def test_samples_are_the_same_and_mapped(digits: dict[str, Any]) -> None:
     assert folder.stat().st_mtime_ns == before
 
 
-def test_a_node_without_the_data_is_named(digits: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_the_data_is_named(
+    digits: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load({"experiment": settings(digits, data="node")}).experiment
-    with pytest.raises(DataError, match=r"differs from the head's \(fingerprint \w+, there 000000000000\)"):
+    with pytest.raises(
+        DataError, match=r"differs from the head's \(fingerprint \w+, there 000000000000\)"
+    ):
         node_samples(config, "0" * 64)
     monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "empty"))
-    with pytest.raises(DataError, match=f"node {socket.gethostname()}: data set mnist is not in .*run `flray data get"):
+    with pytest.raises(
+        DataError,
+        match=f"node {socket.gethostname()}: data set mnist is not in .*run `flray data get",
+    ):
         node_samples(config, "1" * 64)
 
 
 @pytest.mark.slow
-def test_a_run_with_data_from_the_nodes(digits: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_data_from_the_nodes(
+    digits: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inline = runner.run({"experiment": settings(digits, executor="inline")})
     content = {"experiment": settings(digits, data="node", actors=2)}
     assert runner.run(content).sha256 == inline.sha256
     # The driver has the data in memory; a Ray that is started now does not find them.
     monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "none"))
-    with pytest.raises(DataError, match=f"node {socket.gethostname()}: data set mnist is not in {tmp_cwd}/none"):
+    with pytest.raises(
+        DataError, match=f"node {socket.gethostname()}: data set mnist is not in {tmp_cwd}/none"
+    ):
         runner.run(content)

@@ -26,8 +26,12 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     monkeypatch.setenv("RAY_max_direct_call_object_size", "100000")
     for name, value in (("period_ms", "500"), ("timeout_ms", "2000"), ("failure_threshold", "2")):
-        monkeypatch.setenv(f"RAY_health_check_{name}", value)  # a node is known to be gone after a second or two
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        monkeypatch.setenv(
+            f"RAY_health_check_{name}", value
+        )  # a node is known to be gone after a second or two
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     cluster.worker = cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
     yield cluster
@@ -37,12 +41,20 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def work(digits: dict[str, Any]) -> dict[str, Any]:
     """Rounds of a second or two, in which every client keeps a state."""
-    return {**digits, "algorithm": "local", "rounds": 4, "data": {"name": "digits-sklearn", "samples": 200},
-            "partition": {"name": "iid", "clients": 6}, "local": {"epochs": 4, "batch_size": 8, "lr": 0.02}}
+    return {
+        **digits,
+        "algorithm": "local",
+        "rounds": 4,
+        "data": {"name": "digits-sklearn", "samples": 200},
+        "partition": {"name": "iid", "clients": 6},
+        "local": {"epochs": 4, "batch_size": 8, "lr": 0.02},
+    }
 
 
 def rounds(pattern: str) -> int:
-    return max((sum(e["type"] == "round" for e in read_events(p)) for p in Path().glob(pattern)), default=0)
+    return max(
+        (sum(e["type"] == "round" for e in read_events(p)) for p in Path().glob(pattern)), default=0
+    )
 
 
 class Lines(NullProgress):
@@ -70,23 +82,42 @@ def disturbed(nodes: Any, call: Any, pattern: str) -> Any:
     return found[0]
 
 
-def test_a_run_survives_the_loss_of_a_node(tmp_cwd: Path, digits: dict[str, Any], nodes: Any) -> None:
-    whole = runner.run({"experiment": {**work(digits), "name": "whole", "resources": {"executor": "inline"}}})
+def test_a_run_survives_the_loss_of_a_node(
+    tmp_cwd: Path, digits: dict[str, Any], nodes: Any
+) -> None:
+    whole = runner.run(
+        {"experiment": {**work(digits), "name": "whole", "resources": {"executor": "inline"}}}
+    )
     progress = Lines()
-    # The states of round 2 are in no checkpoint yet, so those on the node are gone: the run goes back to the beginning.
+    # The states of round 2 are in no checkpoint yet, so those on the node are gone: the run goes
+    # back to the beginning.
     settings = {**work(digits), "name": "lost", "checkpoint": {"every": 3, "min_seconds": 0}}
-    result = disturbed(nodes, lambda: runner.run({"experiment": settings}, progress=progress),
-                       "runs/lost/001/journal.jsonl")
+    result = disturbed(
+        nodes,
+        lambda: runner.run({"experiment": settings}, progress=progress),
+        "runs/lost/001/journal.jsonl",
+    )
     assert result.sha256 == whole.sha256
     assert list(result.history["round"]) == [1, 2, 3, 4]
     assert any("lost with the node" in line for line in progress.lines)
 
 
-def test_a_sweep_survives_the_loss_of_a_node(tmp_cwd: Path, digits: dict[str, Any], nodes: Any) -> None:
-    content = {"experiment": {**work(digits), "name": "sweep", "output": str(tmp_cwd / "runs")},
-               "space": {"local.lr": {"grid": [0.02, 0.05]}}}
-    whole = {lr: runner.run({"experiment": {**work(digits), "resources": {"executor": "inline"}}}, [f"local.lr={lr}"])
-             for lr in (0.02, 0.05)}
+def test_a_sweep_survives_the_loss_of_a_node(
+    tmp_cwd: Path, digits: dict[str, Any], nodes: Any
+) -> None:
+    content = {
+        "experiment": {**work(digits), "name": "sweep", "output": str(tmp_cwd / "runs")},
+        "space": {"local.lr": {"grid": [0.02, 0.05]}},
+    }
+    whole = {
+        lr: runner.run(
+            {"experiment": {**work(digits), "resources": {"executor": "inline"}}},
+            [f"local.lr={lr}"],
+        )
+        for lr in (0.02, 0.05)
+    }
     result = disturbed(nodes, lambda: tuning.tune(content), "runs/sweep/001/trials/*/journal.jsonl")
     table = result.results.set_index("local.lr")
-    assert {lr: table.loc[lr, "sha256"] for lr in whole} == {lr: run.sha256 for lr, run in whole.items()}
+    assert {lr: table.loc[lr, "sha256"] for lr in whole} == {
+        lr: run.sha256 for lr, run in whole.items()
+    }

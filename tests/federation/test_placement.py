@@ -13,26 +13,48 @@ import pytest
 from flray.config.loader import ConfigErrors, load
 from flray.errors import ConfigError
 from flray.federation.ray_backend.handle import RayFederation, plan_pool
-from flray.federation.ray_backend.memory_probe import Gpu, ResourceSurvey, TaskFootprint, should_probe
+from flray.federation.ray_backend.memory_probe import (
+    Gpu,
+    ResourceSurvey,
+    TaskFootprint,
+    should_probe,
+)
 from flray.federation.ray_backend.placement import Plan, make_plan
 from flray.federation.spec import build_spec
 
 GIB = 2**30
 
 
-def plan(digits: dict[str, Any], available: dict[str, float], clients: int = 20, cohort: int = 20, nodes: Any = (),
-         survey: ResourceSurvey | None = None, **resources: Any) -> Plan:
-    return make_plan(load({"experiment": {**digits, "resources": resources}}).experiment, clients, cohort, available,
-                     nodes, survey)
+def plan(
+    digits: dict[str, Any],
+    available: dict[str, float],
+    clients: int = 20,
+    cohort: int = 20,
+    nodes: Any = (),
+    survey: ResourceSurvey | None = None,
+    **resources: Any,
+) -> Plan:
+    return make_plan(
+        load({"experiment": {**digits, "resources": resources}}).experiment,
+        clients,
+        cohort,
+        available,
+        nodes,
+        survey,
+    )
 
 
 def test_the_plan_in_words(digits: dict[str, Any]) -> None:
-    assert str(plan(digits, {"CPU": 8, "GPU": 1})) == \
-        "20 clients (20 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 5 turns per actor and round"
+    assert (
+        str(plan(digits, {"CPU": 8, "GPU": 1}))
+        == "20 clients (20 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 5 turns per actor and round"
+    )
     measured = ResourceSurvey(TaskFootprint(GIB, 3 * GIB), (Gpu("a", 0, 16 * GIB),))
     assert str(plan(digits, {"CPU": 8, "GPU": 1}, cohort=8, survey=measured)) == (
-        "20 clients (8 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 2 turns per actor and round "
-        "(an actor takes 3.0 GiB)")
+        "20 clients (8 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 2 turns per actor and "
+        "round "
+        "(an actor takes 3.0 GiB)"
+    )
 
 
 def test_a_block_is_one_actor_s(digits: dict[str, Any]) -> None:
@@ -40,38 +62,58 @@ def test_a_block_is_one_actor_s(digits: dict[str, Any]) -> None:
         config = load({"experiment": {**digits, "aggregation": {"block": block}}}).experiment
         return make_plan(config, 20, cohort, {"CPU": cpus})
 
-    assert str(in_blocks(8, 20)) == \
-        "20 clients (20 per round) -> 3 actors, 1 CPU each, about 1 block per actor and round"
-    assert str(in_blocks(2, 20, cpus=4)).endswith("4 actors, 1 CPU each, about 2.5 blocks per actor and round")
+    assert (
+        str(in_blocks(8, 20))
+        == "20 clients (20 per round) -> 3 actors, 1 CPU each, about 1 block per actor and round"
+    )
+    assert str(in_blocks(2, 20, cpus=4)).endswith(
+        "4 actors, 1 CPU each, about 2.5 blocks per actor and round"
+    )
     assert in_blocks(2, 5).actors == 5  # the sampled may all be of different blocks
 
 
-@pytest.mark.parametrize(("need", "free", "share", "actors"), [
-    (1, (16,), 0.25, 4),       # memory for more, but four are enough for one GPU
-    (5, (16,), 0.5, 2),        # 0.9 * 16 / 5 = 2.9
-    (10, (16,), 1.0, 1),
-    (5, (16, 12), 0.5, 4),     # the fuller GPU decides
-    (4, (16, 12), 0.5, 4),     # 0.9 * 12 / 4 = 2.7
-    (3, (80, 80, 80, 80), 0.25, 16),
-])
-def test_gpus_are_packed_by_free_memory(digits: dict[str, Any], need: int, free: tuple[int, ...], share: float,
-                                        actors: int) -> None:
-    survey = ResourceSurvey(TaskFootprint(GIB, need * GIB), tuple(Gpu("a", i, f * GIB) for i, f in enumerate(free)))
+@pytest.mark.parametrize(
+    ("need", "free", "share", "actors"),
+    [
+        (1, (16,), 0.25, 4),  # memory for more, but four are enough for one GPU
+        (5, (16,), 0.5, 2),  # 0.9 * 16 / 5 = 2.9
+        (10, (16,), 1.0, 1),
+        (5, (16, 12), 0.5, 4),  # the fuller GPU decides
+        (4, (16, 12), 0.5, 4),  # 0.9 * 12 / 4 = 2.7
+        (3, (80, 80, 80, 80), 0.25, 16),
+    ],
+)
+def test_gpus_are_packed_by_free_memory(
+    digits: dict[str, Any], need: int, free: tuple[int, ...], share: float, actors: int
+) -> None:
+    survey = ResourceSurvey(
+        TaskFootprint(GIB, need * GIB), tuple(Gpu("a", i, f * GIB) for i, f in enumerate(free))
+    )
     found = plan(digits, {"CPU": 64, "GPU": len(free)}, survey=survey)
     assert (found.gpus_per_actor, found.actors) == (share, actors)
 
 
 def test_a_full_gpu_is_named(digits: dict[str, Any]) -> None:
-    survey = ResourceSurvey(TaskFootprint(GIB, 3 * GIB), (Gpu("node-a", 0, 40 * GIB), Gpu("node-b", 1, 2 * GIB)))
-    with pytest.raises(ConfigError, match=r"GPU 1 of node-b has 2\.0 GiB free and a turn takes 3\.0"):
+    survey = ResourceSurvey(
+        TaskFootprint(GIB, 3 * GIB), (Gpu("node-a", 0, 40 * GIB), Gpu("node-b", 1, 2 * GIB))
+    )
+    with pytest.raises(
+        ConfigError, match=r"GPU 1 of node-b has 2\.0 GiB free and a turn takes 3\.0"
+    ):
         plan(digits, {"CPU": 8, "GPU": 2}, survey=survey)
 
 
 def test_main_memory_limits_the_actors_too(digits: dict[str, Any]) -> None:
     nodes = [{"CPU": 8.0, "memory": 8.0 * GIB}]
     assert plan(digits, {"CPU": 8}, nodes=nodes).actors == 8
-    assert plan(digits, {"CPU": 8}, nodes=nodes, survey=ResourceSurvey(TaskFootprint(2 * GIB))).actors == 3
-    assert plan(digits, {"CPU": 8}, nodes=nodes, survey=ResourceSurvey(TaskFootprint(20 * GIB))).actors == 1
+    assert (
+        plan(digits, {"CPU": 8}, nodes=nodes, survey=ResourceSurvey(TaskFootprint(2 * GIB))).actors
+        == 3
+    )
+    assert (
+        plan(digits, {"CPU": 8}, nodes=nodes, survey=ResourceSurvey(TaskFootprint(20 * GIB))).actors
+        == 1
+    )
 
 
 def test_an_actor_does_not_span_two_nodes(digits: dict[str, Any]) -> None:
@@ -86,8 +128,12 @@ def test_an_actor_does_not_span_two_nodes(digits: dict[str, Any]) -> None:
     assert plan(digits, {"CPU": 12, "GPU": 2}, nodes=mixed, gpus_per_actor=2).actors == 1
 
 
-@pytest.mark.parametrize(("share", "words"), [(1.5, "a share of one GPU"), (2.25, "whole number"), (-1, "found -1")])
-def test_shares_ray_refuses_are_refused_at_once(digits: dict[str, Any], share: float, words: str) -> None:
+@pytest.mark.parametrize(
+    ("share", "words"), [(1.5, "a share of one GPU"), (2.25, "whole number"), (-1, "found -1")]
+)
+def test_shares_ray_refuses_are_refused_at_once(
+    digits: dict[str, Any], share: float, words: str
+) -> None:
     with pytest.raises(ConfigErrors, match=r"experiment\.resources\.gpus_per_actor") as caught:
         load({"experiment": {**digits, "resources": {"gpus_per_actor": share}}})
     assert words in str(caught.value)
@@ -114,8 +160,12 @@ print(measure_footprint(spec, torch.device("cpu")).memory)
 
 
 def probed(model: str, batch: int, together: int = 1) -> int:
-    done = subprocess.run([sys.executable, "-c", PROBE, model, str(batch), str(together)], capture_output=True,
-                          text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, model, str(batch), str(together)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return int(done.stdout)
 
 
@@ -124,15 +174,21 @@ def test_a_probe_sees_what_a_turn_takes() -> None:
     small, large = probed("resnet8", 8), probed("resnet8", 100)
     assert 100 * 2**20 < small < large < 4 * GIB
     assert large - small > 50 * 2**20
-    assert probed("resnet8", 100, together=4) - large > 2 * (large - small)  # four clients' activations at once
+    assert probed("resnet8", 100, together=4) - large > 2 * (
+        large - small
+    )  # four clients' activations at once
 
 
 def test_memory_is_measured_where_it_may_matter(digits: dict[str, Any]) -> None:
     spec = build_spec(load({"experiment": digits}).experiment)
     assert not should_probe(spec, [{"CPU": 4.0, "memory": 8.0 * GIB}])
     assert should_probe(spec, [{"CPU": 16.0, "memory": 8.0 * GIB}])
-    assert should_probe(spec, [{"CPU": 1.0, "memory": 64.0 * GIB}, {"CPU": 4.0, "GPU": 1.0, "memory": 64.0 * GIB}])
-    fixed = build_spec(load({"experiment": {**digits, "resources": {"actors": 2, "gpus_per_actor": 0}}}).experiment)
+    assert should_probe(
+        spec, [{"CPU": 1.0, "memory": 64.0 * GIB}, {"CPU": 4.0, "GPU": 1.0, "memory": 64.0 * GIB}]
+    )
+    fixed = build_spec(
+        load({"experiment": {**digits, "resources": {"actors": 2, "gpus_per_actor": 0}}}).experiment
+    )
     assert not should_probe(fixed, [{"CPU": 4.0, "GPU": 1.0}])
 
 
@@ -142,7 +198,10 @@ def two_nodes() -> Iterator[dict[str, float]]:
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 4, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 4, "num_gpus": 4, "include_dashboard": False},
+    )
     cluster.add_node(num_cpus=4, num_gpus=4)
     ray.init(address=cluster.address, logging_level="ERROR")
     yield ray.cluster_resources()
@@ -152,8 +211,9 @@ def two_nodes() -> Iterator[dict[str, float]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_fake_gpus_of_two_nodes_are_shared_in_quarters(tmp_cwd: Path, digits: dict[str, Any],
-                                                       two_nodes: dict[str, float]) -> None:
+def test_fake_gpus_of_two_nodes_are_shared_in_quarters(
+    tmp_cwd: Path, digits: dict[str, Any], two_nodes: dict[str, float]
+) -> None:
     def run(**resources: Any) -> tuple[Plan, str, int]:
         settings = {**digits, "partition": {"name": "iid", "clients": 3}, "resources": resources}
         spec = build_spec(load({"experiment": settings}).experiment)
@@ -173,5 +233,7 @@ def test_fake_gpus_of_two_nodes_are_shared_in_quarters(tmp_cwd: Path, digits: di
     assert same == sha256
     assert quarter.gpus_per_actor == 0.25
     assert count == 3
-    with pytest.raises(ConfigError, match=r"8 CPUs and 8 GPUs on 2 nodes carry 8 actors of 1 CPU and 0\.25 GPU"):
+    with pytest.raises(
+        ConfigError, match=r"8 CPUs and 8 GPUs on 2 nodes carry 8 actors of 1 CPU and 0\.25 GPU"
+    ):
         run(actors=9, gpus_per_actor=0.25)

@@ -14,16 +14,22 @@ from flray.federation.worker.client_runner import ClientRunner
 
 @pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_images_are_normalised_per_channel(digits: dict[str, Any], layout: str, precision: str) -> None:
+def test_images_are_normalised_per_channel(
+    digits: dict[str, Any], layout: str, precision: str
+) -> None:
     digits["local"] |= {"memory_format": layout, "precision": precision}
-    runner = ClientRunner(build_spec(Config.model_validate({"experiment": digits}).experiment), torch.device("cpu"), 1)
+    runner = ClientRunner(
+        build_spec(Config.model_validate({"experiment": digits}).experiment), torch.device("cpu"), 1
+    )
     data, dtype = runner.spec.data, getattr(torch, precision)
     rows = data.clients[1].train[:7]
     x, y = runner._resources.samples(rows).take(torch.arange(7))
     raw = torch.from_numpy(data.x[rows]).to(torch.float64)
     mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (data.mean, data.std))
     torch.testing.assert_close(x, ((raw / 255 - mean) / std).to(dtype))
-    assert x.is_contiguous(memory_format=getattr(torch, f"{layout}_format" if layout == "contiguous" else layout))
+    assert x.is_contiguous(
+        memory_format=getattr(torch, f"{layout}_format" if layout == "contiguous" else layout)
+    )
     assert y.tolist() == data.y[rows].tolist()
     # Public samples may have another size than private ones.
     small = runner._resources._prepare(torch.from_numpy(data.x[rows][:, :, :5, :9]))

@@ -17,23 +17,38 @@ from flray.federation.spec import build_spec
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("large", "most"), [(False, SCHEDULING_WINDOW), (True, 6)])
-def test_replies_do_not_pile_up(digits: dict[str, Any], ray_here: dict[str, float], large: bool, most: int,
-                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_do_not_pile_up(
+    digits: dict[str, Any],
+    ray_here: dict[str, float],
+    large: bool,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The first clients have the least work and so would come last; the others' replies must not wait for them."""
     import ray
 
     from flray.federation.ray_backend import scheduler
 
     if large:
-        monkeypatch.setattr(scheduler, "MAX_BUFFERED_REPLY_BYTES", 1)  # as if a reply filled the memory: two waiting and one at each actor
-    config = {**digits, "partition": {"name": "iid", "clients": 192}, "local": {"epochs": 1, "batch_size": 2},
-              "resources": {"actors": 2}}
+        monkeypatch.setattr(
+            scheduler, "MAX_BUFFERED_REPLY_BYTES", 1
+        )  # as if a reply filled the memory: two waiting and one at each actor
+    config = {
+        **digits,
+        "partition": {"name": "iid", "clients": 192},
+        "local": {"epochs": 1, "batch_size": 2},
+        "resources": {"actors": 2},
+    }
     spec = build_spec(load({"experiment": config}).experiment)
     executor = RayExecutor(ray.put(spec), spec.config, 2, 0.0)
     weights = spec.build("lenet").state_dict()
     common = executor.put(trees.pack({"weights": dict(weights)}))
-    jobs = [TaskInput(ClientTask("stage", client, 0, "lenet", Stage(), token="a", cost=float(client)), common)
-            for client in range(192)]
+    jobs = [
+        TaskInput(
+            ClientTask("stage", client, 0, "lenet", Stage(), token="a", cost=float(client)), common
+        )
+        for client in range(192)
+    ]
     run_tasks = SingleTasks(executor, jobs, None)
     held, clients = 0, []
     try:

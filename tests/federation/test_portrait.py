@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from flray import registry
-from flray.federation.diagnostics import collect_diagnostics, encode, evenly_spaced, partition_summary, save_encoded
+from flray.federation.diagnostics import (
+    collect_diagnostics,
+    encode,
+    evenly_spaced,
+    partition_summary,
+    save_encoded,
+)
 from tests.algorithms.conftest import federation_of, gaussian_clients, settings_for, world_of
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
@@ -21,7 +27,12 @@ def test_a_portrait_of_every_method_changes_nothing(name: str) -> None:
     assert federation.sha256() == before
     assert found["correlation"].shape == (3, 3, 3) and np.isfinite(found["correlation"]).all()
     assert np.abs(found["correlation"]).max() <= 1.01
-    assert len(found["labels"]) == len(found["predicted"]) == len(found["features"]) == len(found["client"])
+    assert (
+        len(found["labels"])
+        == len(found["predicted"])
+        == len(found["features"])
+        == len(found["client"])
+    )
     assert found["distance"].shape == (3, len(found["layers"]))
     assert set(collect_diagnostics(federation, final=False)) == {"correlation"}
 
@@ -49,4 +60,6 @@ def test_chosen_rows_are_spread_evenly() -> None:
 def test_who_holds_what() -> None:
     spec = world_of("fedavg", gaussian_clients())
     found = partition_summary(spec)
-    assert [sum(client["train"]) for client in found["clients"]] == [len(c.train) for c in spec.data.clients]
+    assert [sum(client["train"]) for client in found["clients"]] == [
+        len(c.train) for c in spec.data.clients
+    ]

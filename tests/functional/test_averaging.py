@@ -9,15 +9,23 @@ from flray.functional import WeightedMean, weighted_mean
 
 def trees(number: int, dtype: torch.dtype = torch.float32) -> list[dict[str, torch.Tensor]]:
     rng = np.random.default_rng(0)
-    return [{"w": torch.from_numpy(rng.normal(size=(3, 5))).to(dtype), "b": torch.tensor(rng.normal()).to(dtype),
-             "seen": torch.tensor(int(rng.integers(100)))} for _ in range(number)]
+    return [
+        {
+            "w": torch.from_numpy(rng.normal(size=(3, 5))).to(dtype),
+            "b": torch.tensor(rng.normal()).to(dtype),
+            "seen": torch.tensor(int(rng.integers(100))),
+        }
+        for _ in range(number)
+    ]
 
 
 def test_equals_a_loop_in_float64() -> None:
     clients, weights = trees(4), [3.0, 1.0, 0.5, 7.0]
     mean = weighted_mean(clients, weights)
     for name in ("w", "b"):
-        total = sum(w * c[name].double().numpy() for w, c in zip(weights, clients, strict=True)) / 11.5
+        total = (
+            sum(w * c[name].double().numpy() for w, c in zip(weights, clients, strict=True)) / 11.5
+        )
         np.testing.assert_array_equal(mean[name].numpy(), total.astype(np.float32))
     assert mean["seen"].item() == max(c["seen"].item() for c in clients)
 
@@ -39,16 +47,18 @@ def test_streaming_gives_the_same_bits_and_copies_its_inputs() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_one_tree_gives_itself(dtype: torch.dtype) -> None:
-    client, = trees(1, dtype)
+    (client,) = trees(1, dtype)
     for weight in (49.0, 0.1, 1 / 3):
         mean = weighted_mean([client], [weight])
         assert all(torch.equal(mean[n], v) and mean[n].dtype == v.dtype for n, v in client.items())
         assert mean["w"].data_ptr() != client["w"].data_ptr()
 
 
-@pytest.mark.parametrize("weights", [[1] * 100, [2**29 - 1] * 7, [3, 536870911, 12345, 1], list(range(1, 200))])
+@pytest.mark.parametrize(
+    "weights", [[1] * 100, [2**29 - 1] * 7, [3, 536870911, 12345, 1], list(range(1, 200))]
+)
 def test_identical_float32_trees_give_exactly_that_tree(weights: list[int]) -> None:
-    client, = trees(1)
+    (client,) = trees(1)
     client["extreme"] = torch.tensor([1e-42, 3.4e38, -0.1, 0.0, 1 / 3])
     mean = weighted_mean([client] * len(weights), weights)
     assert all(torch.equal(mean[name], value) for name, value in client.items())
@@ -56,7 +66,11 @@ def test_identical_float32_trees_give_exactly_that_tree(weights: list[int]) -> N
 
 def test_weight_zero_has_no_influence() -> None:
     clients = trees(3)
-    bad = {"w": torch.full((3, 5), float("nan")), "b": torch.tensor(float("inf")), "seen": torch.tensor(10**6)}
+    bad = {
+        "w": torch.full((3, 5), float("nan")),
+        "b": torch.tensor(float("inf")),
+        "seen": torch.tensor(10**6),
+    }
     with_bad = weighted_mean([bad, *clients[:2], bad, clients[2]], [0, 1, 2, 0, 3])
     without = weighted_mean(clients, [1, 2, 3])
     assert all(torch.equal(with_bad[name], without[name]) for name in without)
@@ -64,8 +78,13 @@ def test_weight_zero_has_no_influence() -> None:
 
 def test_counters_and_flags_take_the_maximum_exactly() -> None:
     big = 2**62 + 1  # would not survive a float
-    mean = weighted_mean([{"n": torch.tensor([big, 1]), "f": torch.tensor([True, False])},
-                          {"n": torch.tensor([5, 2]), "f": torch.tensor([False, False])}], [1, 1000])
+    mean = weighted_mean(
+        [
+            {"n": torch.tensor([big, 1]), "f": torch.tensor([True, False])},
+            {"n": torch.tensor([5, 2]), "f": torch.tensor([False, False])},
+        ],
+        [1, 1000],
+    )
     assert mean["n"].tolist() == [big, 2] and mean["f"].tolist() == [True, False]
 
 
@@ -74,14 +93,25 @@ def test_stays_in_the_hull_and_detached() -> None:
     clients[0]["w"].requires_grad_()
     mean = weighted_mean(clients, [1, 5, 2, 0.1, 9, 3])["w"]
     stacked = torch.stack([c["w"].detach() for c in clients])
-    assert not mean.requires_grad and (mean >= stacked.amin(0)).all() and (mean <= stacked.amax(0)).all()
+    assert (
+        not mean.requires_grad
+        and (mean >= stacked.amin(0)).all()
+        and (mean <= stacked.amax(0)).all()
+    )
     assert weighted_mean([{}, {}], [1, 1]) == {}
 
 
-@pytest.mark.parametrize("number, weights, message", [
-    (0, [], "none given"), (2, [1.0], r"weights: shape \[1\], expected \[2\]"), (2, [1.0, -1.0], "weight: -1.0"),
-    (2, [1.0, float("nan")], "weight: nan"), (2, [1.0, float("inf")], "weight: inf"), (2, [0.0, 0.0], "all zero"),
-])
+@pytest.mark.parametrize(
+    "number, weights, message",
+    [
+        (0, [], "none given"),
+        (2, [1.0], r"weights: shape \[1\], expected \[2\]"),
+        (2, [1.0, -1.0], "weight: -1.0"),
+        (2, [1.0, float("nan")], "weight: nan"),
+        (2, [1.0, float("inf")], "weight: inf"),
+        (2, [0.0, 0.0], "all zero"),
+    ],
+)
 def test_unusable_weights_are_refused(number: int, weights: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         weighted_mean(trees(number), weights)
@@ -89,9 +119,11 @@ def test_unusable_weights_are_refused(number: int, weights: list[float], message
 
 def test_unequal_trees_are_refused() -> None:
     one = {"w": torch.zeros(2)}
-    for other, message in (({"v": torch.zeros(2)}, r"missing \['w'\], unexpected \['v'\]"),
-                           ({"w": torch.zeros(3)}, r"tree\['w'\]: shape \[3\], expected \[2\]"),
-                           ({"w": torch.zeros(2).double()}, "dtype torch.float64")):
+    for other, message in (
+        ({"v": torch.zeros(2)}, r"missing \['w'\], unexpected \['v'\]"),
+        ({"w": torch.zeros(3)}, r"tree\['w'\]: shape \[3\], expected \[2\]"),
+        ({"w": torch.zeros(2).double()}, "dtype torch.float64"),
+    ):
         with pytest.raises(ValueError, match=message):
             weighted_mean([one, other], [1, 1])
 
@@ -104,21 +136,27 @@ def test_merged_blocks_are_the_sum_of_their_sums(dtype: torch.dtype, size: int) 
     total: dict[str, Any] = dict.fromkeys(("w", "b", "weight"), 0.0)
     for start in range(0, 7, size):
         block = WeightedMean()
-        for client, weight in zip(clients[start:start + size], weights[start:start + size], strict=True):
+        for client, weight in zip(
+            clients[start : start + size], weights[start : start + size], strict=True
+        ):
             block.add(client, weight)
         partial = block.partial()
         whole.merge(partial)
         for tensor in partial["sums"].values():
             tensor.fill_(99)  # it was copied
-        total["weight"] += sum(weights[start:start + size])
+        total["weight"] += sum(weights[start : start + size])
         for name in ("w", "b"):
-            terms = [w * c[name].double().numpy() for w, c in zip(weights, clients, strict=True)][start:start + size]
+            terms = [w * c[name].double().numpy() for w, c in zip(weights, clients, strict=True)][
+                start : start + size
+            ]
             total[name] = total[name] + sum(terms)
     mean, plain = whole.result(), weighted_mean(clients, weights)
     for name in ("w", "b"):
         expected = torch.as_tensor(total[name] / total["weight"]).to(dtype)
         assert torch.equal(mean[name], expected) and mean[name].dtype == dtype
-        torch.testing.assert_close(mean[name], plain[name], rtol=1e-12 if dtype == torch.float64 else 1e-2, atol=1e-15)
+        torch.testing.assert_close(
+            mean[name], plain[name], rtol=1e-12 if dtype == torch.float64 else 1e-2, atol=1e-15
+        )
     assert torch.equal(mean["seen"], plain["seen"])
     if size in (1, 7):
         assert all(torch.equal(mean[name], plain[name]) for name in plain)
@@ -135,9 +173,13 @@ def test_merging_blocks_without_weight_and_unequal_ones() -> None:
         pair.add(client, 2.0)
     for part in (pair, nothing):
         whole.merge(part.partial())
-    assert all(torch.equal(whole.result()[n], v) for n, v in weighted_mean(clients[:2], [2, 2]).items())
+    assert all(
+        torch.equal(whole.result()[n], v) for n, v in weighted_mean(clients[:2], [2, 2]).items()
+    )
     other = WeightedMean()
     for client in trees(2, torch.float64):
         other.add(client, 1.0)
-    with pytest.raises(ValueError, match=r"partial\['w'\]: dtype torch.float64, expected torch.float32"):
+    with pytest.raises(
+        ValueError, match=r"partial\['w'\]: dtype torch.float64, expected torch.float32"
+    ):
         whole.merge(other.partial())

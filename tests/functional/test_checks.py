@@ -9,11 +9,16 @@ from flray.functional.checks import check_shapes, map_floating
 
 def test_shapes_bind_symbols_across_and_within_arguments() -> None:
     square, row = torch.zeros(3, 3), torch.zeros(3)
-    assert check_shapes(square=(square, "C C"), row=(row, "C"), scalar=(torch.tensor(1.0), "")) == {"C": 3}
+    assert check_shapes(square=(square, "C C"), row=(row, "C"), scalar=(torch.tensor(1.0), "")) == {
+        "C": 3
+    }
     check_shapes(pairs=(torch.zeros(4, 3), "B B-1"))
     check_shapes(pairs=(torch.zeros(1, 0), "B B-1"))
     for arguments, message in (
-        ({"row": (row, "C"), "square": (torch.zeros(2, 3), "C C")}, r"square: .*2, 3\], expected \[C, C\] with C=3"),
+        (
+            {"row": (row, "C"), "square": (torch.zeros(2, 3), "C C")},
+            r"square: .*2, 3\], expected \[C, C\] with C=3",
+        ),
         ({"square": (torch.zeros(2, 3), "C C")}, r"square: shape \[2, 3\], expected \[C, C\]"),
         ({"pairs": (torch.zeros(4, 4), "B B-1")}, r"pairs: shape \[4, 4\], expected \[B, B-1\]"),
         ({"row": (torch.tensor(1.0), "C")}, r"row: shape \[\], expected \[C\]"),
@@ -30,31 +35,40 @@ def test_trees_are_mapped_in_float64_and_rounded_once() -> None:
     assert result["half"].item() == 2 * tree["half"].item() and result["flag"] is tree["flag"]
 
 
-@pytest.mark.parametrize("name, parameters", [
-    ("class_means", "outputs labels num_classes"),
-    ("structural_knowledge", "outputs labels num_classes gate=True"),
-    ("global_structural_knowledge", "knowledge present neighbours=1"),
-    ("local_contrastive_loss", "logits labels prototypes present temperature=0.08 normaliser='distance'"),
-    ("knowledge_discrepancy", "knowledge present global_"),
-    ("discrepancy_weights", "num_samples discrepancy"),
-    ("period_review", "current previous knowledge_now knowledge_before beta=0.95"),
-    ("cross_correlation", "logits mean_logits"),
-    ("cross_correlation_loss", "logits mean_logits off_diagonal=0.0051"),
-    ("instance_similarity", "features temperature=0.02"),
-    ("instance_similarity_loss", "similarity mean_similarity"),
-    ("non_target_distillation_loss", "student teacher labels temperature=3.0"),
-    ("distillation_loss", "student teacher temperature=1.0"),
-    ("peer_classifier_loss", "features labels heads own"),
-    ("fuse_predictions", "online offline"),
-    ("gram_trace", "features centred=False"),
-    ("mixing_ratio", "local_features global_features centred=False"),
-    ("mix_updates", "start local_update global_update ratio"),
-    ("weighted_mean", "trees weights"),
-])
+@pytest.mark.parametrize(
+    "name, parameters",
+    [
+        ("class_means", "outputs labels num_classes"),
+        ("structural_knowledge", "outputs labels num_classes gate=True"),
+        ("global_structural_knowledge", "knowledge present neighbours=1"),
+        (
+            "local_contrastive_loss",
+            "logits labels prototypes present temperature=0.08 normaliser='distance'",
+        ),
+        ("knowledge_discrepancy", "knowledge present global_"),
+        ("discrepancy_weights", "num_samples discrepancy"),
+        ("period_review", "current previous knowledge_now knowledge_before beta=0.95"),
+        ("cross_correlation", "logits mean_logits"),
+        ("cross_correlation_loss", "logits mean_logits off_diagonal=0.0051"),
+        ("instance_similarity", "features temperature=0.02"),
+        ("instance_similarity_loss", "similarity mean_similarity"),
+        ("non_target_distillation_loss", "student teacher labels temperature=3.0"),
+        ("distillation_loss", "student teacher temperature=1.0"),
+        ("peer_classifier_loss", "features labels heads own"),
+        ("fuse_predictions", "online offline"),
+        ("gram_trace", "features centred=False"),
+        ("mixing_ratio", "local_features global_features centred=False"),
+        ("mix_updates", "start local_update global_update ratio"),
+        ("weighted_mean", "trees weights"),
+    ],
+)
 def test_published_signatures(name: str, parameters: str) -> None:
     signature = inspect.signature(getattr(functional, name)).parameters.values()
     positional = [p for p in signature if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert " ".join(p.name + ("" if p.default is p.empty else f"={p.default!r}") for p in positional) == parameters
+    assert (
+        " ".join(p.name + ("" if p.default is p.empty else f"={p.default!r}") for p in positional)
+        == parameters
+    )
 
 
 def test_every_export_is_documented_with_its_refusals() -> None:

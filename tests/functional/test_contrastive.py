@@ -35,19 +35,27 @@ def test_model_contrastive_first_round_and_scale() -> None:
     assert loss.item() == pytest.approx(math.log(2), rel=1e-15)
     assert not torch.autograd.grad(loss, own)[0].any()
     before = normal(4, 3, seed=2)
-    assert torch.equal(model_contrastive_loss(2 * own, common, before), model_contrastive_loss(own, common, before))
+    assert torch.equal(
+        model_contrastive_loss(2 * own, common, before), model_contrastive_loss(own, common, before)
+    )
 
 
 def test_model_contrastive_edges() -> None:
     zero = torch.zeros(1, 3, requires_grad=True)
     loss = model_contrastive_loss(zero, torch.ones(1, 3), -torch.ones(1, 3))
-    assert loss.item() == pytest.approx(math.log(2)) and not torch.autograd.grad(loss, zero)[0].any()
+    assert (
+        loss.item() == pytest.approx(math.log(2)) and not torch.autograd.grad(loss, zero)[0].any()
+    )
     saturated = model_contrastive_loss(torch.ones(2, 3), -torch.ones(2, 3), torch.ones(2, 3), 1e-3)
     assert saturated.item() == pytest.approx(2000.0, rel=1e-5)
-    assert model_contrastive_loss(torch.ones(0, 3), torch.ones(0, 3), torch.ones(0, 3)).item() == 0.0
+    assert (
+        model_contrastive_loss(torch.ones(0, 3), torch.ones(0, 3), torch.ones(0, 3)).item() == 0.0
+    )
 
 
-def loop_relaxed(x: np.ndarray, y: list[int], tau: float, threshold: float, beta: float, k: int, pairs: str) -> float:
+def loop_relaxed(
+    x: np.ndarray, y: list[int], tau: float, threshold: float, beta: float, k: int, pairs: str
+) -> float:
     total = 0.0
     for a in range(len(x)):
         s = [1.0 if i == a else cosine(x[a], x[i]) for i in range(len(x))]
@@ -57,14 +65,18 @@ def loop_relaxed(x: np.ndarray, y: list[int], tau: float, threshold: float, beta
         if pairs == "top":
             positives, close, others = [min(positives)], sorted(partners)[:1], others[:k]
         repulsion = sum(math.exp(v / tau) for v in others)
-        total += sum(-math.log(math.exp(p / tau) / (math.exp(p / tau) + repulsion)) for p in positives) / len(positives)
+        total += sum(
+            -math.log(math.exp(p / tau) / (math.exp(p / tau) + repulsion)) for p in positives
+        ) / len(positives)
         attraction = sum(math.exp(v / tau) for v in close if v >= threshold)
         total += beta * -math.log(math.exp(1 / tau) / (math.exp(1 / tau) + attraction))
     return total / len(x)
 
 
 @pytest.mark.parametrize("pairs", ["top", "all"])
-@pytest.mark.parametrize("labels", [[0, 0, 0, 1, 1, 2, 2], [0, 1, 2, 3, 4, 5, 6], [0] * 7, [0, 0, 0, 0, 0, 0, 1]])
+@pytest.mark.parametrize(
+    "labels", [[0, 0, 0, 1, 1, 2, 2], [0, 1, 2, 3, 4, 5, 6], [0] * 7, [0, 0, 0, 0, 0, 0, 1]]
+)
 @pytest.mark.parametrize("threshold", [-1.0, 0.2, 1.1])
 def test_relaxed_contrastive_equals_loops(pairs: str, labels: list[int], threshold: float) -> None:
     features = normal(7, 4).requires_grad_()
@@ -79,9 +91,14 @@ def test_relaxed_contrastive_equals_loops(pairs: str, labels: list[int], thresho
 
 @pytest.mark.parametrize("pairs", ["top", "all"])
 def test_relaxed_contrastive_of_several_layers_is_their_mean(pairs: Literal["top", "all"]) -> None:
-    layers, labels = [normal(7, d, seed=d).requires_grad_() for d in (2, 4, 9)], torch.tensor([0, 0, 0, 1, 1, 2, 3])
+    layers, labels = (
+        [normal(7, d, seed=d).requires_grad_() for d in (2, 4, 9)],
+        torch.tensor([0, 0, 0, 1, 1, 2, 3]),
+    )
     loss = relaxed_contrastive_loss(layers, labels, 0.3, 0.2, 0.7, 2, pairs)
-    single = [relaxed_contrastive_loss(layer, labels, 0.3, 0.2, 0.7, 2, pairs).item() for layer in layers]
+    single = [
+        relaxed_contrastive_loss(layer, labels, 0.3, 0.2, 0.7, 2, pairs).item() for layer in layers
+    ]
     assert loss.item() == pytest.approx(sum(single) / 3, rel=1e-13) and len(set(single)) == 3
     with pytest.raises(ValueError, match="features: no layer"):
         relaxed_contrastive_loss([], labels)
@@ -90,9 +107,13 @@ def test_relaxed_contrastive_of_several_layers_is_their_mean(pairs: Literal["top
 def test_relaxed_contrastive_invariances_and_defaults() -> None:
     features, labels = normal(6, 4).float(), torch.tensor([0, 0, 1, 1, 2, 2])
     loss = relaxed_contrastive_loss(features, labels)
-    assert torch.isfinite(loss) and torch.equal(relaxed_contrastive_loss(features * 8, labels), loss)
+    assert torch.isfinite(loss) and torch.equal(
+        relaxed_contrastive_loss(features * 8, labels), loss
+    )
     order = torch.tensor([3, 5, 0, 2, 1, 4])
-    assert relaxed_contrastive_loss(features[order], labels[order]).item() == pytest.approx(loss.item(), rel=1e-5)
+    assert relaxed_contrastive_loss(features[order], labels[order]).item() == pytest.approx(
+        loss.item(), rel=1e-5
+    )
     without = relaxed_contrastive_loss(features, labels, threshold=1.1)
     assert without.item() == relaxed_contrastive_loss(features, labels, penalty=0.0).item()
 
@@ -107,13 +128,29 @@ def test_relaxed_contrastive_small_batches_and_equal_samples(size: int) -> None:
     assert features.grad is not None and torch.isfinite(features.grad).all()
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: model_contrastive_loss(torch.zeros(2, 3), torch.zeros(2, 4), torch.zeros(2, 3)), "global_features: shape"),
-    (lambda: relaxed_contrastive_loss(torch.zeros(2, 3), torch.zeros(3).long()), "labels: shape"),
-    (lambda: relaxed_contrastive_loss(torch.zeros(2, 3), torch.zeros(2).long(), negatives=0), "negatives: 0"),
-    (lambda: relaxed_contrastive_loss(torch.zeros(2, 3), torch.zeros(2).long(), pairs="some"),  # type: ignore[arg-type]
-     "pairs: 'some', expected one of 'top', 'all'"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: model_contrastive_loss(torch.zeros(2, 3), torch.zeros(2, 4), torch.zeros(2, 3)),
+            "global_features: shape",
+        ),
+        (
+            lambda: relaxed_contrastive_loss(torch.zeros(2, 3), torch.zeros(3).long()),
+            "labels: shape",
+        ),
+        (
+            lambda: relaxed_contrastive_loss(torch.zeros(2, 3), torch.zeros(2).long(), negatives=0),
+            "negatives: 0",
+        ),
+        (
+            lambda: relaxed_contrastive_loss(
+                torch.zeros(2, 3), torch.zeros(2).long(), pairs="some"
+            ),  # type: ignore[arg-type]
+            "pairs: 'some', expected one of 'top', 'all'",
+        ),
+    ],
+)
 def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call()

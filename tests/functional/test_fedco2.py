@@ -11,8 +11,12 @@ def linear_heads(number: int) -> list[nn.Module]:
     heads: list[nn.Module] = []
     for _ in range(number):
         head = nn.Linear(3, 4).double()
-        head.load_state_dict({"weight": torch.from_numpy(rng.normal(size=(4, 3))),
-                              "bias": torch.from_numpy(rng.normal(size=4))})
+        head.load_state_dict(
+            {
+                "weight": torch.from_numpy(rng.normal(size=(4, 3))),
+                "bias": torch.from_numpy(rng.normal(size=4)),
+            }
+        )
         heads.append(head)
     return heads
 
@@ -24,17 +28,23 @@ LABELS = torch.tensor([0, 1, 2, 3, 0])
 def test_sum_over_the_other_heads_equals_loops() -> None:
     heads, expected = linear_heads(4), 0.0
     for j in (0, 2, 3):
-        logits = FEATURES.numpy() @ heads[j].weight.detach().numpy().T + heads[j].bias.detach().numpy()
+        logits = (
+            FEATURES.numpy() @ heads[j].weight.detach().numpy().T + heads[j].bias.detach().numpy()
+        )
         shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         expected += float(-np.log(shares[np.arange(5), LABELS.numpy()]).mean())
-    assert peer_classifier_loss(FEATURES, LABELS, heads, 1).item() == pytest.approx(expected, rel=1e-12)
+    assert peer_classifier_loss(FEATURES, LABELS, heads, 1).item() == pytest.approx(
+        expected, rel=1e-12
+    )
     features = FEATURES.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: peer_classifier_loss(x, LABELS, heads, 1), features)
 
 
 def test_heads_stay_frozen_and_as_they_were() -> None:
     heads: list[nn.Module] = [
-        nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 4)).double() for _ in range(3)]
+        nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 4)).double()
+        for _ in range(3)
+    ]
     heads[2][1].eval()
     before = [{name: value.clone() for name, value in head.state_dict().items()} for head in heads]
     features = FEATURES.clone().requires_grad_()
@@ -63,13 +73,22 @@ def test_fusion_is_the_sum_of_raw_logits() -> None:
     assert fused.tolist() == [[1.5, -2.0]]
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: peer_classifier_loss(FEATURES, LABELS[:3], linear_heads(2), 0), "labels: shape"),
-    (lambda: peer_classifier_loss(FEATURES, LABELS, linear_heads(2), 2), "own: 2, expected 0 to 1"),
-    (lambda: peer_classifier_loss(FEATURES, LABELS, linear_heads(2), -1), "own: -1"),
-    (lambda: peer_classifier_loss(FEATURES, LABELS, [nn.Identity(), nn.Flatten(0)], 0), r"heads\[1\]\(features\): s"),
-    (lambda: fuse_predictions(torch.zeros(2, 3), torch.zeros(2, 4)), "offline: shape"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: peer_classifier_loss(FEATURES, LABELS[:3], linear_heads(2), 0), "labels: shape"),
+        (
+            lambda: peer_classifier_loss(FEATURES, LABELS, linear_heads(2), 2),
+            "own: 2, expected 0 to 1",
+        ),
+        (lambda: peer_classifier_loss(FEATURES, LABELS, linear_heads(2), -1), "own: -1"),
+        (
+            lambda: peer_classifier_loss(FEATURES, LABELS, [nn.Identity(), nn.Flatten(0)], 0),
+            r"heads\[1\]\(features\): s",
+        ),
+        (lambda: fuse_predictions(torch.zeros(2, 3), torch.zeros(2, 4)), "offline: shape"),
+    ],
+)
 def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call()

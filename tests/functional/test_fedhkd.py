@@ -2,7 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from flray.functional import clip_norms, hyper_feature_loss, hyper_prediction_loss, noisy_class_means
+from flray.functional import (
+    clip_norms,
+    hyper_feature_loss,
+    hyper_prediction_loss,
+    noisy_class_means,
+)
 
 POISONS = [float("nan"), float("inf"), 1e300]
 PRESENT = torch.tensor([True, False, True])
@@ -20,20 +25,30 @@ def test_hyper_prediction_equals_loops(poison: float) -> None:
         e = np.exp(logits[c].numpy() / 0.5)
         expected += float(np.linalg.norm(e / e.sum() - targets[c].numpy())) / 3
     spoilt = torch.where(PRESENT.unsqueeze(1), logits, poison).requires_grad_()
-    loss = hyper_prediction_loss(spoilt, torch.where(PRESENT.unsqueeze(1), targets, poison), PRESENT)
+    loss = hyper_prediction_loss(
+        spoilt, torch.where(PRESENT.unsqueeze(1), targets, poison), PRESENT
+    )
     assert loss.item() == pytest.approx(expected, rel=1e-12)
-    gradient, = torch.autograd.grad(loss, spoilt)
+    (gradient,) = torch.autograd.grad(loss, spoilt)
     assert torch.isfinite(gradient).all() and not gradient[1].any() and gradient[0].any()
-    assert torch.autograd.gradcheck(lambda x: hyper_prediction_loss(x, targets, PRESENT), logits.requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda x: hyper_prediction_loss(x, targets, PRESENT), logits.requires_grad_()
+    )
 
 
 @pytest.mark.parametrize("poison", POISONS)
 def test_hyper_feature_equals_loops(poison: float) -> None:
-    features, centres, labels = normal(4, 2).requires_grad_(), normal(3, 2, seed=1), torch.tensor([0, 1, 2, 2])
+    features, centres, labels = (
+        normal(4, 2).requires_grad_(),
+        normal(3, 2, seed=1),
+        torch.tensor([0, 1, 2, 2]),
+    )
     expected = np.mean([(features[b] - centres[labels[b]]).norm().item() for b in (0, 2, 3)])
-    loss = hyper_feature_loss(features, labels, torch.where(PRESENT.unsqueeze(1), centres, poison), PRESENT)
+    loss = hyper_feature_loss(
+        features, labels, torch.where(PRESENT.unsqueeze(1), centres, poison), PRESENT
+    )
     assert loss.item() == pytest.approx(expected, rel=1e-12)
-    gradient, = torch.autograd.grad(loss, features)
+    (gradient,) = torch.autograd.grad(loss, features)
     assert torch.isfinite(gradient).all() and not gradient[1].any()
 
 
@@ -49,7 +64,9 @@ def test_exact_hits_and_absent_classes_have_zero_gradient() -> None:
 
 def test_clipping() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], dtype=torch.float64)
-    np.testing.assert_allclose(clip_norms(rows, 2.5), [[1.5, 2.0], [0.3, 0.4], [0.0, 0.0]], rtol=1e-15)
+    np.testing.assert_allclose(
+        clip_norms(rows, 2.5), [[1.5, 2.0], [0.3, 0.4], [0.0, 0.0]], rtol=1e-15
+    )
 
 
 def test_noise_has_the_stated_scale_and_is_reproducible() -> None:
@@ -57,19 +74,41 @@ def test_noise_has_the_stated_scale_and_is_reproducible() -> None:
     noisy = noisy_class_means(means, counts, 1.5, 7.0, torch.Generator().manual_seed(1))
     deviations = noisy.std(1)
     assert deviations[0].item() == pytest.approx(7 * 3 / 10, rel=0.03)
-    assert (deviations[0] / deviations[1]).item() == pytest.approx(2.0, rel=0.03) and not noisy[2].any()
-    assert torch.equal(noisy, noisy_class_means(means, counts, 1.5, 7.0, torch.Generator().manual_seed(1)))
+    assert (deviations[0] / deviations[1]).item() == pytest.approx(2.0, rel=0.03) and not noisy[
+        2
+    ].any()
+    assert torch.equal(
+        noisy, noisy_class_means(means, counts, 1.5, 7.0, torch.Generator().manual_seed(1))
+    )
     exact = normal(3, 2)
-    same = noisy_class_means(exact, torch.tensor([1, 2, 3]), 1.0, 0.0, torch.Generator().manual_seed(1))
+    same = noisy_class_means(
+        exact, torch.tensor([1, 2, 3]), 1.0, 0.0, torch.Generator().manual_seed(1)
+    )
     assert torch.equal(same, exact)
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: hyper_prediction_loss(torch.zeros(3, 2), torch.zeros(3, 3), PRESENT), "logits: shape"),
-    (lambda: hyper_feature_loss(torch.zeros(4, 2), torch.zeros(4).long(), torch.zeros(3, 3), PRESENT), "class_feat"),
-    (lambda: clip_norms(torch.zeros(2, 2), 0.0), "clip: 0.0"),
-    (lambda: noisy_class_means(torch.zeros(2, 2), torch.ones(2), 1.0, -1.0, torch.Generator()), "noise: -1.0"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: hyper_prediction_loss(torch.zeros(3, 2), torch.zeros(3, 3), PRESENT),
+            "logits: shape",
+        ),
+        (
+            lambda: hyper_feature_loss(
+                torch.zeros(4, 2), torch.zeros(4).long(), torch.zeros(3, 3), PRESENT
+            ),
+            "class_feat",
+        ),
+        (lambda: clip_norms(torch.zeros(2, 2), 0.0), "clip: 0.0"),
+        (
+            lambda: noisy_class_means(
+                torch.zeros(2, 2), torch.ones(2), 1.0, -1.0, torch.Generator()
+            ),
+            "noise: -1.0",
+        ),
+    ],
+)
 def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call()

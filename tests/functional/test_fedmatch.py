@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from flray.functional import confident, decomposition_penalty, helper_consistency_loss, pseudo_label_loss, vote
+from flray.functional import (
+    confident,
+    decomposition_penalty,
+    helper_consistency_loss,
+    pseudo_label_loss,
+    vote,
+)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -12,7 +18,9 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_confidence_and_votes() -> None:
     logits = torch.tensor([[0.0, 2.0], [0.0, 1.0]])  # largest probabilities 0.881 and 0.731
     assert confident(logits, 0.75).tolist() == [True, False] and not confident(logits, 1.01).any()
-    picks = torch.tensor([[2, 2, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]])  # the second sample is tied three ways
+    picks = torch.tensor(
+        [[2, 2, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]]
+    )  # the second sample is tied three ways
     assert vote(torch.nn.functional.one_hot(picks, 3).double()).tolist() == [1, 2, 1, 1]
     own = normal(1, 5, 3)
     assert torch.equal(vote(own.expand(3, 5, 3)), own[0].argmax(1))
@@ -22,19 +30,29 @@ def test_pseudo_labels_count_kept_samples_only() -> None:
     logits, labels = normal(3, 4).requires_grad_(), torch.tensor([0, 1, 2])
     shares = torch.softmax(logits.detach(), 1).numpy()
     loss = pseudo_label_loss(logits, labels, torch.tensor([True, False, True]))
-    assert loss.item() == pytest.approx(-(np.log(shares[0, 0]) + np.log(shares[2, 2])) / 2, rel=1e-12)
-    gradient, = torch.autograd.grad(loss, logits)
+    assert loss.item() == pytest.approx(
+        -(np.log(shares[0, 0]) + np.log(shares[2, 2])) / 2, rel=1e-12
+    )
+    (gradient,) = torch.autograd.grad(loss, logits)
     assert gradient[0].any() and not gradient[1].any()
     assert pseudo_label_loss(logits, labels, torch.zeros(3).bool()).item() == 0.0
 
 
 def test_consistency_equals_loops() -> None:
-    logits, helpers, keep = normal(3, 4).requires_grad_(), normal(2, 3, 4, seed=1), torch.tensor([True, True, False])
+    logits, helpers, keep = (
+        normal(3, 4).requires_grad_(),
+        normal(2, 3, 4, seed=1),
+        torch.tensor([True, True, False]),
+    )
     own = torch.softmax(logits.detach(), 1).numpy()
     expected = 0.0
     for helper in torch.softmax(helpers, 2).numpy():
-        expected += sum(float((helper[b] * np.log(helper[b] / own[b])).sum()) for b in (0, 1)) / 2 / 2
-    assert helper_consistency_loss(logits, helpers, keep).item() == pytest.approx(expected, rel=1e-12)
+        expected += (
+            sum(float((helper[b] * np.log(helper[b] / own[b])).sum()) for b in (0, 1)) / 2 / 2
+        )
+    assert helper_consistency_loss(logits, helpers, keep).item() == pytest.approx(
+        expected, rel=1e-12
+    )
     assert torch.autograd.gradcheck(lambda x: helper_consistency_loss(x, helpers, keep), logits)
     none = helper_consistency_loss(logits, helpers[:0], keep)
     assert none.item() == 0.0 and not torch.autograd.grad(none, logits)[0].any()
@@ -49,13 +67,27 @@ def test_decomposition_penalty_moves_psi_only() -> None:
     assert gradients[1] is None and gradients[0].tolist() == [0.5 - 8.0, -0.5 - 8.0]
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: vote(torch.zeros(3, 4)), "logits: shape"),
-    (lambda: vote(torch.zeros(0, 3, 4)), "at least one model"),
-    (lambda: pseudo_label_loss(torch.zeros(3, 4), torch.zeros(3).long(), torch.ones(3)), "keep: dtype"),
-    (lambda: helper_consistency_loss(torch.zeros(3, 4), torch.zeros(2, 3, 3), torch.ones(3).bool()), "helpers: shape"),
-    (lambda: decomposition_penalty({"a": torch.zeros(2)}, {"a": torch.zeros(3)}), r"sigma\['a'\]: shape"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: vote(torch.zeros(3, 4)), "logits: shape"),
+        (lambda: vote(torch.zeros(0, 3, 4)), "at least one model"),
+        (
+            lambda: pseudo_label_loss(torch.zeros(3, 4), torch.zeros(3).long(), torch.ones(3)),
+            "keep: dtype",
+        ),
+        (
+            lambda: helper_consistency_loss(
+                torch.zeros(3, 4), torch.zeros(2, 3, 3), torch.ones(3).bool()
+            ),
+            "helpers: shape",
+        ),
+        (
+            lambda: decomposition_penalty({"a": torch.zeros(2)}, {"a": torch.zeros(3)}),
+            r"sigma\['a'\]: shape",
+        ),
+    ],
+)
 def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call()

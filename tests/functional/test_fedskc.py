@@ -21,57 +21,103 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def loop_contrastive(
-    logits: np.ndarray, labels: list[int], prototypes: np.ndarray, present: list[bool], tau: float, distance: bool
+    logits: np.ndarray,
+    labels: list[int],
+    prototypes: np.ndarray,
+    present: list[bool],
+    tau: float,
+    distance: bool,
 ) -> float:
     losses, classes = [], [j for j, p in enumerate(present) if p]
-    spread = {j: np.mean([np.linalg.norm(x - prototypes[j]) for x in logits]) if distance else 1.0 for j in classes}
+    spread = {
+        j: np.mean([np.linalg.norm(x - prototypes[j]) for x in logits]) if distance else 1.0
+        for j in classes
+    }
     for x, y in zip(logits, labels, strict=True):
         if present[y]:
-            s = {j: x @ prototypes[j] / (np.linalg.norm(x) * np.linalg.norm(prototypes[j])) / spread[j] / tau
-                 for j in classes}
+            s = {
+                j: x
+                @ prototypes[j]
+                / (np.linalg.norm(x) * np.linalg.norm(prototypes[j]))
+                / spread[j]
+                / tau
+                for j in classes
+            }
             losses.append(math.log(sum(math.exp(v - s[y]) for v in s.values())))
     return float(np.mean(losses)) if losses else 0.0
 
 
 @pytest.mark.parametrize("normaliser", ["distance", "none"])
 @pytest.mark.parametrize("poison", POISONS)
-def test_local_contrastive_loss_equals_loops_and_ignores_absent(normaliser: str, poison: float) -> None:
+def test_local_contrastive_loss_equals_loops_and_ignores_absent(
+    normaliser: str, poison: float
+) -> None:
     logits, labels = normal(7, 4).requires_grad_(), torch.tensor([0, 1, 2, 3, 0, 1, 2])
     present = torch.tensor([True, False, True, True])
     prototypes = normal(4, 4, seed=1)
     poisoned = torch.where(present.unsqueeze(1), prototypes, poison)
     loss = local_contrastive_loss(logits, labels, poisoned, present, 0.3, normaliser)  # type: ignore[arg-type]
-    expected = loop_contrastive(logits.detach().numpy(), labels.tolist(), prototypes.numpy(), present.tolist(), 0.3,
-                                normaliser == "distance")
+    expected = loop_contrastive(
+        logits.detach().numpy(),
+        labels.tolist(),
+        prototypes.numpy(),
+        present.tolist(),
+        0.3,
+        normaliser == "distance",
+    )
     assert loss.item() == pytest.approx(expected, rel=1e-12)
-    gradient, = torch.autograd.grad(loss, logits)
-    assert torch.isfinite(gradient).all() and not gradient[1].any() and not gradient[5].any() and gradient[0].any()
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert (
+        torch.isfinite(gradient).all()
+        and not gradient[1].any()
+        and not gradient[5].any()
+        and gradient[0].any()
+    )
 
 
 def test_local_contrastive_gradient_holds_the_distance_constant() -> None:
-    logits, labels, prototypes = normal(5, 3).requires_grad_(), torch.tensor([0, 1, 2, 0, 1]), normal(3, 3, seed=2)
+    logits, labels, prototypes = (
+        normal(5, 3).requires_grad_(),
+        torch.tensor([0, 1, 2, 0, 1]),
+        normal(3, 3, seed=2),
+    )
     present = torch.ones(3, dtype=torch.bool)
     spread = torch.stack([(logits.detach() - p).norm(dim=1).mean() for p in prototypes])
 
     def by_hand(x: torch.Tensor) -> torch.Tensor:
-        s = (x @ prototypes.T) / (x.norm(dim=1, keepdim=True) * prototypes.norm(dim=1)) / spread / 0.08
+        s = (
+            (x @ prototypes.T)
+            / (x.norm(dim=1, keepdim=True) * prototypes.norm(dim=1))
+            / spread
+            / 0.08
+        )
         return torch.nn.functional.cross_entropy(s, labels)
 
-    expected, = torch.autograd.grad(by_hand(logits), logits)
-    found, = torch.autograd.grad(local_contrastive_loss(logits, labels, prototypes, present), logits)
+    (expected,) = torch.autograd.grad(by_hand(logits), logits)
+    (found,) = torch.autograd.grad(
+        local_contrastive_loss(logits, labels, prototypes, present), logits
+    )
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     assert torch.autograd.gradcheck(
-        lambda x: local_contrastive_loss(x, labels, prototypes, present, 0.3, "none"), logits)
+        lambda x: local_contrastive_loss(x, labels, prototypes, present, 0.3, "none"), logits
+    )
 
 
-@pytest.mark.parametrize("labels, present", [([1, 1], [True, False, True]), ([0, 1], [False] * 3), ([], [True] * 3)])
+@pytest.mark.parametrize(
+    "labels, present", [([1, 1], [True, False, True]), ([0, 1], [False] * 3), ([], [True] * 3)]
+)
 def test_local_contrastive_without_counted_samples_is_a_differentiable_zero(
     labels: list[int], present: list[bool]
 ) -> None:
     logits = normal(len(labels), 3).requires_grad_()
-    loss = local_contrastive_loss(logits, torch.tensor(labels, dtype=torch.long),
-                                  torch.full((3, 3), float("nan"), dtype=F64).index_fill(
-                                      0, torch.tensor(present).nonzero().flatten(), 1.0), torch.tensor(present))
+    loss = local_contrastive_loss(
+        logits,
+        torch.tensor(labels, dtype=torch.long),
+        torch.full((3, 3), float("nan"), dtype=F64).index_fill(
+            0, torch.tensor(present).nonzero().flatten(), 1.0
+        ),
+        torch.tensor(present),
+    )
     loss.backward()
     assert loss.item() == 0.0 and logits.grad is not None and not logits.grad.any()
 
@@ -79,16 +125,32 @@ def test_local_contrastive_without_counted_samples_is_a_differentiable_zero(
 def test_local_contrastive_zero_vectors_and_exact_hits_are_finite() -> None:
     prototypes = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=F64)
     logits = torch.tensor([[0.0, 0.0]], dtype=F64, requires_grad=True)
-    loss = local_contrastive_loss(logits, torch.tensor([0]), prototypes, torch.ones(2, dtype=torch.bool))
+    loss = local_contrastive_loss(
+        logits, torch.tensor([0]), prototypes, torch.ones(2, dtype=torch.bool)
+    )
     loss.backward()
     assert loss.item() == pytest.approx(math.log(2), rel=1e-12)
     assert logits.grad is not None and logits.grad.tolist() == [[0.0, 0.0]]
-    hit = local_contrastive_loss(prototypes[:1], torch.tensor([0]), prototypes, torch.ones(2, dtype=torch.bool), 1.0)
+    hit = local_contrastive_loss(
+        prototypes[:1], torch.tensor([0]), prototypes, torch.ones(2, dtype=torch.bool), 1.0
+    )
     assert hit.item() == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-12)
-    tiny = local_contrastive_loss(normal(3, 2) * 1e-200, torch.tensor([0, 1, 0]), normal(2, 2, seed=3),
-                                  torch.ones(2, dtype=torch.bool), 0.3, "none")
-    same = local_contrastive_loss(normal(3, 2), torch.tensor([0, 1, 0]), normal(2, 2, seed=3),
-                                  torch.ones(2, dtype=torch.bool), 0.3, "none")
+    tiny = local_contrastive_loss(
+        normal(3, 2) * 1e-200,
+        torch.tensor([0, 1, 0]),
+        normal(2, 2, seed=3),
+        torch.ones(2, dtype=torch.bool),
+        0.3,
+        "none",
+    )
+    same = local_contrastive_loss(
+        normal(3, 2),
+        torch.tensor([0, 1, 0]),
+        normal(2, 2, seed=3),
+        torch.ones(2, dtype=torch.bool),
+        0.3,
+        "none",
+    )
     assert tiny.item() == pytest.approx(same.item(), rel=1e-12)
 
 
@@ -96,9 +158,14 @@ def test_local_contrastive_zero_vectors_and_exact_hits_are_finite() -> None:
 def test_discrepancy_sums_distances_over_present_classes(poison: float) -> None:
     knowledge, global_ = normal(3, 4, 2), normal(4, 2, seed=1)
     present = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]], dtype=torch.bool)
-    expected = [sum(np.linalg.norm(knowledge[k, j] - global_[j]) for j in range(4) if present[k, j]) for k in range(3)]
+    expected = [
+        sum(np.linalg.norm(knowledge[k, j] - global_[j]) for j in range(4) if present[k, j])
+        for k in range(3)
+    ]
     global_[3] = poison
-    found = knowledge_discrepancy(torch.where(present.unsqueeze(-1), knowledge, poison), present, global_)
+    found = knowledge_discrepancy(
+        torch.where(present.unsqueeze(-1), knowledge, poison), present, global_
+    )
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-13)
     assert found[2].item() == 0.0
 
@@ -106,17 +173,26 @@ def test_discrepancy_sums_distances_over_present_classes(poison: float) -> None:
 def test_discrepancy_weights_by_hand() -> None:
     sizes, distance = torch.tensor([1.0, 2.0], dtype=F64), torch.tensor([1.0, 3.0], dtype=F64)
     sigmoids = [1 / (1 + math.exp(-x)) for x in (1 - 0.25 * 1 + 1 / 3, 2 - 0.75 * 3 + 2 / 3)]
-    np.testing.assert_allclose(discrepancy_weights(sizes, distance), np.array(sigmoids) / sum(sigmoids), rtol=1e-13)
+    np.testing.assert_allclose(
+        discrepancy_weights(sizes, distance), np.array(sigmoids) / sum(sigmoids), rtol=1e-13
+    )
     scaled = [1 / (1 + math.exp(-x)) for x in (1 / 3 - 0.25 + 1 / 3, 2 / 3 - 2.25 + 2 / 3)]
-    np.testing.assert_allclose(discrepancy_weights(sizes, distance, sample_scale="fraction"),
-                               np.array(scaled) / sum(scaled), rtol=1e-13)
+    np.testing.assert_allclose(
+        discrepancy_weights(sizes, distance, sample_scale="fraction"),
+        np.array(scaled) / sum(scaled),
+        rtol=1e-13,
+    )
 
 
 def test_discrepancy_weights_saturate_to_uniform_and_survive_underflow() -> None:
-    big = discrepancy_weights(torch.tensor([4000, 2000, 100]), torch.tensor([3.0, 1.0, 9.0], dtype=F64))
+    big = discrepancy_weights(
+        torch.tensor([4000, 2000, 100]), torch.tensor([3.0, 1.0, 9.0], dtype=F64)
+    )
     assert big.tolist() == [1 / 3] * 3
     # Arguments near -1250 and -5000: both sigmoids underflow, the ratio is exp of their difference.
-    low = discrepancy_weights(torch.tensor([0.0, 0.0, 0.0], dtype=F64), torch.tensor([5e3, 5e3, 1e4], dtype=F64))
+    low = discrepancy_weights(
+        torch.tensor([0.0, 0.0, 0.0], dtype=F64), torch.tensor([5e3, 5e3, 1e4], dtype=F64)
+    )
     assert low.tolist() == [0.5, 0.5, 0.0]
     near = discrepancy_weights(torch.zeros(2, dtype=F64), torch.tensor([2000.0, 2001.0], dtype=F64))
     gap = (2001.0**2 - 2000.0**2) / 4001.0
@@ -142,48 +218,93 @@ def rho_of(now: np.ndarray, before: np.ndarray) -> float:
 @pytest.mark.parametrize("poison", POISONS)
 def test_period_review_on_trees_and_masks(poison: float) -> None:
     now, before = normal(4, 3), normal(4, 3, seed=1)
-    present_now, present_before = torch.tensor([True, True, True, False]), torch.tensor([True, False, True, True])
+    present_now, present_before = (
+        torch.tensor([True, True, True, False]),
+        torch.tensor([True, False, True, True]),
+    )
     rho = rho_of(now.numpy()[[0, 2]], before.numpy()[[0, 2]])
     now[3], before[1] = poison, poison
     current = {"w": torch.tensor([1.0, 2.0], dtype=F64), "n": torch.tensor(7)}
     previous = {"w": torch.tensor([3.0, -2.0], dtype=F64), "n": torch.tensor(5)}
-    apply_period_review = period_review(current, previous, now, before, 0.9, present_now=present_now,
-                             present_before=present_before)
-    np.testing.assert_allclose(apply_period_review["w"], [0.9 + 0.1 * rho * 2, 1.8 - 0.1 * rho * 4], rtol=1e-12)
+    apply_period_review = period_review(
+        current, previous, now, before, 0.9, present_now=present_now, present_before=present_before
+    )
+    np.testing.assert_allclose(
+        apply_period_review["w"], [0.9 + 0.1 * rho * 2, 1.8 - 0.1 * rho * 4], rtol=1e-12
+    )
     assert apply_period_review["n"].item() == 7 and current["w"].tolist() == [1.0, 2.0]
-    moved = period_review(current, previous, now, before, 0.9, present_now=present_now, present_before=present_before,
-                          review="interpolate")
+    moved = period_review(
+        current,
+        previous,
+        now,
+        before,
+        0.9,
+        present_now=present_now,
+        present_before=present_before,
+        review="interpolate",
+    )
     np.testing.assert_allclose(moved["w"], [1 + 0.1 * rho * 2, 2 - 0.1 * rho * 4], rtol=1e-12)
 
 
 def test_period_review_without_masks_and_equal_knowledge() -> None:
     now, before, weights = normal(3, 3), normal(3, 3, seed=1), normal(4, seed=2)
     expected = 0.95 * weights + 0.05 * rho_of(now.numpy(), before.numpy()) * (2.0 - weights)
-    torch.testing.assert_close(period_review(weights, torch.full_like(weights, 2.0), now, before), expected)
+    torch.testing.assert_close(
+        period_review(weights, torch.full_like(weights, 2.0), now, before), expected
+    )
     same = period_review(weights, torch.zeros_like(weights), now, now)
     torch.testing.assert_close(same, 0.95 * weights, rtol=1e-15, atol=0)
     now[0] = float("nan")
-    assert variance_change(now, before) == pytest.approx(rho_of(now.numpy()[1:], before.numpy()[1:]), rel=1e-12)
+    assert variance_change(now, before) == pytest.approx(
+        rho_of(now.numpy()[1:], before.numpy()[1:]), rel=1e-12
+    )
 
 
 def test_period_review_returns_current_where_rho_is_undefined() -> None:
     weights, none = torch.tensor([0.1, 3.0]), torch.zeros(2, dtype=torch.bool)
-    flat = torch.full((2, 3), 0.1)  # 0.1 is not exact in binary: its computed variance must still be zero
+    flat = torch.full(
+        (2, 3), 0.1
+    )  # 0.1 is not exact in binary: its computed variance must still be zero
     assert variance_change(torch.randn(2, 3), flat) is None
     assert torch.equal(period_review(weights, weights + 1, torch.randn(2, 3), flat), weights)
-    assert torch.equal(period_review(weights, weights + 1, torch.eye(2), torch.eye(2), present_now=none), weights)
+    assert torch.equal(
+        period_review(weights, weights + 1, torch.eye(2), torch.eye(2), present_now=none), weights
+    )
     assert variance_change(torch.zeros(2, 3), torch.eye(2, 3)) == -1.0
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: local_contrastive_loss(torch.zeros(2, 3), torch.zeros(2).long(), torch.zeros(3, 2),
-                                    torch.ones(3).bool()), r"prototypes: shape \[3, 2\], expected \[C, D\]"),
-    (lambda: knowledge_discrepancy(torch.zeros(2, 3, 4), torch.ones(2, 3).bool(), torch.zeros(3, 3)), "global_: shape"),
-    (lambda: discrepancy_weights(torch.ones(2), torch.ones(3)), "discrepancy: shape"),
-    (lambda: period_review(torch.ones(2), torch.ones(3), torch.eye(2), torch.eye(2)), "previous: shape"),
-    (lambda: period_review({"a": torch.ones(2)}, {"b": torch.ones(2)}, torch.eye(2), torch.eye(2)), "previous: names"),
-    (lambda: period_review(torch.ones(2), torch.ones(2), torch.eye(2), torch.eye(3)), "knowledge_before: shape"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: local_contrastive_loss(
+                torch.zeros(2, 3), torch.zeros(2).long(), torch.zeros(3, 2), torch.ones(3).bool()
+            ),
+            r"prototypes: shape \[3, 2\], expected \[C, D\]",
+        ),
+        (
+            lambda: knowledge_discrepancy(
+                torch.zeros(2, 3, 4), torch.ones(2, 3).bool(), torch.zeros(3, 3)
+            ),
+            "global_: shape",
+        ),
+        (lambda: discrepancy_weights(torch.ones(2), torch.ones(3)), "discrepancy: shape"),
+        (
+            lambda: period_review(torch.ones(2), torch.ones(3), torch.eye(2), torch.eye(2)),
+            "previous: shape",
+        ),
+        (
+            lambda: period_review(
+                {"a": torch.ones(2)}, {"b": torch.ones(2)}, torch.eye(2), torch.eye(2)
+            ),
+            "previous: names",
+        ),
+        (
+            lambda: period_review(torch.ones(2), torch.ones(2), torch.eye(2), torch.eye(3)),
+            "knowledge_before: shape",
+        ),
+    ],
+)
 def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call()

@@ -11,7 +11,10 @@ from flray.functional import prototypical_logits, prototypical_loss
 
 
 def test_logits_are_negative_squared_distances() -> None:
-    queries, prototypes = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[0.0, 1.0], [3.0, 0.0]])
+    queries, prototypes = (
+        torch.tensor([[0.0, 0.0], [3.0, 4.0]]),
+        torch.tensor([[0.0, 1.0], [3.0, 0.0]]),
+    )
     assert prototypical_logits(queries, prototypes).tolist() == [[-1.0, -9.0], [-18.0, -16.0]]
     stacked = prototypical_logits(queries.expand(5, 2, 2), prototypes.expand(5, 2, 2))
     assert stacked.shape == (5, 2, 2)
@@ -22,7 +25,9 @@ def test_loss_by_hand() -> None:
     embeddings = torch.tensor([[0.0], [4.0], [2.0], [6.0], [2.5], [5.5]], dtype=torch.float64)
     labels = torch.tensor([7, 3, 7, 3, 7, 3])
     first, second = (math.log(1 + math.exp(a - b)) for a, b in ((1.5**2, 2.5**2), (0.5**2, 4.5**2)))
-    assert float(prototypical_loss(embeddings, labels, 2)) == pytest.approx((first + second) / 2, abs=1e-14)
+    assert float(prototypical_loss(embeddings, labels, 2)) == pytest.approx(
+        (first + second) / 2, abs=1e-14
+    )
 
 
 def test_support_and_queries_both_learn() -> None:

@@ -28,11 +28,15 @@ def test_structural_knowledge_is_c_sigmoid_c() -> None:
     assert counts.tolist() == [10, 10, 10, 0, 0] and not knowledge[3:].any()
     plain, _ = structural_knowledge(outputs, labels, 5, gate=False)
     np.testing.assert_allclose(plain[1].numpy(), outputs.numpy()[1::3].mean(0), rtol=1e-13)
-    assert torch.autograd.gradcheck(lambda x: structural_knowledge(x, labels, 5)[0], outputs.requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda x: structural_knowledge(x, labels, 5)[0], outputs.requires_grad_()
+    )
 
 
 def test_gate_saturates_without_nan() -> None:
-    knowledge, _ = structural_knowledge(torch.tensor([[-1e5, 1e5, 0.0]], dtype=F64), torch.tensor([0]), 1)
+    knowledge, _ = structural_knowledge(
+        torch.tensor([[-1e5, 1e5, 0.0]], dtype=F64), torch.tensor([0]), 1
+    )
     assert knowledge.tolist() == [[0.0, 1e5, 0.0]]
 
 
@@ -40,7 +44,9 @@ def test_class_means_do_not_mix_classes_dtypes_or_large_sums() -> None:
     means, _ = class_means(torch.tensor([[float("nan")], [2.0]]), torch.tensor([0, 1]), 2)
     assert means[1].item() == 2.0 and means.dtype == torch.float32
     many = torch.full((20_000, 1), 0.1)
-    assert class_means(many, torch.zeros(20_000, dtype=torch.long), 1)[0].item() == pytest.approx(0.1, rel=1e-7)
+    assert class_means(many, torch.zeros(20_000, dtype=torch.long), 1)[0].item() == pytest.approx(
+        0.1, rel=1e-7
+    )
     empty, counts = class_means(torch.empty(0, 3), torch.empty(0, dtype=torch.long), 2)
     assert not empty.any() and counts.tolist() == [0, 0]
 
@@ -58,9 +64,13 @@ def loop_global(knowledge: np.ndarray, present: np.ndarray, neighbours: int) -> 
         holders = [k for k in range(clients) if present[k, j]]
         merged = []
         for k in holders:
-            others = sorted((i for i in holders if i != k),
-                            key=lambda i: (np.linalg.norm(knowledge[k, j] - knowledge[i, j]), i))[:neighbours]
-            merged.append((knowledge[k, j] + sum(knowledge[i, j] for i in others)) / (len(others) + 1))
+            others = sorted(
+                (i for i in holders if i != k),
+                key=lambda i: (np.linalg.norm(knowledge[k, j] - knowledge[i, j]), i),
+            )[:neighbours]
+            merged.append(
+                (knowledge[k, j] + sum(knowledge[i, j] for i in others)) / (len(others) + 1)
+            )
         if merged:
             result[j] = sum(merged) / len(merged)
     return result
@@ -75,7 +85,8 @@ def test_global_knowledge_equals_loops(neighbours: int, poison: float) -> None:
     present[3, 1] = True
     expected = loop_global(knowledge.numpy(), present.numpy(), neighbours)
     merged, held = global_structural_knowledge(
-        torch.where(present.unsqueeze(-1), knowledge, poison), present, neighbours)
+        torch.where(present.unsqueeze(-1), knowledge, poison), present, neighbours
+    )
     np.testing.assert_allclose(merged.numpy(), expected, rtol=1e-13, atol=1e-15)
     assert held.tolist() == present.any(0).tolist() and not held[0]
     assert torch.equal(merged[1], knowledge[3, 1])
@@ -90,13 +101,30 @@ def test_global_knowledge_by_hand_with_ties() -> None:
     assert single.item() == 0.0 and held.item()
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: class_means(torch.zeros(3), torch.zeros(3).long(), 2), r"outputs: shape \[3\], expected \[n, D\]"),
-    (lambda: class_means(torch.zeros(3, 2), torch.zeros(2).long(), 2), r"labels: shape \[2\], expected \[n\] with n=3"),
-    (lambda: class_means(torch.zeros(3, 2), torch.zeros(3), 2), "labels: dtype"),
-    (lambda: global_structural_knowledge(torch.zeros(2, 3, 4), torch.zeros(2, 4, dtype=torch.bool)), "present: shape"),
-    (lambda: global_structural_knowledge(torch.zeros(2, 3, 4), torch.ones(2, 3)), "present: dtype"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: class_means(torch.zeros(3), torch.zeros(3).long(), 2),
+            r"outputs: shape \[3\], expected \[n, D\]",
+        ),
+        (
+            lambda: class_means(torch.zeros(3, 2), torch.zeros(2).long(), 2),
+            r"labels: shape \[2\], expected \[n\] with n=3",
+        ),
+        (lambda: class_means(torch.zeros(3, 2), torch.zeros(3), 2), "labels: dtype"),
+        (
+            lambda: global_structural_knowledge(
+                torch.zeros(2, 3, 4), torch.zeros(2, 4, dtype=torch.bool)
+            ),
+            "present: shape",
+        ),
+        (
+            lambda: global_structural_knowledge(torch.zeros(2, 3, 4), torch.ones(2, 3)),
+            "present: dtype",
+        ),
+    ],
+)
 def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call()

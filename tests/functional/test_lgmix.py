@@ -17,14 +17,20 @@ def test_trace_equals_both_matrices() -> None:
     centred = h.numpy() - h.numpy().mean(0)
     assert gram_trace(h, centred=True).item() == pytest.approx((centred**2).sum() / 4, rel=1e-13)
     eigenvalues = np.linalg.eigvalsh(centred.T @ centred)
-    assert gram_trace(h, True, drop_smallest=True).item() == pytest.approx(eigenvalues[1:].sum() / 4, rel=1e-12)
-    assert gram_trace(h[:3], drop_smallest=True).item() == pytest.approx(gram_trace(h[:3]).item(), rel=1e-12)
+    assert gram_trace(h, True, drop_smallest=True).item() == pytest.approx(
+        eigenvalues[1:].sum() / 4, rel=1e-12
+    )
+    assert gram_trace(h[:3], drop_smallest=True).item() == pytest.approx(
+        gram_trace(h[:3]).item(), rel=1e-12
+    )
     assert torch.autograd.gradcheck(gram_trace, h.clone().requires_grad_())
 
 
 def test_trace_adds_up_over_batches_and_ends() -> None:
     h = normal(6, 4)
-    assert (gram_trace(h[:2]) + gram_trace(h[2:])).item() == pytest.approx(gram_trace(h).item(), rel=1e-13)
+    assert (gram_trace(h[:2]) + gram_trace(h[2:])).item() == pytest.approx(
+        gram_trace(h).item(), rel=1e-13
+    )
     assert gram_trace(h[:1], centred=True).item() == 0.0 and gram_trace(h[:0]).item() == 0.0
     assert gram_trace(h.float()).dtype == torch.float32
     with pytest.raises(ValueError, match="at least one feature"):
@@ -39,7 +45,9 @@ def test_ratio() -> None:
     assert mixing_ratio(torch.zeros(2, 3), torch.zeros(2, 3)).item() == 0.5
     assert mixing_ratio(torch.zeros(2, 3), torch.ones(2, 3)).item() == 0.0
     assert mixing_ratio(local[:1], other[:1], centred=True).item() == 0.5
-    assert mixing_ratio(torch.full((2, 3), 1e25), torch.full((2, 3), 1e25)).item() == 0.5  # squares exceed float32
+    assert (
+        mixing_ratio(torch.full((2, 3), 1e25), torch.full((2, 3), 1e25)).item() == 0.5
+    )  # squares exceed float32
     assert trace_ratio(3.0, 1.0).item() == 0.75
     with pytest.raises(ValueError, match="global_trace: nan"):
         trace_ratio(1.0, float("nan"))
@@ -56,8 +64,15 @@ def test_mixing_by_hand_leaves_counters_and_inputs() -> None:
     local = {"w": torch.tensor([1.0, -1.0], dtype=torch.float64), "n": torch.tensor(9)}
     common = {"w": torch.tensor([0.0, 4.0], dtype=torch.float64), "n": torch.tensor(9)}
     mixed = mix_updates(start, local, common, 0.25)
-    assert mixed["w"].tolist() == [1.25, 4.75] and mixed["n"].item() == 3 and start["w"].tolist() == [1.0, 2.0]
-    assert mix_updates(start["w"], local["w"], common["w"], torch.tensor(0.5)).tolist() == [1.5, 3.5]
+    assert (
+        mixed["w"].tolist() == [1.25, 4.75]
+        and mixed["n"].item() == 3
+        and start["w"].tolist() == [1.0, 2.0]
+    )
+    assert mix_updates(start["w"], local["w"], common["w"], torch.tensor(0.5)).tolist() == [
+        1.5,
+        3.5,
+    ]
 
 
 def test_ratio_zero_is_fedavg_and_one_is_local_bit_for_bit() -> None:
@@ -67,15 +82,28 @@ def test_ratio_zero_is_fedavg_and_one_is_local_bit_for_bit() -> None:
     assert torch.equal(mix_updates(start, new.double() - start.double(), broken.double(), 1.0), new)
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: gram_trace(torch.zeros(3)), "features: shape"),
-    (lambda: mixing_ratio(torch.zeros(3, 2), torch.zeros(2, 2)), "global_features: shape"),
-    (lambda: mix_updates(torch.zeros(2), torch.zeros(3), torch.zeros(2), 0.5), "local_update: shape"),
-    (lambda: mix_updates({"a": torch.zeros(2)}, {"a": torch.zeros(2)}, {"a": torch.zeros(1)}, 0.5),
-     r"global_update\['a'\]: shape \[1\], expected \[2\]"),
-    (lambda: mix_updates({"a": torch.zeros(2)}, torch.zeros(2), {"a": torch.zeros(2)}, 0.5), "local_update: Tensor"),
-    (lambda: mix_updates(torch.zeros(2), torch.zeros(2), torch.zeros(2), 1.5), "ratio: 1.5"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: gram_trace(torch.zeros(3)), "features: shape"),
+        (lambda: mixing_ratio(torch.zeros(3, 2), torch.zeros(2, 2)), "global_features: shape"),
+        (
+            lambda: mix_updates(torch.zeros(2), torch.zeros(3), torch.zeros(2), 0.5),
+            "local_update: shape",
+        ),
+        (
+            lambda: mix_updates(
+                {"a": torch.zeros(2)}, {"a": torch.zeros(2)}, {"a": torch.zeros(1)}, 0.5
+            ),
+            r"global_update\['a'\]: shape \[1\], expected \[2\]",
+        ),
+        (
+            lambda: mix_updates({"a": torch.zeros(2)}, torch.zeros(2), {"a": torch.zeros(2)}, 0.5),
+            "local_update: Tensor",
+        ),
+        (lambda: mix_updates(torch.zeros(2), torch.zeros(2), torch.zeros(2), 1.5), "ratio: 1.5"),
+    ],
+)
 def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call()

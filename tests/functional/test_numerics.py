@@ -3,7 +3,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flray.functional.numerics import batch_mean, cross_entropy, keep_rows, masked_cross_entropy, masked_mean, unit
+from flray.functional.numerics import (
+    batch_mean,
+    cross_entropy,
+    keep_rows,
+    masked_cross_entropy,
+    masked_mean,
+    unit,
+)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -13,7 +20,9 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("scale", [1.0, 1e-200, 1e200, 1e-320])
 def test_unit_vectors_of_any_size(scale: float) -> None:
     directions = unit(torch.tensor([[3.0, -4.0], [0.0, 0.0]], dtype=torch.float64) * scale)
-    np.testing.assert_allclose(directions, [[0.6, -0.8], [0.0, 0.0]], rtol=1e-3 if scale < 1e-300 else 1e-14)
+    np.testing.assert_allclose(
+        directions, [[0.6, -0.8], [0.0, 0.0]], rtol=1e-3 if scale < 1e-300 else 1e-14
+    )
 
 
 def test_unit_gradient_along_any_dimension() -> None:
@@ -21,9 +30,11 @@ def test_unit_gradient_along_any_dimension() -> None:
     for dim in (0, 1, -1):
         assert torch.autograd.gradcheck(lambda x, d=dim: unit(x, d), vectors)
     zero = torch.zeros(2, 3, requires_grad=True)
-    gradient, = torch.autograd.grad(unit(zero).sum(), zero)
+    (gradient,) = torch.autograd.grad(unit(zero).sum(), zero)
     assert not gradient.any()
-    assert unit(torch.tensor([[float("nan"), 1.0]])).isnan().all()  # a diverged model must not look like a zero vector
+    assert (
+        unit(torch.tensor([[float("nan"), 1.0]])).isnan().all()
+    )  # a diverged model must not look like a zero vector
 
 
 def test_means_of_nothing_are_zero_with_a_gradient() -> None:
@@ -31,7 +42,12 @@ def test_means_of_nothing_are_zero_with_a_gradient() -> None:
     assert batch_mean(values).item() == 0.0 and batch_mean(values).requires_grad
     spoilt = torch.tensor([float("nan"), 2.0, 4.0, float("inf")], requires_grad=True)
     mean = masked_mean(spoilt, torch.tensor([False, True, True, False]))
-    assert mean.item() == 3.0 and torch.autograd.grad(mean, spoilt)[0].tolist() == [0.0, 0.5, 0.5, 0.0]
+    assert mean.item() == 3.0 and torch.autograd.grad(mean, spoilt)[0].tolist() == [
+        0.0,
+        0.5,
+        0.5,
+        0.0,
+    ]
     assert masked_mean(spoilt, torch.zeros(4).bool()).item() == 0.0
 
 

@@ -10,7 +10,9 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_momentum_by_hand_and_as_fedavg() -> None:
-    step, momentum = momentum_step(torch.tensor([1.0, -2.0]), torch.tensor([10.0, 0.0]), lr=0.5, beta=0.9)
+    step, momentum = momentum_step(
+        torch.tensor([1.0, -2.0]), torch.tensor([10.0, 0.0]), lr=0.5, beta=0.9
+    )
     assert momentum.tolist() == [10.0, -2.0] and step.tolist() == [5.0, -1.0]
     update = normal(5).float()
     assert torch.equal(momentum_step(update, torch.zeros(5), lr=1.0, beta=0.0)[0], update)
@@ -51,7 +53,10 @@ def test_adaptive_identities() -> None:
 def test_trees_keep_counters() -> None:
     trees = [{"w": torch.ones(2), "n": torch.tensor(3)} for _ in range(3)]
     step, momentum, variance = adaptive_step(*trees)
-    assert all(tree["n"].item() == 3 and tree["w"].dtype == torch.float32 for tree in (step, momentum, variance))
+    assert all(
+        tree["n"].item() == 3 and tree["w"].dtype == torch.float32
+        for tree in (step, momentum, variance)
+    )
 
 
 def test_control_variate_is_the_mean_gradient_after_round_one() -> None:
@@ -61,7 +66,9 @@ def test_control_variate_is_the_mean_gradient_after_round_one() -> None:
     found = control_variate(zero, zero, start, end, lr_sum=0.3)
     np.testing.assert_allclose(found, (sum(gradients) / 3), rtol=1e-12)
     own, common = normal(3, seed=4), normal(3, seed=5)
-    np.testing.assert_allclose(control_variate(own, common, start, end, 0.3), own - common + found, rtol=1e-12)
+    np.testing.assert_allclose(
+        control_variate(own, common, start, end, 0.3), own - common + found, rtol=1e-12
+    )
 
 
 def test_meta_gradient_is_exact_for_a_quadratic() -> None:
@@ -72,14 +79,17 @@ def test_meta_gradient_is_exact_for_a_quadratic() -> None:
     assert torch.equal(meta_gradient(g, w, -w, 0.0, 1e-3), g)
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: momentum_step(torch.zeros(2), torch.zeros(3)), "momentum: shape"),
-    (lambda: adaptive_step(torch.zeros(2), torch.zeros(2), torch.zeros(3)), "variance: shape"),
-    (lambda: adaptive_step(*[torch.zeros(2)] * 3, rule="sgd"), "rule: 'sgd'"),  # type: ignore[arg-type]
-    (lambda: adaptive_step(*[torch.zeros(2)] * 3, tau=0.0), "tau: 0.0"),
-    (lambda: control_variate(*[torch.zeros(2)] * 4, lr_sum=0.0), "lr_sum: 0.0"),
-    (lambda: meta_gradient(*[torch.zeros(2)] * 3, alpha=0.1, delta=0.0), "delta: 0.0"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: momentum_step(torch.zeros(2), torch.zeros(3)), "momentum: shape"),
+        (lambda: adaptive_step(torch.zeros(2), torch.zeros(2), torch.zeros(3)), "variance: shape"),
+        (lambda: adaptive_step(*[torch.zeros(2)] * 3, rule="sgd"), "rule: 'sgd'"),  # type: ignore[arg-type]
+        (lambda: adaptive_step(*[torch.zeros(2)] * 3, tau=0.0), "tau: 0.0"),
+        (lambda: control_variate(*[torch.zeros(2)] * 4, lr_sum=0.0), "lr_sum: 0.0"),
+        (lambda: meta_gradient(*[torch.zeros(2)] * 3, alpha=0.1, delta=0.0), "delta: 0.0"),
+    ],
+)
 def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call()

@@ -18,12 +18,17 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_mixture_and_its_ends() -> None:
-    v, w = {"a": torch.tensor([1.0, 3.0]), "n": torch.tensor(4)}, {"a": torch.tensor([2.0, -1.0]), "n": torch.tensor(9)}
+    v, w = (
+        {"a": torch.tensor([1.0, 3.0]), "n": torch.tensor(4)},
+        {"a": torch.tensor([2.0, -1.0]), "n": torch.tensor(9)},
+    )
     mixed = apfl_mix(v, w, 0.25)
     assert mixed["a"].tolist() == [1.75, 0.0] and mixed["n"].item() == 4
     x, broken = normal(100).float(), torch.full((100,), float("nan"))
     assert torch.equal(apfl_mix(x, broken, 1.0), x) and torch.equal(apfl_mix(broken, x, 0.0), x)
-    assert torch.equal(pull_to_mean(x, broken, 0.0), x) and torch.equal(pull_to_mean(broken, x, 1.0), x)
+    assert torch.equal(pull_to_mean(x, broken, 0.0), x) and torch.equal(
+        pull_to_mean(broken, x, 1.0), x
+    )
     assert apfl_mix(x, x, 1.0).data_ptr() != x.data_ptr()
 
 
@@ -34,7 +39,7 @@ def test_alpha_gradient_equals_finite_differences() -> None:
         return float(((data @ (alpha * v + (1 - alpha) * w) - target) ** 2).mean())
 
     mixture = apfl_mix(v, w, 0.4).requires_grad_()
-    gradient, = torch.autograd.grad(((data @ mixture - target) ** 2).mean(), mixture)
+    (gradient,) = torch.autograd.grad(((data @ mixture - target) ** 2).mean(), mixture)
     found = apfl_alpha_gradient({"x": v}, {"x": w}, {"x": gradient})
     assert found == pytest.approx((loss(0.4 + 1e-5) - loss(0.4 - 1e-5)) / 2e-5, rel=1e-7)
     assert apfl_alpha_gradient(v, w, gradient) == found
@@ -54,12 +59,16 @@ def test_fomo_weights_by_hand() -> None:
     affinities = fomo_affinities(2.0, losses, torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64))
     np.testing.assert_allclose(affinities, [2.0, -1.0, 0.25], rtol=1e-10)
     np.testing.assert_allclose(fomo_weights(affinities), [2 / 2.25, 0.0, 0.25 / 2.25], rtol=1e-10)
-    assert fomo_weights(torch.tensor([-1.0, 0.0])).tolist() == [0.0, 0.0] and fomo_weights(torch.empty(0)).shape == (0,)
+    assert fomo_weights(torch.tensor([-1.0, 0.0])).tolist() == [0.0, 0.0] and fomo_weights(
+        torch.empty(0)
+    ).shape == (0,)
 
 
 def test_broken_and_identical_candidates_get_no_weight() -> None:
     inf, nan = float("inf"), float("nan")
-    affinities = fomo_affinities(2.0, torch.tensor([2.0, inf, nan, 1e30, 1.0]), torch.tensor([0.0, 1.0, 1.0, 1.0, nan]))
+    affinities = fomo_affinities(
+        2.0, torch.tensor([2.0, inf, nan, 1e30, 1.0]), torch.tensor([0.0, 1.0, 1.0, 1.0, nan])
+    )
     assert torch.isfinite(affinities).all() and fomo_weights(affinities).tolist() == [0.0] * 5
 
 
@@ -68,20 +77,36 @@ def test_fomo_mix_equals_the_convex_form_when_weights_sum_to_one() -> None:
     candidates = [{"w": normal(3, seed=s), "n": torch.tensor(s)} for s in (1, 2)]
     bad = {"w": torch.full((3,), float("nan"), dtype=torch.float64), "n": torch.tensor(5)}
     mixed = fomo_mix(reference, [*candidates, bad], torch.tensor([0.25, 0.75, 0.0]))
-    np.testing.assert_allclose(mixed["w"], 0.25 * candidates[0]["w"] + 0.75 * candidates[1]["w"], rtol=1e-12)
+    np.testing.assert_allclose(
+        mixed["w"], 0.25 * candidates[0]["w"] + 0.75 * candidates[1]["w"], rtol=1e-12
+    )
     assert mixed["n"].item() == 2
     kept = fomo_mix(reference, candidates, torch.zeros(2))
-    assert torch.equal(kept["w"], reference["w"]) and kept["w"].data_ptr() != reference["w"].data_ptr()
+    assert (
+        torch.equal(kept["w"], reference["w"]) and kept["w"].data_ptr() != reference["w"].data_ptr()
+    )
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: apfl_mix(torch.zeros(2), torch.zeros(2), 1.1), "alpha: 1.1"),
-    (lambda: apfl_alpha_gradient(torch.zeros(2), torch.zeros(2), torch.zeros(3)), "gradient: shape"),
-    (lambda: pull_to_mean(torch.zeros(2), torch.zeros(2), -0.1), "strength: -0.1"),
-    (lambda: fomo_affinities(1.0, torch.zeros(2), torch.zeros(3)), "distances: shape"),
-    (lambda: fomo_mix({"a": torch.zeros(2)}, [{"a": torch.zeros(2)}], torch.zeros(2)), "weights: shape"),
-    (lambda: fomo_mix({"a": torch.zeros(2)}, [{"b": torch.zeros(2)}], torch.zeros(1)), r"candidates\[0\]: names"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: apfl_mix(torch.zeros(2), torch.zeros(2), 1.1), "alpha: 1.1"),
+        (
+            lambda: apfl_alpha_gradient(torch.zeros(2), torch.zeros(2), torch.zeros(3)),
+            "gradient: shape",
+        ),
+        (lambda: pull_to_mean(torch.zeros(2), torch.zeros(2), -0.1), "strength: -0.1"),
+        (lambda: fomo_affinities(1.0, torch.zeros(2), torch.zeros(3)), "distances: shape"),
+        (
+            lambda: fomo_mix({"a": torch.zeros(2)}, [{"a": torch.zeros(2)}], torch.zeros(2)),
+            "weights: shape",
+        ),
+        (
+            lambda: fomo_mix({"a": torch.zeros(2)}, [{"b": torch.zeros(2)}], torch.zeros(1)),
+            r"candidates\[0\]: names",
+        ),
+    ],
+)
 def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call()

@@ -16,17 +16,26 @@ def test_closed_form() -> None:
     assert float(dice_loss(logits, masks, smooth=0.0)) == pytest.approx(1 - 1 / 1.5, abs=1e-15)
     perfect = torch.tensor([[[[40.0, -40.0]]]], dtype=torch.float64)
     assert float(dice_loss(perfect, masks)) == pytest.approx(0, abs=1e-12)
-    assert float(dice_loss(-40 * torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))) == pytest.approx(0, abs=1e-6)
+    assert float(dice_loss(-40 * torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))) == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 def test_a_mean_over_samples_and_structures() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 2, 5, 4, generator=generator, dtype=torch.float64)
     masks = torch.randint(2, (3, 2, 5, 4), generator=generator)
-    single = torch.stack([dice_loss(logits[i:i + 1, k:k + 1], masks[i:i + 1, k:k + 1])
-                          for i in range(3) for k in range(2)]).reshape(3, 2)
+    single = torch.stack(
+        [
+            dice_loss(logits[i : i + 1, k : k + 1], masks[i : i + 1, k : k + 1])
+            for i in range(3)
+            for k in range(2)
+        ]
+    ).reshape(3, 2)
     torch.testing.assert_close(dice_loss(logits, masks), single.mean(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(dice_loss(logits, masks, reduction="none"), single.mean(1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        dice_loss(logits, masks, reduction="none"), single.mean(1), rtol=1e-12, atol=0
+    )
 
 
 def test_gradient() -> None:
@@ -36,7 +45,9 @@ def test_gradient() -> None:
 
 
 def test_shapes_are_compared() -> None:
-    with pytest.raises(ValueError, match=r"logits: shape \[1, 2, 4, 4\], masks: shape \[1, 1, 4, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"logits: shape \[1, 2, 4, 4\], masks: shape \[1, 1, 4, 4\]"
+    ):
         dice_loss(torch.zeros(1, 2, 4, 4), torch.zeros(1, 1, 4, 4))
 
 

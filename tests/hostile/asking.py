@@ -21,6 +21,7 @@ LIMIT, WAIT = 10, 60
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
     """Raise TimeoutError after `LIMIT` seconds of this process's own time, or `WAIT` seconds."""
+
     def late(*_: object) -> None:
         raise TimeoutError
 
@@ -53,8 +54,14 @@ def started(arguments: Sequence[str], accepted: Sequence[int] = (2,), **environm
     """Return what is wrong with how a command line ends in a process of its own; empty if nothing is."""
     before = listing()
     try:
-        ended = subprocess.run([sys.executable, "-m", "flray", *arguments], capture_output=True, text=True,
-                               timeout=2 * WAIT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL)
+        ended = subprocess.run(
+            [sys.executable, "-m", "flray", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=2 * WAIT,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired:
         return f"no answer within {2 * WAIT} s"
     return judged(ended.returncode, ended.stderr, before, accepted)
@@ -74,4 +81,8 @@ def judged(code: int, stderr: str, before: set[str], accepted: Sequence[int]) ->
 
 def listing() -> set[str]:
     """Return everything in the current folder."""
-    return {str(Path(folder) / name) for folder, folders, files in os.walk(".") for name in (*folders, *files)}
+    return {
+        str(Path(folder) / name)
+        for folder, folders, files in os.walk(".")
+        for name in (*folders, *files)
+    }

@@ -12,8 +12,10 @@ from flray import registry
 
 @pytest.fixture(autouse=True)
 def _registered_is_taken_back() -> Iterator[None]:
-    kept = {kind: (entries.names(), dict(entries._entries), set(entries._builtin)) for kind, entries in
-            registry.ALL.items()}
+    kept = {
+        kind: (entries.names(), dict(entries._entries), set(entries._builtin))
+        for kind, entries in registry.ALL.items()
+    }
     yield
     for kind, (_, entries, builtin) in kept.items():
         registry.ALL[kind]._entries, registry.ALL[kind]._builtin = entries, builtin

@@ -18,7 +18,14 @@ from tests.hostile.values import GOOD
 
 WRONG: tuple[Any, ...] = (None, [], {}, 5, "x", True, [[1]], {"a": 1})
 TORN = ("", "{", "[" * 100_000, "\0", "9" * 5000)
-FILES = ("run.json", "partition.json", "tracking.json", "config.yaml", "journal.jsonl", "checkpoint/round-000002.json")
+FILES = (
+    "run.json",
+    "partition.json",
+    "tracking.json",
+    "config.yaml",
+    "journal.jsonl",
+    "checkpoint/round-000002.json",
+)
 ASKED = 8
 """Forms of each file, drawn from some hundred."""
 
@@ -39,15 +46,23 @@ def texts(path: Path) -> list[str]:
     if path.suffix == ".json":
         return [json.dumps(form) for form in forms(json.loads(text))]
     lines = text.splitlines()
-    return ["\n".join([*lines[:place], json.dumps(form), *lines[place + 1:], ""])
-            for place, line in enumerate(lines) for form in forms(json.loads(line))]
+    return [
+        "\n".join([*lines[:place], json.dumps(form), *lines[place + 1 :], ""])
+        for place, line in enumerate(lines)
+        for form in forms(json.loads(line))
+    ]
 
 
 @pytest.fixture
 def run(tmp_cwd: Path) -> Path:
     """The folder of a run of two rounds, tracked in a database."""
-    content = GOOD["experiment"] | {"name": "r", "rounds": 2, "data": {"name": "digits-sklearn", "samples": 96},
-                                    "checkpoint": {"min_seconds": 0}, "tracking": {"uri": "sqlite:///m.db"}}
+    content = GOOD["experiment"] | {
+        "name": "r",
+        "rounds": 2,
+        "data": {"name": "digits-sklearn", "samples": 96},
+        "checkpoint": {"min_seconds": 0},
+        "tracking": {"uri": "sqlite:///m.db"},
+    }
     Path("x.yaml").write_text(yaml.safe_dump({"experiment": content}))
     assert invoke(["run", "x.yaml"]) == 0
     return Path("runs/r/001")
@@ -63,8 +78,13 @@ def test_files_of_another_form_are_named_in_one_line(run: Path) -> None:
             identity = json.loads(Path("runs/r/002/run.json").read_text())
             Path("runs/r/002/run.json").write_text(json.dumps(identity | {"status": "failed"}))
             Path("runs/r/002", file).write_text(text)
-            command = chosen.choice((["report", "r/002"], ["sync", "r/002", "--uri", "sqlite:///m.db"],
-                                     ["resume", "r/002"]))
+            command = chosen.choice(
+                (
+                    ["report", "r/002"],
+                    ["sync", "r/002", "--uri", "sqlite:///m.db"],
+                    ["resume", "r/002"],
+                )
+            )
             said = asked(command, (0, 2))
             if said and not said.startswith("left behind"):  # a report that was begun
                 answers[f"{command[0]} {file} {text[:60]!r}"] = said

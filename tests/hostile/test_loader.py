@@ -17,14 +17,53 @@ from flray.config.yaml_files import dump, parse
 from flray.errors import ConfigErrors, FlrayError
 from tests.hostile.values import places, with_value
 
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(
-    ["iid", "fedavg", "fedprox", "lenet", "digits-sklearn", "auto", "ray", "crop", "asha", "1e-3", "name"])
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(
+        [
+            "iid",
+            "fedavg",
+            "fedprox",
+            "lenet",
+            "digits-sklearn",
+            "auto",
+            "ray",
+            "crop",
+            "asha",
+            "1e-3",
+            "name",
+        ]
+    )
+)
 KEYS = st.text(max_size=6) | st.sampled_from(
-    ["name", "preset", "lr", "rounds", "local", "experiment", "sweep", "grid", "choice", "uniform", "mu", "clients"])
-CONTENT = st.recursive(LEAVES, lambda part: st.lists(part, max_size=3) | st.dictionaries(KEYS, part, max_size=3),
-                       max_leaves=8)
+    [
+        "name",
+        "preset",
+        "lr",
+        "rounds",
+        "local",
+        "experiment",
+        "sweep",
+        "grid",
+        "choice",
+        "uniform",
+        "mu",
+        "clients",
+    ]
+)
+CONTENT = st.recursive(
+    LEAVES,
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(KEYS, part, max_size=3),
+    max_leaves=8,
+)
 PLACES = [path for path, _ in places()]
-QUICK = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def well_said(source: Any, *overrides: Any) -> bool:
@@ -91,16 +130,37 @@ def test_what_yaml_wrote_is_read_as_it_was(content: Any) -> None:
 
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
-        return isinstance(other, dict) and list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+        return (
+            isinstance(other, dict)
+            and list(one) == list(other)
+            and all(same(one[key], other[key]) for key in one)
+        )
     if isinstance(one, list):
         return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
-    both_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
+    both_nan = (
+        isinstance(one, float)
+        and isinstance(other, float)
+        and math.isnan(one)
+        and math.isnan(other)
+    )
     return both_nan or (type(one) is type(other) and bool(one == other))
 
 
-@pytest.mark.parametrize(("text", "value"), [
-    ("2001-12-14", "2001-12-14"), ("1_000", 1000), ("0x1f", 31), ("yes", True), ("~", None), ("1e-3", "1e-3"),
-    ("1.0e-3", 0.001), (".inf", math.inf), ("[1, a: 2]", [1, {"a": 2}]), ("{<<: {a: 1}, b: 2}", {"a": 1, "b": 2})])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2001-12-14", "2001-12-14"),
+        ("1_000", 1000),
+        ("0x1f", 31),
+        ("yes", True),
+        ("~", None),
+        ("1e-3", "1e-3"),
+        ("1.0e-3", 0.001),
+        (".inf", math.inf),
+        ("[1, a: 2]", [1, {"a": 2}]),
+        ("{<<: {a: 1}, b: 2}", {"a": 1, "b": 2}),
+    ],
+)
 def test_plain_values_are_read_as_yaml_means_them_and_dates_as_text(text: str, value: Any) -> None:
     assert parse(text) == value
 

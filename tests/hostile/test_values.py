@@ -29,7 +29,11 @@ def answer(case: values.Case) -> str:
 
 def wrong(cases: list[values.Case]) -> list[str]:
     """Return a line for each case that is not refused as it should."""
-    return [f"{'.'.join(path)}={value!r:.60}: {said}" for path, value in cases if (said := answer((path, value)))]
+    return [
+        f"{'.'.join(path)}={value!r:.60}: {said}"
+        for path, value in cases
+        if (said := answer((path, value)))
+    ]
 
 
 def test_every_bad_value_of_every_setting_is_refused_in_one_line() -> None:
@@ -48,7 +52,9 @@ def test_bad_values_in_a_file_are_one_line_exit_code_two_and_nothing_left(tmp_cw
     cases = random.Random(1).sample([*values.of_settings(), *values.of_components()], ASKED)
     answers = {}
     for path, value in cases:
-        Path("x.yaml").write_text(yaml.safe_dump(values.with_value(path, value), allow_unicode=True))
+        Path("x.yaml").write_text(
+            yaml.safe_dump(values.with_value(path, value), allow_unicode=True)
+        )
         if said := asked(["run", "x.yaml"]):
             answers[f"{'.'.join(path)}={value!r:.60}"] = said
     assert not answers, "\n".join(f"{name}: {said}" for name, said in answers.items())

@@ -14,13 +14,46 @@ from jsonschema import Draft202012Validator
 from flray import registry
 from flray.config.loader import schema
 
-GOOD: dict[str, Any] = {"experiment": {
-    "data": "digits-sklearn", "model": "lenet", "algorithm": "fedavg", "rounds": 1,
-    "resources": {"executor": "inline"}, "tracking": {"uri": None}}}
-WRONG: tuple[Any, ...] = (True, 1.5, -1, "many", "1", [], {}, [[1]], {"x": 1}, None, 2**70, -2**70, math.nan, math.inf,
-                          "nul\0", "two\nlines", "\x1b[31m", "x" * 5000, ["a"], 1e300, -1e300)
+GOOD: dict[str, Any] = {
+    "experiment": {
+        "data": "digits-sklearn",
+        "model": "lenet",
+        "algorithm": "fedavg",
+        "rounds": 1,
+        "resources": {"executor": "inline"},
+        "tracking": {"uri": None},
+    }
+}
+WRONG: tuple[Any, ...] = (
+    True,
+    1.5,
+    -1,
+    "many",
+    "1",
+    [],
+    {},
+    [[1]],
+    {"x": 1},
+    None,
+    2**70,
+    -(2**70),
+    math.nan,
+    math.inf,
+    "nul\0",
+    "two\nlines",
+    "\x1b[31m",
+    "x" * 5000,
+    ["a"],
+    1e300,
+    -1e300,
+)
 Case = tuple[tuple[str, ...], Any]
-KINDS = {"data": "datasets", "partition": "partitions", "model": "models", "algorithm": "algorithms"}
+KINDS = {
+    "data": "datasets",
+    "partition": "partitions",
+    "model": "models",
+    "algorithm": "algorithms",
+}
 
 
 @cache
@@ -31,10 +64,12 @@ def document() -> dict[str, Any]:
 
 def refused(form: dict[str, Any], value: Any) -> bool:
     """Tell whether the schema refuses a value, as YAML has it: 1.0 is no integer, infinity no number."""
-    if isinstance(value, int) and not isinstance(value, bool) and not -2**63 <= value < 2**63:
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
         return True
     if isinstance(value, float) and not math.isfinite(value):
-        return any(kind in json.dumps(form) for kind in ('"number"', '"integer"')) or _refuses(form, value)
+        return any(kind in json.dumps(form) for kind in ('"number"', '"integer"')) or _refuses(
+            form, value
+        )
     return ("\0" in value if isinstance(value, str) else False) or _refuses(form, value)
 
 
@@ -47,7 +82,9 @@ def places() -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     experiment = document()["$defs"]["Experiment"]["properties"]
     for name, form in experiment.items():
         yield ("experiment", name), form
-        if "$ref" in form and "properties" in (inner := document()["$defs"][form["$ref"].rpartition("/")[2]]):
+        if "$ref" in form and "properties" in (
+            inner := document()["$defs"][form["$ref"].rpartition("/")[2]]
+        ):
             for key, part in inner["properties"].items():
                 yield ("experiment", name, key), part
     for name, form in document()["$defs"]["Sweep"]["properties"].items():
@@ -74,13 +111,18 @@ def of_components() -> Iterator[Case]:
             required = {key: _allowed(form["properties"][key]) for key in form.get("required", ())}
             for option, part in form.get("properties", {}).items():
                 for value in WRONG:
-                    if not Draft202012Validator({**part, "$defs": form.get("$defs", {})}).is_valid(value):
+                    if not Draft202012Validator({**part, "$defs": form.get("$defs", {})}).is_valid(
+                        value
+                    ):
                         yield ("experiment", setting), {**required, "name": name, option: value}
 
 
 def _allowed(form: dict[str, Any]) -> Any:
-    return next(value for value in (*form.get("enum", ()), 2, 0.5, "a", [1], True)
-                if Draft202012Validator(form).is_valid(value))
+    return next(
+        value
+        for value in (*form.get("enum", ()), 2, 0.5, "a", [1], True)
+        if Draft202012Validator(form).is_valid(value)
+    )
 
 
 def with_value(path: tuple[str, ...], value: Any) -> dict[str, Any]:

@@ -29,7 +29,10 @@ def test_clean_name(name: str, cleaned: str) -> None:
 
 def test_metric_name_keeps_a_clients_slash_inside_its_level() -> None:
     assert metric_name("personal", "local", "accuracy") == "personal/local/accuracy"
-    assert metric_name("personal", "local", "accuracy", client="art/1") == "personal/local/accuracy/client/art_1"
+    assert (
+        metric_name("personal", "local", "accuracy", client="art/1")
+        == "personal/local/accuracy/client/art_1"
+    )
 
 
 def test_long_names_stay_different() -> None:
@@ -57,8 +60,15 @@ def test_mlflows_own_check_takes_every_cleaned_name(name: str) -> None:
     assert clean_name(cleaned) == cleaned
 
 
-@pytest.mark.parametrize(("one", "other", "name"), [
-    ("hospital(1)", "hospital[1]", "hospital_1_"), ("a\nb", "a_b", "a_b"), ("x/./y", "x/y", "x/y"), ("é?", "é!", "é_")])
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [
+        ("hospital(1)", "hospital[1]", "hospital_1_"),
+        ("a\nb", "a_b", "a_b"),
+        ("x/./y", "x/y", "x/y"),
+        ("é?", "é!", "é_"),
+    ],
+)
 def test_clients_that_mlflow_takes_for_one_are_named(one: str, other: str, name: str) -> None:
     with pytest.raises(DataError) as error:
         check_clients(["fine", one, "fine too", other])
@@ -83,15 +93,23 @@ def hospitals(root, *, seed: int = 0, names: str):
 
 
 def test_such_a_run_is_refused_before_the_first_round_and_odd_names_are_shown_in_one_line(
-        tmp_cwd: Path, digits: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    tmp_cwd: Path, digits: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_cwd / "plugin.py").write_text(PLUGIN)
     content = {**digits, "rounds": 1, "model": "linear", "resources": {"executor": "inline"}}
-    for name, domains in (("two", "hospital(1);hospital[1]"), ("odd", "[/x] hospital;a\nb\x85;=1+1")):
+    for name, domains in (
+        ("two", "hospital(1);hospital[1]"),
+        ("odd", "[/x] hospital;a\nb\x85;=1+1"),
+    ):
         content["data"] = {"name": "hospitals", "names": domains}
-        (tmp_cwd / f"{name}.yaml").write_text(yaml.safe_dump({"experiment": {**content, "plugins": ["plugin.py"]}}))
+        (tmp_cwd / f"{name}.yaml").write_text(
+            yaml.safe_dump({"experiment": {**content, "plugins": ["plugin.py"]}})
+        )
     assert invoke(["run", "two.yaml"]) == 2
     out, err = capfd.readouterr()
-    assert "the clients 'hospital(1)' and 'hospital[1]' have one name in MLflow, 'hospital_1_'" in err
+    assert (
+        "the clients 'hospital(1)' and 'hospital[1]' have one name in MLflow, 'hospital_1_'" in err
+    )
     assert (len(err.splitlines()), out) == (1, "")
     assert not (tmp_cwd / "runs").exists()
     assert invoke(["run", "odd.yaml"]) == 0

@@ -13,7 +13,7 @@ from flray.tasks.segmentation import dice_coefficient, hausdorff_distance
 
 def box(top: int, left: int, height: int, width: int, size: int = 24) -> np.ndarray:
     mask = np.zeros((size, size), dtype=np.uint8)
-    mask[top:top + height, left:left + width] = 1
+    mask[top : top + height, left : left + width] = 1
     return mask
 
 
@@ -43,7 +43,9 @@ def test_empty_masks() -> None:
 
 def masks(generator: np.random.Generator) -> np.ndarray:
     """Return boxes at the image's rim and inside, some with scattered pixels, one empty."""
-    made = np.stack([box(*generator.integers(0, 12, 2), *generator.integers(1, 13, 2)) for _ in range(12)])
+    made = np.stack(
+        [box(*generator.integers(0, 12, 2), *generator.integers(1, 13, 2)) for _ in range(12)]
+    )
     made[:6] |= generator.random(made[:6].shape) < 0.02
     made[11] = 0
     return made.reshape(6, 2, 24, 24)
@@ -59,13 +61,21 @@ def test_equals_monai() -> None:
         predicted, truth = masks(generator), masks(generator)[::-1].copy()
         p, t = torch.from_numpy(predicted).float(), torch.from_numpy(truth).float()
         dice = compute_dice(p, t, include_background=True, ignore_empty=False).numpy()
-        distances = [compute_hausdorff_distance(p, t, include_background=True, percentile=percentile).numpy()
-                     for percentile in (None, 95)]
+        distances = [
+            compute_hausdorff_distance(p, t, include_background=True, percentile=percentile).numpy()
+            for percentile in (None, 95)
+        ]
     np.testing.assert_allclose(dice_coefficient(predicted, truth), dice, rtol=1e-6)
-    mine = np.array([[hausdorff_distance(predicted[i, k], truth[i, k], (100.0, 95.0)) for k in range(2)]
-                     for i in range(6)])
+    mine = np.array(
+        [
+            [hausdorff_distance(predicted[i, k], truth[i, k], (100.0, 95.0)) for k in range(2)]
+            for i in range(6)
+        ]
+    )
     assert np.isinf(mine).sum() == 4 and np.isfinite(mine).sum() == 20
     largest, most = distances
     np.testing.assert_allclose(mine[..., 0], largest, rtol=1e-5)
     # MONAI interpolates between infinities where one mask is empty, which gives NaN
-    np.testing.assert_allclose(np.where(np.isinf(mine[..., 1]), np.nan, mine[..., 1]), most, rtol=1e-5)
+    np.testing.assert_allclose(
+        np.where(np.isinf(mine[..., 1]), np.nan, mine[..., 1]), most, rtol=1e-5
+    )

@@ -7,13 +7,21 @@ import math
 import pandas as pd
 import pytest
 
-from flray.metrics.summary import MetricTrajectory, rounds_to_target, summarise_history, trajectory, validation_metric
+from flray.metrics.summary import (
+    MetricTrajectory,
+    rounds_to_target,
+    summarise_history,
+    trajectory,
+    validation_metric,
+)
 
 HISTORY = pd.DataFrame({"round": [1, 2, 3, 4, 5], "a": [0.1, 0.5, math.nan, 0.5, 0.3]})
 
 
 def test_course() -> None:
-    assert trajectory(HISTORY, "a", 2) == MetricTrajectory(last=0.3, mean_of_last=0.4, rounds=2, best=0.5, best_round=2)
+    assert trajectory(HISTORY, "a", 2) == MetricTrajectory(
+        last=0.3, mean_of_last=0.4, rounds=2, best=0.5, best_round=2
+    )
     assert trajectory(HISTORY, "a", 99).rounds == 4
 
 
@@ -28,13 +36,17 @@ def test_rounds_to_target(target: float, round_: int | None) -> None:
 
 
 NAN = math.nan
-VALIDATED = pd.DataFrame({
-    "round": [1, 2, 3, 4, 5, 6], "time/round": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
-    "personal/local/accuracy": [NAN, 0.5, NAN, 0.9, NAN, 0.7],
-    "personal/local/accuracy/client/a": [NAN, 1, NAN, 2, NAN, 3],
-    "personal/local/loss": [NAN, 0.3, NAN, 0.2, NAN, 0.1],
-    "personal/validation/accuracy": [NAN, 0.8, NAN, 0.6, NAN, 0.8],
-    "personal/validation/loss": [NAN, 3, NAN, 1, NAN, 2]})
+VALIDATED = pd.DataFrame(
+    {
+        "round": [1, 2, 3, 4, 5, 6],
+        "time/round": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+        "personal/local/accuracy": [NAN, 0.5, NAN, 0.9, NAN, 0.7],
+        "personal/local/accuracy/client/a": [NAN, 1, NAN, 2, NAN, 3],
+        "personal/local/loss": [NAN, 0.3, NAN, 0.2, NAN, 0.1],
+        "personal/validation/accuracy": [NAN, 0.8, NAN, 0.6, NAN, 0.8],
+        "personal/validation/loss": [NAN, 3, NAN, 1, NAN, 2],
+    }
+)
 
 
 def test_the_last_round_is_reported_for_each_metric() -> None:
@@ -58,19 +70,34 @@ def test_the_mean_is_over_evaluated_rounds() -> None:
     assert reported.words == "mean of the last 2 evaluations"
     assert reported.values["personal/local/accuracy"] == pytest.approx(0.8)
     assert reported.values["personal/local/accuracy/client/a"] == 2.5
-    assert summarise_history(VALIDATED, "personal/local/accuracy", "mean-last", 9).values["personal/local/accuracy"] == \
-        pytest.approx(0.7)
+    assert summarise_history(VALIDATED, "personal/local/accuracy", "mean-last", 9).values[
+        "personal/local/accuracy"
+    ] == pytest.approx(0.7)
 
 
 def test_what_was_never_measured_or_validated_is_reported_as_last() -> None:
     assert summarise_history(VALIDATED, "time/round", "best", 2).values["time/round"] == 6
-    assert summarise_history(VALIDATED.iloc[:1], "personal/local/accuracy", "best", 2).values == {"time/round": 1.0}
-    assert summarise_history(pd.DataFrame({"round": pd.Series(dtype="int64")}), "a", "mean-last", 2).values == {}
+    assert summarise_history(VALIDATED.iloc[:1], "personal/local/accuracy", "best", 2).values == {
+        "time/round": 1.0
+    }
+    assert (
+        summarise_history(
+            pd.DataFrame({"round": pd.Series(dtype="int64")}), "a", "mean-last", 2
+        ).values
+        == {}
+    )
 
 
-@pytest.mark.parametrize(("metric", "validation"), [
-    ("global/common/accuracy", "global/validation/accuracy"), ("personal/others/loss", "personal/validation/loss"),
-    ("global/common/accuracy/model/a", "global/validation/accuracy"), ("time/round", None), ("score", None)])
+@pytest.mark.parametrize(
+    ("metric", "validation"),
+    [
+        ("global/common/accuracy", "global/validation/accuracy"),
+        ("personal/others/loss", "personal/validation/loss"),
+        ("global/common/accuracy/model/a", "global/validation/accuracy"),
+        ("time/round", None),
+        ("score", None),
+    ],
+)
 def test_validation_metric(metric: str, validation: str | None) -> None:
     assert validation_metric(metric) == validation
 

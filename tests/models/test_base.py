@@ -33,15 +33,24 @@ def test_a_users_module_is_returned_unchanged() -> None:
 
 
 def test_a_missing_part_is_named() -> None:
-    with pytest.raises(FlrayError, match=r"model Users: .*no child called classifier \(its children: features, head\)"):
+    with pytest.raises(
+        FlrayError,
+        match=r"model Users: .*no child called classifier \(its children: features, head\)",
+    ):
         as_split(Users(features=nn.Linear(3, 4), head=nn.Linear(4, 2)))
-    with pytest.raises(FlrayError, match=r"no child called features or classifier \(its children: none\)"):
+    with pytest.raises(
+        FlrayError, match=r"no child called features or classifier \(its children: none\)"
+    ):
         as_split(nn.Linear(2, 2))
 
 
 def test_state_outside_the_two_parts_is_refused() -> None:
-    with pytest.raises(FlrayError, match=r"'projector\.weight' lies outside features and classifier"):
-        as_split(Users(features=nn.Linear(3, 4), projector=nn.Linear(4, 4), classifier=nn.Linear(4, 2)))
+    with pytest.raises(
+        FlrayError, match=r"'projector\.weight' lies outside features and classifier"
+    ):
+        as_split(
+            Users(features=nn.Linear(3, 4), projector=nn.Linear(4, 4), classifier=nn.Linear(4, 2))
+        )
 
 
 def test_an_unknown_feature_size_is_an_error() -> None:

@@ -20,8 +20,12 @@ def users_model() -> Iterator[str]:
     name = "users-own-model"
 
     @registry.register_model(name)
-    def own(shape: tuple[int, ...], num_classes: int, *, hidden: Annotated[int, Field(ge=2)] = 3) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], hidden), nn.Linear(hidden, num_classes))
+    def own(
+        shape: tuple[int, ...], num_classes: int, *, hidden: Annotated[int, Field(ge=2)] = 3
+    ) -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(shape[0], hidden), nn.Linear(hidden, num_classes)
+        )
 
     yield name
     del registry.models._entries[name]
@@ -35,21 +39,26 @@ def test_a_users_model_is_built_like_any_other(users_model: str) -> None:
 
 
 def test_an_unknown_option_is_refused_with_the_nearest(users_model: str) -> None:
-    with pytest.raises(ConfigError, match=r"model\.hiden: .*'users-own-model': hidden; did you mean 'hidden'\?"):
+    with pytest.raises(
+        ConfigError, match=r"model\.hiden: .*'users-own-model': hidden; did you mean 'hidden'\?"
+    ):
         build(users_model, (6,), 4, {"hiden": 5}, seed=0)
     with pytest.raises(ConfigError, match=r"model\.norm: .*options of 'linear': none"):
         build("linear", (6,), 4, {"norm": "batch"}, seed=0)
 
 
-@pytest.mark.parametrize(("name", "options", "path"), [
-    ("lenet", {"norm": "layer"}, "model.norm"),
-    ("mlp", {"hidden": []}, "model.hidden"),
-    ("mlp", {"hidden": [4, 0]}, "model.hidden.1"),
-    ("digit-cnn", {"layers": 5}, "model.layers"),
-    ("digit-cnn", {"width": 0.0}, "model.width"),
-    ("resnet18", {"norm": "none"}, "model.norm"),
-    ("efficientnet-b0", {"dropout": 1.0}, "model.dropout"),
-])
+@pytest.mark.parametrize(
+    ("name", "options", "path"),
+    [
+        ("lenet", {"norm": "layer"}, "model.norm"),
+        ("mlp", {"hidden": []}, "model.hidden"),
+        ("mlp", {"hidden": [4, 0]}, "model.hidden.1"),
+        ("digit-cnn", {"layers": 5}, "model.layers"),
+        ("digit-cnn", {"width": 0.0}, "model.width"),
+        ("resnet18", {"norm": "none"}, "model.norm"),
+        ("efficientnet-b0", {"dropout": 1.0}, "model.dropout"),
+    ],
+)
 def test_values_out_of_range_are_refused(name: str, options: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError) as error:
         build(name, (3, 32, 32), 4, options, seed=0)
@@ -64,7 +73,9 @@ def test_an_unknown_model_is_refused_with_the_nearest() -> None:
 def test_a_builder_that_returns_no_module_is_named() -> None:
     registry.register_model("no-module")(lambda shape, num_classes: shape)
     try:
-        with pytest.raises(FlrayError, match=r"'no-module': its builder returned tuple, not a torch\.nn\.Module"):
+        with pytest.raises(
+            FlrayError, match=r"'no-module': its builder returned tuple, not a torch\.nn\.Module"
+        ):
             build("no-module", (3,), 2, {}, seed=0)
     finally:
         del registry.models._entries["no-module"]
@@ -72,9 +83,13 @@ def test_a_builder_that_returns_no_module_is_named() -> None:
 
 def test_another_dtype_starts_at_the_same_point() -> None:
     single = build("lenet", (3, 16, 16), 4, {"norm": "batch"}, seed=3).state_dict()
-    double = build("lenet", (3, 16, 16), 4, {"norm": "batch"}, seed=3, dtype=torch.float64).state_dict()
+    double = build(
+        "lenet", (3, 16, 16), 4, {"norm": "batch"}, seed=3, dtype=torch.float64
+    ).state_dict()
     for name, value in double.items():
-        assert value.dtype == (torch.int64 if name.endswith("num_batches_tracked") else torch.float64)
+        assert value.dtype == (
+            torch.int64 if name.endswith("num_batches_tracked") else torch.float64
+        )
         assert torch.equal(value, single[name].to(value.dtype))
 
 

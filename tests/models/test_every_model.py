@@ -11,7 +11,15 @@ from torch import nn
 
 from flray import registry
 from flray.errors import FlrayError
-from flray.models import SplitModel, as_split, batch_norm_modules, build, feature_dim, layer_taps, select
+from flray.models import (
+    SplitModel,
+    as_split,
+    batch_norm_modules,
+    build,
+    feature_dim,
+    layer_taps,
+    select,
+)
 from flray.trees import sha256
 
 # name, options that keep it small, least height and width, features
@@ -64,17 +72,23 @@ def batch(size: int, samples: int = 2) -> torch.Tensor:
 
 
 def test_every_built_in_model_is_here() -> None:
-    assert {name for name, *_ in CASES} == set(registry.models.names()) - set(registry.models.added())
+    assert {name for name, *_ in CASES} == set(registry.models.names()) - set(
+        registry.models.added()
+    )
 
 
 @every
-def test_split_layouts_and_taps(name: str, options: Mapping[str, Any], size: int, features: int) -> None:
+def test_split_layouts_and_taps(
+    name: str, options: Mapping[str, Any], size: int, features: int
+) -> None:
     model, x = small(name, options, size).eval(), batch(size)
     outputs: list[torch.Tensor] = []
     copies: list[torch.Tensor] = []
     taps = layer_taps(model) if name != "linear" else []
     for _, module in taps:
-        module.register_forward_hook(lambda _m, _i, y: (outputs.append(y), copies.append(y.clone()), None)[2])
+        module.register_forward_hook(
+            lambda _m, _i, y: (outputs.append(y), copies.append(y.clone()), None)[2]
+        )
     with torch.no_grad():
         logits = model(x)
         assert len(outputs) == len(taps) == len({tap for tap, _ in taps})
@@ -88,14 +102,19 @@ def test_split_layouts_and_taps(name: str, options: Mapping[str, Any], size: int
         if name not in ("linear", "simple-cnn", "efficientnet-b0"):  # these do not end in a ReLU
             assert hidden.min() >= 0
         assert torch.equal(model.classifier(hidden), logits)
-        # In double precision: rounding is all that may differ, and a group norm of two equal values enlarges it.
+        # In double precision: rounding is all that may differ, and a group norm of two equal values
+        # enlarges it.
         expected, x = model.double()(x.double()), x.double()
-        other = model.to(memory_format=torch.channels_last)(x.contiguous(memory_format=torch.channels_last))
+        other = model.to(memory_format=torch.channels_last)(
+            x.contiguous(memory_format=torch.channels_last)
+        )
     torch.testing.assert_close(other, expected, rtol=1e-8, atol=1e-8)
 
 
 @every
-def test_groups_partition_the_state(name: str, options: Mapping[str, Any], size: int, features: int) -> None:
+def test_groups_partition_the_state(
+    name: str, options: Mapping[str, Any], size: int, features: int
+) -> None:
     model = small(name, options, size)
     state = set(model.state_dict())
     head, body = select(model, "classifier"), select(model, "features")
@@ -113,7 +132,9 @@ def test_groups_partition_the_state(name: str, options: Mapping[str, Any], size:
 
 
 @every
-def test_values_come_from_the_seed_alone(name: str, options: Mapping[str, Any], size: int, features: int) -> None:
+def test_values_come_from_the_seed_alone(
+    name: str, options: Mapping[str, Any], size: int, features: int
+) -> None:
     torch.manual_seed(123)
     before = torch.get_rng_state()
     first = small(name, options, size)
@@ -125,21 +146,33 @@ def test_values_come_from_the_seed_alone(name: str, options: Mapping[str, Any], 
 
 @pytest.mark.parametrize(("name", "size"), sorted({(n, s) for n, _, s, _ in CASES if s > 1}))
 def test_too_small_an_image_is_refused(name: str, size: int) -> None:
-    with pytest.raises(FlrayError, match=rf"'{name}' needs images of at least {size}x{size}, found {size - 1}x{size} "):
+    with pytest.raises(
+        FlrayError,
+        match=rf"'{name}' needs images of at least {size}x{size}, found {size - 1}x{size} ",
+    ):
         build(name, (3, size - 1, size), 5, {}, seed=0)
 
 
 @pytest.mark.parametrize("name", sorted({n for n, _, s, _ in CASES if s > 1}))
 def test_samples_that_are_no_images_are_refused(name: str) -> None:
-    with pytest.raises(FlrayError, match=r"\[channels, height, width\], found samples of shape \(64,\)"):
+    with pytest.raises(
+        FlrayError, match=r"\[channels, height, width\], found samples of shape \(64,\)"
+    ):
         build(name, (64,), 5, {}, seed=0)
 
 
-@pytest.mark.parametrize("name", ["lenet", "cnn", "mlp", "protonet", "unet", "resnet8", "resnet18", "digit-cnn"])
+@pytest.mark.parametrize(
+    "name", ["lenet", "cnn", "mlp", "protonet", "unet", "resnet8", "resnet18", "digit-cnn"]
+)
 def test_group_norm_leaves_samples_independent(name: str) -> None:
     """In train mode a sample's logits do not depend on the rest of its batch, as they do with batch norm."""
-    options: dict[str, Any] = {"width": 8} if name.startswith(("resnet", "protonet", "unet")) else \
-        {"width": 0.1} if "-" in name else {}
+    options: dict[str, Any] = (
+        {"width": 8}
+        if name.startswith(("resnet", "protonet", "unet"))
+        else {"width": 0.1}
+        if "-" in name
+        else {}
+    )
     x = batch(32, samples=3)
     for norm, alike in (("group", True), ("batch", False)):
         model = build(name, (3, 32, 32), 5, {**options, "norm": norm}, seed=0).train()
@@ -147,15 +180,20 @@ def test_group_norm_leaves_samples_independent(name: str) -> None:
             assert torch.allclose(model(x)[:2], model(x[:2]), atol=1e-5) is alike
 
 
-NORMED = sorted(name for name in registry.models.names()  # other modules of this process register theirs as well
-                if registry.models.get(name).__module__.startswith("flray.")
-                and "norm" in registry.models.params(name).model_fields)
+NORMED = sorted(
+    name
+    for name in registry.models.names()  # other modules of this process register theirs as well
+    if registry.models.get(name).__module__.startswith("flray.")
+    and "norm" in registry.models.params(name).model_fields
+)
 
 
 @pytest.mark.parametrize("name", NORMED)
 def test_every_network_with_norms_has_them_as_group_norm(name: str) -> None:
     with torch.device("meta"):
-        batch_form, group_form = (registry.models.get(name)((3, 64, 64), 5, norm=norm) for norm in ("batch", "group"))
+        batch_form, group_form = (
+            registry.models.get(name)((3, 64, 64), 5, norm=norm) for norm in ("batch", "group")
+        )
     norms = [m for m in group_form.modules() if isinstance(m, nn.GroupNorm)]
     assert norms and not batch_norm_modules(group_form)
     assert len(norms) == len(batch_norm_modules(batch_form))
@@ -185,5 +223,7 @@ def test_dropout_of_efficientnet_acts_in_training_only() -> None:
 
 def test_unet_takes_sizes_that_can_be_halved_alone() -> None:
     assert small("unet", {"width": 2, "depth": 3}, 24).eval()(batch(24)).shape == (2, 5, 24, 24)
-    with pytest.raises(FlrayError, match="depth 4 needs a height and width that are multiples of 16, found 24x24"):
+    with pytest.raises(
+        FlrayError, match="depth 4 needs a height and width that are multiples of 16, found 24x24"
+    ):
         small("unet", {}, 24)

@@ -14,7 +14,11 @@ from flray.errors import FlrayError
 from flray.models import acceleration, build
 
 CASES: list[tuple[str, Mapping[str, Any]]] = [
-    ("resnet8", {"width": 8}), ("resnet8", {"width": 8, "norm": "group"}), ("lenet", {}), ("mlp", {})]
+    ("resnet8", {"width": 8}),
+    ("resnet8", {"width": 8, "norm": "group"}),
+    ("lenet", {}),
+    ("mlp", {}),
+]
 cases = pytest.mark.parametrize(("name", "options"), CASES)
 
 
@@ -32,8 +36,9 @@ def test_bfloat16_stays_within_the_network(name: str, options: Mapping[str, Any]
     acceleration.in_bfloat16(lowered)
     assert list(lowered.state_dict()) == list(plain.state_dict())
     inside: list[torch.dtype] = []
-    next(m for m in lowered.modules() if isinstance(m, (nn.Conv2d, nn.Linear))).register_forward_hook(
-        lambda module, inputs, output: inside.append(output.dtype))
+    next(
+        m for m in lowered.modules() if isinstance(m, (nn.Conv2d, nn.Linear))
+    ).register_forward_hook(lambda module, inputs, output: inside.append(output.dtype))
     outputs, expected = lowered(images()), plain(images())
     assert inside == [torch.bfloat16]
     assert outputs.dtype == lowered.features(images()).dtype == torch.float32
@@ -43,8 +48,10 @@ def test_bfloat16_stays_within_the_network(name: str, options: Mapping[str, Any]
     outputs.square().sum().backward()
     expected.square().sum().backward()
     assert {p.grad.dtype for p in lowered.parameters() if p.grad is not None} == {torch.float32}
-    ours, theirs = (torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-                    for model in (lowered, plain))
+    ours, theirs = (
+        torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        for model in (lowered, plain)
+    )
     assert len(ours) == len(theirs) == sum(p.numel() for p in plain.parameters())
     assert float(torch.cosine_similarity(ours, theirs, dim=0)) > 0.95
 
@@ -60,7 +67,9 @@ def test_a_copy_computes_likewise_with_its_own_values() -> None:
     assert not torch.equal(twin(images()), lowered(images()))
 
 
-def compiled(name: str, options: Mapping[str, Any], batch_size: int = 6) -> tuple[nn.Module, list[int]]:
+def compiled(
+    name: str, options: Mapping[str, Any], batch_size: int = 6
+) -> tuple[nn.Module, list[int]]:
     """Return a network compiled for torch's own kernels, which is quick, and the sizes of the batches so run."""
     model, sizes = network(name, options), list[int]()
 
@@ -68,6 +77,7 @@ def compiled(name: str, options: Mapping[str, Any], batch_size: int = 6) -> tupl
         def run(*values: Any) -> Any:
             sizes.extend({len(v) for v in values if v.dim() and len(v) == batch_size})
             return graph(*values)
+
         return run
 
     torch._dynamo.reset()
@@ -87,7 +97,9 @@ def test_compiled_it_is_the_same_function(name: str, options: Mapping[str, Any])
     for model in (plain, fast):
         model(images()).square().sum().backward()
     for (entry, ours), theirs in zip(fast.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, msg=lambda text, entry=entry: f"{entry}: {text}")
+        torch.testing.assert_close(
+            ours.grad, theirs.grad, msg=lambda text, entry=entry: f"{entry}: {text}"
+        )
     for ours, theirs in zip(fast.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -100,7 +112,10 @@ def test_only_whole_training_batches_run_compiled() -> None:
     model.eval()(images())
     model.train()
     layer = model.features.stage1
-    hook, seen = layer.register_forward_hook(lambda module, inputs, output: seen.append(1)), list[int]()
+    hook, seen = (
+        layer.register_forward_hook(lambda module, inputs, output: seen.append(1)),
+        list[int](),
+    )
     model(images())
     assert not sizes[1:] and seen == [1], "a hook is never compiled away (the classifier has none)"
     hook.remove()
@@ -145,6 +160,8 @@ class Branching(nn.Module):
 def test_a_network_that_has_no_graph_is_refused_in_one_line() -> None:
     model = Branching()
     acceleration.compile_model(model, 6, backend="eager")
-    with pytest.raises(FlrayError, match=r"^local.compile: torch.compile failed on this .*; set it to false$"):
+    with pytest.raises(
+        FlrayError, match=r"^local.compile: torch.compile failed on this .*; set it to false$"
+    ):
         model(images())
     assert torch.equal(model(images(5)).sum().abs(), images(5).sum().abs())

@@ -34,9 +34,13 @@ def test_torchvisions_shortcut_norms_are_found_too() -> None:
 
 
 def test_names_that_say_bn_are_not_believed() -> None:
-    model = nn.ModuleDict({"bn": nn.Linear(2, 2), "plain": nn.BatchNorm1d(2), "bn2": nn.GroupNorm(1, 2)})
+    model = nn.ModuleDict(
+        {"bn": nn.Linear(2, 2), "plain": nn.BatchNorm1d(2), "bn2": nn.GroupNorm(1, 2)}
+    )
     assert select(model, "batch_norm") == {
-        f"plain.{entry}" for entry in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+        f"plain.{entry}"
+        for entry in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    }
 
 
 def test_prefixes_end_at_the_dot_and_a_bare_norm_is_all_norm() -> None:
@@ -59,19 +63,34 @@ def test_expressions(resnet: nn.Module) -> None:
     assert len(everything) == 9 * 5 + 9 + 2
 
 
-@pytest.mark.parametrize("group", [
-    "none", "all", "classifier", "classifier+batch_norm", "features - batch_norm", "all-features+buffers-classifier"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        "none",
+        "all",
+        "classifier",
+        "classifier+batch_norm",
+        "features - batch_norm",
+        "all-features+buffers-classifier",
+    ],
+)
 def test_others_is_the_complement(resnet: nn.Module, group: str) -> None:
     chosen, rest = select(resnet, group), select(resnet, complement(group))
     assert not chosen & rest and chosen | rest == frozenset(resnet.state_dict())
 
 
-@pytest.mark.parametrize(("group", "message"), [
-    ("feature", r"unknown parameter group 'feature'; did you mean 'features'\?"),
-    ("all-batchnorm", r"unknown parameter group 'batchnorm' in 'all-batchnorm'; did you mean 'batch_norm'\?"),
-    ("all-", r"unknown parameter group '' in 'all-'"),
-    ("", r"unknown parameter group ''; groups are all, none, features"),
-])
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ("feature", r"unknown parameter group 'feature'; did you mean 'features'\?"),
+        (
+            "all-batchnorm",
+            r"unknown parameter group 'batchnorm' in 'all-batchnorm'; did you mean 'batch_norm'\?",
+        ),
+        ("all-", r"unknown parameter group '' in 'all-'"),
+        ("", r"unknown parameter group ''; groups are all, none, features"),
+    ],
+)
 def test_unknown_groups_are_refused(resnet: nn.Module, group: str, message: str) -> None:
     with pytest.raises(FlrayError, match=message):
         select(resnet, group)
@@ -82,14 +101,20 @@ def test_a_model_without_split_is_refused_only_where_the_split_is_needed(group: 
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     assert len(select(model, "all")) == 7
     assert len(select(model, "batch_norm")) == 5
-    with pytest.raises(FlrayError, match=r"no child called features or classifier .*build it as .*SplitModel"):
+    with pytest.raises(
+        FlrayError, match=r"no child called features or classifier .*build it as .*SplitModel"
+    ):
         select(model, group)
 
 
 def test_taps_of_a_resnet_are_the_values_before_the_relu(resnet: nn.Module) -> None:
     taps = layer_taps(resnet)
     assert [name for name, _ in taps] == [
-        "features.stem.norm", "features.stage1.0.sum", "features.stage2.0.sum", "features.stage3.0.sum"]
+        "features.stem.norm",
+        "features.stage1.0.sum",
+        "features.stage2.0.sum",
+        "features.stage3.0.sum",
+    ]
     seen: list[torch.Tensor] = []
     taps[-1][1].register_forward_hook(lambda _module, _inputs, output: seen.append(output))
     hidden = resnet.get_submodule("features")(torch.rand(2, 3, 8, 8))
@@ -99,15 +124,22 @@ def test_taps_of_a_resnet_are_the_values_before_the_relu(resnet: nn.Module) -> N
 
 def test_a_user_models_taps() -> None:
     features = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4))
-    assert [name for name, _ in layer_taps(SplitModel(features, nn.Linear(4, 2)))] == ["features.0", "features.2"]
-    assert [name for name, _ in layer_taps(SplitModel(features, nn.Linear(4, 2), ["features.1"]))] == ["features.1"]
+    assert [name for name, _ in layer_taps(SplitModel(features, nn.Linear(4, 2)))] == [
+        "features.0",
+        "features.2",
+    ]
+    assert [
+        name for name, _ in layer_taps(SplitModel(features, nn.Linear(4, 2), ["features.1"]))
+    ] == ["features.1"]
     with pytest.raises(FlrayError, match=r"no submodule 'features\.9'"):
         layer_taps(SplitModel(features, nn.Linear(4, 2), ["features.9"]))
     with pytest.raises(FlrayError, match="no layers before its classifier"):
         layer_taps(build("linear", (4,), 2, {}, seed=0))
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(512, 32), (64, 32), (32, 16), (16, 8), (6, 1), (12, 2), (7, 1)])
+@pytest.mark.parametrize(
+    ("channels", "groups"), [(512, 32), (64, 32), (32, 16), (16, 8), (6, 1), (12, 2), (7, 1)]
+)
 def test_group_norm_keeps_two_channels_in_each_group(channels: int, groups: int) -> None:
     layer = norm_layer("group", channels)
     assert isinstance(layer, nn.GroupNorm)
@@ -126,6 +158,10 @@ def test_norm_layers_by_kind() -> None:
 def test_buffers_are_what_is_no_parameter() -> None:
     model = build("lenet", (1, 16, 16), 3, {"norm": "batch"}, 0)
     names = select(model, "buffers")
-    assert {name.rpartition(".")[2] for name in names} == {"running_mean", "running_var", "num_batches_tracked"}
+    assert {name.rpartition(".")[2] for name in names} == {
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+    }
     assert names == frozenset(model.state_dict()) - {name for name, _ in model.named_parameters()}
     assert select(model, "not_batch_norm+buffers") == select(model, "not_batch_norm") | names

@@ -24,7 +24,9 @@ def test_it_is_left_as_it_was() -> None:
 
 
 def test_other_samples_than_it_takes() -> None:
-    with pytest.raises(ConfigError, match=r"experiment\.model: found mine; .*samples \[5\] .*shapes cannot be mult"):
+    with pytest.raises(
+        ConfigError, match=r"experiment\.model: found mine; .*samples \[5\] .*shapes cannot be mult"
+    ):
         dry_run("mine", nn.Linear(3, 4), (5,))
 
 
@@ -34,7 +36,9 @@ def test_a_logit_for_every_class(outputs: tuple[int, ...], found: str) -> None:
     size = int(torch.tensor(data.shape).prod())
     last = nn.Unflatten(1, outputs) if len(outputs) > 1 else nn.Identity()
     model = nn.Sequential(nn.Flatten(), nn.Linear(size, outputs[0]), last)
-    with pytest.raises(ConfigError, match=rf"10 classes of digits-sklearn, \[1, 10\] for .*it returns {found}"):
+    with pytest.raises(
+        ConfigError, match=rf"10 classes of digits-sklearn, \[1, 10\] for .*it returns {found}"
+    ):
         make_task("classification", data.classes).check_network("mine", model, data)
     more = nn.Sequential(nn.Flatten(), nn.Linear(size, 12))
     make_task("classification", data.classes).check_network("mine", more, data)

@@ -17,16 +17,36 @@ def test_all_2455_printed_numbers_are_there() -> None:
         assert set(frame["paper"]) == {paper} and set(frame["table"]) == {table}
 
 
-@pytest.mark.parametrize(("paper", "table", "where", "value", "spread"), [
-    ("fedco2", "table1", {"method": "local", "client": "amazon"}, 54.9, 1.5),
-    ("fedskc", "table1", {"method": "fedskc", "dataset": "cifar10", "setting": "dirichlet:0.2"}, 82.35,
-     None),
-    ("fcclplus", "table8", {"method": "fcclplus", "dataset": "digits4", "client": "avg", "metric": "inter_acc"},
-     50.49, None),
-    ("fcclplus", "fig7", {"setting": "heterogeneous,public=tinyimagenet,ablation:fccm"}, 35.70, None),
-])
-def test_numbers_as_printed(paper: str, table: str, where: dict[str, str], value: float, spread: float | None
-                            ) -> None:
+@pytest.mark.parametrize(
+    ("paper", "table", "where", "value", "spread"),
+    [
+        ("fedco2", "table1", {"method": "local", "client": "amazon"}, 54.9, 1.5),
+        (
+            "fedskc",
+            "table1",
+            {"method": "fedskc", "dataset": "cifar10", "setting": "dirichlet:0.2"},
+            82.35,
+            None,
+        ),
+        (
+            "fcclplus",
+            "table8",
+            {"method": "fcclplus", "dataset": "digits4", "client": "avg", "metric": "inter_acc"},
+            50.49,
+            None,
+        ),
+        (
+            "fcclplus",
+            "fig7",
+            {"setting": "heterogeneous,public=tinyimagenet,ablation:fccm"},
+            35.70,
+            None,
+        ),
+    ],
+)
+def test_numbers_as_printed(
+    paper: str, table: str, where: dict[str, str], value: float, spread: float | None
+) -> None:
     frame = printed_numbers(paper, table)
     for column, wanted in where.items():
         frame = frame[frame[column] == wanted]
@@ -39,7 +59,9 @@ def test_every_value_is_a_number_or_said_not_to_be() -> None:
     for key in _all():
         frame = printed_numbers(*key)
         odd = frame[frame["number"].isna() & (frame["metric"] != "backbone")]
-        assert all(note.startswith("illegible") or "setting table" in note for note in odd["note"]), key
+        assert all(
+            note.startswith("illegible") or "setting table" in note for note in odd["note"]
+        ), key
         assert (frame["spread"].notna() == (frame["std"] != "")).all(), key
 
 

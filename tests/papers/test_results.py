@@ -26,7 +26,10 @@ def test_some_are_kept() -> None:
 def test_kept_results_are_those_of_their_suite(path: Path) -> None:
     name = f"{path.parent.name}/{path.name.removesuffix('.results.csv')}"
     config = resolve_sweep(load(suites.files(FOLDER)[name]))
-    planned = {(*flatten_setting(point.setting).values(), point.seed): point for point in trial_specs(config, enumerate_settings(config))}
+    planned = {
+        (*flatten_setting(point.setting).values(), point.seed): point
+        for point in trial_specs(config, enumerate_settings(config))
+    }
     frame = export.read(path)
     axes = [f"{PREFIX}{axis}" for axis in config.arms]
     found = list(frame[[*axes, "seed"]].itertuples(index=False, name=None))
@@ -40,7 +43,11 @@ def test_kept_results_are_those_of_their_suite(path: Path) -> None:
         assert (row["rounds"], row["data"]) == (experiment.rounds, experiment.data.name)
         assert 0 < row["value"] <= 100 and 0 < row["worst"] <= row["own"]
         assert len(row["data_sha256"]) == len(row["partition_sha256"]) == 64
-        assert set(directory.versions()) >= {"python", "flray", "torch", "numpy"} and row["torch"] and row["flray"]
+        assert (
+            set(directory.versions()) >= {"python", "flray", "torch", "numpy"}
+            and row["torch"]
+            and row["flray"]
+        )
     domains = [str(column) for column in frame.columns if str(column).startswith(export.DOMAIN)]
     assert all(frame[domain].between(0, 100).all() for domain in domains)
     assert frame["data_sha256"].nunique() == frame["data"].nunique() == 1
@@ -54,4 +61,6 @@ def test_their_table_can_be_made_again(path: Path) -> None:
     made = export.table(frame)
     for label, row in made.rows.items():
         values = frame[frame[f"{PREFIX}method"] == label]["value"]
-        assert row[0].mean == pytest.approx(values.mean()) and row[0].std == pytest.approx(values.std())
+        assert row[0].mean == pytest.approx(values.mean()) and row[0].std == pytest.approx(
+            values.std()
+        )

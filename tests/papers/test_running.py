@@ -1,7 +1,7 @@
 """Every suite is expanded, and the first run of its smoke form is played, on stand-ins of the papers' data sets.
 
-The stand-ins have the names, domains, classes and tasks of the real ones, so names of domains and options of methods
-that a suite gets wrong are found without any download.
+The stand-ins have the names, domains, classes and tasks of the real ones, so names of domains and
+options of methods that a suite gets wrong are found without any download.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from flray.federation.spec import build_spec
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
 FILES = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
-SHAPES: dict[str, tuple[Sequence[str], int, tuple[int, ...]]] = {  # domains, classes, shape without the size
+SHAPES: dict[
+    str, tuple[Sequence[str], int, tuple[int, ...]]
+] = {  # domains, classes, shape without the size
     "digits5": (("mnist", "svhn", "usps", "synthdigits", "mnistm"), 10, (3, 28)),
     "digits5-local": (("mnist", "usps", "optdigits", "synth", "mnistm"), 10, (3, 32)),
     "mnist": (("mnist",), 10, (1, 28)),
@@ -50,8 +52,14 @@ def _stand_in(name: str) -> Callable[..., DataSet]:
     names, classes, shape = SHAPES[name]
     task = TASKS.get(name, "classification")
 
-    def dataset(root: Path, *, size: int = shape[-1], domains: tuple[str, ...] | None = None,
-                samples: int = 130, seed: int = 0) -> DataSet:
+    def dataset(
+        root: Path,
+        *,
+        size: int = shape[-1],
+        domains: tuple[str, ...] | None = None,
+        samples: int = 130,
+        seed: int = 0,
+    ) -> DataSet:
         count = max(samples if samples < 1000 else 130, 4 * classes)
         full = (*shape[:-1], size, size) if len(shape) > 1 else shape
         made = []
@@ -59,8 +67,11 @@ def _stand_in(name: str) -> Callable[..., DataSet]:
             parts: list[Any] = []
             for part, n in (("train", 6 * count), ("test", count)):
                 generator = np.random.default_rng([seed, len(made), part == "test"])
-                x = generator.integers(0, 256, (n, *full), dtype=np.uint8) if len(full) == 3 \
+                x = (
+                    generator.integers(0, 256, (n, *full), dtype=np.uint8)
+                    if len(full) == 3
                     else generator.normal(size=(n, *full)).astype(np.float32)
+                )
                 y = np.arange(n, dtype=np.int64) % classes
                 if task == "few-shot":  # classes of the test part do not occur in training
                     y = y % 60 if part == "train" else 60 + y % 40
@@ -71,8 +82,15 @@ def _stand_in(name: str) -> Callable[..., DataSet]:
             made.append(Domain(domain, "random", *parts))
         coarse = tuple(label // 5 for label in range(classes)) if name == "cifar-100" else None
         channels = full[0] if len(full) == 3 else 1
-        return DataSet(name, tuple(made), tuple(map(str, range(classes))), (0.5,) * channels, (0.5,) * channels,
-                       task=task, coarse=coarse)
+        return DataSet(
+            name,
+            tuple(made),
+            tuple(map(str, range(classes))),
+            (0.5,) * channels,
+            (0.5,) * channels,
+            task=task,
+            coarse=coarse,
+        )
 
     dataset.__doc__ = "Return noise in the form of a paper's data set."
     return dataset
@@ -92,10 +110,17 @@ def _loaded(name: str) -> Config:
 
 def test_the_stand_ins_have_the_domains_of_the_real_sets() -> None:
     real: dict[str, Sequence[str]] = {
-        "digits5": tuple(digit_archives.DOMAINS), "camelyon17": camelyon.CENTRES, "fundus": fundus.DOMAINS,
-        "domainnet": tuple(domainnet.DOMAINS), "office31": tuple(class_folders.OFFICE31.domains),
-        "office-caltech10": tuple(class_folders.OFFICE_CALTECH10.domains), "office-home": tuple(class_folders.OFFICE_HOME.domains)}
-    assert {name: tuple(SHAPES[name][0]) for name in real} == {name: tuple(names) for name, names in real.items()}
+        "digits5": tuple(digit_archives.DOMAINS),
+        "camelyon17": camelyon.CENTRES,
+        "fundus": fundus.DOMAINS,
+        "domainnet": tuple(domainnet.DOMAINS),
+        "office31": tuple(class_folders.OFFICE31.domains),
+        "office-caltech10": tuple(class_folders.OFFICE_CALTECH10.domains),
+        "office-home": tuple(class_folders.OFFICE_HOME.domains),
+    }
+    assert {name: tuple(SHAPES[name][0]) for name in real} == {
+        name: tuple(names) for name, names in real.items()
+    }
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -107,13 +132,20 @@ def test_a_suite_is_expanded_to_as_many_runs_as_it_says(name: str) -> None:
     made = trial_specs(config, enumerate_settings(config))
     assert len(made) == suites.run_count(content)
     small = suites.smoke(config)
-    axes = [set(one) for one in zip(*(
-        p.setting.items() for p in trial_specs(small, enumerate_settings(small))), strict=True)]
-    assert axes == [set(one) for one in zip(*(p.setting.items() for p in made), strict=True)], "smoke leaves arms out"
+    axes = [
+        set(one)
+        for one in zip(
+            *(p.setting.items() for p in trial_specs(small, enumerate_settings(small))), strict=True
+        )
+    ]
+    assert axes == [set(one) for one in zip(*(p.setting.items() for p in made), strict=True)], (
+        "smoke leaves arms out"
+    )
 
 
 def _narrow(experiment: Experiment) -> Experiment:
     """Return an experiment with narrow networks where they can be, and fewer samples where the domains are clients."""
+
     def choice(one: ModelChoice) -> ModelChoice:
         width = one.options.get("width")
         small = {} if width is None else {"width": 0.1 if isinstance(width, float) else 8}
@@ -121,9 +153,17 @@ def _narrow(experiment: Experiment) -> Experiment:
 
     subset = experiment.subset if experiment.partition.options.get("clients") else 30
     few = {"public_size": 16} if experiment.algorithm.options.get("public_size") else {}
-    algorithm = experiment.algorithm.model_copy(update={"options": {**experiment.algorithm.options, **few}})
-    return experiment.model_copy(update={"subset": subset, "model": choice(experiment.model), "algorithm": algorithm,
-                                         "models": {name: choice(one) for name, one in experiment.models.items()}})
+    algorithm = experiment.algorithm.model_copy(
+        update={"options": {**experiment.algorithm.options, **few}}
+    )
+    return experiment.model_copy(
+        update={
+            "subset": subset,
+            "model": choice(experiment.model),
+            "algorithm": algorithm,
+            "models": {name: choice(one) for name, one in experiment.models.items()},
+        }
+    )
 
 
 @pytest.mark.slow

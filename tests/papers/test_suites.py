@@ -15,9 +15,12 @@ from flray.papers import printed_numbers, tables
 from flray.results.table import printed_rows
 
 ALL = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
-FILES = {name: path for name, path in ALL.items() if "/local" not in name}  # those on other data are no tables
+FILES = {
+    name: path for name, path in ALL.items() if "/local" not in name
+}  # those on other data are no tables
 EXPECTED = {
-    "fedco2": [f"table{n}" for n in (1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13)] + [f"fig{n}" for n in range(3, 8)],
+    "fedco2": [f"table{n}" for n in (1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13)]
+    + [f"fig{n}" for n in range(3, 8)],
     "fcclplus": [f"table{n}" for n in range(8, 20)] + [f"fig{n}" for n in range(6, 11)],
     "fedskc": [f"table{n}" for n in range(1, 6)] + ["fig3", "fig4"],
     "lgmix": [f"table{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9, 10)] + ["fig2", "fig3", "fig4"],
@@ -33,8 +36,15 @@ def _combinations(content: dict[str, Any]) -> list[list[tuple[str, str]]]:
 
 def test_every_table_and_figure_has_its_suite() -> None:
     assert [name for name in ALL if name not in FILES] == [
-        "fedco2/local", "fcclplus/local", "fedskc/local", "fedskc/local-lt", "lgmix/local"]
-    assert list(FILES) == [f"{paper}/{table}" for paper, names in EXPECTED.items() for table in names]
+        "fedco2/local",
+        "fcclplus/local",
+        "fedskc/local",
+        "fedskc/local-lt",
+        "lgmix/local",
+    ]
+    assert list(FILES) == [
+        f"{paper}/{table}" for paper, names in EXPECTED.items() for table in names
+    ]
 
 
 @every
@@ -56,7 +66,9 @@ def test_arms_that_are_named_elsewhere_exist(name: str) -> None:
         assert set(printed) <= set(arms[axis]), axis
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.split("/")[1] in tables()[name.split("/")[0]]])
+@pytest.mark.parametrize(
+    "name", [name for name in FILES if name.split("/")[1] in tables()[name.split("/")[0]]]
+)
 def test_every_printed_number_has_exactly_one_cell(name: str) -> None:
     content = read_with_base(FILES[name])
     paper = PaperTable.model_validate(content["paper"])

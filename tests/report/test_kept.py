@@ -20,10 +20,21 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
     assert export.keep_results(load_folder(sweep), path) == (7, 0, 1)
     frame = export.read(path)
     assert list(frame.columns) == [
-        "suite", "algorithm", "arms.modules", "arms.data", *export.MEASURED, *export.LAST]
+        "suite",
+        "algorithm",
+        "arms.modules",
+        "arms.data",
+        *export.MEASURED,
+        *export.LAST,
+    ]
     first = frame.iloc[0]
-    assert (first["suite"], first["algorithm"], first["arms.modules"], first["seed"], first["rounds"]) \
-        == ("made", "fedskc", "none", 0, 4)
+    assert (
+        first["suite"],
+        first["algorithm"],
+        first["arms.modules"],
+        first["seed"],
+        first["rounds"],
+    ) == ("made", "fedskc", "none", 0, 4)
     assert first["value"] == pytest.approx(70.0) and first["own"] == pytest.approx(70.0)
     assert first["worst"] == pytest.approx(65.0) and first["others"] == pytest.approx(70.0)
     assert (first["bytes_up"], first["bytes_down"], first["seconds"]) == (4_000_000, 8_000_000, 6.0)
@@ -32,7 +43,11 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
     made = export.table(frame)
     assert list(made.rows) == ["full CIFAR-10", "none CIFAR-10", "none CIFAR-100", "full CIFAR-100"]
     best, second = made.rows["full CIFAR-10"][0], made.rows["none CIFAR-10"][0]
-    assert best.mean == pytest.approx(82.0) and best.std == pytest.approx(2 * math.sqrt(2)) and best.best
+    assert (
+        best.mean == pytest.approx(82.0)
+        and best.std == pytest.approx(2 * math.sqrt(2))
+        and best.best
+    )
     assert second.mean == pytest.approx(71.0) and not second.best
     assert made.comparisons[0][1].difference == pytest.approx(11.0)
     assert len(made.rows["full CIFAR-100"][0].values) == 1  # the run that has not finished
@@ -54,9 +69,13 @@ def test_fingerprints_of_earlier_versions_lie_with_the_checkpoint(sweep: Path) -
     for round_ in (3, 4):
         place = sweep / "tune" / "001" / "0001" / f"checkpoint_{round_}"
         place.mkdir(parents=True)
-        (place / f"round-{round_:06d}.json").write_text(json.dumps({"data": f"{round_}", "partition": "p"}))
+        (place / f"round-{round_:06d}.json").write_text(
+            json.dumps({"data": f"{round_}", "partition": "p"})
+        )
     trials = load_folder(sweep).trials
-    assert trials[0].fingerprints == {"data": "4", "partition": "p"} and trials[1].fingerprints == {}
+    assert (
+        trials[0].fingerprints == {"data": "4", "partition": "p"} and trials[1].fingerprints == {}
+    )
 
 
 def test_what_is_no_kept_file_is_neither_read_nor_replaced(sweep: Path, tmp_path: Path) -> None:
@@ -90,7 +109,9 @@ def test_the_command(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"kept: 8 finished runs in {path}" in capsys.readouterr().out
     assert main.invoke(["report", str(path), "--to", str(tmp_path / "out")]) == 0
     assert "82.00 ± 2.83" in capsys.readouterr().out
-    assert "| full CIFAR-10 | **82.00 ± 2.83** |" in (tmp_path / "out" / "r.md").read_text(encoding="utf-8")
+    assert "| full CIFAR-10 | **82.00 ± 2.83** |" in (tmp_path / "out" / "r.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_path: Path) -> None:
@@ -116,32 +137,67 @@ def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_pat
 
 def rows(path: Path, *changes: dict[str, object]) -> pd.DataFrame:
     """Keep a row for each change of a first one and return what is read."""
-    first = {"suite": "s", "algorithm": "fedavg", "algorithm.mu": "", "seed": 0, "rounds": 5, "protocol": "last round",
-             "metric": "global/common/accuracy", "value": 50.0, "own": 50.0, "others": 50.0, "worst": 40.0,
-             **dict.fromkeys(export.LAST, ""), "sha256": "ab" * 32, "data": "mnist", "origins": "m real"}
+    first = {
+        "suite": "s",
+        "algorithm": "fedavg",
+        "algorithm.mu": "",
+        "seed": 0,
+        "rounds": 5,
+        "protocol": "last round",
+        "metric": "global/common/accuracy",
+        "value": 50.0,
+        "own": 50.0,
+        "others": 50.0,
+        "worst": 40.0,
+        **dict.fromkeys(export.LAST, ""),
+        "sha256": "ab" * 32,
+        "data": "mnist",
+        "origins": "m real",
+    }
     pd.DataFrame([first | change for change in changes]).to_csv(path, index=False)
     return export.read(path)
 
 
 def test_a_row_is_named_whole(tmp_path: Path) -> None:
     prox = {"algorithm": "fedprox", "algorithm.mu": 0.1}
-    made = export.table(rows(tmp_path / "r.csv", {}, {"seed": 1}, prox, prox | {"seed": 1, "value": 60.0}))
+    made = export.table(
+        rows(tmp_path / "r.csv", {}, {"seed": 1}, prox, prox | {"seed": 1, "value": 60.0})
+    )
     assert {label: sorted(row[0].values.items()) for label, row in made.rows.items()} == {
-        "fedprox mu=0.1": [(0, 50.0), (1, 60.0)], "fedavg": [(0, 50.0), (1, 50.0)]}
+        "fedprox mu=0.1": [(0, 50.0), (1, 60.0)],
+        "fedavg": [(0, 50.0), (1, 50.0)],
+    }
 
 
 def test_what_differs_is_not_pooled(tmp_path: Path) -> None:
-    made = export.table(rows(tmp_path / "r.csv", {}, {"seed": 1, "rounds": 2}, {"algorithm": "fedprox"},
-                           {"algorithm": "fedprox", "data": "svhn"}))
-    assert set(made.rows) == {"fedavg · 5 rounds", "fedavg · 2 rounds", "fedprox · mnist", "fedprox · svhn"}
+    made = export.table(
+        rows(
+            tmp_path / "r.csv",
+            {},
+            {"seed": 1, "rounds": 2},
+            {"algorithm": "fedprox"},
+            {"algorithm": "fedprox", "data": "svhn"},
+        )
+    )
+    assert set(made.rows) == {
+        "fedavg · 5 rounds",
+        "fedavg · 2 rounds",
+        "fedprox · mnist",
+        "fedprox · svhn",
+    }
     assert "rounds: 5; 2" in made.notes
     again = export.table(rows(tmp_path / "r.csv", {}, {"value": 52.0, "sha256": "cd" * 32}))
     assert again.rows["fedavg"][0].values == {0: 52.0}
     assert "kept more than once, of which the last counts: fedavg seed 0" in again.notes
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"value": "much"}, "no number in the column value"), ({"seed": ""}, "an empty cell in the column seed")])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"value": "much"}, "no number in the column value"),
+        ({"seed": ""}, "an empty cell in the column seed"),
+    ],
+)
 def test_a_damaged_cell_is_named(change: dict[str, object], words: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"r.csv: {words}"):
         rows(tmp_path / "r.csv", change)

@@ -30,14 +30,53 @@ from flray.tuning.space import resolve_sweep, trial_specs
 from flray.tuning.summary import finish, text_table
 from flray.tuning.trial_store import TrialFolder
 
-EVIL = ("high [/x]", "low [red]", "=1+1", "+1", "-1", "@SUM(A1)", "\tx", "'=1", "''+", "<script>alert(1)</script>",
-        "a|b", "`code`", "**bold**", "_it_ self", "a\nb", "\x1b[31mred", "100 %", "a_b", "c:\\x", "{x}", "$x^2$", "~a~",
-        "1. one", "- item", "&amp;", "a--b", ":smile:", "![x](http://y)", "\u202eabc", "é 日本 ☃",
-        "#1", "\"quoted\"", "[[x]]",
-        "*star", "] x", "a\\", "<br>", "--- ---", "=\"x\"", "\ud800")
+EVIL = (
+    "high [/x]",
+    "low [red]",
+    "=1+1",
+    "+1",
+    "-1",
+    "@SUM(A1)",
+    "\tx",
+    "'=1",
+    "''+",
+    "<script>alert(1)</script>",
+    "a|b",
+    "`code`",
+    "**bold**",
+    "_it_ self",
+    "a\nb",
+    "\x1b[31mred",
+    "100 %",
+    "a_b",
+    "c:\\x",
+    "{x}",
+    "$x^2$",
+    "~a~",
+    "1. one",
+    "- item",
+    "&amp;",
+    "a--b",
+    ":smile:",
+    "![x](http://y)",
+    "\u202eabc",
+    "é 日本 ☃",
+    "#1",
+    '"quoted"',
+    "[[x]]",
+    "*star",
+    "] x",
+    "a\\",
+    "<br>",
+    "--- ---",
+    '="x"',
+    "\ud800",
+)
 
 
-SETTABLE = [name for name in EVIL if not re.search("[\x00-\x1f\ud800-\udfff]", name)]  # as an arm's name
+SETTABLE = [
+    name for name in EVIL if not re.search("[\x00-\x1f\ud800-\udfff]", name)
+]  # as an arm's name
 
 
 def examples(test: Any) -> Any:
@@ -48,7 +87,14 @@ def examples(test: Any) -> Any:
 
 def table_of(name: str) -> Table:
     rows = {name: [Cell({0: 1.0})], "other": [Cell({0: 2.0})]}
-    return Table(name, name, [Column((), "avg", "", "accuracy")], [[name]], rows, notes=[name, f"failed: {name}"])
+    return Table(
+        name,
+        name,
+        [Column((), "avg", "", "accuracy")],
+        [[name]],
+        rows,
+        notes=[name, f"failed: {name}"],
+    )
 
 
 class Texts(HTMLParser):
@@ -72,7 +118,9 @@ class Texts(HTMLParser):
 @examples
 def test_the_terminal_shows_a_name_as_it_is(name: str) -> None:
     out = io.StringIO()
-    Console(file=out, width=400, force_terminal=False).print(text_tables.terminal(table_of(name), ()))
+    Console(file=out, width=400, force_terminal=False).print(
+        text_tables.terminal(table_of(name), ())
+    )
     lines = out.getvalue().split("\n")
     assert any(f"- {one_line(name)}".rstrip() == line.rstrip() for line in lines)
     assert any(f"- failed: {one_line(name)}".rstrip() == line.rstrip() for line in lines)
@@ -82,11 +130,29 @@ def test_the_terminal_shows_a_name_as_it_is(name: str) -> None:
 
 @examples
 def test_markdown_shows_a_name_as_it_is(name: str) -> None:
-    shown = Texts(MarkdownIt("commonmark", {"html": True}).enable("table").enable("strikethrough").render(
-        text_tables.markdown(table_of(name), ())))
-    assert shown.tags <= {"h2", "table", "thead", "tbody", "tr", "th", "td", "ul", "li", "p", "strong"}
+    shown = Texts(
+        MarkdownIt("commonmark", {"html": True})
+        .enable("table")
+        .enable("strikethrough")
+        .render(text_tables.markdown(table_of(name), ()))
+    )
+    assert shown.tags <= {
+        "h2",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "ul",
+        "li",
+        "p",
+        "strong",
+    }
     wanted = one_line(name).strip()
-    assert [cell.strip() for cell in shown.cells].count(wanted) >= 4, shown.cells  # title, heading, head, row, note
+    assert [cell.strip() for cell in shown.cells].count(wanted) >= 4, (
+        shown.cells
+    )  # title, heading, head, row, note
 
 
 @examples
@@ -96,14 +162,30 @@ def test_html_shows_a_name_as_it_is(name: str) -> None:
     assert [cell.strip() for cell in shown.cells].count(one_line(name).strip()) == 3
 
 
-COMMANDS = {r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^", r"\textbar{}": "|",
-            r"\textasciigrave{}": "`", r"\textendash{}": "–", r"$\pm$": "±", r"$\geq$": "≥", "$<$": "<", "$>$": ">",
-            "-{}-": "--", "{[}": "[", "{]}": "]", "{*}": "*", **{f"\\{c}": c for c in "&%$#_{}"}}
+COMMANDS = {
+    r"\textbackslash{}": "\\",
+    r"\textasciitilde{}": "~",
+    r"\textasciicircum{}": "^",
+    r"\textbar{}": "|",
+    r"\textasciigrave{}": "`",
+    r"\textendash{}": "–",
+    r"$\pm$": "±",
+    r"$\geq$": "≥",
+    "$<$": "<",
+    "$>$": ">",
+    "-{}-": "--",
+    "{[}": "[",
+    "{]}": "]",
+    "{*}": "*",
+    **{f"\\{c}": c for c in "&%$#_{}"},
+}
 
 
 def read_tex(text: str) -> str:
     """Return what LaTeX sets for a text of ours."""
-    pattern = re.compile("|".join(map(re.escape, sorted(COMMANDS, key=len, reverse=True))) + r"|\$\\([a-z]+)\$")
+    pattern = re.compile(
+        "|".join(map(re.escape, sorted(COMMANDS, key=len, reverse=True))) + r"|\$\\([a-z]+)\$"
+    )
     return pattern.sub(lambda found: COMMANDS.get(found[0]) or text_tables._GREEK[found[1]], text)
 
 
@@ -115,8 +197,14 @@ def test_latex_sets_a_name_as_it_is(name: str) -> None:
     rows = [line for line in lines if line.endswith(r"\\") and "1.00" in line]
     assert len(rows) == 1
     cell = rows[0].removesuffix(r" & 1.00 \\")
-    assert read_tex(cell) == one_line(name).replace("---", "-—") or read_tex(cell).replace("{}", "") == one_line(name)
-    bare = re.sub("|".join(map(re.escape, sorted(COMMANDS, key=len, reverse=True))) + r"|\$\\[a-z]+\$", "", cell)
+    assert read_tex(cell) == one_line(name).replace("---", "-—") or read_tex(cell).replace(
+        "{}", ""
+    ) == one_line(name)
+    bare = re.sub(
+        "|".join(map(re.escape, sorted(COMMANDS, key=len, reverse=True))) + r"|\$\\[a-z]+\$",
+        "",
+        cell,
+    )
     assert not set(bare) & set("\\&%$#_{}~^|`[]*")
     comments = [line for line in lines if line.startswith("% ")]
     assert f"% {one_line(name)}" in comments
@@ -134,7 +222,11 @@ def test_a_spreadsheet_computes_no_name_and_reading_gives_it_back(name: str) -> 
     texts = [*raw.columns, *raw["name"]]
     assert not [text for text in texts if re.match("[=+\\-@\t\r\n＝＋－＠]", text)]
     name = name.replace("\r", "\\r")
-    assert list(back["name"]) == [name, "x"] and list(back.columns) == ["name", name + " ", "number"]
+    assert list(back["name"]) == [name, "x"] and list(back.columns) == [
+        "name",
+        name + " ",
+        "number",
+    ]
     assert list(back["number"]) == ["-1.5", "2.0"]
 
 
@@ -153,11 +245,21 @@ def swept(content: dict[str, Any], tmp_path: Path) -> SweepResult:
         trial = TrialFolder(folder, point.number)
         trial.create(point, config)
         journal = trial.begin(point, directory.read(folder), config)
-        journal.record_round(1, {"global/common/accuracy": 0.5, "global/local/accuracy/client/[b] _a": 0.5,
-                                 "time/round": 1.0})
+        journal.record_round(
+            1,
+            {
+                "global/common/accuracy": 0.5,
+                "global/local/accuracy/client/[b] _a": 0.5,
+                "time/round": 1.0,
+            },
+        )
         last = point.setting["arms.axis"] == SETTABLE[-1]
-        trial.end(journal, "failed" if last else "finished", metric="global/common/accuracy",
-                  **({"failure": "KeyError: [/x] \x1b[31m <b>"} if last else {"sha256": "ab" * 32}))
+        trial.end(
+            journal,
+            "failed" if last else "finished",
+            metric="global/common/accuracy",
+            **({"failure": "KeyError: [/x] \x1b[31m <b>"} if last else {"sha256": "ab" * 32}),
+        )
         journal.close()
     from flray.runs.journal import Journal
 
@@ -166,10 +268,16 @@ def swept(content: dict[str, Any], tmp_path: Path) -> SweepResult:
         return finish(folder, config, journal)
 
 
-def test_a_sweep_with_such_arms_ends_with_all_its_tables(swept: SweepResult, tmp_path: Path) -> None:
+def test_a_sweep_with_such_arms_ends_with_all_its_tables(
+    swept: SweepResult, tmp_path: Path
+) -> None:
     out = io.StringIO()
     Console(file=out, width=300).print(swept.table())
-    for text in (out.getvalue(), text_table(swept), (swept.folder / "table.txt").read_text(encoding="utf-8")):
+    for text in (
+        out.getvalue(),
+        text_table(swept),
+        (swept.folder / "table.txt").read_text(encoding="utf-8"),
+    ):
         assert all(one_line(name).strip() in text for name in SETTABLE)
         assert "failed: KeyError: [/x] \\x1b[31m <b>" in text
     results = read_csv(swept.folder / "results.csv")

@@ -28,14 +28,19 @@ def test_the_papers_table_with_printed_numbers_differences_and_the_best(sweep: P
     assert (none[0].printed, full[1].printed) == (78.61, 58.15)
     assert full[0].difference == pytest.approx(82.0 - 82.35)
     assert [cell.best for cell in (*none, *full)] == [False, True, True, False]
-    assert table.title == "FedSKC table5: modules" and "differs from the paper: other data" in table.notes
+    assert (
+        table.title == "FedSKC table5: modules"
+        and "differs from the paper: other data" in table.notes
+    )
     assert "run on digits-sklearn (16 training samples) for 4 rounds" in table.notes
 
 
 def test_best_and_second_are_compared_seed_by_seed(sweep: Path) -> None:
     (head, first), (_, second) = main_table(load_folder(sweep)).comparisons
     assert (head, first.best, first.second, first.seeds) == ("CIFAR-10", "full", "none", 2)
-    assert first.difference == pytest.approx(11.0)  # (80 - 70, 84 - 72): t = 11, one degree of freedom
+    assert first.difference == pytest.approx(
+        11.0
+    )  # (80 - 70, 84 - 72): t = 11, one degree of freedom
     assert first.p == pytest.approx(2 * (0.5 - math.atan(11.0) / math.pi), rel=1e-6)
     assert second.difference == pytest.approx(1.0)
 
@@ -50,11 +55,15 @@ def test_measures(sweep: Path) -> None:
     trial = load_folder(sweep).trials[0]
     assert value(trial, "auto") == pytest.approx(70.0)
     assert value(trial, "own/accuracy", "a") == pytest.approx(75.0)
-    assert value(trial, "others/accuracy", "a") == pytest.approx(65.0)  # what the one model does on b
+    assert value(trial, "others/accuracy", "a") == pytest.approx(
+        65.0
+    )  # what the one model does on b
     assert value(trial, "auto", rule="mean-last", last=2) == pytest.approx(65.0)
     assert value(trial, "auto", rule="best") == pytest.approx(70.0)  # without validation: the last
     assert value(trial, "auto >= 55") == 3 and value(trial, "auto >= 90") == math.inf
-    assert value(trial, "hours") == pytest.approx(6 / 3600) and value(trial, "memory") == pytest.approx(100)
+    assert value(trial, "hours") == pytest.approx(6 / 3600) and value(
+        trial, "memory"
+    ) == pytest.approx(100)
     assert math.isnan(value(trial, "own/dice")) and math.isnan(value(trial, "own/accuracy", "c"))
     assert lower_is_better("own/hausdorff") and not lower_is_better("own/accuracy")
 
@@ -67,9 +76,12 @@ def test_the_round_that_is_best_on_validation_counts(sweep: Path) -> None:
 
 def test_a_domains_value_is_the_mean_of_its_clients(sweep: Path) -> None:
     trial = load_folder(sweep).trials[0]
-    trial.history = trial.history.rename(columns={
-        f"global/local/accuracy/client/{old}": f"global/local/accuracy/client/{new}"
-        for old, new in (("a", "usps0"), ("b", "usps1"))})
+    trial.history = trial.history.rename(
+        columns={
+            f"global/local/accuracy/client/{old}": f"global/local/accuracy/client/{new}"
+            for old, new in (("a", "usps0"), ("b", "usps1"))
+        }
+    )
     assert value(trial, "own/accuracy", "usps") == pytest.approx(70.0)
 
 
@@ -77,7 +89,9 @@ def test_costs(sweep: Path) -> None:
     found = {(cost.group, cost.label): cost for cost in costs(load_folder(sweep))}
     one = found["CIFAR-10", "full"]
     assert one.target == pytest.approx(0.9 * 0.82)
-    assert one.rounds == pytest.approx(3.5)  # 0.80 and 0.84 after four rounds, 0.70 and 0.74 after three
+    assert one.rounds == pytest.approx(
+        3.5
+    )  # 0.80 and 0.84 after four rounds, 0.70 and 0.74 after three
     assert (one.up, one.down, one.seconds, one.round_seconds) == (4e6, 8e6, 6.0, 1.5)
     assert found["CIFAR-10", "none"].rounds == math.inf
     assert costs(load_folder(sweep), 0.55)[0].rounds == pytest.approx(3.0)
@@ -98,7 +112,9 @@ def test_markdown_and_latex_hold_the_table(sweep: Path) -> None:
 
 def test_latex_of_a_wide_table_is_scaled_to_the_line(sweep: Path) -> None:
     table = main_table(load_folder(sweep))
-    wide = replace(table, heads=table.heads * 4, rows={name: cells * 4 for name, cells in table.rows.items()})
+    wide = replace(
+        table, heads=table.heads * 4, rows={name: cells * 4 for name, cells in table.rows.items()}
+    )
     lines = latex(wide).splitlines()
     assert lines[4:6] == [r"\resizebox{\linewidth}{!}{%", r"\begin{tabular}{lrrrrrrrr}"]
     assert lines[lines.index(r"\bottomrule") + 1] == r"\end{tabular}}"
@@ -109,7 +125,12 @@ def test_a_sweep_without_a_paper_has_a_row_per_setting_best_first(sweep: Path) -
     config["paper"] = None
     (sweep / directory.CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
     table = main_table(load_folder(sweep))
-    assert list(table.rows) == ["full CIFAR-10", "none CIFAR-10", "none CIFAR-100", "full CIFAR-100"]
+    assert list(table.rows) == [
+        "full CIFAR-10",
+        "none CIFAR-10",
+        "none CIFAR-100",
+        "full CIFAR-100",
+    ]
     assert table.heads == [["score"], ["a"], ["b"]]
     assert table.rows["full CIFAR-10"][1].mean == pytest.approx(87.0)
 
@@ -121,9 +142,13 @@ def test_failed_and_missing_trials_are_said(sweep: Path) -> None:
     assert "failed: none CIFAR-10 seed 0: ValueError: no" in table.notes
     assert "1 of 8 trials have not ended: the table is not complete" in table.notes
     assert "none · CIFAR-10: 1 of 2 seeds" in table.notes
-    assert "not ended, counted with what it has reached: none CIFAR-10 seed 1, round 4" in table.notes
+    assert (
+        "not ended, counted with what it has reached: none CIFAR-10 seed 1, round 4" in table.notes
+    )
     directory.update(sweep / "trials" / "0003", status="failed", failure="ValueError: no")
-    assert "none: 1 of 2 seeds" in main_table(load_folder(sweep)).notes  # once, where it is so in every column
+    assert (
+        "none: 1 of 2 seeds" in main_table(load_folder(sweep)).notes
+    )  # once, where it is so in every column
 
 
 def test_nothing_to_report_is_refused(content: dict[str, Any], sweep: Path) -> None:
@@ -136,7 +161,10 @@ def test_nothing_to_report_is_refused(content: dict[str, Any], sweep: Path) -> N
 def test_a_row_of_the_paper_that_is_not_run_shows_its_printed_numbers(sweep: Path) -> None:
     config = yaml.safe_load((sweep / directory.CONFIG).read_text())
     config["arms"]["modules"] |= {"LCL": {}, "unheard of": {}}
-    config["paper"]["printed"]["modules"]["LCL"] = {"method": "fedskc", "setting": "dirichlet:0.2,ablation:lcl"}
+    config["paper"]["printed"]["modules"]["LCL"] = {
+        "method": "fedskc",
+        "setting": "dirichlet:0.2,ablation:lcl",
+    }
     (sweep / directory.CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
     table = main_table(load_folder(sweep))
     assert list(table.rows) == ["none", "full", "LCL"]
@@ -155,28 +183,42 @@ def edited(sweep: Path, change: Callable[[dict[str, Any]], None]) -> ResultSet:
 
 def test_an_odd_printed_number_is_named_by_row_and_column(sweep: Path) -> None:
     def change(config: dict[str, Any]) -> None:
-        config["paper"] |= {"name": "fedco2", "table": "table7", "printed": {
-            "modules": {"none": {"method": "local"}, "full": {"method": "fedco2"}},
-            "data": {"CIFAR-10": {"dataset": "digits5"}, "CIFAR-100": {"dataset": "nothing"}}}}
+        config["paper"] |= {
+            "name": "fedco2",
+            "table": "table7",
+            "printed": {
+                "modules": {"none": {"method": "local"}, "full": {"method": "fedco2"}},
+                "data": {"CIFAR-10": {"dataset": "digits5"}, "CIFAR-100": {"dataset": "nothing"}},
+            },
+        }
 
-    assert "printed number of none (CIFAR-10): avg mismatch as printed" in main_table(edited(sweep, change)).notes
+    assert (
+        "printed number of none (CIFAR-10): avg mismatch as printed"
+        in main_table(edited(sweep, change)).notes
+    )
 
 
 def test_a_smoke_run_says_so_first(sweep: Path) -> None:
     assert "smoke" not in markdown(main_table(load_folder(sweep)), ())
     table = main_table(edited(sweep, lambda config: config["experiment"].update(name="made-smoke")))
     assert table.title.endswith(" (smoke run)") and table.notes[0] == SMOKE_NOTE
-    assert all("(smoke run)" in form and "its numbers mean nothing" in form
-               for form in (markdown(table, ()), latex(table)))
+    assert all(
+        "(smoke run)" in form and "its numbers mean nothing" in form
+        for form in (markdown(table, ()), latex(table))
+    )
 
 
 def test_one_seed_has_no_deviation(sweep: Path) -> None:
-    assert "Mean ± standard deviation over 2 seeds; shares" in markdown(main_table(load_folder(sweep)), ())
+    assert "Mean ± standard deviation over 2 seeds; shares" in markdown(
+        main_table(load_folder(sweep)), ()
+    )
     for trial in sorted(sweep.glob("trials/*")):
         if directory.read(trial)["seed"] == 1:
             shutil.rmtree(trial)
     shown = markdown(main_table(load_folder(sweep)), ())
-    assert "Values of one seed, without a deviation; shares" in shown and "±" not in shown.replace("± 0.", "")
+    assert "Values of one seed, without a deviation; shares" in shown and "±" not in shown.replace(
+        "± 0.", ""
+    )
 
 
 def test_clients_whose_data_change_with_the_seed_are_said(sweep: Path) -> None:

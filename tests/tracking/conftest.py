@@ -39,12 +39,22 @@ class Server:
             "--port": str(self.port),
             "--workers": "1",
         }
-        command = [sys.executable, "-m", "mlflow", "server", *(part for pair in options.items() for part in pair)]
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            *(part for pair in options.items() for part in pair),
+        ]
         with (self.folder / "log.txt").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
+                env=os.environ
+                | {
+                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                    "MLFLOW_DISABLE_TELEMETRY": "true",
+                },
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -94,7 +104,12 @@ def make_run(tmp_path: Path) -> Callable[..., Journal]:
 
     def make(name: str = "run", **start: Any) -> Journal:
         journal = Journal(tmp_path / name / JOURNAL)
-        journal.start(**({"uid": f"{tmp_path.name}-{name}", "experiment": tmp_path.name, "name": name} | start))
+        journal.start(
+            **(
+                {"uid": f"{tmp_path.name}-{name}", "experiment": tmp_path.name, "name": name}
+                | start
+            )
+        )
         return journal
 
     return make
@@ -118,6 +133,8 @@ def recorded() -> Callable[[Journal, str], list[Point]]:
     """All points of a metric that a journal holds."""
 
     def recorded(journal: Journal, metric: str) -> list[Point]:
-        return sorted((event["round"], event["metrics"][metric], event["time"]) for event in journal.rounds())
+        return sorted(
+            (event["round"], event["metrics"][metric], event["time"]) for event in journal.rounds()
+        )
 
     return recorded

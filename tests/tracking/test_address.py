@@ -32,27 +32,56 @@ def below_a_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [a_folder, a_text, a_loop, below_a_file])
-def test_what_is_no_database_is_refused_before_the_first_round(make: Callable[[Path], None], tmp_cwd: Path,
-                                                               digits: dict[str, Any],
-                                                               capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_database_is_refused_before_the_first_round(
+    make: Callable[[Path], None],
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     (tmp_cwd / "x").mkdir()
     make(tmp_cwd / "x" / "m.db")
-    content = {**digits, "tracking": {"uri": "sqlite:///x/m.db"}, "resources": {"executor": "inline"}}
+    content = {
+        **digits,
+        "tracking": {"uri": "sqlite:///x/m.db"},
+        "resources": {"executor": "inline"},
+    }
     (tmp_cwd / "run.yaml").write_text(yaml.safe_dump({"experiment": content}))
-    (tmp_cwd / "tune.yaml").write_text(yaml.safe_dump({"experiment": content, "space": {"local.lr": {"grid": [0.1]}}}))
+    (tmp_cwd / "tune.yaml").write_text(
+        yaml.safe_dump({"experiment": content, "space": {"local.lr": {"grid": [0.1]}}})
+    )
     before = sorted(tmp_cwd.rglob("*"))
     for command in ("run", "tune"):
         assert invoke([command, f"{command}.yaml"]) == 2
         out, err = capfd.readouterr()
-        assert err.startswith("flray: tracking.uri 'sqlite:///") and "x/m.db cannot be used (" in err
+        assert (
+            err.startswith("flray: tracking.uri 'sqlite:///") and "x/m.db cannot be used (" in err
+        )
         assert (len(err.splitlines()), out) == (1, "")
     assert sorted(tmp_cwd.rglob("*")) == before
 
 
-@pytest.mark.parametrize("uri", [
-    "sqlite:////proc/x/m.db", "sqlite:////proc/m.db", "sqlite:////dev/null", "http://", "http://:5000", "http://h:x",
-    "http://h:99999999", "postgresql+nonsense://h/db", "postgresql://", "mysql+pymysql+x://h:port/db", "s3://bucket",
-    "nonsense", "sqlite:///", "sqlite://host/x.db", "sqlite:///\0", "http://[::1", "sqlite:///" + "a/" * 3000])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "sqlite:////proc/x/m.db",
+        "sqlite:////proc/m.db",
+        "sqlite:////dev/null",
+        "http://",
+        "http://:5000",
+        "http://h:x",
+        "http://h:99999999",
+        "postgresql+nonsense://h/db",
+        "postgresql://",
+        "mysql+pymysql+x://h:port/db",
+        "s3://bucket",
+        "nonsense",
+        "sqlite:///",
+        "sqlite://host/x.db",
+        "sqlite:///\0",
+        "http://[::1",
+        "sqlite:///" + "a/" * 3000,
+    ],
+)
 def test_addresses_that_can_never_be_used_are_one_line(uri: str) -> None:
     with pytest.raises(FlrayError) as error:
         check(uri)
@@ -70,10 +99,14 @@ def test_a_good_address_leaves_nothing_behind(tmp_path: Path) -> None:
     assert (tmp_path / "m.db").stat().st_size == 0
 
 
-def test_a_report_from_a_server_that_is_away_is_one_line(tmp_cwd: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_report_from_a_server_that_is_away_is_one_line(
+    tmp_cwd: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert invoke(["report", "x", "--uri", "http://127.0.0.1:9"]) == 2
     out, err = capfd.readouterr()
-    assert err == "flray: tracking at http://127.0.0.1:9: nobody answers there (connection refused)\n"
+    assert (
+        err == "flray: tracking at http://127.0.0.1:9: nobody answers there (connection refused)\n"
+    )
     assert out == ""
     assert list(tmp_cwd.iterdir()) == []
 

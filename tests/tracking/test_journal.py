@@ -99,7 +99,12 @@ def test_start_is_written_once(tmp_path: Path) -> None:
     with Journal(path) as journal:
         assert not journal.start(uid="w", experiment="e", name="n")
     (event,) = read_events(path)
-    assert (event["uid"], event["parent"], event["params"], event["tags"]) == ("u", None, {"lr": "0.1"}, {})
+    assert (event["uid"], event["parent"], event["params"], event["tags"]) == (
+        "u",
+        None,
+        {"lr": "0.1"},
+        {},
+    )
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
@@ -122,10 +127,13 @@ def test_a_killed_writer_loses_no_round_it_reported(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from flray.runs.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1]))\n"
         "for i in range(10**9):\n"
-        "    journal.record_round(i, {f'm{j}': float(i * j) for j in range(50)}); print(i, flush=True)\n"
+        "    journal.record_round(i, {f'm{j}': float(i * j) for j in range(50)}); print(i, "
+        "flush=True)\n"
     )
     path = tmp_path / "journal.jsonl"
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, env=dict(os.environ))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, env=dict(os.environ)
+    )
     assert process.stdout is not None
     reported = [int(process.stdout.readline()) for _ in range(200)]
     process.send_signal(signal.SIGKILL)
@@ -153,7 +161,8 @@ def test_whoever_listens_hears_of_every_event(tmp_path: Path) -> None:
 def test_a_line_cut_off_by_a_full_disk_is_taken_back(tmp_path: Path) -> None:
     """In a process of its own, whose files may not grow beyond a size, as on a disk that is full."""
     code = (
-        "import resource, signal, sys; from pathlib import Path; from flray.runs.journal import Journal\n"
+        "import resource, signal, sys; from pathlib import Path; from flray.runs.journal import "
+        "Journal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "with Journal(Path(sys.argv[1])) as journal:\n"
         "    journal.record_round(1, {'loss': 1.0})\n"
@@ -168,7 +177,15 @@ def test_a_line_cut_off_by_a_full_disk_is_taken_back(tmp_path: Path) -> None:
     )
     path = tmp_path / "journal.jsonl"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout.split() == [str(errno.EFBIG), "True"]
-    assert [event.get("metrics") for event in read_events(path)] == [{"loss": 1.0}, {"loss": 3.0}, None]
+    assert [event.get("metrics") for event in read_events(path)] == [
+        {"loss": 1.0},
+        {"loss": 3.0},
+        None,
+    ]

@@ -21,7 +21,9 @@ def pixels(path: Path, colour: tuple[int, int, int]) -> tuple[np.ndarray, np.nda
 
 def history(scale: float, rounds: int = 40) -> pd.DataFrame:
     values = [scale * (1 - math.exp(-round_ / 10)) for round_ in range(rounds)]
-    every_fifth = [value / 2 if round_ % 5 == 0 else math.nan for round_, value in enumerate(values)]
+    every_fifth = [
+        value / 2 if round_ % 5 == 0 else math.nan for round_, value in enumerate(values)
+    ]
     return pd.DataFrame({"round": range(rounds), "a/accuracy": values, "b/accuracy": every_fifth})
 
 
@@ -39,18 +41,24 @@ def test_learning_curves_draw_each_metric_also_over_gaps(tmp_path: Path) -> None
 
 def test_the_better_method_is_drawn_higher(tmp_path: Path) -> None:
     path = tmp_path / "methods.png"
-    method_curves({"fedavg": [history(0.5), history(0.6)], "fedskc": [history(0.9)]}, "a/accuracy", path)
+    method_curves(
+        {"fedavg": [history(0.5), history(0.6)], "fedskc": [history(0.9)]}, "a/accuracy", path
+    )
     assert pixels(path, BLUE)[0].mean() > pixels(path, ORANGE)[0].mean()  # rows count from the top
 
 
-@pytest.mark.parametrize(("clients", "worst", "expected"), [(20, 0.1, 2), (10, 0.1, 1), (4, 0.1, 1), (12, 0.5, 6)])
+@pytest.mark.parametrize(
+    ("clients", "worst", "expected"), [(20, 0.1, 2), (10, 0.1, 1), (4, 0.1, 1), (12, 0.5, 6)]
+)
 def test_the_worst_clients_have_the_share_of_the_area_that_they_should(
     tmp_path: Path, clients: int, worst: float, expected: int
 ) -> None:
     path = tmp_path / "bars.png"
     client_bars({f"c{i}": 0.5 + i * 1e-6 for i in range(clients)}, "accuracy", path, worst=worst)
     columns = np.bincount(pixels(path, ORANGE)[1])
-    bars = np.count_nonzero(np.diff((columns > 100).astype(int)) == 1)  # a bar is tall, the legend's patch is not
+    bars = np.count_nonzero(
+        np.diff((columns > 100).astype(int)) == 1
+    )  # a bar is tall, the legend's patch is not
     assert bars == expected
     height = columns.max()
     assert np.count_nonzero(np.bincount(pixels(path, BLUE)[1]) > 0.9 * height) > 0

@@ -20,43 +20,103 @@ from flray.tracking.secrets import redact, without_secrets
 S = "hunter2-0123"
 
 
-@pytest.mark.parametrize(("uri", "shown"), [
-    (f"http://ann:{S}@host:5000/x", "http://ann:***@host:5000/x"),
-    (f"postgresql+psycopg://ann:{S}@db/mlflow", "postgresql+psycopg://ann:***@db/mlflow"),
-    (f"http://:{S}@host", "http://:***@host"),
-    (f"http://ann:{S}@home@host/", "http://ann:***@host/"),
-    (f"mysql://ann:a/{S}@host/db", "mysql://ann:***@host/db"),
-    (f"mysql://ann:a b?{S}#@host/db", "mysql://ann:***@host/db"),
-    (f"https://{S}@host/path", "https://***@host/path"),
-    (f"https://{S}:@host", "https://***:***@host"),
-    (f"https://{S}:x-oauth-basic@host", "https://***:***@host"),
-    *((f"postgresql://h/db?user=me&{name}={S}&sslmode=require", f"postgresql://h/db?user=me&{name}=***&sslmode=require")
-      for name in ("password", "passwd", "pwd", "PWD", "pass%77ord", "token", "access_token", "api-key", "secret",
-                   "client_secret", "sslpassword", "key", "credentials", "X-Amz-Signature", "sig", "auth", "sas")),
-    (f"mssql+pyodbc:///?odbc_connect=DRIVER%3D%7BODBC%7D%3BUID%3Dme%3BPWD%3D{S}", "mssql+pyodbc:///?odbc_connect=***"),
-    (f"mssql+pyodbc:///?odbc_connect=DRIVER=x;PWD={S}", "mssql+pyodbc:///?odbc_connect=***;PWD=***"),
-    (f"mssql://host;user=me;password={S}", "mssql://host;user=me;password=***"),
-    (f"http://host/#access_token={S}&x=1", "http://host/#access_token=***&x=1"),
-    (f"http://a:{S}@host/?token={S}&pwd={S}#key={S}", "http://a:***@host/?token=***&pwd=***#key=***"),
-    (f"s3://id:{S}@bucket/x?secret_key={S}&region=eu", "s3://***:***@bucket/x?secret_key=***&region=eu"),
-    (f"s3://id:ab/{S}@bucket/x", "s3://***:***@bucket/x"),
-    (f"no connection to http://{S}@host:1 (refused)", "no connection to http://***@host:1 (refused)")])
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        (f"http://ann:{S}@host:5000/x", "http://ann:***@host:5000/x"),
+        (f"postgresql+psycopg://ann:{S}@db/mlflow", "postgresql+psycopg://ann:***@db/mlflow"),
+        (f"http://:{S}@host", "http://:***@host"),
+        (f"http://ann:{S}@home@host/", "http://ann:***@host/"),
+        (f"mysql://ann:a/{S}@host/db", "mysql://ann:***@host/db"),
+        (f"mysql://ann:a b?{S}#@host/db", "mysql://ann:***@host/db"),
+        (f"https://{S}@host/path", "https://***@host/path"),
+        (f"https://{S}:@host", "https://***:***@host"),
+        (f"https://{S}:x-oauth-basic@host", "https://***:***@host"),
+        *(
+            (
+                f"postgresql://h/db?user=me&{name}={S}&sslmode=require",
+                f"postgresql://h/db?user=me&{name}=***&sslmode=require",
+            )
+            for name in (
+                "password",
+                "passwd",
+                "pwd",
+                "PWD",
+                "pass%77ord",
+                "token",
+                "access_token",
+                "api-key",
+                "secret",
+                "client_secret",
+                "sslpassword",
+                "key",
+                "credentials",
+                "X-Amz-Signature",
+                "sig",
+                "auth",
+                "sas",
+            )
+        ),
+        (
+            f"mssql+pyodbc:///?odbc_connect=DRIVER%3D%7BODBC%7D%3BUID%3Dme%3BPWD%3D{S}",
+            "mssql+pyodbc:///?odbc_connect=***",
+        ),
+        (
+            f"mssql+pyodbc:///?odbc_connect=DRIVER=x;PWD={S}",
+            "mssql+pyodbc:///?odbc_connect=***;PWD=***",
+        ),
+        (f"mssql://host;user=me;password={S}", "mssql://host;user=me;password=***"),
+        (f"http://host/#access_token={S}&x=1", "http://host/#access_token=***&x=1"),
+        (
+            f"http://a:{S}@host/?token={S}&pwd={S}#key={S}",
+            "http://a:***@host/?token=***&pwd=***#key=***",
+        ),
+        (
+            f"s3://id:{S}@bucket/x?secret_key={S}&region=eu",
+            "s3://***:***@bucket/x?secret_key=***&region=eu",
+        ),
+        (f"s3://id:ab/{S}@bucket/x", "s3://***:***@bucket/x"),
+        (
+            f"no connection to http://{S}@host:1 (refused)",
+            "no connection to http://***@host:1 (refused)",
+        ),
+    ],
+)
 def test_every_form_of_a_secret_is_taken_out(uri: str, shown: str) -> None:
     assert redact(uri) == shown
     assert redact(shown) == shown
 
 
-@pytest.mark.parametrize("text", [
-    "http://host:5000", "sqlite:////a/b.db", "sqlite:////a/b:c@d/x.db", "local.lr", "", "postgresql://me@host/db",
-    "mysql://host/db?charset=utf8&ssl_key=/a/key.pem", "s3://bucket/x?region=eu-west-1", "a=1&password=2", "ann:b@c",
-    "databricks", "['a://b', 'c']"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://host:5000",
+        "sqlite:////a/b.db",
+        "sqlite:////a/b:c@d/x.db",
+        "local.lr",
+        "",
+        "postgresql://me@host/db",
+        "mysql://host/db?charset=utf8&ssl_key=/a/key.pem",
+        "s3://bucket/x?region=eu-west-1",
+        "a=1&password=2",
+        "ann:b@c",
+        "databricks",
+        "['a://b', 'c']",
+    ],
+)
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
 
 
-@pytest.mark.parametrize("said", [
-    "cannot reach postgresql://ann:se%2Fcret%20x@h/db", "password 'se/cret x' is wrong", "tried se%2Fcret%20x",
-    "tried se/cret%20x"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "cannot reach postgresql://ann:se%2Fcret%20x@h/db",
+        "password 'se/cret x' is wrong",
+        "tried se%2Fcret%20x",
+        "tried se/cret%20x",
+    ],
+)
 def test_what_a_driver_says_has_no_secret_either(said: str) -> None:
     shown = without_secrets(said, "postgresql://ann:se%2Fcret%20x@h/db")
     assert "cret" not in shown
@@ -65,13 +125,18 @@ def test_what_a_driver_says_has_no_secret_either(said: str) -> None:
 
 def test_secrets_within_a_connection_string_are_found_in_what_a_driver_says() -> None:
     uri = f"mssql+pyodbc:///?odbc_connect=DRIVER%3D%7BODBC%7D%3BPWD%3D%7B{S}%7D"
-    assert without_secrets(f"Login failed (DRIVER={{ODBC}};PWD={{{S}}})", uri) == "Login failed (***)"
+    assert (
+        without_secrets(f"Login failed (DRIVER={{ODBC}};PWD={{{S}}})", uri) == "Login failed (***)"
+    )
     assert without_secrets(f"Login failed: {S}", uri) == "Login failed: ***"
 
 
-def test_nothing_secret_in_files_mlflow_or_messages(tmp_cwd: Path, digits: dict[str, Any],
-                                                    capfd: pytest.CaptureFixture[str],
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_secret_in_files_mlflow_or_messages(
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     uri = f"http://{S}1@127.0.0.1:1/?token={S}2&pass%77d={S}3#access_token={S}4"
     shown = "http://***@127.0.0.1:1/?token=***&pass%77d=***#access_token=***"
     content = {**digits, "tracking": {"uri": uri}, "rounds": 1, "resources": {"executor": "inline"}}
@@ -89,7 +154,9 @@ def test_nothing_secret_in_files_mlflow_or_messages(tmp_cwd: Path, digits: dict[
     assert "set MLFLOW_TRACKING_URI" in errors
     assert S not in out + err + more + errors
     files = [path for path in tmp_cwd.rglob("*") if path.is_file()]
-    assert {"config.yaml", "journal.jsonl", "run.json", "tracking.json", "m.db"} <= {path.name for path in files}
+    assert {"config.yaml", "journal.jsonl", "run.json", "tracking.json", "m.db"} <= {
+        path.name for path in files
+    }
     for path in files:
         assert S.encode() not in path.read_bytes(), path
     # The whole address comes from the environment when the run is taken up again.
@@ -98,8 +165,9 @@ def test_nothing_secret_in_files_mlflow_or_messages(tmp_cwd: Path, digits: dict[
     assert MlflowExporter(folder, shown).uri == shown
 
 
-def test_a_driver_that_is_not_there_is_told_of_without_the_password(tmp_cwd: Path, digits: dict[str, Any],
-                                                                    capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_driver_that_is_not_there_is_told_of_without_the_password(
+    tmp_cwd: Path, digits: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
     content = {**digits, "tracking": {"uri": f"postgresql+asyncpg2://ann:{S}@h/db?password={S}"}}
     (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
     assert invoke(["run", "x.yaml", "resources.executor=inline"]) == 2
@@ -110,9 +178,18 @@ def test_a_driver_that_is_not_there_is_told_of_without_the_password(tmp_cwd: Pat
     assert not (tmp_cwd / "runs").exists()
 
 
-@pytest.mark.parametrize("address", [f"s3://id:{S}@bucket/x", f"s3://id:a/{S}@bucket", f"gs://{S}@bucket",
-                                     f"s3://bucket/x?secret_key={S}"])
-def test_storage_takes_no_keys_in_addresses(address: str, tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"s3://id:{S}@bucket/x",
+        f"s3://id:a/{S}@bucket",
+        f"gs://{S}@bucket",
+        f"s3://bucket/x?secret_key={S}",
+    ],
+)
+def test_storage_takes_no_keys_in_addresses(
+    address: str, tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "work"))
     for act in (storage.local_cache_of, storage.filesystem):
         with pytest.raises(FlrayError, match="keep keys out of addresses") as error:

@@ -29,9 +29,12 @@ def run_id_of(sender: MlflowExporter) -> str:
     return found
 
 
-def test_a_whole_run(make_run: MakeRun, store: str, tmp_path: Path, points: Points, recorded: Recorded) -> None:
+def test_a_whole_run(
+    make_run: MakeRun, store: str, tmp_path: Path, points: Points, recorded: Recorded
+) -> None:
     journal = make_run(
-        params={f"p{i}": str(i) for i in range(250)} | {"long": "x" * 7000, "odd?": "1"}, tags={"a": "b"}
+        params={f"p{i}": str(i) for i in range(250)} | {"long": "x" * 7000, "odd?": "1"},
+        tags={"a": "b"},
     )
     journal.record_round(0, {"loss": 0.1 + 0.2, "bad": math.nan, "up": math.inf, "down": -math.inf})
     journal.tags({"best_round": "0"})
@@ -76,7 +79,9 @@ def test_sending_everything_again_changes_nothing(
     for lost in ("the cursor", "only its offset"):
         (tmp_path / "run" / "tracking.json").unlink()
         if lost == "only its offset":
-            cursor.save(tmp_path / "run", cursor.Cursor(sent.uri, sent.run_id, sent.experiment_id, 0))
+            cursor.save(
+                tmp_path / "run", cursor.Cursor(sent.uri, sent.run_id, sent.experiment_id, 0)
+            )
         journal.record_round(len(journal.rounds()), {"loss": 7.0, "bad": math.nan, "up": math.inf})
         again = MlflowExporter(tmp_path / "run", store)
         assert again.flush() == 0
@@ -101,7 +106,9 @@ def test_killed_between_making_the_run_and_writing_the_cursor(
         "exporter.save = lambda _, cursor: cursor.run_id and os.kill(os.getpid(), signal.SIGKILL)\n"
         "exporter.MlflowExporter(Path(sys.argv[1]), sys.argv[2]).flush()\n"
     )
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run"), store], env=os.environ, timeout=120)
+    killed = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run"), store], env=os.environ, timeout=120
+    )
     assert killed.returncode == -9
     client = MlflowClient(tracking_uri=store)
     experiment = client.get_experiment_by_name(tmp_path.name)
@@ -119,10 +126,13 @@ def test_rounds_played_again_by_another_host_are_not_sent_twice(
 ) -> None:
     journal = make_run()
     for round_ in range(1, 5):
-        journal.record_round(round_, {"loss": 1 / round_, **{f"m{i}": float(i) for i in range(600)}})
+        journal.record_round(
+            round_, {"loss": 1 / round_, **{f"m{i}": float(i) for i in range(600)}}
+        )
     MlflowExporter(tmp_path / "run", store).flush()
     sent = cursor.load(tmp_path / "run", resolve_uri(store))
-    # The copy in object storage is older than what MLflow has: it ends after round 2, and so does its cursor.
+    # The copy in object storage is older than what MLflow has: it ends after round 2, and so does
+    # its cursor.
     copy = make_run("copy", uid=f"{tmp_path.name}-run")
     for event in journal.rounds()[:2]:
         copy.append(event)
@@ -134,11 +144,16 @@ def test_rounds_played_again_by_another_host_are_not_sent_twice(
         again.record_round(round_, {"loss": 1 / round_, **{f"m{i}": float(i) for i in range(600)}})
     assert MlflowExporter(tmp_path / "copy", store).flush() == 0
     assert sent.run_id is not None
-    assert points(store, sent.run_id, "loss") == [*recorded(journal, "loss"), *recorded(again, "loss")[4:]]
+    assert points(store, sent.run_id, "loss") == [
+        *recorded(journal, "loss"),
+        *recorded(again, "loss")[4:],
+    ]
     assert [step for step, _, _ in points(store, sent.run_id, "m599")] == list(range(1, 8))
 
 
-def test_values_that_replace_others_are_the_ones_shown(make_run: MakeRun, store: str, tmp_path: Path) -> None:
+def test_values_that_replace_others_are_the_ones_shown(
+    make_run: MakeRun, store: str, tmp_path: Path
+) -> None:
     journal = make_run()
     journal.record_round(3, {"trials/failed": 1.0, "best/score": 0.25})
     MlflowExporter(tmp_path / "run", store).flush()
@@ -166,7 +181,9 @@ def test_many_metrics_in_one_round_and_many_rounds_at_once(
     assert run.data.metrics["client/2499"] == 2499.0
     assert len(run.data.metrics) == 2600
     history = points(store, run.info.run_id, "m99")
-    assert [(step, value) for step, value, _ in history] == [(round_, round_ + 0.99) for round_ in range(2, 52)]
+    assert [(step, value) for step, value, _ in history] == [
+        (round_, round_ + 0.99) for round_ in range(2, 52)
+    ]
 
 
 def test_a_stop_leaves_the_rest_for_later(
@@ -182,7 +199,9 @@ def test_a_stop_leaves_the_rest_for_later(
     assert points(store, run_id_of(sender), "m0") == recorded(journal, "m0")
 
 
-def test_trials_hang_below_the_sweep_whoever_comes_first(make_run: MakeRun, store: str, tmp_path: Path) -> None:
+def test_trials_hang_below_the_sweep_whoever_comes_first(
+    make_run: MakeRun, store: str, tmp_path: Path
+) -> None:
     make_run("sweep")
     make_run("trial", parent=f"{tmp_path.name}-sweep")
     make_run("moved", parent=f"{tmp_path.name}-sweep")
@@ -234,7 +253,9 @@ def test_a_run_the_server_forgot_is_sent_again(
     assert points(store, run_id_of(sender), "loss") == recorded(journal, "loss")
 
 
-def test_a_deleted_experiment_and_a_deleted_run_are_said_clearly(make_run: MakeRun, store: str, tmp_path: Path) -> None:
+def test_a_deleted_experiment_and_a_deleted_run_are_said_clearly(
+    make_run: MakeRun, store: str, tmp_path: Path
+) -> None:
     journal = make_run()
     sender = MlflowExporter(tmp_path / "run", store)
     sender.flush()
@@ -260,14 +281,19 @@ def test_what_cannot_be_sent_does_not_hold_up_the_rest(
     journal.record_round(0, {"loss": 1.0})
     sender = MlflowExporter(tmp_path / "run", store)
     assert sender.flush() == 0
-    assert [words in notice for words, notice in zip(("lr", "gone.png", "secret"), sender.notices, strict=True)]
+    assert [
+        words in notice
+        for words, notice in zip(("lr", "gone.png", "secret"), sender.notices, strict=True)
+    ]
     client = MlflowClient(tracking_uri=store)
     assert client.list_artifacts(run_id_of(sender)) == []
     assert client.get_run(run_id_of(sender)).data.params == {"lr": "0.1"}
     assert points(store, run_id_of(sender), "loss") == recorded(journal, "loss")
 
 
-def test_an_unreachable_server_costs_little_and_raises_nothing(make_run: MakeRun, tmp_path: Path) -> None:
+def test_an_unreachable_server_costs_little_and_raises_nothing(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
     journal = make_run()
     journal.record_round(0, {"loss": 1.0})
     sender = MlflowExporter(tmp_path / "run", "http://127.0.0.1:9")
@@ -275,7 +301,9 @@ def test_an_unreachable_server_costs_little_and_raises_nothing(make_run: MakeRun
     assert sender.reason == "nobody answers there (connection refused)"
 
 
-@pytest.mark.parametrize("uri", ["htp://host", "mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:", ""])
+@pytest.mark.parametrize(
+    "uri", ["htp://host", "mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:", ""]
+)
 def test_an_address_of_no_use_is_refused_at_once(tmp_path: Path, uri: str) -> None:
     with pytest.raises(FlrayError, match="tracking address"):
         MlflowExporter(tmp_path, uri)
@@ -283,7 +311,9 @@ def test_an_address_of_no_use_is_refused_at_once(tmp_path: Path, uri: str) -> No
 
 def test_a_database_that_cannot_be_used_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     make_run()
-    (tmp_path / "text").write_text("this is not a database, but it is long enough to be looked at " * 20)
+    (tmp_path / "text").write_text(
+        "this is not a database, but it is long enough to be looked at " * 20
+    )
     for path in (tmp_path / "run", tmp_path / "text", tmp_path / "text" / "x.db"):
         with pytest.raises(TrackingRejectedError) as error:
             MlflowExporter(tmp_path / "run", f"sqlite:///{path}").flush()
@@ -291,7 +321,9 @@ def test_a_database_that_cannot_be_used_is_refused(make_run: MakeRun, tmp_path: 
         assert str(path) in str(error.value)
 
 
-def test_a_relative_database_means_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_database_means_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert resolve_uri("sqlite:///mlflow.db") == f"sqlite:///{tmp_path}/mlflow.db"
     assert resolve_uri("http://host:5000") == "http://host:5000"
@@ -326,7 +358,12 @@ def test_two_processes_on_a_fresh_database(
     uri = f"sqlite:///{tmp_path / 'fresh' / 'mlflow.db'}"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     processes = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / name), uri], env=os.environ, text=True, **pipes)
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / name), uri],
+            env=os.environ,
+            text=True,
+            **pipes,
+        )
         for name in ("a", "b")
     ]
     for process in processes:
@@ -359,7 +396,8 @@ def test_a_process_killed_while_making_the_database_leaves_no_broken_one(
         "done = []\n"
         "original = migration.HeadMaintainer.update_to_step\n"
         "def update(*args):\n"
-        "    done.append(1); original(*args); len(done) == 20 and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    done.append(1); original(*args); len(done) == 20 and os.kill(os.getpid(), "
+        "signal.SIGKILL)\n"
         "migration.HeadMaintainer.update_to_step = update\n"
         "MlflowExporter(Path(sys.argv[1]), sys.argv[2]).flush()\n"
     )

@@ -42,7 +42,8 @@ def test_the_server_is_killed_twice_in_mid_run(
         if round_ in (60, 240):
             for restart in restarts:
                 restart.join()
-            # No pause between the kill and the rounds: some batch may be half-way in the server just now.
+            # No pause between the kill and the rounds: some batch may be half-way in the server
+            # just now.
             server.kill()
             restarts.append(threading.Thread(target=server.start))
             restarts[-1].start()
@@ -53,9 +54,10 @@ def test_the_server_is_killed_twice_in_mid_run(
         restart.join()
     assert tracker.close(120) == 0
     assert [thread for thread in threading.enumerate() if thread.name == "flray-tracking"] == []
-    assert [("is away" in line, "is back" in line) for line in said] == [(True, False), (False, True)] * (
-        len(said) // 2
-    )
+    assert [("is away" in line, "is back" in line) for line in said] == [
+        (True, False),
+        (False, True),
+    ] * (len(said) // 2)
     assert len(said) in (2, 4)
 
     client = MlflowClient(tracking_uri=server.uri)
@@ -67,7 +69,9 @@ def test_the_server_is_killed_twice_in_mid_run(
         assert [step for step, _, _ in arrived] == list(range(300))
         assert arrived == recorded(journal, metric)
     for metric in ("bad", "up"):
-        assert [step for step, _, _ in points(server.uri, run.info.run_id, metric)] == list(range(300))
+        assert [step for step, _, _ in points(server.uri, run.info.run_id, metric)] == list(
+            range(300)
+        )
     (artifact,) = client.list_artifacts(run.info.run_id, "plots")
     assert (artifact.path, artifact.file_size) == ("plots/curve.png", 7)
 
@@ -79,7 +83,8 @@ def test_the_training_and_the_server_are_both_killed_and_the_run_is_resumed(
     code = (
         "import sys, time; from pathlib import Path\n"
         "from flray.runs.journal import Journal; from flray.tracking.background import Tracker\n"
-        "run, uri, first, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])\n"
+        "run, uri, first, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), "
+        "int(sys.argv[4])\n"
         "with Journal(run / 'journal.jsonl') as journal, Tracker(uri, print) as tracker:\n"
         "    tracker.register(run)\n"
         "    for round_ in range(first, last):\n"
@@ -88,7 +93,15 @@ def test_the_training_and_the_server_are_both_killed_and_the_run_is_resumed(
     )
 
     def train(first: int, last: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", code, str(tmp_path / "run"), server.uri, str(first), str(last)]
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            str(tmp_path / "run"),
+            server.uri,
+            str(first),
+            str(last),
+        ]
         return subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ))
 
     def sent() -> int:
@@ -127,7 +140,9 @@ def test_all_batches_sent_twice_over_http_leave_single_points(
     server.start()
     journal = make_run()
     for round_ in range(30):
-        journal.record_round(round_, {f"m{i}": 0.1 * i for i in range(100)} | {"bad": math.nan, "up": math.inf})
+        journal.record_round(
+            round_, {f"m{i}": 0.1 * i for i in range(100)} | {"bad": math.nan, "up": math.inf}
+        )
     for _ in range(2):
         sender = MlflowExporter(tmp_path / "run", server.uri)
         assert sender.flush() == 0
@@ -139,7 +154,9 @@ def test_all_batches_sent_twice_over_http_leave_single_points(
         assert [step for step, _, _ in points(server.uri, run_id, metric)] == list(range(30))
 
 
-def test_a_server_that_accepts_but_never_answers_is_given_up(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_server_that_accepts_but_never_answers_is_given_up(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
     import socket
 
     make_run()
@@ -154,10 +171,22 @@ def test_a_server_that_accepts_but_never_answers_is_given_up(make_run: MakeRun, 
     assert [thread for thread in threading.enumerate() if thread.name == "flray-tracking"] == []
 
 
-def test_an_address_that_is_no_tracking_server_is_said_as_such(make_run: MakeRun, tmp_path: Path) -> None:
+def test_an_address_that_is_no_tracking_server_is_said_as_such(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
     make_run()
     said: list[str] = []
-    command = [sys.executable, "-u", "-m", "http.server", "--bind", "127.0.0.1", "0", "--directory", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "http.server",
+        "--bind",
+        "127.0.0.1",
+        "0",
+        "--directory",
+        str(tmp_path),
+    ]
     web = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         assert web.stdout is not None

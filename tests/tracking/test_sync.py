@@ -22,7 +22,9 @@ def make_sweep(make_run: Callable[..., Journal]) -> None:
             journal.record_round(0, {"loss": 1.0})
 
 
-def test_a_sweep_is_sent_with_its_trials_below_it(make_run: Callable[..., Journal], store: str, tmp_path: Path) -> None:
+def test_a_sweep_is_sent_with_its_trials_below_it(
+    make_run: Callable[..., Journal], store: str, tmp_path: Path
+) -> None:
     make_sweep(make_run)
     report = sync(tmp_path / "sweep", store)
     assert report == SyncReport(runs=3, events=5, uris=(store,))
@@ -34,7 +36,9 @@ def test_a_sweep_is_sent_with_its_trials_below_it(make_run: Callable[..., Journa
         assert client.get_run(run_id).data.tags["mlflow.parentRunId"] == top
 
 
-def test_one_trial_is_sent_below_its_sweep(make_run: Callable[..., Journal], store: str, tmp_path: Path) -> None:
+def test_one_trial_is_sent_below_its_sweep(
+    make_run: Callable[..., Journal], store: str, tmp_path: Path
+) -> None:
     make_sweep(make_run)
     trial = tmp_path / "sweep" / "trials" / "1"
     assert sync(trial, store) == SyncReport(runs=1, events=2, uris=(store,))
@@ -49,7 +53,9 @@ def test_the_address_is_remembered_from_when_the_server_was_away(
     with pytest.raises(FlrayError, match="never been sent anywhere"):
         sync(tmp_path / "run")
     MlflowExporter(tmp_path / "run", NOWHERE).flush()
-    with pytest.raises(FlrayError, match=f"tracking at {NOWHERE} is still away: nobody answers.*1 events of"):
+    with pytest.raises(
+        FlrayError, match=f"tracking at {NOWHERE} is still away: nobody answers.*1 events of"
+    ):
         sync(tmp_path / "run")
 
 

@@ -77,7 +77,9 @@ def test_many_rounds_go_in_few_requests(make_run: MakeRun, store: str, tmp_path:
     assert len(seen) < 20  # it keeps still for fifty times as long as it worked
 
 
-def test_a_server_that_is_away_is_said_once_and_costs_the_training_nothing(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_server_that_is_away_is_said_once_and_costs_the_training_nothing(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
     said: list[str] = []
     journal = make_run()
     tracker = Tracker(NOWHERE, said.append)
@@ -97,7 +99,9 @@ def test_a_server_that_is_away_is_said_once_and_costs_the_training_nothing(make_
     assert time.monotonic() - before < 10  # one more try, refused at once: not the whole timeout
     assert tracking_threads() == []
     (line,) = said
-    assert line.startswith(f"tracking at {NOWHERE} is away: nobody answers there (connection refused)")
+    assert line.startswith(
+        f"tracking at {NOWHERE} is away: nobody answers there (connection refused)"
+    )
     assert longest < 0.01
     assert cursor.read(tmp_path / "run") == cursor.Cursor(NOWHERE)
 

@@ -15,8 +15,12 @@ CHARTS = "/#/experiments/7/runs?workflowType=machine_learning&compareRunsMode=CH
 
 def test_where_the_charts_of_a_run_are(tmp_path: Path) -> None:
     local = "sqlite:////somewhere/mlflow.db"
-    assert ui_links(local, tmp_path) == [f"see it: mlflow ui --backend-store-uri {local}"]  # nothing was sent yet
-    assert ui_links("sqlite:////some where/mlflow.db", tmp_path)[0].endswith(" 'sqlite:////some where/mlflow.db'")
+    assert ui_links(local, tmp_path) == [
+        f"see it: mlflow ui --backend-store-uri {local}"
+    ]  # nothing was sent yet
+    assert ui_links("sqlite:////some where/mlflow.db", tmp_path)[0].endswith(
+        " 'sqlite:////some where/mlflow.db'"
+    )
     save(tmp_path, Cursor(local, "run", "7"))
     assert ui_links(local, tmp_path)[1:] == [f"charts: http://127.0.0.1:5000{CHARTS}"]
     served = ui_links("http://me:secret@host:5000/", tmp_path)
@@ -24,7 +28,8 @@ def test_where_the_charts_of_a_run_are(tmp_path: Path) -> None:
 
 
 def test_a_database_in_a_folder_of_any_name_is_the_one_that_is_written(
-        make_run: Callable[..., Journal], tmp_path: Path) -> None:
+    make_run: Callable[..., Journal], tmp_path: Path
+) -> None:
     folder = tmp_path / "100%20 what?x=1#y 'z' ü"
     folder.mkdir()
     with make_run() as journal:
@@ -33,4 +38,6 @@ def test_a_database_in_a_folder_of_any_name_is_the_one_that_is_written(
     assert sender.flush() == 0, sender.reason
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder.name, "run"])
     with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
-        assert database.execute("select key, value, step from metrics").fetchall() == [("a", 0.5, 1)]
+        assert database.execute("select key, value, step from metrics").fetchall() == [
+            ("a", 0.5, 1)
+        ]

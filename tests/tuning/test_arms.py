@@ -9,16 +9,29 @@ import yaml
 from flray.config.loader import load
 from flray.config.suites import smoke
 from flray.errors import FlrayError
-from flray.tuning.space import enumerate_settings, flatten_setting, label, resolve_sweep, trial_specs
+from flray.tuning.space import (
+    enumerate_settings,
+    flatten_setting,
+    label,
+    resolve_sweep,
+    trial_specs,
+)
 
 
 @pytest.fixture
 def armed(content: dict[str, Any]) -> dict[str, Any]:
     del content["space"]
     content["arms"] = {
-        "method": {"fedavg": None, "prox": {"algorithm": {"name": "fedprox", "mu": 0.5}, "local.lr": 0.2},
-                   "fccl": {"algorithm": "fcclplus"}},
-        "data": {"iid": {"partition": {"name": "iid", "clients": 3}}, "skewed": {"partition.clients_per_domain": 2}}}
+        "method": {
+            "fedavg": None,
+            "prox": {"algorithm": {"name": "fedprox", "mu": 0.5}, "local.lr": 0.2},
+            "fccl": {"algorithm": "fcclplus"},
+        },
+        "data": {
+            "iid": {"partition": {"name": "iid", "clients": 3}},
+            "skewed": {"partition.clients_per_domain": 2},
+        },
+    }
     return content
 
 
@@ -28,31 +41,51 @@ def test_arms_multiply_with_each_other_the_space_and_the_seeds(armed: dict[str, 
     assert len(made) == 3 * 2 * 2 * 2
     assert [p.setting["arms.method"] for p in made[::8]] == ["fedavg", "prox", "fccl"]
     prox = made[8 + 4].experiment
-    assert (prox.algorithm.name, prox.algorithm.options["mu"], prox.local.lr) == ("fedprox", 0.5, 0.2)
+    assert (prox.algorithm.name, prox.algorithm.options["mu"], prox.local.lr) == (
+        "fedprox",
+        0.5,
+        0.2,
+    )
     assert prox.partition.name == "domains" and prox.partition.options["clients_per_domain"] == 2
-    assert made[0].experiment.local.lr == 0.05 and made[0].experiment.partition.options["clients"] == 3
+    assert (
+        made[0].experiment.local.lr == 0.05 and made[0].experiment.partition.options["clients"] == 3
+    )
     assert label(made[-1].setting) == "fccl skewed epochs=2"
-    assert flatten_setting(made[0].setting) == {"arms.method": "fedavg", "arms.data": "iid", "local.epochs": 1}
+    assert flatten_setting(made[0].setting) == {
+        "arms.method": "fedavg",
+        "arms.data": "iid",
+        "local.epochs": 1,
+    }
 
 
 def test_only_and_skip_choose_among_the_arms(armed: dict[str, Any]) -> None:
-    armed["sweep"] |= {"only": {"method": ["fccl", "prox"]}, "skip": [{"method": ["prox"], "data": ["iid"]}]}
-    assert [label(s) for s in enumerate_settings(resolve_sweep(load(armed)))] == ["fccl iid", "fccl skewed", "prox skewed"]
+    armed["sweep"] |= {
+        "only": {"method": ["fccl", "prox"]},
+        "skip": [{"method": ["prox"], "data": ["iid"]}],
+    }
+    assert [label(s) for s in enumerate_settings(resolve_sweep(load(armed)))] == [
+        "fccl iid",
+        "fccl skewed",
+        "prox skewed",
+    ]
     armed["sweep"]["skip"] = [{"data": ["iid", "skewed"]}]
     with pytest.raises(FlrayError, match="every combination"):
         resolve_sweep(load(armed))
 
 
-@pytest.mark.parametrize(("path", "value", "said"), [
-    ("sweep.only", {"metod": ["fccl"]}, "did you mean 'method'"),
-    ("sweep.only", {"method": ["fcc"]}, "did you mean 'fccl'"),
-    ("arms.method.prox.algorithm.nu", 1, "no option 'nu'"),
-    ("arms.method.prox.nothing", 1, "unknown key"),
-    ("arms.method.prox.output", "x", "cannot vary"),
-    ("sweep.search", "optuna", "with arms"),
-    ("arms.empty", {}, "no arms"),
-    ("algorithm.mu", 1, "arms.method.prox.algorithm.mu=VALUE"),
-])
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("sweep.only", {"metod": ["fccl"]}, "did you mean 'method'"),
+        ("sweep.only", {"method": ["fcc"]}, "did you mean 'fccl'"),
+        ("arms.method.prox.algorithm.nu", 1, "no option 'nu'"),
+        ("arms.method.prox.nothing", 1, "unknown key"),
+        ("arms.method.prox.output", "x", "cannot vary"),
+        ("sweep.search", "optuna", "with arms"),
+        ("arms.empty", {}, "no arms"),
+        ("algorithm.mu", 1, "arms.method.prox.algorithm.mu=VALUE"),
+    ],
+)
 def test_mistakes_are_refused(armed: dict[str, Any], path: str, value: Any, said: str) -> None:
     with pytest.raises(FlrayError, match=said):
         config = resolve_sweep(load(armed, [(path, value)]))
@@ -60,27 +93,39 @@ def test_mistakes_are_refused(armed: dict[str, Any], path: str, value: Any, said
 
 
 def test_the_command_line_wins_over_the_arms(armed: dict[str, Any]) -> None:
-    config = resolve_sweep(load(armed, ["local.lr=0.3", "arms.method.prox.algorithm.mu=2", "sweep.seeds=[5]"]))
+    config = resolve_sweep(
+        load(armed, ["local.lr=0.3", "arms.method.prox.algorithm.mu=2", "sweep.seeds=[5]"])
+    )
     made = trial_specs(config, enumerate_settings(config))
     assert {p.experiment.local.lr for p in made} == {0.3} and {p.seed for p in made} == {5}
-    assert {p.experiment.algorithm.options.get("mu") for p in made if p.setting["arms.method"] == "prox"} == {2.0}
+    assert {
+        p.experiment.algorithm.options.get("mu") for p in made if p.setting["arms.method"] == "prox"
+    } == {2.0}
 
 
 def test_what_is_saved_is_loaded_again_alike(armed: dict[str, Any]) -> None:
     config = resolve_sweep(load(armed))
-    again = resolve_sweep(load(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))))
-    assert [p.experiment for p in trial_specs(again, enumerate_settings(again))] == [p.experiment for p in trial_specs(
-        config, enumerate_settings(config))]
+    again = resolve_sweep(
+        load(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)))
+    )
+    assert [p.experiment for p in trial_specs(again, enumerate_settings(again))] == [
+        p.experiment for p in trial_specs(config, enumerate_settings(config))
+    ]
 
 
 def test_a_file_lies_over_its_base(armed: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "common.yaml").write_text(yaml.safe_dump(armed))
     file = tmp_path / "suite.yaml"
-    file.write_text("base: common.yaml\nexperiment: {rounds: 7, model: {name: mlp}}\n"
-                    "arms: {method: {fccl: null, prox: {algorithm: {name: moon}}}}\n")
+    file.write_text(
+        "base: common.yaml\nexperiment: {rounds: 7, model: {name: mlp}}\n"
+        "arms: {method: {fccl: null, prox: {algorithm: {name: moon}}}}\n"
+    )
     config = load(file)
     assert config.experiment.rounds == 7 and config.experiment.local.lr == 0.05
-    assert list(config.arms["method"]) == ["fedavg", "prox"] and list(config.arms["data"]) == ["iid", "skewed"]
+    assert list(config.arms["method"]) == ["fedavg", "prox"] and list(config.arms["data"]) == [
+        "iid",
+        "skewed",
+    ]
     assert config.arms["method"]["prox"] == {"algorithm": {"name": "moon"}, "local.lr": 0.2}
     file.write_text("base: suite.yaml\n")
     with pytest.raises(FlrayError, match="itself as its base"):
@@ -93,7 +138,14 @@ def test_smoke_is_small_and_has_every_arm(armed: dict[str, Any]) -> None:
     armed["arms"]["data"]["iid"]["partition"]["clients"] = 30
     config = resolve_sweep(smoke(resolve_sweep(load(armed))))
     made = trial_specs(config, enumerate_settings(config))
-    assert [label(p.setting) for p in made] == ["fedavg iid", "fedavg skewed", "prox iid", "fccl iid"]
-    assert {(p.experiment.rounds, p.experiment.local.epochs, p.experiment.subset) for p in made} == {(2, 1, 900)}
+    assert [label(p.setting) for p in made] == [
+        "fedavg iid",
+        "fedavg skewed",
+        "prox iid",
+        "fccl iid",
+    ]
+    assert {
+        (p.experiment.rounds, p.experiment.local.epochs, p.experiment.subset) for p in made
+    } == {(2, 1, 900)}
     assert made[-1].experiment.algorithm.options["public_size"] == 64
     assert made[-1].experiment.name == "small-smoke"

@@ -13,14 +13,20 @@ def test_a_trial_is_called_by_method_data_what_differs_and_seed(content: dict[st
     point = trial_specs(config := resolve_sweep(load(content)), enumerate_settings(config))[1]
     assert title(point) == "fedskc · digits-sklearn · α=0.2 · lr=0.02 · seed 1"
     assert varied_params(point.setting) == {"_local.lr": "0.02"}
-    assert tags(config, point.experiment) == {"method": "fedskc", "data": "digits-sklearn", "variant": "paper"}
+    assert tags(config, point.experiment) == {
+        "method": "fedskc",
+        "data": "digits-sklearn",
+        "variant": "paper",
+    }
 
 
 def test_arms_give_the_name(content: dict[str, Any]) -> None:
     content["space"] = {}
     content["paper"] = {"name": "fedskc", "table": "table5", "title": "x"}
-    content["arms"] = {"method": {"LCL alone": {"algorithm": {"name": "fedskc", "gda": False, "gpr": False}}},
-                       "data": {"Digits": {}}}
+    content["arms"] = {
+        "method": {"LCL alone": {"algorithm": {"name": "fedskc", "gda": False, "gpr": False}}},
+        "data": {"Digits": {}},
+    }
     point = trial_specs(config := resolve_sweep(load(content)), enumerate_settings(config))[0]
     assert title(point) == "LCL alone · Digits · seed 0"
     assert varied_params(point.setting) == {"_method": "LCL alone", "_data": "Digits"}

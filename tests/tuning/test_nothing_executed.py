@@ -46,7 +46,11 @@ def test_a_checkpoint(content: dict[str, Any], tmp_cwd: Path) -> None:
 
 
 def test_a_trial_s_last_error(content: dict[str, Any], tmp_cwd: Path) -> None:
-    trial = Trial("planted", stub=True, storage=StorageContext(str(tmp_cwd), "experiment", trial_dir_name="0001"))
+    trial = Trial(
+        "planted",
+        stub=True,
+        storage=StorageContext(str(tmp_cwd), "experiment", trial_dir_name="0001"),
+    )
     trial.run_metadata.pickled_error_filename = "error.pkl"
     folder = Path(trial.storage.trial_fs_path)
     folder.mkdir(parents=True)

@@ -11,24 +11,35 @@ from flray.tuning.resources import TrialResources
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
 
-def _bundles(content: dict[str, Any], available: dict[str, float], trials: int, concurrency: int | str = "auto",
-             **resources: Any) -> list[dict[str, float]]:
+def _bundles(
+    content: dict[str, Any],
+    available: dict[str, float],
+    trials: int,
+    concurrency: int | str = "auto",
+    **resources: Any,
+) -> list[dict[str, float]]:
     content["experiment"]["resources"] = resources
     return TrialResources(available, trials, concurrency).bundles(load(content).experiment)
 
 
-@pytest.mark.parametrize(("cpus", "trials", "concurrency", "actors"), [
-    (2, 8, "auto", 1),  # two trials at once, one actor each
-    (2, 1, "auto", 2),  # the only trial gets all
-    (16, 2, "auto", 4),  # eight would fit, four clients want no more
-    (6, 2, "auto", 3),
-    (8, 8, 2, 4),
-    (1, 8, "auto", 1),
-])
+@pytest.mark.parametrize(
+    ("cpus", "trials", "concurrency", "actors"),
+    [
+        (2, 8, "auto", 1),  # two trials at once, one actor each
+        (2, 1, "auto", 2),  # the only trial gets all
+        (16, 2, "auto", 4),  # eight would fit, four clients want no more
+        (6, 2, "auto", 3),
+        (8, 8, 2, 4),
+        (1, 8, "auto", 1),
+    ],
+)
 def test_the_machine_is_dealt_out_to_the_trials(
-        content: dict[str, Any], cpus: int, trials: int, concurrency: int | str, actors: int) -> None:
+    content: dict[str, Any], cpus: int, trials: int, concurrency: int | str, actors: int
+) -> None:
     assert _bundles(content, {"CPU": cpus}, trials, concurrency) == [
-        *([{}] if actors > 1 else []), *[{"CPU": 1.0}] * actors]
+        *([{}] if actors > 1 else []),
+        *[{"CPU": 1.0}] * actors,
+    ]
 
 
 def test_a_trial_in_one_process_is_one_bundle(content: dict[str, Any]) -> None:
@@ -43,11 +54,16 @@ def test_gpus_are_shared(content: dict[str, Any]) -> None:
     bundles = _bundles(content, {"CPU": 16, "GPU": 1}, 8)
     assert bundles == [{"CPU": 1.0, "GPU": 0.25}]
     assert _bundles(content, {"CPU": 16, "GPU": 2}, 8, actors=2, gpus_per_actor=0.5) == [
-        {}, *[{"CPU": 1.0, "GPU": 0.5}] * 2]
+        {},
+        *[{"CPU": 1.0, "GPU": 0.5}] * 2,
+    ]
 
 
 def test_what_does_not_fit_is_refused_with_one_line_each(content: dict[str, Any]) -> None:
-    content["space"] = {"participation.clients": {"grid": [2, 9]}, "resources.actors": {"grid": [1, 3]}}
+    content["space"] = {
+        "participation.clients": {"grid": [2, 9]},
+        "resources.actors": {"grid": [1, 3]},
+    }
     content["experiment"]["resources"] = {}
     config = resolve_sweep(load(content))
     made = trial_specs(config, enumerate_settings(config))

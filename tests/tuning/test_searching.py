@@ -22,7 +22,9 @@ class _Trial:
 def _made(content: dict[str, Any], **sweep: Any) -> tuple[Any, dict[str, TrialSpec]]:
     content["sweep"] = sweep
     config = resolve_sweep(load(content))
-    return config, {point.number: point for point in trial_specs(config, enumerate_settings(config))}
+    return config, {
+        point.number: point for point in trial_specs(config, enumerate_settings(config))
+    }
 
 
 def _report(rule: Any, trial: _Trial, round_: int, score: float) -> str:
@@ -30,7 +32,10 @@ def _report(rule: Any, trial: _Trial, round_: int, score: float) -> str:
 
 
 def test_settings_compete_and_seeds_and_methods_do_not(content: dict[str, Any]) -> None:
-    content["space"] = {"algorithm": {"grid": ["fedavg", "local"]}, "local.lr": {"grid": [0.02, 0.1]}}
+    content["space"] = {
+        "algorithm": {"grid": ["fedavg", "local"]},
+        "local.lr": {"grid": [0.02, 0.1]},
+    }
     config, known = _made(content, seeds=[0, 1], scheduler={"name": "asha", "reduction_factor": 2})
     rule = scheduler(config, known, {}, [])
     trials = {number: _Trial(number) for number in known}
@@ -45,7 +50,9 @@ def test_settings_compete_and_seeds_and_methods_do_not(content: dict[str, Any]) 
 
 
 def test_all_trials_compete_if_asked_to(content: dict[str, Any]) -> None:
-    config, known = _made(content, seeds=[0, 1], scheduler={"name": "asha", "reduction_factor": 2, "compared": "all"})
+    config, known = _made(
+        content, seeds=[0, 1], scheduler={"name": "asha", "reduction_factor": 2, "compared": "all"}
+    )
     rule = scheduler(config, known, {}, [])
     for number, score, decision in (("0001", 0.5, "CONTINUE"), ("0002", 0.4, "STOP")):
         trial = _Trial(number)
@@ -53,10 +60,17 @@ def test_all_trials_compete_if_asked_to(content: dict[str, Any]) -> None:
         assert _report(rule, trial, 1, score) == getattr(TrialScheduler, decision)
 
 
-@pytest.mark.parametrize("chosen", [{"name": "asha", "reduction_factor": 2}, {"name": "median", "min_samples": 1}])
-def test_a_resumed_sweep_remembers_what_others_reached(content: dict[str, Any], chosen: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "chosen", [{"name": "asha", "reduction_factor": 2}, {"name": "median", "min_samples": 1}]
+)
+def test_a_resumed_sweep_remembers_what_others_reached(
+    content: dict[str, Any], chosen: dict[str, Any]
+) -> None:
     config, known = _made(content, seeds=[0], scheduler=chosen)
-    for past, decision in (({}, TrialScheduler.CONTINUE), ({"0001": [(1, 0.9), (2, 0.95)]}, TrialScheduler.STOP)):
+    for past, decision in (
+        ({}, TrialScheduler.CONTINUE),
+        ({"0001": [(1, 0.9), (2, 0.95)]}, TrialScheduler.STOP),
+    ):
         rule = scheduler(config, known, past, list(past))
         trial = _Trial("0002")
         rule.on_trial_add(None, trial)
@@ -72,7 +86,10 @@ def test_a_resumed_trial_is_not_compared_with_itself(content: dict[str, Any]) ->
 
 
 def _search(content: dict[str, Any], known: list[Any]) -> tuple[OptunaSearch, list[TrialSpec]]:
-    content["space"] = {"local.lr": {"loguniform": [0.001, 1.0]}, "algorithm": {"choice": ["fedavg", "local"]}}
+    content["space"] = {
+        "local.lr": {"loguniform": [0.001, 1.0]},
+        "algorithm": {"choice": ["fedavg", "local"]},
+    }
     content["sweep"] = {"search": "optuna", "samples": 12, "seeds": [0, 1]}
     config = resolve_sweep(load(content))
     made: list[TrialSpec] = []
@@ -90,7 +107,9 @@ def _run(search: OptunaSearch, made: list[TrialSpec], trials: int) -> None:
         told = search.suggest(f"t{i}")
         assert isinstance(told, dict)
         point = next(p for p in made if p.number == told["number"])
-        search.on_trial_complete(f"t{i}", {"score": -abs(math.log10(point.setting["local.lr"]) + 1)})
+        search.on_trial_complete(
+            f"t{i}", {"score": -abs(math.log10(point.setting["local.lr"]) + 1)}
+        )
 
 
 def test_suggestions_are_repeated_with_every_seed_and_get_better(content: dict[str, Any]) -> None:
@@ -107,7 +126,11 @@ def test_a_resumed_search_goes_on_from_the_folders(content: dict[str, Any]) -> N
     first, made = _search(content, [])
     _run(first, made, 6)
     left = trial_specs(resolve_sweep(load(content)), [made[4].setting], first=2)[1:]
-    known = [(made[0].setting, [], [0.5, 0.7]), (made[2].setting, [], []), (made[4].setting, left, [0.25])]
+    known = [
+        (made[0].setting, [], [0.5, 0.7]),
+        (made[2].setting, [], []),
+        (made[4].setting, left, [0.25]),
+    ]
     second, again = _search(content, known)
     assert [t.value for t in second._study.trials] == [0.6, None, None]
     assert second.suggest("a") == {"number": "0006"}
@@ -121,21 +144,29 @@ def test_a_resumed_search_goes_on_from_the_folders(content: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("before", [1, 3, 11])
-def test_a_resumed_search_suggests_what_an_unbroken_one_would(content: dict[str, Any], before: int) -> None:
+def test_a_resumed_search_suggests_what_an_unbroken_one_would(
+    content: dict[str, Any], before: int
+) -> None:
     whole, made = _search(content, [])
     _run(whole, made, 24)
     values = [t.value for t in whole._study.trials]
     known = [(made[2 * i].setting, [], [values[i]] * 2) for i in range(before)]
     resumed, again = _search(content, known)
     _run(resumed, again, 24 - 2 * before)
-    assert [p.setting for p in again] == [p.setting for p in made[2 * before:]]
+    assert [p.setting for p in again] == [p.setting for p in made[2 * before :]]
     assert len({str(p.setting) for p in made}) == 12  # and none comes twice
 
 
 def test_perturbed_values_stay_in_their_domains(content: dict[str, Any]) -> None:
-    content["space"] = {"local.momentum": {"uniform": [0.1, 0.9]}, "local.epochs": {"randint": [1, 4]}}
+    content["space"] = {
+        "local.momentum": {"uniform": [0.1, 0.9]},
+        "local.epochs": {"randint": [1, 4]},
+    }
     content["sweep"] = {"samples": 4, "scheduler": "pbt"}
     bounds = _Bounds(resolve_sweep(load(content)).space)
     values = {"local.momentum": 1.08, "local.epochs": 4, "seed": 0}
     assert bounds({"point": {"values": values}})["point"]["values"] == {
-        "local.momentum": 0.9, "local.epochs": 3, "seed": 0}
+        "local.momentum": 0.9,
+        "local.epochs": 3,
+        "seed": 0,
+    }

@@ -12,7 +12,13 @@ from flray.config.experiment import DatasetChoice
 from flray.config.loader import ConfigErrors, load
 from flray.errors import FlrayError
 from flray.federation.spec import build_spec
-from flray.tuning.space import enumerate_settings, flatten_setting, label, resolve_sweep, trial_specs
+from flray.tuning.space import (
+    enumerate_settings,
+    flatten_setting,
+    label,
+    resolve_sweep,
+    trial_specs,
+)
 
 SPACES = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
 
@@ -23,7 +29,9 @@ def _settings(content: dict[str, Any], space: dict[str, Any], **sweep: Any) -> l
 
 
 def test_a_grid_is_tried_completely_and_once(content: dict[str, Any]) -> None:
-    found = _settings(content, {"local.lr": {"grid": [0.1, 0.2]}, "local.epochs": {"grid": [1, 2, 3]}})
+    found = _settings(
+        content, {"local.lr": {"grid": [0.1, 0.2]}, "local.epochs": {"grid": [1, 2, 3]}}
+    )
     assert found == [{"local.lr": lr, "local.epochs": e} for lr in (0.1, 0.2) for e in (1, 2, 3)]
 
 
@@ -48,11 +56,20 @@ def test_draws_depend_on_the_sweeps_seed_and_path_alone(content: dict[str, Any])
 
 
 def test_draws_have_the_distributions_they_are_named_after(content: dict[str, Any]) -> None:
-    space = {"local.lr": {"loguniform": [1e-4, 1.0]}, "local.momentum": {"uniform": [0.2, 0.6]},
-             "local.epochs": {"randint": [1, 4]}, "local.batch_size": {"choice": [8, 16]}}
+    space = {
+        "local.lr": {"loguniform": [1e-4, 1.0]},
+        "local.momentum": {"uniform": [0.2, 0.6]},
+        "local.epochs": {"randint": [1, 4]},
+        "local.batch_size": {"choice": [8, 16]},
+    }
     found = _settings(content, space, samples=2000)
     logs = np.log10([s["local.lr"] for s in found])
-    assert logs.min() > -4 and logs.max() < 0 and abs(logs.mean() + 2) < 0.1 and abs(logs.std() - 4 / 12**0.5) < 0.05
+    assert (
+        logs.min() > -4
+        and logs.max() < 0
+        and abs(logs.mean() + 2) < 0.1
+        and abs(logs.std() - 4 / 12**0.5) < 0.05
+    )
     momenta = np.array([s["local.momentum"] for s in found])
     assert momenta.min() > 0.2 and momenta.max() < 0.6 and abs(momenta.mean() - 0.4) < 0.01
     assert {s["local.epochs"] for s in found} == {1, 2, 3}
@@ -67,8 +84,17 @@ def test_every_seed_of_every_setting_is_a_trial(content: dict[str, Any]) -> None
     config = resolve_sweep(load(content))
     made = trial_specs(config, enumerate_settings(config))
     assert [(p.number, p.setting["local.lr"], p.seed) for p in made] == [
-        ("0001", 0.02, 0), ("0002", 0.02, 1), ("0003", 0.1, 0), ("0004", 0.1, 1)]
-    assert [(p.experiment.local.lr, p.experiment.seed) for p in made] == [(0.02, 0), (0.02, 1), (0.1, 0), (0.1, 1)]
+        ("0001", 0.02, 0),
+        ("0002", 0.02, 1),
+        ("0003", 0.1, 0),
+        ("0004", 0.1, 1),
+    ]
+    assert [(p.experiment.local.lr, p.experiment.seed) for p in made] == [
+        (0.02, 0),
+        (0.02, 1),
+        (0.1, 0),
+        (0.1, 1),
+    ]
     assert made[2].label == "lr=0.1 seed=0"
 
 
@@ -78,13 +104,22 @@ def test_without_seeds_the_experiments_own_is_used(content: dict[str, Any]) -> N
 
 
 def test_whole_components_can_vary(content: dict[str, Any]) -> None:
-    content["space"] = {"partition": {"grid": ["domains", {"name": "iid", "clients": 3}]},
-                        "model": {"grid": ["lenet"]}}
+    content["space"] = {
+        "partition": {"grid": ["domains", {"name": "iid", "clients": 3}]},
+        "model": {"grid": ["lenet"]},
+    }
     config = resolve_sweep(load(content))
     made = trial_specs(config, enumerate_settings(config))
     assert made[2].experiment.partition.options["clients"] == 3
-    assert flatten_setting(made[2].setting) == {"partition": "iid", "partition.clients": 3, "model": "lenet"}
-    assert label({"algorithm": {"name": "fedprox", "mu": 0.1}, "local.lr": 0.123456}) == "fedprox mu=0.1 lr=0.1235"
+    assert flatten_setting(made[2].setting) == {
+        "partition": "iid",
+        "partition.clients": 3,
+        "model": "lenet",
+    }
+    assert (
+        label({"algorithm": {"name": "fedprox", "mu": 0.1}, "local.lr": 0.123456})
+        == "fedprox mu=0.1 lr=0.1235"
+    )
 
 
 def test_every_bad_setting_has_one_line(content: dict[str, Any]) -> None:
@@ -98,31 +133,68 @@ def test_every_bad_setting_has_one_line(content: dict[str, Any]) -> None:
     assert "lr=-1" in lines[1] and "greater than 0" in lines[1]
 
 
-@pytest.mark.parametrize(("space", "sweep", "line"), [
-    ({"local.lr": {"uniform": [0.1, 0.2]}}, {"search": "grid"}, "sweep.search: found 'grid', and local.lr is no grid"),
-    ({"local.lr": {"grid": [0.1]}}, {"samples": 4}, "sweep.samples: found 4"),
-    ({"seed": {"grid": [1, 2]}}, {}, "space.seed"),
-    ({"output": {"grid": ["a", "b"]}}, {}, "space.output"),
-    ({"experiment.seed": {"grid": [1, 2]}}, {}, "space.experiment.seed: found seeds as part of the space"),
-    ({"experiment.name": {"grid": ["a", "b"]}}, {}, "space.experiment.name: found a setting of the whole sweep"),
-    ({"experiment.output": {"grid": ["a", "b"]}}, {}, "space.experiment.output"),
-    ({"experiment.tracking.uri": {"grid": [None]}}, {}, "space.experiment.tracking.uri"),
-    ({"local.lr": {"grid": [0.1]}, "experiment.local.lr": {"grid": [0.2]}}, {},
-     "space.experiment.local.lr: found the setting of space.local.lr once more"),
-    ({}, {"search": "optuna", "samples": 3}, "sweep.search: found 'optuna' with an empty space"),
-    ({"local.lr": {"uniform": [0.1, 0.2]}}, {"samples": 4, "seeds": [0, 1], "scheduler": "pbt"}, "sweep.seeds"),
-    ({"algorithm": {"choice": ["fedavg"]}}, {"scheduler": "pbt"}, "space.algorithm: found a setting that pbt cannot"),
-    ({"local.lr": {"uniform": [0.1, 0.2]}}, {"samples": 4, "search": "optuna", "scheduler": "pbt"}, "sweep.search"),
-])
+@pytest.mark.parametrize(
+    ("space", "sweep", "line"),
+    [
+        (
+            {"local.lr": {"uniform": [0.1, 0.2]}},
+            {"search": "grid"},
+            "sweep.search: found 'grid', and local.lr is no grid",
+        ),
+        ({"local.lr": {"grid": [0.1]}}, {"samples": 4}, "sweep.samples: found 4"),
+        ({"seed": {"grid": [1, 2]}}, {}, "space.seed"),
+        ({"output": {"grid": ["a", "b"]}}, {}, "space.output"),
+        (
+            {"experiment.seed": {"grid": [1, 2]}},
+            {},
+            "space.experiment.seed: found seeds as part of the space",
+        ),
+        (
+            {"experiment.name": {"grid": ["a", "b"]}},
+            {},
+            "space.experiment.name: found a setting of the whole sweep",
+        ),
+        ({"experiment.output": {"grid": ["a", "b"]}}, {}, "space.experiment.output"),
+        ({"experiment.tracking.uri": {"grid": [None]}}, {}, "space.experiment.tracking.uri"),
+        (
+            {"local.lr": {"grid": [0.1]}, "experiment.local.lr": {"grid": [0.2]}},
+            {},
+            "space.experiment.local.lr: found the setting of space.local.lr once more",
+        ),
+        (
+            {},
+            {"search": "optuna", "samples": 3},
+            "sweep.search: found 'optuna' with an empty space",
+        ),
+        (
+            {"local.lr": {"uniform": [0.1, 0.2]}},
+            {"samples": 4, "seeds": [0, 1], "scheduler": "pbt"},
+            "sweep.seeds",
+        ),
+        (
+            {"algorithm": {"choice": ["fedavg"]}},
+            {"scheduler": "pbt"},
+            "space.algorithm: found a setting that pbt cannot",
+        ),
+        (
+            {"local.lr": {"uniform": [0.1, 0.2]}},
+            {"samples": 4, "search": "optuna", "scheduler": "pbt"},
+            "sweep.search",
+        ),
+    ],
+)
 def test_sweeps_that_make_no_sense_are_refused_in_one_line(
-        content: dict[str, Any], space: dict[str, Any], sweep: dict[str, Any], line: str) -> None:
+    content: dict[str, Any], space: dict[str, Any], sweep: dict[str, Any], line: str
+) -> None:
     with pytest.raises(FlrayError) as caught:
         _settings(content, space, **sweep)
     assert str(caught.value).startswith(line) and len(str(caught.value).splitlines()) == 1
 
 
 def test_a_path_of_the_space_can_be_replaced_on_the_command_line(content: dict[str, Any]) -> None:
-    config = load(content, ["space.local.lr={uniform: [0.1, 0.2]}", "space.local.epochs={grid: [1, 2]}"])
+    config = load(
+        content, ["space.local.lr={uniform: [0.1, 0.2]}", "space.local.epochs={grid: [1, 2]}"]
+    )
     assert config.space["local.lr"].model_dump() == {"uniform": (0.1, 0.2)}
     assert config.space["local.epochs"].model_dump() == {"grid": [1, 2]}
 
@@ -131,7 +203,9 @@ def test_plugins_are_found_again_from_any_folder(content: dict[str, Any], tmp_pa
     (tmp_path / "mine.py").write_text("")
     content["experiment"]["plugins"] = ["mine.py"]
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(content))
-    assert load(tmp_path / "sweep.yaml").experiment.plugins == (str(tmp_path.resolve() / "mine.py"),)
+    assert load(tmp_path / "sweep.yaml").experiment.plugins == (
+        str(tmp_path.resolve() / "mine.py"),
+    )
 
 
 @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
@@ -142,7 +216,9 @@ def test_every_space_that_comes_with_flray_can_be_run(path: Path) -> None:
     assert config.experiment.name == path.stem and path.read_text().startswith("# ")
     assert path.stem == "quickstart" or config.experiment.algorithm.name == path.stem
     assert len({point.experiment.model_dump_json() for point in made}) == len(made) >= 2
-    digits = {"data": DatasetChoice.model_validate("digits-sklearn")}  # the only ones that need no file, no public data
+    digits = {
+        "data": DatasetChoice.model_validate("digits-sklearn")
+    }  # the only ones that need no file, no public data
     for point in (made[0], made[-1]):
         if "public" not in registry.algorithms.get(point.experiment.algorithm.name).needs:
             build_spec(point.experiment.model_copy(update=digits))

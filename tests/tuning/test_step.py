@@ -26,20 +26,32 @@ def trial_of(content: dict[str, Any], folder: str, recorded: int = 0) -> Federat
         def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
             super().setup(config, SweepContext(load(content), {}, {}, folder))
 
-    return Trial(config={"point": {"number": "0001", "values": {"seed": 0}, "bundles": [{"CPU": 1.0}],
-                                   "recorded": recorded}})
+    return Trial(
+        config={
+            "point": {
+                "number": "0001",
+                "values": {"seed": 0},
+                "bundles": [{"CPU": 1.0}],
+                "recorded": recorded,
+            }
+        }
+    )
 
 
 def rounds_reported(trial: FederationTrial) -> tuple[list[int], list[int]]:
     """Return the rounds that a step carries over from a checkpoint, and those it plays."""
     result = trial.step()
     told, done = json.loads(result["report"]), result["training_iteration"]
-    return [round_ for round_, _ in told["carried"]], list(range(done - len(told["rounds"]) + 1, done + 1))
+    return [round_ for round_, _ in told["carried"]], list(
+        range(done - len(told["rounds"]) + 1, done + 1)
+    )
 
 
 @pytest.fixture(autouse=True)
 def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # a trial puts its own in its place
+    monkeypatch.setattr(
+        sys, "unraisablehook", sys.unraisablehook
+    )  # a trial puts its own in its place
     monkeypatch.setattr(trial_module, "STEP_SECONDS", 600.0)
 
 
@@ -53,12 +65,16 @@ def test_short_rounds_share_a_step(content: dict[str, Any], tmp_cwd: Any) -> Non
     assert len(told["sha256"]) == 64
 
 
-@pytest.mark.parametrize("changes", [
-    {"sweep": {"scheduler": "asha"}},  # which compares rounds
-    {"experiment": {"checkpoint": {"min_seconds": 0}}},  # which Tune writes between steps
-])
-def test_a_round_that_others_wait_for_ends_the_step(content: dict[str, Any], tmp_cwd: Any,
-                                                    changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sweep": {"scheduler": "asha"}},  # which compares rounds
+        {"experiment": {"checkpoint": {"min_seconds": 0}}},  # which Tune writes between steps
+    ],
+)
+def test_a_round_that_others_wait_for_ends_the_step(
+    content: dict[str, Any], tmp_cwd: Any, changes: dict[str, Any]
+) -> None:
     for part, settings in changes.items():
         content[part] |= settings
     trial = trial_of(content, str(tmp_cwd))
@@ -68,9 +84,12 @@ def test_a_round_that_others_wait_for_ends_the_step(content: dict[str, Any], tmp
 
 
 def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
-        content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content["experiment"] |= {"rounds": 6, "checkpoint": {"min_seconds": 0}}
-    monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 0.0)  # so that a checkpoint carries the rounds since the last one
+    monkeypatch.setattr(
+        trial_module, "CARRIED_SECONDS", 0.0
+    )  # so that a checkpoint carries the rounds since the last one
     trial = trial_of(content, str(tmp_cwd))
     for round_ in range(1, 6):
         trial.step()
@@ -80,33 +99,47 @@ def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
     # The journal that a lost head leaves behind ends after round 4, 2, 1 or before the first.
     assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=4)) == ([], [5])
     assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=2)) == ([3, 4], [5])
-    assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=1)) == ([2], [3])  # the newest carries no round 2
+    assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=1)) == (
+        [2],
+        [3],
+    )  # the newest carries no round 2
     monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 600.0)
     assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=0)) == ([1, 2], [3])
 
 
 @pytest.mark.parametrize("protocol", ["last", "best", "mean-last"])
 def test_the_score_is_the_number_that_tables_report(
-        content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
+    content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
     class Forgets(Algorithm):
         """Ends with a worse model on every CPU, so that the last round is not the best."""
 
         def refine(self, server: Server) -> None:
             if server.round == 6:
-                server.models = {key: {name: -entry for name, entry in weights.items()}
-                                 for key, weights in server.models.items()}
+                server.models = {
+                    key: {name: -entry for name, entry in weights.items()}
+                    for key, weights in server.models.items()
+                }
 
     registry.algorithms.names()
     monkeypatch.setitem(registry.algorithms._entries, "forgets", Forgets)
-    content["experiment"] |= {"rounds": 8, "algorithm": "forgets", "local": {"lr": 0.1, "batch_size": 8, "momentum": 0.5},
-                              "checkpoint": {"min_seconds": 0},
-                              "evaluation": {"protocol": protocol, "validation": 0.3, "last": 3}}
+    content["experiment"] |= {
+        "rounds": 8,
+        "algorithm": "forgets",
+        "local": {"lr": 0.1, "batch_size": 8, "momentum": 0.5},
+        "checkpoint": {"min_seconds": 0},
+        "evaluation": {"protocol": protocol, "validation": 0.3, "last": 3},
+    }
     trial, rounds = trial_of(content, str(tmp_cwd)), []
     for round_ in range(1, 9):
         result = trial.step()
         rounds += json.loads(result["report"])["rounds"]
-        history = pd.DataFrame([{"round": n, **metrics} for n, metrics in enumerate(rounds, start=1)])
-        reported = summarise_history(history, "global/common/accuracy", protocol, 3).values["global/common/accuracy"]
+        history = pd.DataFrame(
+            [{"round": n, **metrics} for n, metrics in enumerate(rounds, start=1)]
+        )
+        reported = summarise_history(history, "global/common/accuracy", protocol, 3).values[
+            "global/common/accuracy"
+        ]
         assert result["score"] == reported == rounds[-1]["score"]
         if round_ == 4:
             (tmp_cwd / "001" / "0001" / "checkpoint_4").mkdir(parents=True)
@@ -116,7 +149,9 @@ def test_the_score_is_the_number_that_tables_report(
     assert differ == (protocol != "last")
 
 
-def test_rounds_before_a_failure_are_kept(content: dict[str, Any], tmp_cwd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_before_a_failure_are_kept(
+    content: dict[str, Any], tmp_cwd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Fails(Algorithm):
         """Raises in round 3."""
 
@@ -144,8 +179,9 @@ class Goodbye:
         raise self.error
 
 
-def test_the_end_of_the_process_is_not_printed(content: dict[str, Any], tmp_cwd: Any,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_process_is_not_printed(
+    content: dict[str, Any], tmp_cwd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: seen.append(str(found.exc_value)))
     trial_of(content, str(tmp_cwd))

@@ -33,7 +33,9 @@ def ray_runs_already() -> Iterator[None]:
     """One Ray for the tests that are about something else than how it starts."""
     import ray
 
-    ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, logging_level="ERROR")
+    ray.init(
+        address="local", num_cpus=2, num_gpus=0, include_dashboard=False, logging_level="ERROR"
+    )
     yield
     ray.shutdown()
 
@@ -46,12 +48,20 @@ class Lines(NullProgress):
         self.lines.append(line)
 
 
-def test_killed_twice_it_ends_with_one_parent_and_eight_children(content: dict[str, Any], tmp_path: Path) -> None:
+def test_killed_twice_it_ends_with_one_parent_and_eight_children(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    content["experiment"] |= {"rounds": 4, "tracking": {"uri": uri, "experiment": "sweeps"},
-                              "checkpoint": {"min_seconds": 0.0}}
-    content["space"] = {"local.lr": {"grid": [0.02, 0.1]},
-                        "algorithm": {"grid": ["fedavg"]}, "local.batch_size": {"grid": [16, 32]}}
+    content["experiment"] |= {
+        "rounds": 4,
+        "tracking": {"uri": uri, "experiment": "sweeps"},
+        "checkpoint": {"min_seconds": 0.0},
+    }
+    content["space"] = {
+        "local.lr": {"grid": [0.02, 0.1]},
+        "algorithm": {"grid": ["fedavg"]},
+        "local.batch_size": {"grid": [16, 32]},
+    }
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
     folder = tmp_path / "runs" / "small" / "001"
@@ -69,21 +79,29 @@ def test_killed_twice_it_ends_with_one_parent_and_eight_children(content: dict[s
     for trial in trial_folders(folder)[:2]:
         alone = _alone(trial.path, tmp_path)
         assert trial.identity["sha256"] == alone.sha256
-        figures = [sorted(path.name for path in (run / "figures").iterdir()) for run in (trial.path, alone.folder)]
+        figures = [
+            sorted(path.name for path in (run / "figures").iterdir())
+            for run in (trial.path, alone.folder)
+        ]
         assert figures[0] == figures[1] == ["clients.png", "curves.png", "partition.png"]
     _check_tracked(uri, folder)
 
-    again = tuning.resume(folder)  # of a finished sweep: the same result, and nothing is run or tracked again
+    again = tuning.resume(
+        folder
+    )  # of a finished sweep: the same result, and nothing is run or tracked again
     assert again.results["sha256"].tolist() == result.results["sha256"].tolist()
     _check_tracked(uri, folder)
 
 
 def _killed(*arguments: str, when: Callable[[], bool]) -> None:
     """Run a command and kill its driver with SIGKILL once `when` holds."""
-    script = "import sys; from pathlib import Path; from flray import tuning\n" \
-             "getattr(tuning, sys.argv[1])(Path(sys.argv[2]))"
-    process = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT)
+    script = (
+        "import sys; from pathlib import Path; from flray import tuning\n"
+        "getattr(tuning, sys.argv[1])(Path(sys.argv[2]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     deadline = time.monotonic() + 120
     while not when():
         assert process.poll() is None, process.communicate()[0].decode()
@@ -94,7 +112,11 @@ def _killed(*arguments: str, when: Callable[[], bool]) -> None:
 
 
 def _rounds(folder: Path) -> int:
-    return sum(event["type"] == "round" for trial in trial_folders(folder) for event in read_events(trial.path))
+    return sum(
+        event["type"] == "round"
+        for trial in trial_folders(folder)
+        for event in read_events(trial.path)
+    )
 
 
 def _alone(trial: Path, tmp_path: Path) -> runner.Result:
@@ -117,12 +139,26 @@ def _check_tracked(uri: str, folder: Path) -> None:
     digests = {f.number: f.identity["sha256"] for f in trial_folders(folder)}
     assert {run.data.tags["trial"]: run.data.tags["model.sha256"] for run in children} == digests
     for run in children:
-        held = json.loads((folder / "trials" / run.data.tags["trial"] / "partition.json").read_text())
-        assert {part: run.data.tags[f"{part}.fingerprint"] for part in ("data", "partition")} == held["fingerprints"]
+        held = json.loads(
+            (folder / "trials" / run.data.tags["trial"] / "partition.json").read_text()
+        )
+        assert {
+            part: run.data.tags[f"{part}.fingerprint"] for part in ("data", "partition")
+        } == held["fingerprints"]
         for name in ("score", "global/common/accuracy", "train/loss"):
-            assert [m.step for m in client.get_metric_history(run.info.run_id, name)] == [1, 2, 3, 4]
+            assert [m.step for m in client.get_metric_history(run.info.run_id, name)] == [
+                1,
+                2,
+                3,
+                4,
+            ]
     assert {f.path for f in client.list_artifacts(parents[0].info.run_id)} >= {
-        "config.yaml", "results.csv", "summary.csv", "table.txt", "figures"}
+        "config.yaml",
+        "results.csv",
+        "summary.csv",
+        "table.txt",
+        "figures",
+    }
     assert parents[0].data.metrics["trials/finished"] == 8.0
 
 
@@ -160,10 +196,15 @@ class Crash(Algorithm):
 
 
 @pytest.mark.usefixtures("ray_runs_already")
-def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(content: dict[str, Any], tmp_path: Path) -> None:
+def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "own.py").write_text(f"MARK = {str(tmp_path / 'mark')!r}\n{OWN_METHODS}")
-    content["experiment"] |= {"plugins": ["own.py"], "resources": {"executor": "ray"},
-                              "checkpoint": {"min_seconds": 0.0}}
+    content["experiment"] |= {
+        "plugins": ["own.py"],
+        "resources": {"executor": "ray"},
+        "checkpoint": {"min_seconds": 0.0},
+    }
     content["space"] = {"algorithm": {"grid": ["own-good", "own-bad", "own-crash", "fedavg"]}}
     content["sweep"] = {"seeds": [0]}
     file = tmp_path / "sweep.yaml"
@@ -172,10 +213,18 @@ def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(content: d
     result = tuning.tune(file, progress=progress)
     rows = {row["algorithm"]: row for row in result.results.to_dict("records")}
     assert {name: row["status"] for name, row in rows.items()} == {
-        "own-good": "finished", "own-bad": "failed", "own-crash": "finished", "fedavg": "finished"}
+        "own-good": "finished",
+        "own-bad": "failed",
+        "own-crash": "finished",
+        "fedavg": "finished",
+    }
     assert rows["own-good"]["sha256"] == rows["own-crash"]["sha256"] == rows["fedavg"]["sha256"]
     failure = rows["own-bad"]["failure"].splitlines()[0]
-    assert failure.startswith("client 2 (") and "round 2" in failure and "ValueError: no such luck at" in failure
+    assert (
+        failure.startswith("client 2 (")
+        and "round 2" in failure
+        and "ValueError: no such luck at" in failure
+    )
     assert "own.py:19" in failure
     assert rows["own-bad"]["rounds"] == 1
     assert [line[:18] for line in progress.lines if "tried again" in line] == ["trial 0003 crashed"]
@@ -185,16 +234,28 @@ def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(content: d
 
 
 def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path) -> None:
-    content["experiment"]["tracking"] = {"uri": f"sqlite:///{tmp_path}/mlflow.db", "experiment": "sweeps"}
+    content["experiment"]["tracking"] = {
+        "uri": f"sqlite:///{tmp_path}/mlflow.db",
+        "experiment": "sweeps",
+    }
     content["sweep"], content["space"] = {"seeds": [0]}, {}
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
     script = "import sys; from flray import tuning; tuning.tune(sys.argv[1])"
-    processes = [subprocess.Popen([sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT) for _ in range(2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(file)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for _ in range(2)
+    ]
     outputs = [process.communicate(timeout=200)[0].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    digests = {tuning.SweepResult(tmp_path / "runs" / "small" / n).results["sha256"][0] for n in ("001", "002")}
+    digests = {
+        tuning.SweepResult(tmp_path / "runs" / "small" / n).results["sha256"][0]
+        for n in ("001", "002")
+    }
     assert len(digests) == 1
     from flray.tracking.client import connect
 
@@ -207,7 +268,11 @@ def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path)
 def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, Any]) -> None:
     content["experiment"]["rounds"] = 6
     content["space"] = {"local.lr": {"grid": [0.1, 1e-6, 1e-7, 1e-8]}}
-    content["sweep"] = {"scheduler": {"name": "asha", "reduction_factor": 2}, "seeds": [0], "concurrency": 1}
+    content["sweep"] = {
+        "scheduler": {"name": "asha", "reduction_factor": 2},
+        "seeds": [0],
+        "concurrency": 1,
+    }
     result = tuning.tune(content)
     rows = result.results.set_index("local.lr")
     assert rows.loc[0.1, "status"] == "finished" and rows.loc[0.1, "rounds"] == 6
@@ -216,7 +281,9 @@ def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, 
     assert result.best["local.lr"] == 0.1
 
 
-def test_an_unknown_metric_is_refused_before_the_first_trial(content: dict[str, Any], tmp_path: Path) -> None:
+def test_an_unknown_metric_is_refused_before_the_first_trial(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
     content["sweep"] = {"metric": "global/common/acuracy", "seeds": [0, 1]}
     with pytest.raises(FlrayError, match="did you mean 'global/common/accuracy'") as caught:
         tuning.tune(content)
@@ -225,24 +292,41 @@ def test_an_unknown_metric_is_refused_before_the_first_trial(content: dict[str, 
 
 @pytest.mark.usefixtures("ray_runs_already")
 def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
-        content: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     own = tmp_path / "own.py"
-    own.write_text(f"MARK = {str(tmp_path / 'mark')!r}\n{OWN_METHODS}".replace("own-bad", "own-worse"))
-    content["experiment"] |= {"plugins": [str(own)], "algorithm": "own-worse",
-                              "tracking": {"uri": uri, "experiment": "sweeps"}}
+    own.write_text(
+        f"MARK = {str(tmp_path / 'mark')!r}\n{OWN_METHODS}".replace("own-bad", "own-worse")
+    )
+    content["experiment"] |= {
+        "plugins": [str(own)],
+        "algorithm": "own-worse",
+        "tracking": {"uri": uri, "experiment": "sweeps"},
+    }
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
     assert invoke(["tune", str(file)]) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "trials 0001 (lr=0.02 seed=0), 0002 (lr=0.02 seed=1), 0003 (lr=0.1 seed=0) and 1 more failed: " in shown
+    assert (
+        "trials 0001 (lr=0.02 seed=0), 0002 (lr=0.02 seed=1), 0003 (lr=0.1 seed=0) and 1 more "
+        "failed: " in shown
+    )
     folder = tmp_path / "runs" / "small" / "001"
-    assert _parent(uri).info.status == "FAILED" and _parent(uri).data.metrics["trials/failed"] == 4.0
+    assert (
+        _parent(uri).info.status == "FAILED" and _parent(uri).data.metrics["trials/failed"] == 4.0
+    )
     own.write_text(own.read_text().replace("client.id == 2", "client.id == 99"))
     assert invoke(["resume", str(folder)]) == 0
     parent = _parent(uri)
-    assert parent.info.status == "FINISHED" and set(directory.read(folder)) >= {"status", "settings"}
-    assert parent.data.metrics["trials/finished"] == 4.0 and parent.data.metrics["trials/failed"] == 0.0
+    assert parent.info.status == "FINISHED" and set(directory.read(folder)) >= {
+        "status",
+        "settings",
+    }
+    assert (
+        parent.data.metrics["trials/finished"] == 4.0
+        and parent.data.metrics["trials/failed"] == 0.0
+    )
     assert parent.data.metrics["best/score"] == tuning.SweepResult(folder).best["score"]
 
 
@@ -265,10 +349,17 @@ def test_a_mistake_creates_nothing(content: dict[str, Any], tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("ray_runs_already")
 def test_a_population_copies_and_perturbs_without_a_gap_and_a_kill_changes_nothing(
-        content: dict[str, Any], tmp_path: Path) -> None:
+    content: dict[str, Any], tmp_path: Path
+) -> None:
     content["experiment"] |= {"rounds": 6, "checkpoint": {"min_seconds": 0}}
-    content["space"] = {"local.lr": {"loguniform": [1e-4, 0.2]}, "local.batch_size": {"choice": [8, 16, 32]}}
-    content["sweep"] = {"samples": 4, "scheduler": {"name": "pbt", "perturbation_interval": 2, "quantile": 0.5}}
+    content["space"] = {
+        "local.lr": {"loguniform": [1e-4, 0.2]},
+        "local.batch_size": {"choice": [8, 16, 32]},
+    }
+    content["sweep"] = {
+        "samples": 4,
+        "scheduler": {"name": "pbt", "perturbation_interval": 2, "quantile": 0.5},
+    }
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
     folder = tmp_path / "runs" / "small" / "001"
@@ -280,13 +371,17 @@ def test_a_population_copies_and_perturbs_without_a_gap_and_a_kill_changes_nothi
     assert set(result.results["status"]) == {"finished"} and len(result.summary) == 4
     changed = [f for f in trial_folders(result.folder) if f.identity.get("setting_at_end")]
     assert len(changed) >= 2
-    for trial, again in zip(trial_folders(result.folder), trial_folders(resumed.folder), strict=True):
+    for trial, again in zip(
+        trial_folders(result.folder), trial_folders(resumed.folder), strict=True
+    ):
         history, other = result.history(trial.number), resumed.history(trial.number)
         assert list(history["round"]) == list(other["round"]) == [1, 2, 3, 4, 5, 6]
         for name in ("score", "train/loss", "setting/local.lr", "setting/local.batch_size"):
             assert list(history[name]) == list(other[name]), (trial.number, name)
         assert trial.identity["sha256"] == again.identity["sha256"]
-        assert history["setting/local.lr"].iloc[0] == pytest.approx(trial.identity["setting"]["local.lr"])
+        assert history["setting/local.lr"].iloc[0] == pytest.approx(
+            trial.identity["setting"]["local.lr"]
+        )
         end = trial.identity.get("setting_at_end") or trial.identity["setting"]
         assert history["setting/local.lr"].iloc[5] == pytest.approx(end["local.lr"])
 
@@ -304,7 +399,9 @@ def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) 
     content["experiment"]["resources"] = {"executor": "ray", "gpus_per_actor": 0.5}
     progress = Free()
     ray.shutdown()  # the one without a GPU
-    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR")
+    ray.init(
+        address="local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR"
+    )
     try:
         result = tuning.tune(content, progress=progress)
         assert ray.is_initialized()

@@ -21,8 +21,9 @@ def weight_of(weighting: Weighting, num_samples: int) -> float:
     return float(num_samples) if weighting == "samples" else 1.0
 
 
-def average(replies: Iterable[Reply], weigh: Callable[[Reply], float],
-            entry: str = "weights") -> dict[str, dict[str, Tensor]]:
+def average(
+    replies: Iterable[Reply], weigh: Callable[[Reply], float], entry: str = "weights"
+) -> dict[str, dict[str, Tensor]]:
     """Return the weighted mean of one entry of the replies, for each architecture.
 
     Parameters
@@ -75,7 +76,9 @@ class BlockSum:
         tree = reply.get("weights")
         if tree:
             on_cpu: dict[str, Tensor] = {name: value.cpu() for name, value in tree.items()}
-            self._sums.setdefault(architecture, WeightedMean()).add(on_cpu, weight_of(self._weighting, num_samples))
+            self._sums.setdefault(architecture, WeightedMean()).add(
+                on_cpu, weight_of(self._weighting, num_samples)
+            )
 
     def tree(self) -> dict[str, Any]:
         """Return the sums so far, by architecture; empty if no client sent weights."""
@@ -93,7 +96,8 @@ def average_blocks(blocks: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, T
     Returns
     -------
     dict of str to tree
-        As `average`: the same to the accuracy of float64, and the same bits where every block has one client.
+        As `average`: the same to the accuracy of float64, and the same bits where every block has
+        one client.
     """
     means: dict[str, WeightedMean] = {}
     for block in blocks:

@@ -1,8 +1,9 @@
 """Several clients of one architecture in one step: their values stacked, each layer's work one call for all of them.
 
-A block's clients (``aggregation.block``) see their own batches in their own order, exactly as one after another; only
-the order in which a kernel adds differs. Every client is at the same step; one that has no batch left is done, and
-those whose last batch is smaller take that step in a call of their own, so that nothing is padded or masked.
+A block's clients (``aggregation.block``) see their own batches in their own order, exactly as one
+after another; only the order in which a kernel adds differs. Every client is at the same step; one
+that has no batch left is done, and those whose last batch is smaller take that step in a call of
+their own, so that nothing is padded or masked.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ HOOKS = ("train", "begin", "phases", "step", "after_backward")
 """What a method must leave as it is for its clients to be trained in one step."""
 
 
-def check_batchable(config: Experiment, algorithm: Algorithm, task: Task, model: nn.Module, shape: Sequence[int]) -> None:
+def check_batchable(
+    config: Experiment, algorithm: Algorithm, task: Task, model: nn.Module, shape: Sequence[int]
+) -> None:
     """Refuse what cannot be trained so, before round 0.
 
     Parameters
@@ -73,7 +76,9 @@ def check_batchable(config: Experiment, algorithm: Algorithm, task: Task, model:
         try:
             _dry_run(copy.deepcopy(model).to("meta"), shape)
         except Exception as error:
-            reason = f"torch.vmap cannot run this network ({str(error).splitlines()[0]}); set it to 1"
+            reason = (
+                f"torch.vmap cannot run this network ({str(error).splitlines()[0]}); set it to 1"
+            )
     if reason:
         raise ConfigError("experiment.local.clients_per_step", str(count), reason)
 
@@ -91,7 +96,8 @@ def train_batched(algorithm: Algorithm, clients: Sequence[Client]) -> list[dict[
     Returns
     -------
     list of tree
-        Each client's parameters and buffers after training; losses and steps are recorded in the clients.
+        Each client's parameters and buffers after training; losses and steps are recorded in the
+        clients.
     """
     first, done = clients[0], []
     for client in clients:
@@ -110,7 +116,10 @@ def train_batched(algorithm: Algorithm, clients: Sequence[Client]) -> list[dict[
             batch, _ = next(streams[i], (None, None))
             if batch is None:
                 left.remove(i)  # what later steps do to its row is nobody's
-                done[i] = {name: value[i].detach().clone() for name, value in (*weights.items(), *values.items())}
+                done[i] = {
+                    name: value[i].detach().clone()
+                    for name, value in (*weights.items(), *values.items())
+                }
             else:
                 same_size[len(batch.y)][i] = batch
         if not left:
@@ -139,23 +148,38 @@ class _Loss(nn.Module):
         client = copy.copy(self._client)
         client.resident = copy.copy(client.resident)
         client.resident.parameters = parameters
-        return self._algorithm.loss(client, Batch(self.model, x, y, batch.step, batch.phase, batch.last_epoch))
+        return self._algorithm.loss(
+            client, Batch(self.model, x, y, batch.step, batch.phase, batch.last_epoch)
+        )
 
 
-def _losses(loss: _Loss, weights: Mapping[str, Tensor], buffers: dict[str, Tensor], batches: Mapping[int, Batch],
-            count: int) -> Tensor:
+def _losses(
+    loss: _Loss,
+    weights: Mapping[str, Tensor],
+    buffers: dict[str, Tensor],
+    batches: Mapping[int, Batch],
+    count: int,
+) -> Tensor:
     """Return the losses of some clients' batches of one size; their buffers are updated."""
-    some = None if len(batches) == count else torch.tensor(list(batches), device=next(iter(weights.values())).device)
+    some = (
+        None
+        if len(batches) == count
+        else torch.tensor(list(batches), device=next(iter(weights.values())).device)
+    )
     mine = {name: value if some is None else value[some] for name, value in weights.items()}
     kept = {name: value if some is None else value[some] for name, value in buffers.items()}
     any_batch = next(iter(batches.values()))
 
-    def one(parameters: dict[str, Tensor], state: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def one(
+        parameters: dict[str, Tensor], state: dict[str, Tensor], x: Tensor, y: Tensor
+    ) -> Tensor:
         entries = {f"model.{name}": value for name, value in (*parameters.items(), *state.items())}
         result: Tensor = functional_call(loss, entries, (parameters, x, y, any_batch))
         return result
 
-    x, y = (torch.stack([getattr(batch, part) for batch in batches.values()]) for part in ("x", "y"))
+    x, y = (
+        torch.stack([getattr(batch, part) for batch in batches.values()]) for part in ("x", "y")
+    )
     losses: Tensor = vmap(one)(mine, kept, x, y)
     if some is not None:
         for name, value in kept.items():

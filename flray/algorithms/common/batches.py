@@ -14,8 +14,17 @@ from flray.tasks.base import Task
 from flray.tasks.few_shot import FewShot
 
 
-def batch_indices(samples: Samples, task: Task, size: int, epochs: int, generator: torch.Generator, *,
-              steps: int | None = None, work: float = 1.0, batch_norm: bool = False) -> Iterator[tuple[Tensor, bool]]:
+def batch_indices(
+    samples: Samples,
+    task: Task,
+    size: int,
+    epochs: int,
+    generator: torch.Generator,
+    *,
+    steps: int | None = None,
+    work: float = 1.0,
+    batch_norm: bool = False,
+) -> Iterator[tuple[Tensor, bool]]:
     """Yield each batch's positions within the samples, and whether it belongs to the last epoch that is begun.
 
     Parameters
@@ -23,7 +32,8 @@ def batch_indices(samples: Samples, task: Task, size: int, epochs: int, generato
     samples : Samples
         What is passed over.
     task : Task
-        Batches of a few-shot task are episodes, whatever the batch size; as many per epoch as show as many samples.
+        Batches of a few-shot task are episodes, whatever the batch size; as many per epoch as show
+        as many samples.
     size : int
         Batch size.
     epochs : int
@@ -35,19 +45,25 @@ def batch_indices(samples: Samples, task: Task, size: int, epochs: int, generato
     work : float
         Share of the batches to do; below 1 for stragglers.
     batch_norm : bool
-        Whether the model has any. BatchNorm has no variance for a single sample: such a last batch is left out, for all
-        methods alike. A client of one sample keeps its only batch, which batch norm of images can take (those that
-        cannot are refused before round 0).
+        Whether the model has any. BatchNorm has no variance for a single sample: such a last batch
+        is left out, for all methods alike. A client of one sample keeps its only batch, which batch
+        norm of images can take (those that cannot are refused before round 0).
     """
     count, few_shot = len(samples), task if isinstance(task, FewShot) else None
     lone = batch_norm and count > 1 and count % size == 1
-    per_epoch = -(-count // size) - int(lone) if few_shot is None else \
-        few_shot.episodes_per_epoch(samples.labels)
+    per_epoch = (
+        -(-count // size) - int(lone)
+        if few_shot is None
+        else few_shot.episodes_per_epoch(samples.labels)
+    )
     left = math.ceil(min(epochs * per_epoch, math.inf if steps is None else steps) * work)
     last = -(-left // per_epoch) - 1 if per_epoch else 0
     for epoch in range(epochs):
-        batches = torch.randperm(count, generator=generator).to(samples.rows.device).split(size) \
-            if few_shot is None else few_shot.batches(samples.labels, generator)
+        batches = (
+            torch.randperm(count, generator=generator).to(samples.rows.device).split(size)
+            if few_shot is None
+            else few_shot.batches(samples.labels, generator)
+        )
         for batch in islice(batches, per_epoch):
             if left == 0:
                 return

@@ -29,17 +29,19 @@ def class_features(client: Client) -> dict[str, Tensor]:
     return {"vectors": vectors, "counts": counts}
 
 
-def keep_class_means(server: Server, replies: Iterable[Reply], entry: str,
-                     weighting: Literal["uniform", "samples"]) -> None:
+def keep_class_means(
+    server: Server, replies: Iterable[Reply], entry: str, weighting: Literal["uniform", "samples"]
+) -> None:
     """Merge what clients sent of each class into the server's state; classes that nobody sent keep what they had.
 
     Parameters
     ----------
     server : Server
-        ``server.state[entry]`` becomes a dict with the merged tensors [C, D] and the mask ``present`` [C]; it is not
-        there before the first reply.
+        ``server.state[entry]`` becomes a dict with the merged tensors [C, D] and the mask
+        ``present`` [C]; it is not there before the first reply.
     replies : iterable of Reply
-        Each with an entry of that name: one or several tensors [C, D] and ``counts`` [C], 0 for a class not sent.
+        Each with an entry of that name: one or several tensors [C, D] and ``counts`` [C], 0 for a
+        class not sent.
     entry : str
         Its name.
     weighting : {"uniform", "samples"}
@@ -53,5 +55,7 @@ def keep_class_means(server: Server, replies: Iterable[Reply], entry: str,
     for name in sorted(sent[0].keys() - {"counts"}):
         means = torch.stack([one[name] for one in sent])
         previous = None if before is None else (before[name], before["present"])
-        bank[name], bank["present"] = functional.merge_prototypes(means, counts, weighting, previous)
+        bank[name], bank["present"] = functional.merge_prototypes(
+            means, counts, weighting, previous
+        )
     server.state[entry] = bank

@@ -26,7 +26,9 @@ def heads_of(client: Client) -> list[nn.Module]:
     modules: list[nn.Module] = []
     for index in sorted(map(int, heads)):
         module = copy.deepcopy(skeleton)
-        state = {name.removeprefix("classifier."): value for name, value in heads[str(index)].items()}
+        state = {
+            name.removeprefix("classifier."): value for name, value in heads[str(index)].items()
+        }
         module.load_state_dict(state, assign=True)
         modules.append(module.requires_grad_(False).eval())
     return modules

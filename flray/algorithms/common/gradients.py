@@ -12,11 +12,16 @@ from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
 
 
-def gradient_at(client: Client, batch: Batch, parameters: Mapping[str, Tensor],
-                buffers: Mapping[str, Tensor] | None = None) -> tuple[dict[str, Tensor], Tensor]:
+def gradient_at(
+    client: Client,
+    batch: Batch,
+    parameters: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor] | None = None,
+) -> tuple[dict[str, Tensor], Tensor]:
     """Return the gradient of the task's loss on a batch at given parameters; the model's own are not touched.
 
-    The random state is left as it was, so that a forward pass that follows drops out the same units.
+    The random state is left as it was, so that a forward pass that follows drops out the same
+    units.
 
     Parameters
     ----------
@@ -36,8 +41,12 @@ def gradient_at(client: Client, batch: Batch, parameters: Mapping[str, Tensor],
     loss : Tensor
         Scalar.
     """
-    leaves = {name: parameters[name].detach().clone().requires_grad_() for name in client.parameters}
+    leaves = {
+        name: parameters[name].detach().clone().requires_grad_() for name in client.parameters
+    }
     with torch.random.fork_rng(devices=[client.device] if client.device.type == "cuda" else []):
         outputs = functional_call(client.model, {**leaves, **(buffers or {})}, (batch.x,))
     loss = client.task.loss(outputs, batch.y)
-    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)), loss.detach()
+    return dict(
+        zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)
+    ), loss.detach()

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from flray.config.experiment import Local
 
 
-def make_optimizer(parameters: list[nn.Parameter], local: Local, round: int) -> torch.optim.Optimizer:
+def make_optimizer(
+    parameters: list[nn.Parameter], local: Local, round: int
+) -> torch.optim.Optimizer:
     """Return a fresh optimiser for one turn.
 
     Parameters
@@ -30,17 +32,29 @@ def make_optimizer(parameters: list[nn.Parameter], local: Local, round: int) -> 
     if not parameters:
         parameters = [nn.Parameter(torch.zeros(()))]
     if local.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=local.momentum, weight_decay=local.weight_decay)
+        return torch.optim.SGD(
+            parameters, lr=lr, momentum=local.momentum, weight_decay=local.weight_decay
+        )
     kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
     return kind(parameters, lr=lr, betas=local.betas, weight_decay=local.weight_decay)
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Any]:
     """Return copies of what an optimiser remembers of each parameter, by the parameter's name."""
-    return {name: trees.clone(optimizer.state[w]) for name, w in parameters.items() if w in optimizer.state}
+    return {
+        name: trees.clone(optimizer.state[w])
+        for name, w in parameters.items()
+        if w in optimizer.state
+    }
 
 
-def load_optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], kept: Mapping[str, Any]) -> None:
+def load_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    kept: Mapping[str, Any],
+) -> None:
     """Give a fresh optimiser the memory that `memory` returned."""
     for name, state in kept.items():
         optimizer.state[parameters[name]] = trees.clone(state)

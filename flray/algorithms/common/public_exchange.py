@@ -25,32 +25,46 @@ Outputs = dict[str, Tensor]
 class ExchangeParams(Params):
     """Hyper-parameters of every exchange on public data."""
 
-    public_size: int = hyper(5000, "public samples, chosen once (all where there are fewer)", "FCCL+ section 4", ge=2)
-    average: bool = hyper(False, "average all models between collaborative and local updating", "FCCL+ Table XV")
-    pretrain_epochs: int = hyper(0, "epochs of local training before a client's first round", "FCCL+: none", ge=0)
+    public_size: int = hyper(
+        5000, "public samples, chosen once (all where there are fewer)", "FCCL+ section 4", ge=2
+    )
+    average: bool = hyper(
+        False, "average all models between collaborative and local updating", "FCCL+ Table XV"
+    )
+    pretrain_epochs: int = hyper(
+        0, "epochs of local training before a client's first round", "FCCL+: none", ge=0
+    )
 
 
 class PublicParams(VariantParams, ExchangeParams):
     """Hyper-parameters of an exchange per public batch; those without a default here depend on the variant."""
 
     deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
-        "public_batch_size": (512, 256), "public_optimizer": ("kept", "fresh")}
+        "public_batch_size": (512, 256),
+        "public_optimizer": ("kept", "fresh"),
+    }
 
     public_batch_size: int | None = hyper(
-        None, "samples of a public batch", "FCCL+ section 4: 512; released code: 256", ge=2)
-    public_passes: int = hyper(1, "passes over the public samples per round", "FCCL+ section 4", ge=0)
+        None, "samples of a public batch", "FCCL+ section 4: 512; released code: 256", ge=2
+    )
+    public_passes: int = hyper(
+        1, "passes over the public samples per round", "FCCL+ section 4", ge=0
+    )
     public_optimizer: Literal["kept", "fresh"] | None = hyper(
-        None, "the optimiser lives for all public batches of a round, or for a single one",
-        "FCCL+ section 4: Adam, no more; released code: a new one per public batch")
+        None,
+        "the optimiser lives for all public batches of a round, or for a single one",
+        "FCCL+ section 4: Adam, no more; released code: a new one per public batch",
+    )
 
 
 class PublicCollaboration(Algorithm):
     """Whole models stay at the clients; on every public batch all compute outputs before anyone steps.
 
-    In stage b a client first steps on batch b - 1 with the server's reduction of its outputs, then computes its
-    outputs on batch b; the step on the last batch opens the stage after. Outputs are computed in train mode without
-    touching any buffer, and with the dropout masks of the step that follows, so that they are those of that step.
-    With ``average`` all models are averaged after the public batches (homogeneous mode of FCCL+, Table XV).
+    In stage b a client first steps on batch b - 1 with the server's reduction of its outputs, then
+    computes its outputs on batch b; the step on the last batch opens the stage after. Outputs are
+    computed in train mode without touching any buffer, and with the dropout masks of the step that
+    follows, so that they are those of that step. With ``average`` all models are averaged after the
+    public batches (homogeneous mode of FCCL+, Table XV).
     """
 
     shared = "none"
@@ -62,7 +76,8 @@ class PublicCollaboration(Algorithm):
         if self.hp.average:
             self.needs |= {"homogeneous"}
 
-    # --- what a method defines ----------------------------------------------------------------------------
+    # --- what a method defines
+    # ----------------------------------------------------------------------------
 
     @abstractmethod
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:
@@ -80,7 +95,8 @@ class PublicCollaboration(Algorithm):
         """Return what goes back to the clients. Default: the mean of their outputs."""
         return average_outputs(replies, "outputs")
 
-    # --- client -------------------------------------------------------------------------------------------
+    # --- client
+    # -------------------------------------------------------------------------------------------
 
     def begin_stage(self, client: Client) -> None:
         """Open any stage: load the client's model, before the first round pre-train it, settle the batch before."""
@@ -147,13 +163,23 @@ class PublicCollaboration(Algorithm):
     def public_batch(self, client: Client, index: int) -> Tensor:
         """Return a round's public batch, the same for every client, and fix the dropout masks that go with it."""
         assert client.public is not None
-        x, _ = client.public.take(self.public_order(client.seed, client.round, len(client.public))[index])
+        x, _ = client.public.take(
+            self.public_order(client.seed, client.round, len(client.public))[index]
+        )
         if client.resident.random:
-            torch.manual_seed(rng.key(client.seed, "dropout", round=client.round, client=client.id,
-                                       extra=f"public/{index}"))
+            torch.manual_seed(
+                rng.key(
+                    client.seed,
+                    "dropout",
+                    round=client.round,
+                    client=client.id,
+                    extra=f"public/{index}",
+                )
+            )
         how = client.settings(Phase(local=self.local_settings(client))).augment
-        generator = rng.torch_generator(client.seed, "augmentation", round=client.round, client=-1,
-                                         extra=f"public/{index}")
+        generator = rng.torch_generator(
+            client.seed, "augmentation", round=client.round, client=-1, extra=f"public/{index}"
+        )
         return augment_batch(x, how, generator, client.public.normalisation)
 
     def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
@@ -166,11 +192,14 @@ class PublicCollaboration(Algorithm):
             batches += [batch for batch in order.split(self.hp.public_batch_size) if len(batch) > 1]
         return batches
 
-    # --- server -------------------------------------------------------------------------------------------
+    # --- server
+    # -------------------------------------------------------------------------------------------
 
     def exchanges(self, server: Server) -> Iterable[Stage]:
         """Yield one stage per public batch, one to average where that is on, then local training."""
-        for index in range(len(self.public_order(server.config.seed, server.round, server.num_public))):
+        for index in range(
+            len(self.public_order(server.config.seed, server.round, server.num_public))
+        ):
             yield Stage("collaborate", index)
         if self.hp.average:
             yield Stage("merge")
@@ -178,7 +207,11 @@ class PublicCollaboration(Algorithm):
 
     def send(self, server: Server, stage: Stage) -> dict[str, Any]:
         """Send the reduced outputs of the batch before, or the averaged model."""
-        return {name: server.state[name] for name in ("reduced", "batch", "merged") if name in server.state}
+        return {
+            name: server.state[name]
+            for name in ("reduced", "batch", "merged")
+            if name in server.state
+        }
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Reduce the outputs, or average the models."""

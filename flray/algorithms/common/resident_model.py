@@ -18,7 +18,8 @@ class ResidentModel:
     Parameters
     ----------
     model : nn.Module
-        Freshly initialised; its values at this moment are the initial ones of every client and the server.
+        Freshly initialised; its values at this moment are the initial ones of every client and the
+        server.
     shared : str
         Group that travels.
     local_buffers : bool
@@ -36,8 +37,10 @@ class ResidentModel:
         self.shared = frozenset(names)
         self.personal = frozenset(self.entries.keys() - names)
         self.batch_norm = bool(groups.select(model, "batch_norm"))
-        self.random = any(isinstance(m, nn.modules.dropout._DropoutNd) or "stochastic" in type(m).__name__.lower()
-                          for m in model.modules())
+        self.random = any(
+            isinstance(m, nn.modules.dropout._DropoutNd) or "stochastic" in type(m).__name__.lower()
+            for m in model.modules()
+        )
         self.frozen_copies: dict[str, nn.Module] = {}
 
     @torch.no_grad()

@@ -28,8 +28,15 @@ class Batch:
         Whether it belongs to the last epoch of the phase.
     """
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, step: int, phase: Phase,
-                 last_epoch: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        step: int,
+        phase: Phase,
+        last_epoch: bool = True,
+    ) -> None:
         self.x, self.y, self.step, self.phase, self.last_epoch = x, y, step, phase, last_epoch
         self._model = model
 
@@ -64,9 +71,15 @@ class Samples:
         Mean and standard deviation that pixels in [0, 1] are normalised with.
     """
 
-    def __init__(self, x: Tensor, y: Tensor | None, rows: Tensor, prepare: Callable[[Tensor], Tensor],
-                 disturb: Callable[[Tensor, Tensor], Tensor] | None = None,
-                 normalisation: tuple[Tensor, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor | None,
+        rows: Tensor,
+        prepare: Callable[[Tensor], Tensor],
+        disturb: Callable[[Tensor, Tensor], Tensor] | None = None,
+        normalisation: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         self._x, self._y, self.rows, self._prepare, self._disturb = x, y, rows, prepare, disturb
         self.normalisation = normalisation
 
@@ -104,7 +117,8 @@ class Samples:
 def pooled(features: Tensor) -> Tensor:
     """Return features [B, m] or, averaged over positions, feature maps [B, m, ...] as [B, m].
 
-    What was taken from within a network that computes in bfloat16 becomes float32, as what comes out of it is.
+    What was taken from within a network that computes in bfloat16 becomes float32, as what comes
+    out of it is.
     """
     features = features.float() if features.dtype == torch.bfloat16 else features
     return features if features.dim() == 2 else features.flatten(2).mean(2)

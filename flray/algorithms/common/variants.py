@@ -17,20 +17,29 @@ class VariantParams(Params):
     Attributes
     ----------
     deviations : dict of str to (Any, Any)
-        For each hyper-parameter whose default depends on the variant, its value in the paper and in the authors'
-        released code. Such a hyper-parameter's own default is null, which stands for the variant's value.
+        For each hyper-parameter whose default depends on the variant, its value in the paper and in
+        the authors' released code. Such a hyper-parameter's own default is null, which stands for
+        the variant's value.
     """
 
     deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {}
 
     variant: Literal["paper", "released"] = hyper(
-        "paper", "which reading is run where the text and the authors' released code differ", "a decision: the text")
+        "paper",
+        "which reading is run where the text and the authors' released code differ",
+        "a decision: the text",
+    )
 
     def resolved(self) -> Self:
         """Fill in the variant's values where none is given."""
         column = ("paper", "released").index(self.variant)
-        return self.model_copy(update={
-            name: values[column] for name, values in self.deviations.items() if getattr(self, name) is None})
+        return self.model_copy(
+            update={
+                name: values[column]
+                for name, values in self.deviations.items()
+                if getattr(self, name) is None
+            }
+        )
 
 
 def refuse_overridden(config: Experiment, **values: Any) -> None:
@@ -51,5 +60,9 @@ def refuse_overridden(config: Experiment, **values: Any) -> None:
     for name, value in values.items():
         given = getattr(config.local, name)
         if value is not None and given not in (LocalSettings.model_fields[name].default, value):
-            raise ConfigError(f"experiment.local.{name}", str(given), f"{config.algorithm.name} trains with {value} "
-                              f"here; write algorithm.{name}: {given} instead")
+            raise ConfigError(
+                f"experiment.local.{name}",
+                str(given),
+                f"{config.algorithm.name} trains with {value} "
+                f"here; write algorithm.{name}: {given} instead",
+            )

@@ -16,7 +16,15 @@ from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
 from flray.data.sources.archives import register_source
 from flray.data.sources.download import Progress
 from flray.data.sources.image_files import Folder, Item
-from flray.data.sources.image_sets import ImageSet, Mapped, Size, Table, TestShare, image_dataset, split
+from flray.data.sources.image_sets import (
+    ImageSet,
+    Mapped,
+    Size,
+    Table,
+    TestShare,
+    image_dataset,
+    split,
+)
 from flray.data.types import DataSet
 from flray.errors import DataError
 from flray.registry import register_dataset
@@ -25,8 +33,13 @@ CENTRES = tuple(f"centre{number}" for number in range(5))
 METADATA = "metadata.csv"
 LAYOUT = f"{METADATA} and patches/patient_*_node_*/patch_*.png"
 _COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
-Place = Annotated[str | None, Field(description="folder of the set, default DATA/archives/camelyon17 (DATA: "
-                                                "$FLRAY_DATA or ~/.cache/flray)")]
+Place = Annotated[
+    str | None,
+    Field(
+        description="folder of the set, default DATA/archives/camelyon17 (DATA: "
+        "$FLRAY_DATA or ~/.cache/flray)"
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -45,16 +58,32 @@ class Camelyon17:
         """Decode what was put there by hand."""
         self.load(root, None, "image", 0, None, None, 96, 0.2, None, progress)
 
-    def load(self, root: Path, path: str | None, by: str, seed: int, domains: Sequence[str] | None, samples: int | None,
-             size: int, test: float, mapped: bool | None, progress: Progress | None = None) -> DataSet:
+    def load(
+        self,
+        root: Path,
+        path: str | None,
+        by: str,
+        seed: int,
+        domains: Sequence[str] | None,
+        samples: int | None,
+        size: int,
+        test: float,
+        mapped: bool | None,
+        progress: Progress | None = None,
+    ) -> DataSet:
         """Return the data set; the options are those of `camelyon17`."""
         place = Path(path).expanduser() if path else root / "archives" / self.name
         home = _root_folder(place)
         if home is None:
-            raise DataError(f"data set camelyon17 is not there: {place} lacks {METADATA}. It comes from {self.where}; "
-                            f"unpack it there (or give its folder as data.path), laid out as {LAYOUT}")
+            raise DataError(
+                f"data set camelyon17 is not there: {place} lacks {METADATA}. It comes from "
+                f"{self.where}; "
+                f"unpack it there (or give its folder as data.path), laid out as {LAYOUT}"
+            )
         chosen = chosen_domains(self.name, CENTRES, domains)
-        spec = ImageSet(self.name, chosen, ("normal", "tumour"), size, seed, samples, mapped, task="binary")
+        spec = ImageSet(
+            self.name, chosen, ("normal", "tumour"), size, seed, samples, mapped, task="binary"
+        )
         table = split(_table(home, chosen, by == "slide"), test, spec)
         return image_dataset(spec, table, Folder(home), root, progress)
 
@@ -64,21 +93,39 @@ CAMELYON17 = register_source(Camelyon17())
 
 @register_dataset("camelyon17")
 def camelyon17(
-    root: Path, *, path: Place = None, seed: Seed = 0, domains: ChosenDomains = None, samples: SampleCap = None, size: Size = 96,
-    test: TestShare = 0.2, mapped: Mapped = None,
-    by: Annotated[Literal["image", "slide"], Field(description=(
-        "what is divided between training and test: the images of each class, or whole slides, so that no patient is "
-        "in both"))] = "image",
+    root: Path,
+    *,
+    path: Place = None,
+    seed: Seed = 0,
+    domains: ChosenDomains = None,
+    samples: SampleCap = None,
+    size: Size = 96,
+    test: TestShare = 0.2,
+    mapped: Mapped = None,
+    by: Annotated[
+        Literal["image", "slide"],
+        Field(
+            description=(
+                "what is divided between training and test: the images of each class, or whole "
+                "slides, so that no patient is "
+                "in both"
+            )
+        ),
+    ] = "image",
 ) -> DataSet:
     """Return Camelyon17 (WILDS): 455,954 patches 3x96x96 from 5 centres, with and without tumour (binary).
 
-    A patch that is not there is noticed when it is decoded; that it changed later, only with the table.
+    A patch that is not there is noticed when it is decoded; that it changed later, only with the
+    table.
     """
     return CAMELYON17.load(root, path, by, seed, domains, samples, size, test, mapped)
 
 
 def _root_folder(place: Path) -> Path | None:
-    return next((folder for folder in (place, place / "camelyon17_v1.0") if (folder / METADATA).is_file()), None)
+    return next(
+        (folder for folder in (place, place / "camelyon17_v1.0") if (folder / METADATA).is_file()),
+        None,
+    )
 
 
 def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[dict[str, str]]:
@@ -107,12 +154,18 @@ def _table(home: Path, chosen: Sequence[str], by_slide: bool) -> Table:
         wanted = (*_COLUMNS, "slide") if by_slide else _COLUMNS
         missing = [column for column in wanted if column not in (reader.fieldnames or ())]
         if missing:
-            raise DataError(f"{path}: no column {', '.join(missing)}; found {', '.join(reader.fieldnames or ())}")
+            raise DataError(
+                f"{path}: no column {', '.join(missing)}; found "
+                f"{', '.join(reader.fieldnames or ())}"
+            )
         for line, row in enumerate(_rows(path, reader), 2):
             tumour, centre = row["tumor"], row["center"]
             if tumour not in ("0", "1") or centre not in ("0", "1", "2", "3", "4"):
-                raise DataError(f"{path}, line {line}: tumor {tumour!r} and center {centre!r}; expected 0 or 1, and 0 "
-                                "to 4; fetch it again")
+                raise DataError(
+                    f"{path}, line {line}: tumor {tumour!r} and center {centre!r}; expected 0 or "
+                    f"1, and 0 "
+                    "to 4; fetch it again"
+                )
             if not all((row[column] or "").isdecimal() for column in wanted):
                 raise DataError(f"{path}, line {line}: something that is no number; fetch it again")
             who = f"patient_{row['patient']}_node_{row['node']}"
@@ -128,6 +181,9 @@ def _table(home: Path, chosen: Sequence[str], by_slide: bool) -> Table:
     for number, name in enumerate(chosen):
         labels = columns[columns[:, 1] == number, 0]
         if len(set(labels.tolist())) < 2:
-            raise DataError(f"{path}: {name} has {len(labels)} patches, and not of both classes; fetch it again, or "
-                            "choose other centres with data.domains")
+            raise DataError(
+                f"{path}: {name} has {len(labels)} patches, and not of both classes; fetch it "
+                f"again, or "
+                "choose other centres with data.domains"
+            )
     return Table(items, columns[:, 0], columns[:, 1], groups=columns[:, 2] if by_slide else None)

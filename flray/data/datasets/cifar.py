@@ -35,12 +35,30 @@ from flray.errors import DataError
 from flray.registry import register_dataset
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-COARSE = ("aquatic mammals", "fish", "flowers", "food containers", "fruit and vegetables",
-          "household electrical devices", "household furniture", "insects", "large carnivores",
-          "large man-made outdoor things", "large natural outdoor scenes", "large omnivores and herbivores",
-          "medium-sized mammals", "non-insect invertebrates", "people", "reptiles", "small mammals", "trees",
-          "vehicles 1", "vehicles 2")
-CIFAR100 = tuple("""
+COARSE = (
+    "aquatic mammals",
+    "fish",
+    "flowers",
+    "food containers",
+    "fruit and vegetables",
+    "household electrical devices",
+    "household furniture",
+    "insects",
+    "large carnivores",
+    "large man-made outdoor things",
+    "large natural outdoor scenes",
+    "large omnivores and herbivores",
+    "medium-sized mammals",
+    "non-insect invertebrates",
+    "people",
+    "reptiles",
+    "small mammals",
+    "trees",
+    "vehicles 1",
+    "vehicles 2",
+)
+CIFAR100 = tuple(
+    """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
 can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
 flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
@@ -48,8 +66,13 @@ motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear p
 porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel
 streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
 willow_tree wolf woman worm
-""".split())  # noqa: SIM905
-FC100_COARSE = {"train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19), "val": (8, 11, 13, 16), "test": (0, 7, 12, 14)}
+""".split()  # noqa: SIM905
+)
+FC100_COARSE = {
+    "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
+    "val": (8, 11, 13, 16),
+    "test": (0, 7, 12, 14),
+}
 """The superclasses of each part of FC100 (Oreshkin et al., 2018): no class of one part shares one with another part."""
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
@@ -70,19 +93,36 @@ def _records(path: Path, extra: int) -> tuple[NDArray[np.uint8], NDArray[np.int6
     """Return images and labels [n, extra] of a file in the binary form: labels, then 3,072 pixels, for each image."""
     if path.suffix == ".bin":
         raw = np.fromfile(path, dtype=np.uint8)
-        expect(path, raw.size > 0 and raw.size % (3072 + extra) == 0, f"{raw.size} bytes",
-               f"a multiple of {3072 + extra}")
+        expect(
+            path,
+            raw.size > 0 and raw.size % (3072 + extra) == 0,
+            f"{raw.size} bytes",
+            f"a multiple of {3072 + extra}",
+        )
         rows = raw.reshape(-1, 3072 + extra)
         return rows[:, extra:].reshape(-1, 3, 32, 32), rows[:, :extra].astype(np.int64)
     content = read_pickled_arrays(path)
     keys = ("labels",) if extra == 1 else ("coarse_labels", "fine_labels")
-    expect(path, isinstance(content, dict) and all(key in content for key in ("data", *keys)),
-           "other entries", f"data, {', '.join(keys)}")
+    expect(
+        path,
+        isinstance(content, dict) and all(key in content for key in ("data", *keys)),
+        "other entries",
+        f"data, {', '.join(keys)}",
+    )
     pixels = np.asarray(content["data"])
-    expect(path, pixels.dtype == np.uint8 and pixels.ndim == 2 and pixels.shape[1] == 3072,
-           f"data of {pixels.dtype} {list(pixels.shape)}", "uint8 [n, 3072]")
+    expect(
+        path,
+        pixels.dtype == np.uint8 and pixels.ndim == 2 and pixels.shape[1] == 3072,
+        f"data of {pixels.dtype} {list(pixels.shape)}",
+        "uint8 [n, 3072]",
+    )
     labels = np.stack([whole_numbers(path, content[key]) for key in keys], 1)
-    expect(path, len(labels) == len(pixels), f"{len(labels)} labels for {len(pixels)} images", "as many")
+    expect(
+        path,
+        len(labels) == len(pixels),
+        f"{len(labels)} labels for {len(pixels)} images",
+        "as many",
+    )
     return pixels.reshape(-1, 3, 32, 32), labels
 
 
@@ -100,21 +140,42 @@ def _decode100(folder: Path, names: Sequence[str]) -> Arrays:
         x, labels = _records(folder / name, 2)
         check_labels(folder / name, labels[:, 0], 20)
         check_labels(folder / name, labels[:, 1], 100)
-        arrays |= {f"{part}_x": x, f"{part}_coarse": labels[:, 0].copy(), f"{part}_y": labels[:, 1].copy()}
+        arrays |= {
+            f"{part}_x": x,
+            f"{part}_coarse": labels[:, 0].copy(),
+            f"{part}_y": labels[:, 1].copy(),
+        }
     return arrays
 
 
-CIFAR10_FILES = register_source(Files(
-    "cifar-10",
-    [[f"cifar-10-batches-py/{name}" for name in (*_BATCHES, "test_batch")],
-     [f"cifar-10-batches-bin/{name}.bin" for name in (*_BATCHES, "test_batch")],
-     [*_BATCHES, "test_batch"], [f"{name}.bin" for name in (*_BATCHES, "test_batch")]],
-    _decode10, "https://www.cs.toronto.edu/~kriz/cifar.html", _cifar10_downloads))
-CIFAR100_FILES = register_source(Files(
-    "cifar-100",
-    [["cifar-100-python/train", "cifar-100-python/test"], ["cifar-100-binary/train.bin", "cifar-100-binary/test.bin"],
-     ["train", "test"], ["train.bin", "test.bin"]],
-    _decode100, "https://www.cs.toronto.edu/~kriz/cifar.html", _cifar100_downloads))
+CIFAR10_FILES = register_source(
+    Files(
+        "cifar-10",
+        [
+            [f"cifar-10-batches-py/{name}" for name in (*_BATCHES, "test_batch")],
+            [f"cifar-10-batches-bin/{name}.bin" for name in (*_BATCHES, "test_batch")],
+            [*_BATCHES, "test_batch"],
+            [f"{name}.bin" for name in (*_BATCHES, "test_batch")],
+        ],
+        _decode10,
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        _cifar10_downloads,
+    )
+)
+CIFAR100_FILES = register_source(
+    Files(
+        "cifar-100",
+        [
+            ["cifar-100-python/train", "cifar-100-python/test"],
+            ["cifar-100-binary/train.bin", "cifar-100-binary/test.bin"],
+            ["train", "test"],
+            ["train.bin", "test.bin"],
+        ],
+        _decode100,
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        _cifar100_downloads,
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -141,8 +202,10 @@ class _Fc100(Files):
         if self.has(root, path) or not CIFAR100_FILES.has(root, path):
             return super().load(root, path)
         whole = CIFAR100_FILES.load(root, path)
-        x, y, coarse = (np.concatenate([whole[f"{half}_{kind}"] for half in ("train", "test")])
-                        for kind in ("x", "y", "coarse"))
+        x, y, coarse = (
+            np.concatenate([whole[f"{half}_{kind}"] for half in ("train", "test")])
+            for kind in ("x", "y", "coarse")
+        )
         parts: Arrays = {}
         for part, superclass in FC100_COARSE.items():
             mine = np.isin(coarse, superclass)
@@ -156,64 +219,110 @@ def _decode_fc100(folder: Path, names: Sequence[str]) -> Arrays:
     for part, name in zip(FC100_COARSE, names, strict=True):
         path = folder / name
         content = read_pickled_arrays(path)
-        expect(path, isinstance(content, dict) and {"data", "labels"} <= content.keys(), "other entries",
-               "data and labels")
+        expect(
+            path,
+            isinstance(content, dict) and {"data", "labels"} <= content.keys(),
+            "other entries",
+            "data and labels",
+        )
         x, y = np.asarray(content["data"]), whole_numbers(path, content["labels"])
         if x.ndim == 4 and x.shape[-1] == 3:
             x = x.transpose(0, 3, 1, 2)
-        expect(path, x.dtype == np.uint8 and x.shape[1:] == (3, 32, 32) and y.shape == x.shape[:1],
-               f"data of {x.dtype} {list(x.shape)} and labels {list(y.shape)}", "uint8 [n, 32, 32, 3] and n labels")
+        expect(
+            path,
+            x.dtype == np.uint8 and x.shape[1:] == (3, 32, 32) and y.shape == x.shape[:1],
+            f"data of {x.dtype} {list(x.shape)} and labels {list(y.shape)}",
+            "uint8 [n, 32, 32, 3] and n labels",
+        )
         check_labels(path, y, 100)
         for label in np.unique(y).tolist():
-            expect(path, owner.setdefault(label, name) == name,
-                   f"the class {CIFAR100[label]}, which {owner[label]} has", "classes of its own")
+            expect(
+                path,
+                owner.setdefault(label, name) == name,
+                f"the class {CIFAR100[label]}, which {owner[label]} has",
+                "classes of its own",
+            )
         arrays |= {f"{part}_x": np.ascontiguousarray(x), f"{part}_y": y}
     return arrays
 
 
-FC100_FILES = register_source(_Fc100(
-    "fc100", [[f"FC100_{part}.pickle" for part in FC100_COARSE]], _decode_fc100,
-    "CIFAR-100 (`flray data get cifar-100`), or as the three pickles that MetaOptNet links to"))
+FC100_FILES = register_source(
+    _Fc100(
+        "fc100",
+        [[f"FC100_{part}.pickle" for part in FC100_COARSE]],
+        _decode_fc100,
+        "CIFAR-100 (`flray data get cifar-100`), or as the three pickles that MetaOptNet links to",
+    )
+)
 
 
 @register_dataset("cifar-10")
-def cifar10(root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None) -> DataSet:
+def cifar10(
+    root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None
+) -> DataSet:
     """Return CIFAR-10, 50,000 and 10,000 photos 3x32x32, official split."""
     return _dataset("cifar-10", CIFAR10_FILES.load(root, path), CIFAR10, seed, samples)
 
 
 @register_dataset("cifar-100")
 def cifar100(
-    root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None,
-    labels: Annotated[Literal["fine", "coarse"], Field(description="100 classes, or their 20 superclasses")] = "fine",
+    root: Path,
+    *,
+    path: Place = None,
+    seed: Seed = 0,
+    samples: SampleCap = None,
+    labels: Annotated[
+        Literal["fine", "coarse"], Field(description="100 classes, or their 20 superclasses")
+    ] = "fine",
 ) -> DataSet:
     """Return CIFAR-100, 50,000 and 10,000 photos 3x32x32, official split; its superclasses serve `pachinko`."""
     arrays = CIFAR100_FILES.load(root, path)
     if labels == "coarse":
-        return _dataset("cifar-100", {**arrays, "train_y": arrays["train_coarse"], "test_y": arrays["test_coarse"]},
-                        COARSE, seed, samples)
+        return _dataset(
+            "cifar-100",
+            {**arrays, "train_y": arrays["train_coarse"], "test_y": arrays["test_coarse"]},
+            COARSE,
+            seed,
+            samples,
+        )
     return _dataset("cifar-100", arrays, CIFAR100, seed, samples, superclasses(arrays))
 
 
 @register_dataset("fc100")
-def fc100(root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None,
-          part: Annotated[Literal["test", "val"], Field(description="whose classes are the unseen ones")] = "test",
-          ) -> DataSet:
+def fc100(
+    root: Path,
+    *,
+    path: Place = None,
+    seed: Seed = 0,
+    samples: SampleCap = None,
+    part: Annotated[
+        Literal["test", "val"], Field(description="whose classes are the unseen ones")
+    ] = "test",
+) -> DataSet:
     """Return FC100: few-shot classes of CIFAR-100, split by superclass into 60 for training, 20 and 20 unseen ones."""
     arrays = FC100_FILES.load(root, path)
     parts = (arrays[name] for name in ("train_x", "train_y", f"{part}_x", f"{part}_y"))
     domain = cap_samples(Domain("fc100", "real", *parts), samples, seed)
-    return DataSet("fc100", (domain,), CIFAR100, *channel_statistics([domain.train_x]), task="few-shot")
+    return DataSet(
+        "fc100", (domain,), CIFAR100, *channel_statistics([domain.train_x]), task="few-shot"
+    )
 
 
 @register_dataset("cifar10-jpeg")
 def cifar10_jpeg(
-    root: Path, *, seed: Seed = 0, samples: SampleCap = None,
-    path: Annotated[str, Field(description="the .npz file with jpeg, offset, label, is_test and classes")],
+    root: Path,
+    *,
+    seed: Seed = 0,
+    samples: SampleCap = None,
+    path: Annotated[
+        str, Field(description="the .npz file with jpeg, offset, label, is_test and classes")
+    ],
 ) -> DataSet:
     """Return all of CIFAR-10 after lossy compression, 3x32x32: results on it are not results on CIFAR-10."""
     file = Path(path).expanduser()
-    arrays = Files("cifar10-jpeg", [[file.name]], _decode_jpeg, "who made the file").load(root, str(file.parent))
+    arrays = Files("cifar10-jpeg", [[file.name]], _decode_jpeg, "who made the file").load(
+        root, str(file.parent)
+    )
     return _dataset("cifar10-jpeg", arrays, CIFAR10, seed, samples)
 
 
@@ -235,26 +344,54 @@ def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
         raise DataError(f"{path}: not a readable .npz file ({what}); fetch it again") from None
     missing = [name for name in wanted if name not in stored]
     expect(path, not missing, f"no {', '.join(missing)}", ", ".join(wanted))
-    jpeg, offset, labels = stored["jpeg"].tobytes(), stored["offset"], whole_numbers(path, stored["label"])
+    jpeg, offset, labels = (
+        stored["jpeg"].tobytes(),
+        stored["offset"],
+        whole_numbers(path, stored["label"]),
+    )
     test, names_ = stored["is_test"].astype(bool), [str(name) for name in stored["classes"]]
     expect(path, labels.ndim == 1, f"labels of shape {list(labels.shape)}", "[n]")
-    expect(path, sorted(names_) == sorted(CIFAR10), f"the classes {', '.join(names_)}", ", ".join(CIFAR10))
+    expect(
+        path,
+        sorted(names_) == sorted(CIFAR10),
+        f"the classes {', '.join(names_)}",
+        ", ".join(CIFAR10),
+    )
     check_labels(path, labels, 10)
-    expect(path, len(offset) == len(labels) + 1 and len(test) == len(labels) and (np.diff(offset) > 0).all() and
-           offset[0] >= 0 and offset[-1] <= len(jpeg),
-           f"{len(offset)} offsets and {len(test)} entries of is_test for {len(labels)} labels and {len(jpeg)} bytes",
-           "one rising offset more than labels, within the bytes, and as many entries of is_test")
+    expect(
+        path,
+        len(offset) == len(labels) + 1
+        and len(test) == len(labels)
+        and (np.diff(offset) > 0).all()
+        and offset[0] >= 0
+        and offset[-1] <= len(jpeg),
+        f"{len(offset)} offsets and {len(test)} entries of is_test for {len(labels)} labels and "
+        f"{len(jpeg)} bytes",
+        "one rising offset more than labels, within the bytes, and as many entries of is_test",
+    )
     labels = np.array([CIFAR10.index(name) for name in names_])[labels]
     x = np.empty((len(labels), 3, 32, 32), dtype=np.uint8)
     for row, (start, end) in enumerate(pairwise(offset.tolist())):
         try:
             with Image.open(io.BytesIO(jpeg[start:end]), formats=("JPEG", "PNG", "WEBP")) as image:
-                expect(path, image.size == (32, 32), f"image {row} of {list(image.size)}", "32 by 32 pixels")
+                expect(
+                    path,
+                    image.size == (32, 32),
+                    f"image {row} of {list(image.size)}",
+                    "32 by 32 pixels",
+                )
                 pixels = np.asarray(image.convert("RGB"))
         except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise DataError(f"{path}: image {row} cannot be decoded ({error}); fetch the file again") from None
+            raise DataError(
+                f"{path}: image {row} cannot be decoded ({error}); fetch the file again"
+            ) from None
         x[row] = pixels.transpose(2, 0, 1)
-    return {"train_x": x[~test], "train_y": labels[~test], "test_x": x[test], "test_y": labels[test]}
+    return {
+        "train_x": x[~test],
+        "train_y": labels[~test],
+        "test_x": x[test],
+        "test_y": labels[test],
+    }
 
 
 def superclasses(arrays: Arrays) -> tuple[int, ...]:
@@ -267,14 +404,29 @@ def superclasses(arrays: Arrays) -> tuple[int, ...]:
     """
     found: dict[int, int] = {}
     fine: Any
-    for fine, coarse in zip(arrays["train_y"].tolist(), arrays["train_coarse"].tolist(), strict=True):
+    for fine, coarse in zip(
+        arrays["train_y"].tolist(), arrays["train_coarse"].tolist(), strict=True
+    ):
         if found.setdefault(fine, coarse) != coarse:
-            raise DataError(f"cifar-100: class {CIFAR100[fine]} lies in the superclasses {COARSE[found[fine]]} and "
-                            f"{COARSE[coarse]}: the files are not CIFAR-100's; fetch them again")
+            raise DataError(
+                f"cifar-100: class {CIFAR100[fine]} lies in the superclasses {COARSE[found[fine]]} "
+                f"and "
+                f"{COARSE[coarse]}: the files are not CIFAR-100's; fetch them again"
+            )
     return tuple(found.get(label, 0) for label in range(100))
 
 
-def _dataset(name: str, arrays: Arrays, classes: tuple[str, ...], seed: int, samples: int | None,
-             coarse: tuple[int, ...] | None = None) -> DataSet:
-    domain = cap_samples(Domain(name, "real", *(arrays[p] for p in ("train_x", "train_y", "test_x", "test_y"))), samples, seed)
+def _dataset(
+    name: str,
+    arrays: Arrays,
+    classes: tuple[str, ...],
+    seed: int,
+    samples: int | None,
+    coarse: tuple[int, ...] | None = None,
+) -> DataSet:
+    domain = cap_samples(
+        Domain(name, "real", *(arrays[p] for p in ("train_x", "train_y", "test_x", "test_y"))),
+        samples,
+        seed,
+    )
     return DataSet(name, (domain,), classes, *channel_statistics([domain.train_x]), coarse=coarse)

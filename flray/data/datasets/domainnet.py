@@ -10,7 +10,13 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets.class_folders import ClassFolders, Incomplete, chosen_domains, domain_home, normalise_name
+from flray.data.datasets.class_folders import (
+    ClassFolders,
+    Incomplete,
+    chosen_domains,
+    domain_home,
+    normalise_name,
+)
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
 from flray.data.sources.archives import register_source
 from flray.data.sources.download import Progress
@@ -32,8 +38,25 @@ from flray.registry import register_dataset
 
 NUM_CLASSES = 345
 DOMAINS: dict[str, tuple[str, ...]] = {
-    "clipart": (), "infograph": (), "painting": (), "quickdraw": (), "real": (), "sketch": ()}
-TEN = ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra")
+    "clipart": (),
+    "infograph": (),
+    "painting": (),
+    "quickdraw": (),
+    "real": (),
+    "sketch": (),
+}
+TEN = (
+    "bird",
+    "feather",
+    "headphones",
+    "ice_cream",
+    "teapot",
+    "tiger",
+    "whale",
+    "windmill",
+    "wine_glass",
+    "zebra",
+)
 """FedBN's classes, in its label order."""
 Which = Annotated[Literal["ten", "all"], Field(description="FedBN's ten classes, or all 345")]
 
@@ -43,16 +66,33 @@ class _DomainNet(ClassFolders):
     """The folders of DomainNet, with lists of files beside them."""
 
     def load_domainnet(
-        self, root: Path, path: str | None, classes: str, seed: int, domains: Sequence[str] | None, samples: int | None,
-        size: int, test: float, incomplete: bool, mapped: bool | None, progress: Progress | None = None,
+        self,
+        root: Path,
+        path: str | None,
+        classes: str,
+        seed: int,
+        domains: Sequence[str] | None,
+        samples: int | None,
+        size: int,
+        test: float,
+        incomplete: bool,
+        mapped: bool | None,
+        progress: Progress | None = None,
     ) -> DataSet:
         """Return the data set; the options are those of `domainnet`."""
         store = find_store(root, self.name, path, self.where, self.layout)
         chosen = chosen_domains(self.name, tuple(DOMAINS), domains)
         items = store.items()
-        home = domain_home(store, items, {normalise_name(d): d for d in DOMAINS}, self.layout, self.name)
-        tree = self if classes == "ten" else replace(
-            self, classes=_all_classes(store, items, home, chosen, incomplete), others=False)
+        home = domain_home(
+            store, items, {normalise_name(d): d for d in DOMAINS}, self.layout, self.name
+        )
+        tree = (
+            self
+            if classes == "ten"
+            else replace(
+                self, classes=_all_classes(store, items, home, chosen, incomplete), others=False
+            )
+        )
         table = tree.table(store, items, chosen, {}, incomplete)
         spec = ImageSet(self.name, chosen, tuple(tree.classes), size, seed, samples, mapped)
         listed = _test_list(store, items, home, chosen)
@@ -64,47 +104,79 @@ class _DomainNet(ClassFolders):
         self.load_domainnet(root, None, "ten", 0, None, None, self.size, 0.2, False, None, progress)
 
 
-DOMAINNET = register_source(_DomainNet("domainnet", "DomainNet", "https://ai.bu.edu/M3SDA (Peng et al., 2019)", DOMAINS, TEN, 256,
-                             others=True))
+DOMAINNET = register_source(
+    _DomainNet(
+        "domainnet",
+        "DomainNet",
+        "https://ai.bu.edu/M3SDA (Peng et al., 2019)",
+        DOMAINS,
+        TEN,
+        256,
+        others=True,
+    )
+)
 
 
 @register_dataset("domainnet")
 def domainnet(
-    root: Path, *, path: Place = None, classes: Which = "ten", seed: Seed = 0, domains: ChosenDomains = None,
-    samples: SampleCap = None, size: Size = 256, test: TestShare = 0.2, incomplete: Incomplete = False, mapped: Mapped = None,
+    root: Path,
+    *,
+    path: Place = None,
+    classes: Which = "ten",
+    seed: Seed = 0,
+    domains: ChosenDomains = None,
+    samples: SampleCap = None,
+    size: Size = 256,
+    test: TestShare = 0.2,
+    incomplete: Incomplete = False,
+    mapped: Mapped = None,
 ) -> DataSet:
     """Return DomainNet: 6 styles, FedBN's ten classes or all 345 (586,575 pictures), by default 3x256x256.
 
-    With the lists ``DOMAIN_train.txt`` and ``DOMAIN_test.txt`` beside the folders the split is the official one, and
-    only listed pictures are taken; without them `test` and `seed` decide.
+    With the lists ``DOMAIN_train.txt`` and ``DOMAIN_test.txt`` beside the folders the split is the
+    official one, and only listed pictures are taken; without them `test` and `seed` decide.
     """
-    return DOMAINNET.load_domainnet(root, path, classes, seed, domains, samples, size, test, incomplete, mapped)
+    return DOMAINNET.load_domainnet(
+        root, path, classes, seed, domains, samples, size, test, incomplete, mapped
+    )
 
 
-def _all_classes(store: Store, items: Sequence[Item], home: str, chosen: Sequence[str],
-                 incomplete: bool) -> tuple[str, ...]:
+def _all_classes(
+    store: Store, items: Sequence[Item], home: str, chosen: Sequence[str], incomplete: bool
+) -> tuple[str, ...]:
     names: dict[str, str] = {}
     for item in items:
         below = item.path.removeprefix(home).split("/")
         if item.path.startswith(home) and len(below) == 3 and normalise_name(below[0]) in chosen:
             names.setdefault(normalise_name(below[1]), below[1])
     if len(names) != NUM_CLASSES and not incomplete:
-        raise DataError(f"data set domainnet: {len(names)} folders of classes in {store.where}, expected "
-                        f"{NUM_CLASSES}; fetch it again, or set data.incomplete to true to do with these")
+        raise DataError(
+            f"data set domainnet: {len(names)} folders of classes in {store.where}, expected "
+            f"{NUM_CLASSES}; fetch it again, or set data.incomplete to true to do with these"
+        )
     return tuple(names[key] for key in sorted(names))
 
 
-def _test_list(store: Store, items: Sequence[Item], home: str, chosen: Sequence[str]) -> dict[str, bool] | None:
+def _test_list(
+    store: Store, items: Sequence[Item], home: str, chosen: Sequence[str]
+) -> dict[str, bool] | None:
     """Return which listed pictures are for test, or None where a domain has no lists.
 
     Raises
     ------
     DataError
-        Naming list and line, if a picture is not there, is in two lists, or its class has another label elsewhere.
+        Naming list and line, if a picture is not there, is in two lists, or its class has another
+        label elsewhere.
     """
     files = {item.path for item in items}
-    by_name = {item.path.rsplit("/", 1)[-1]: item.path for item in items if item.path.endswith(".txt")}
-    lists = [(by_name.get(f"{domain}_{part}.txt"), part == "test") for domain in chosen for part in ("train", "test")]
+    by_name = {
+        item.path.rsplit("/", 1)[-1]: item.path for item in items if item.path.endswith(".txt")
+    }
+    lists = [
+        (by_name.get(f"{domain}_{part}.txt"), part == "test")
+        for domain in chosen
+        for part in ("train", "test")
+    ]
     if any(path is None for path, _ in lists):
         return None
     found: dict[str, bool] = {}
@@ -118,12 +190,19 @@ def _test_list(store: Store, items: Sequence[Item], home: str, chosen: Sequence[
             name, _, label = line.strip().rpartition(" ")
             folder = normalise_name(name.split("/")[-2]) if name.count("/") >= 1 else ""
             if not folder or not label.isdigit():
-                raise DataError(f"{where}: found {line.strip()[:80]!r}; expected DOMAIN/CLASS/FILE LABEL")
+                raise DataError(
+                    f"{where}: found {line.strip()[:80]!r}; expected DOMAIN/CLASS/FILE LABEL"
+                )
             if home + name not in files:
-                raise DataError(f"{where}: {store.where / (home + name)} is not there; fetch the pictures again")
+                raise DataError(
+                    f"{where}: {store.where / (home + name)} is not there; fetch the pictures again"
+                )
             if labels.setdefault(folder, label) != label:
-                raise DataError(f"{where}: label {label} for the class {folder}, which has label {labels[folder]} "
-                                "elsewhere; fetch the list again")
+                raise DataError(
+                    f"{where}: label {label} for the class {folder}, which has label "
+                    f"{labels[folder]} "
+                    "elsewhere; fetch the list again"
+                )
             if home + name in found:
                 raise DataError(f"{where}: {name} is listed twice; fetch the list again")
             found[home + name] = is_test
@@ -135,11 +214,16 @@ def _one_class_per_label(labels: Mapping[str, str], store: Store) -> None:
     classes: dict[str, str] = {}
     for name, label in labels.items():
         if classes.setdefault(label, name) != name:
-            raise DataError(f"{store.where}: the lists give the label {label} to the classes {classes[label]} and "
-                            f"{name}; fetch them again")
+            raise DataError(
+                f"{store.where}: the lists give the label {label} to the classes {classes[label]} "
+                f"and "
+                f"{name}; fetch them again"
+            )
 
 
 def _official(table: Table, listed: Mapping[str, bool]) -> Table:
-    rows = np.array([row for row, item in enumerate(table.items) if item.path in listed], dtype=np.int64)
+    rows = np.array(
+        [row for row, item in enumerate(table.items) if item.path in listed], dtype=np.int64
+    )
     taken = table.rows(rows)
     return replace(taken, test=np.array([listed[item.path] for item in taken.items], dtype=bool))

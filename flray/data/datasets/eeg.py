@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, Seed, choose_domains
-from flray.data.datasets.tangent_space import covariances, log_euclidean_mean, pad_vectors, tangent_vectors
+from flray.data.datasets.tangent_space import (
+    covariances,
+    log_euclidean_mean,
+    pad_vectors,
+    tangent_vectors,
+)
 from flray.data.sources.cache import MANIFEST, read_arrays, write_arrays
 from flray.data.types import DataSet, Domain
 from flray.errors import DataError
@@ -27,13 +32,21 @@ Frequency = Annotated[float, Field(gt=0, description="in hertz")]
 
 
 @register_dataset("eeg")
-def eeg(root: Path, *, seed: Seed = 0, domains: ChosenDomains = None, low: Frequency = 8.0, high: Frequency = 32.0) -> DataSet:
+def eeg(
+    root: Path,
+    *,
+    seed: Seed = 0,
+    domains: ChosenDomains = None,
+    low: Frequency = 8.0,
+    high: Frequency = 32.0,
+) -> DataSet:
     """Return four sources of EEG trials, right hand against feet, as zero-padded tangent vectors (binary).
 
-    MOABB fetches and filters the trials (its folder is that of MNE, ``~/mne_data``); their covariances are kept in the
-    cache. A fifth of each source's trials is for test, by class and seed; a covariance goes into the tangent space at
-    the mean of its source's training trials. As in LG-Mix, Table 10; its preprocessing is not stated, 8 to 32 Hz are
-    MOABB's defaults for motor imagery.
+    MOABB fetches and filters the trials (its folder is that of MNE, ``~/mne_data``); their
+    covariances are kept in the cache. A fifth of each source's trials is for test, by class and
+    seed; a covariance goes into the tangent space at the mean of its source's training trials. As
+    in LG-Mix, Table 10; its preprocessing is not stated, 8 to 32 Hz are MOABB's defaults for motor
+    imagery.
 
     Parameters
     ----------
@@ -75,13 +88,17 @@ def dataset_of(name: str, sources: dict[str, Trials], seed: int) -> DataSet:
     for source, (x, y) in sources.items():
         missing = [event for label, event in enumerate(EVENTS) if (y == label).sum() < 2]
         if missing:
-            raise DataError(f"{name}: {source} has fewer than two trials of {' and '.join(missing)}")
+            raise DataError(
+                f"{name}: {source} has fewer than two trials of {' and '.join(missing)}"
+            )
         generator = numpy_generator(seed, "data", extra=f"{name}/{source}")
         test = np.zeros(len(y), dtype=bool)
         for label in (0, 1):
             rows = generator.permutation(np.flatnonzero(y == label))
-            test[rows[:max(1, len(rows) // 5)]] = True
-        vectors = pad_vectors(tangent_vectors(x, log_euclidean_mean(x[~test])), length * (length + 1) // 2)
+            test[rows[: max(1, len(rows) // 5)]] = True
+        vectors = pad_vectors(
+            tangent_vectors(x, log_euclidean_mean(x[~test])), length * (length + 1) // 2
+        )
         domains.append(Domain(source, "real", vectors[~test], y[~test], vectors[test], y[test]))
     return DataSet(name, tuple(domains), ("feet", "right hand"), (0.0,), (1.0,), task="binary")
 
@@ -95,7 +112,9 @@ def moabb_trials(source: str, low: float, high: float) -> Trials:
         If MOABB is not there, or cannot fetch the source.
     """
     try:
-        datasets, paradigms = (importlib.import_module(f"moabb.{part}") for part in ("datasets", "paradigms"))
+        datasets, paradigms = (
+            importlib.import_module(f"moabb.{part}") for part in ("datasets", "paradigms")
+        )
     except ImportError as error:
         raise DataError(f"data set eeg needs MOABB ({error}): pip install 'flray[eeg]'") from None
     return imagery_trials(getattr(datasets, source)(), paradigms, low, high)
@@ -103,17 +122,25 @@ def moabb_trials(source: str, low: float, high: float) -> Trials:
 
 def imagery_trials(dataset: Any, paradigms: Any, low: float, high: float) -> Trials:
     """Return a MOABB data set's trials of right hand and feet."""
-    paradigm = paradigms.MotorImagery(events=list(EVENTS), n_classes=len(EVENTS), fmin=low, fmax=high)
+    paradigm = paradigms.MotorImagery(
+        events=list(EVENTS), n_classes=len(EVENTS), fmin=low, fmax=high
+    )
     try:
         x, names, _ = paradigm.get_data(dataset)
     except Exception as error:
-        raise DataError(f"eeg: MOABB could not provide {type(dataset).__name__} ({type(error).__name__}: {error}); "
-                        "fetch it on a machine with a network and copy MNE's data folder (~/mne_data)") from error
-    return np.asarray(x, dtype=np.float64), np.array([EVENTS.index(n) for n in names], dtype=np.int64)
+        raise DataError(
+            f"eeg: MOABB could not provide {type(dataset).__name__} ({type(error).__name__}: "
+            f"{error}); "
+            "fetch it on a machine with a network and copy MNE's data folder (~/mne_data)"
+        ) from error
+    return np.asarray(x, dtype=np.float64), np.array(
+        [EVENTS.index(n) for n in names], dtype=np.int64
+    )
 
 
-def _cached_trials(root: Path, source: str, low: float, high: float,
-          trials: Callable[[str, float, float], Trials]) -> Trials:
+def _cached_trials(
+    root: Path, source: str, low: float, high: float, trials: Callable[[str, float, float], Trials]
+) -> Trials:
     key = hashlib.sha256(f"{source}|{low}|{high}".encode()).hexdigest()[:16]
     folder = root / "eeg" / f"{source}-{key}"
     if not (folder / MANIFEST).exists():
@@ -121,5 +148,3 @@ def _cached_trials(root: Path, source: str, low: float, high: float,
         write_arrays(folder, {"x": covariances(x), "y": y})
     arrays = read_arrays(folder, "eeg")
     return arrays["x"], arrays["y"]
-
-

@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from flray.data.datasets.embedded import Seed
-from flray.data.datasets.tangent_space import covariances, log_euclidean_mean, pad_vectors, tangent_vectors
+from flray.data.datasets.tangent_space import (
+    covariances,
+    log_euclidean_mean,
+    pad_vectors,
+    tangent_vectors,
+)
 from flray.data.types import DataSet, Domain
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
@@ -22,15 +27,21 @@ _TIMES = 128
 
 @register_dataset("eeg-synthetic")
 def eeg_synthetic(
-    root: Path, *, seed: Seed = 0,
-    samples: Annotated[int, Field(ge=10, description="trials of each source; a fifth of them for test")] = 150,
-    strength: Annotated[float, Field(ge=0, description="how far the two classes' sources differ in power")] = 0.2,
+    root: Path,
+    *,
+    seed: Seed = 0,
+    samples: Annotated[
+        int, Field(ge=10, description="trials of each source; a fifth of them for test")
+    ] = 150,
+    strength: Annotated[
+        float, Field(ge=0, description="how far the two classes' sources differ in power")
+    ] = 0.2,
 ) -> DataSet:
     """Return four sources of generated trials with 8, 11, 15 and 7 channels, as zero-padded tangent vectors (binary).
 
-    A trial mixes as many independent sources as there are channels, by a matrix of its domain; in each class other
-    sources are strong. Its covariance goes into the tangent space at the mean of its domain's training trials. Origin:
-    random.
+    A trial mixes as many independent sources as there are channels, by a matrix of its domain; in
+    each class other sources are strong. Its covariance goes into the tangent space at the mean of
+    its domain's training trials. Origin: random.
 
     Parameters
     ----------
@@ -55,12 +66,16 @@ def eeg_synthetic(
     return DataSet("eeg-synthetic", tuple(domains), CLASSES, (0.0,), (1.0,), task="binary")
 
 
-def trials(labels: NDArray[np.int64], channels: int, strength: float,
-           generator: np.random.Generator) -> NDArray[np.float64]:
+def trials(
+    labels: NDArray[np.int64], channels: int, strength: float, generator: np.random.Generator
+) -> NDArray[np.float64]:
     """Return generated trials [n, channels, 128]."""
     mixing = generator.standard_normal((channels, channels)) + 2 * np.eye(channels)
     power = np.exp(strength * generator.standard_normal((2, channels)))
     jitter = np.exp(0.3 * generator.standard_normal((len(labels), channels)))
-    sources = generator.standard_normal((len(labels), channels, _TIMES)) * (power[labels] * jitter)[..., None]
+    sources = (
+        generator.standard_normal((len(labels), channels, _TIMES))
+        * (power[labels] * jitter)[..., None]
+    )
     mixed: NDArray[np.float64] = mixing @ sources
     return mixed

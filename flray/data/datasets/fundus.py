@@ -15,7 +15,15 @@ from flray.data.datasets.fundus_synthetic import STRUCTURES
 from flray.data.sources.archives import register_source
 from flray.data.sources.download import Progress
 from flray.data.sources.image_files import Item, Store
-from flray.data.sources.image_sets import ImageSet, Mapped, Place, Size, Table, find_store, image_dataset
+from flray.data.sources.image_sets import (
+    ImageSet,
+    Mapped,
+    Place,
+    Size,
+    Table,
+    find_store,
+    image_dataset,
+)
 from flray.data.types import DataSet
 from flray.errors import DataError
 from flray.registry import register_dataset
@@ -40,13 +48,31 @@ class Fundus:
         """Decode what was put there by hand."""
         self.load(root, None, 0, None, None, 256, None, progress)
 
-    def load(self, root: Path, path: str | None, seed: int, domains: Sequence[str] | None, samples: int | None,
-             size: int, mapped: bool | None, progress: Progress | None = None) -> DataSet:
+    def load(
+        self,
+        root: Path,
+        path: str | None,
+        seed: int,
+        domains: Sequence[str] | None,
+        samples: int | None,
+        size: int,
+        mapped: bool | None,
+        progress: Progress | None = None,
+    ) -> DataSet:
         """Return the data set; the options are those of `fundus`."""
         store = find_store(root, self.name, path, self.where, LAYOUT)
         chosen = chosen_domains(self.name, DOMAINS, domains)
-        spec = ImageSet(self.name, chosen, STRUCTURES, size, seed, samples, mapped, task="segmentation",
-                        read_mask=disc_and_cup)
+        spec = ImageSet(
+            self.name,
+            chosen,
+            STRUCTURES,
+            size,
+            seed,
+            samples,
+            mapped,
+            task="segmentation",
+            read_mask=disc_and_cup,
+        )
         return image_dataset(spec, _table(store, chosen), store, root, progress)
 
 
@@ -54,8 +80,16 @@ FUNDUS = register_source(Fundus())
 
 
 @register_dataset("fundus")
-def fundus(root: Path, *, path: Place = None, seed: Seed = 0, domains: ChosenDomains = None, samples: SampleCap = None,
-           size: Size = 256, mapped: Mapped = None) -> DataSet:
+def fundus(
+    root: Path,
+    *,
+    path: Place = None,
+    seed: Seed = 0,
+    domains: ChosenDomains = None,
+    samples: SampleCap = None,
+    size: Size = 256,
+    mapped: Mapped = None,
+) -> DataSet:
     """Return retinal photographs of six sources with masks of disc and cup (segmentation); own test parts."""
     return FUNDUS.load(root, path, seed, domains, samples, size, mapped)
 
@@ -66,7 +100,8 @@ def disc_and_cup(mask: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
     Parameters
     ----------
     mask : ndarray of uint8 [H, W]
-        White outside, grey in the disc's rim, black in the cup; or black outside and white in the cup; or 0, 1, 2.
+        White outside, grey in the disc's rim, black in the cup; or black outside and white in the
+        cup; or 0, 1, 2.
     path : Path
         For the message.
 
@@ -89,10 +124,15 @@ def disc_and_cup(mask: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
     elif outside < 50:
         disc, cup = mask >= 50, mask > 200
     else:
-        raise DataError(f"{path}: grey value {outside} in the corners; expected white or black outside the disc; fetch "
-                        "the mask again")
+        raise DataError(
+            f"{path}: grey value {outside} in the corners; expected white or black outside the "
+            f"disc; fetch "
+            "the mask again"
+        )
     if not disc.any():
-        raise DataError(f"{path}: the mask shows no disc; fetch it again, or take it and its image away")
+        raise DataError(
+            f"{path}: the mask shows no disc; fetch it again, or take it and its image away"
+        )
     return np.stack([disc, cup]).astype(np.uint8)
 
 
@@ -104,27 +144,48 @@ def _table(store: Store, chosen: Sequence[str]) -> Table:
         number = next((DOMAINS.index(part) for part in parts if part in DOMAINS), None)
         if number is None or DOMAINS[number] not in chosen:
             continue
-        below = parts[parts.index(DOMAINS[number]) + 1:]
-        if len(below) != 4 or below[0] not in ("train", "test") or below[1] != "rois" or \
-                below[2] not in ("image", "mask") or not item.is_image:
-            raise DataError(f"data set fundus: {store.where / item.path} is out of place; expected {LAYOUT}; take it "
-                            "away")
+        below = parts[parts.index(DOMAINS[number]) + 1 :]
+        if (
+            len(below) != 4
+            or below[0] not in ("train", "test")
+            or below[1] != "rois"
+            or below[2] not in ("image", "mask")
+            or not item.is_image
+        ):
+            raise DataError(
+                f"data set fundus: {store.where / item.path} is out of place; expected {LAYOUT}; "
+                f"take it "
+                "away"
+            )
         kind = images if below[2] == "image" else masks
         key = (chosen.index(DOMAINS[number]), below[0] == "test", below[3].rsplit(".", 1)[0])
         if key in kind:
-            raise DataError(f"data set fundus: {store.where / item.path} and {kind[key].path} have the same name; take "
-                            "one away")
+            raise DataError(
+                f"data set fundus: {store.where / item.path} and {kind[key].path} have the same "
+                f"name; take "
+                "one away"
+            )
         kind[key] = item
     for key in sorted({*images, *masks}):
         if key not in images or key not in masks:
             have, lacks = (images, "mask") if key in images else (masks, "image")
-            raise DataError(f"data set fundus: {store.where / have[key].path} has no {lacks} of the same name; fetch "
-                            "it again or take the file away")
+            raise DataError(
+                f"data set fundus: {store.where / have[key].path} has no {lacks} of the same name; "
+                f"fetch "
+                "it again or take the file away"
+            )
     keys = sorted(images)
     for number, name in enumerate(chosen):
         if not any(key[0] == number for key in keys):
-            raise DataError(f"data set fundus: {name} has no images in {store.where}; it must be laid out as {LAYOUT}; "
-                            "put them there, or choose other sources with data.domains")
-    return Table([images[key] for key in keys], np.zeros(len(keys), dtype=np.int64),
-                 np.array([key[0] for key in keys], dtype=np.int64), np.array([key[1] for key in keys], dtype=bool),
-                 [masks[key] for key in keys])
+            raise DataError(
+                f"data set fundus: {name} has no images in {store.where}; it must be laid out as "
+                f"{LAYOUT}; "
+                "put them there, or choose other sources with data.domains"
+            )
+    return Table(
+        [images[key] for key in keys],
+        np.zeros(len(keys), dtype=np.int64),
+        np.array([key[0] for key in keys], dtype=np.int64),
+        np.array([key[1] for key in keys], dtype=bool),
+        [masks[key] for key in keys],
+    )

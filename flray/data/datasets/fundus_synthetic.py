@@ -59,31 +59,94 @@ class Source:
 
 
 SOURCES = {
-    "A": Source((0.62, 0.30, 0.14), (0.90, 0.62, 0.36), (0.98, 0.86, 0.66), (0.20, 0.26), (0.40, 0.60), 0.6, 0.02, 0.3,
-                0.45),
-    "B": Source((0.48, 0.17, 0.10), (0.74, 0.40, 0.20), (0.86, 0.58, 0.34), (0.15, 0.20), (0.30, 0.50), 1.2, 0.03, 0.5,
-                0.35),
-    "C": Source((0.72, 0.46, 0.34), (0.88, 0.66, 0.52), (0.94, 0.80, 0.70), (0.24, 0.32), (0.50, 0.70), 0.9, 0.02, 0.1,
-                0.25),
-    "D": Source((0.34, 0.22, 0.08), (0.62, 0.54, 0.26), (0.78, 0.76, 0.50), (0.18, 0.24), (0.35, 0.55), 0.4, 0.05, 0.4,
-                0.50),
-    # The odd one out, as LG-Mix's client E is: another imaging technique, dark structures on a bright ground.
-    "E": Source((0.64, 0.70, 0.66), (0.44, 0.52, 0.54), (0.24, 0.32, 0.38), (0.22, 0.30), (0.30, 0.60), 0.8, 0.03, 0.2,
-                -0.20),
-    "F": Source((0.56, 0.24, 0.22), (0.80, 0.52, 0.46), (0.88, 0.68, 0.62), (0.14, 0.22), (0.45, 0.75), 1.6, 0.02, 0.6,
-                0.30),
+    "A": Source(
+        (0.62, 0.30, 0.14),
+        (0.90, 0.62, 0.36),
+        (0.98, 0.86, 0.66),
+        (0.20, 0.26),
+        (0.40, 0.60),
+        0.6,
+        0.02,
+        0.3,
+        0.45,
+    ),
+    "B": Source(
+        (0.48, 0.17, 0.10),
+        (0.74, 0.40, 0.20),
+        (0.86, 0.58, 0.34),
+        (0.15, 0.20),
+        (0.30, 0.50),
+        1.2,
+        0.03,
+        0.5,
+        0.35,
+    ),
+    "C": Source(
+        (0.72, 0.46, 0.34),
+        (0.88, 0.66, 0.52),
+        (0.94, 0.80, 0.70),
+        (0.24, 0.32),
+        (0.50, 0.70),
+        0.9,
+        0.02,
+        0.1,
+        0.25,
+    ),
+    "D": Source(
+        (0.34, 0.22, 0.08),
+        (0.62, 0.54, 0.26),
+        (0.78, 0.76, 0.50),
+        (0.18, 0.24),
+        (0.35, 0.55),
+        0.4,
+        0.05,
+        0.4,
+        0.50,
+    ),
+    # The odd one out, as LG-Mix's client E is: another imaging technique, dark structures on a
+    # bright ground.
+    "E": Source(
+        (0.64, 0.70, 0.66),
+        (0.44, 0.52, 0.54),
+        (0.24, 0.32, 0.38),
+        (0.22, 0.30),
+        (0.30, 0.60),
+        0.8,
+        0.03,
+        0.2,
+        -0.20,
+    ),
+    "F": Source(
+        (0.56, 0.24, 0.22),
+        (0.80, 0.52, 0.46),
+        (0.88, 0.68, 0.62),
+        (0.14, 0.22),
+        (0.45, 0.75),
+        1.6,
+        0.02,
+        0.6,
+        0.30,
+    ),
 }
 
 
 @register_dataset("fundus-synthetic")
 def fundus_synthetic(
-    root: Path, *, seed: Seed = 0, domains: ChosenDomains = None,
-    samples: Annotated[int, Field(ge=5, description="images of each source; a fifth of them for test")] = 60,
-    size: Annotated[int, Field(ge=16, description="height and width; unet needs a multiple of 16")] = 64,
+    root: Path,
+    *,
+    seed: Seed = 0,
+    domains: ChosenDomains = None,
+    samples: Annotated[
+        int, Field(ge=5, description="images of each source; a fifth of them for test")
+    ] = 60,
+    size: Annotated[
+        int, Field(ge=16, description="height and width; unet needs a multiple of 16")
+    ] = 64,
 ) -> DataSet:
     """Return drawn retinas of six sources A to F with masks of disc and cup (segmentation, 3 channels).
 
-    Shapes, colours, blur, noise and shading differ between sources; the cup lies within the disc. Origin: rendered.
+    Shapes, colours, blur, noise and shading differ between sources; the cup lies within the disc.
+    Origin: rendered.
 
     Parameters
     ----------
@@ -110,7 +173,9 @@ def fundus_synthetic(
     return DataSet("fundus-synthetic", tuple(taken), STRUCTURES, mean, std, task="segmentation")
 
 
-def draw(source: Source, size: int, generator: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def draw(
+    source: Source, size: int, generator: np.random.Generator
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return one image [3, size, size] and its masks of disc and cup [2, size, size]."""
     from scipy.ndimage import gaussian_filter
 
@@ -118,8 +183,13 @@ def draw(source: Source, size: int, generator: np.random.Generator) -> tuple[NDA
     middle = size * generator.uniform(0.4, 0.6, 2)
     radius = size * generator.uniform(*source.radius)
     inner = radius * generator.uniform(*source.ratio)
-    # The cup's middle moves by so little that the cup stays within the disc, whatever the ellipses' axes.
-    shift = 0.4 * (0.8 * radius - inner) * generator.uniform(-1, 1, 2) if inner < 0.8 * radius else np.zeros(2)
+    # The cup's middle moves by so little that the cup stays within the disc, whatever the ellipses'
+    # axes.
+    shift = (
+        0.4 * (0.8 * radius - inner) * generator.uniform(-1, 1, 2)
+        if inner < 0.8 * radius
+        else np.zeros(2)
+    )
     turn = generator.uniform(0, np.pi)
     disc = _ellipse(across, down, middle, radius, generator.uniform(0.85, 1.0), turn)
     cup = _ellipse(across, down, middle + shift, inner, generator.uniform(0.85, 1.0), turn)
@@ -139,7 +209,9 @@ def draw(source: Source, size: int, generator: np.random.Generator) -> tuple[NDA
     return np.clip(np.rint(255 * image), 0, 255).astype(np.uint8), masks.astype(np.uint8)
 
 
-def _ellipse(across: Floats, down: Floats, middle: Floats, radius: float, flat: float, turn: float) -> Floats:
+def _ellipse(
+    across: Floats, down: Floats, middle: Floats, radius: float, flat: float, turn: float
+) -> Floats:
     """Return the distance from the middle in units of the ellipse, 1 on its rim."""
     x, y = across - middle[0], down - middle[1]
     along, beside = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
@@ -155,6 +227,9 @@ def _vessels(size: int, middle: Floats, generator: np.random.Generator) -> Float
     for start in generator.uniform(0, 2 * np.pi, 6):
         angle = start + generator.uniform(-1.5, 1.5) * steps
         x, y = middle[0] + size * steps * np.cos(angle), middle[1] + size * steps * np.sin(angle)
-        pen.line(list(zip(x.tolist(), y.tolist(), strict=True)), fill=255,
-                 width=max(1, round(size / 64 * generator.uniform(1, 2.5))))
+        pen.line(
+            list(zip(x.tolist(), y.tolist(), strict=True)),
+            fill=255,
+            width=max(1, round(size / 64 * generator.uniform(1, 2.5))),
+        )
     return np.asarray(canvas, dtype=np.float64) / 255

@@ -24,7 +24,9 @@ _FONTS = tuple(name for name in FONTS if name.startswith("DejaVu"))  # the other
 
 @register_dataset("glyphs")
 def glyphs(
-    root: Path, *, seed: Seed = 0,
+    root: Path,
+    *,
+    seed: Seed = 0,
     classes: Annotated[int, Field(ge=4, le=len(CHARACTERS), description="characters")] = 60,
     unseen: Annotated[int, Field(ge=2, description="how many of them are for test alone")] = 20,
     samples: Annotated[int, Field(ge=2, description="images of each character")] = 60,
@@ -32,8 +34,8 @@ def glyphs(
 ) -> DataSet:
     """Return printed characters, one channel; the characters of the test part do not occur in training (few-shot).
 
-    Fonts are those that matplotlib carries; each image is turned by up to 20 degrees, moved, sized, blurred and noisy.
-    Origin: rendered.
+    Fonts are those that matplotlib carries; each image is turned by up to 20 degrees, moved, sized,
+    blurred and noisy. Origin: rendered.
 
     Parameters
     ----------
@@ -69,14 +71,28 @@ def render(character: str, size: int, generator: np.random.Generator) -> NDArray
     from scipy.ndimage import gaussian_filter
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    font = ImageFont.truetype(folder / f"{_FONTS[generator.integers(len(_FONTS))]}.ttf",
-                              round(size * generator.uniform(0.6, 0.85)))
+    font = ImageFont.truetype(
+        folder / f"{_FONTS[generator.integers(len(_FONTS))]}.ttf",
+        round(size * generator.uniform(0.6, 0.85)),
+    )
     canvas = Image.new("L", (size, size))
     left, top, right, bottom = font.getbbox(character)
-    corner = size / 2 - np.array([left + right, top + bottom]) / 2 + size * generator.uniform(-0.08, 0.08, 2)
-    ImageDraw.Draw(canvas).text((float(corner[0]), float(corner[1])), character, fill=255, font=font)
+    corner = (
+        size / 2
+        - np.array([left + right, top + bottom]) / 2
+        + size * generator.uniform(-0.08, 0.08, 2)
+    )
+    ImageDraw.Draw(canvas).text(
+        (float(corner[0]), float(corner[1])), character, fill=255, font=font
+    )
     canvas = canvas.rotate(generator.uniform(-20, 20), resample=Image.Resampling.BILINEAR)
-    ink = gaussian_filter(np.asarray(canvas, dtype=np.float64), generator.uniform(0, 0.8) * size / 32)
-    image = ink * generator.uniform(0.5, 1.0) + 20 * generator.standard_normal(ink.shape) + generator.uniform(0, 40)
+    ink = gaussian_filter(
+        np.asarray(canvas, dtype=np.float64), generator.uniform(0, 0.8) * size / 32
+    )
+    image = (
+        ink * generator.uniform(0.5, 1.0)
+        + 20 * generator.standard_normal(ink.shape)
+        + generator.uniform(0, 40)
+    )
     pixels: NDArray[np.uint8] = np.clip(np.rint(image), 0, 255).astype(np.uint8)
     return pixels

@@ -1,6 +1,7 @@
 """Rendered digits: printed fonts in colour, turned, sheared, blurred, noisy, with neighbours (after Ganin et al. 2015).
 
-Only the fonts that matplotlib carries are used: system fonts differ between machines, and so would the samples.
+Only the fonts that matplotlib carries are used: system fonts differ between machines, and so would
+the samples.
 """
 
 from __future__ import annotations
@@ -14,10 +15,26 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 FONTS = (
-    "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique", "DejaVuSansMono",
-    "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique", "DejaVuSerif", "DejaVuSerif-Bold",
-    "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic", "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic",
-    "STIXGeneralBolIta", "cmr10", "cmb10", "cmss10", "cmtt10",
+    "DejaVuSans",
+    "DejaVuSans-Bold",
+    "DejaVuSans-Oblique",
+    "DejaVuSans-BoldOblique",
+    "DejaVuSansMono",
+    "DejaVuSansMono-Bold",
+    "DejaVuSansMono-Oblique",
+    "DejaVuSansMono-BoldOblique",
+    "DejaVuSerif",
+    "DejaVuSerif-Bold",
+    "DejaVuSerif-Italic",
+    "DejaVuSerif-BoldItalic",
+    "STIXGeneral",
+    "STIXGeneralBol",
+    "STIXGeneralItalic",
+    "STIXGeneralBolIta",
+    "cmr10",
+    "cmb10",
+    "cmss10",
+    "cmtt10",
 )
 SIZE = 32
 _TILE = 48  # side of a glyph's tile in the atlas; glyphs are 32 high in its middle
@@ -29,9 +46,10 @@ Floats = NDArray[np.float32]
 def render_digits(labels: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.uint8]:
     """Render one image per label.
 
-    Each has a random font, a height of 16 to 26 pixels, rotation within 18 degrees, shear within 0.3, an offset within
-    3 pixels, a neighbouring digit on either side half of the time, two colours and a background gradient, Gaussian
-    blur up to 1.1 pixels and Gaussian noise up to a standard deviation of 14.
+    Each has a random font, a height of 16 to 26 pixels, rotation within 18 degrees, shear within
+    0.3, an offset within 3 pixels, a neighbouring digit on either side half of the time, two
+    colours and a background gradient, Gaussian blur up to 1.1 pixels and Gaussian noise up to a
+    standard deviation of 14.
 
     Parameters
     ----------
@@ -46,9 +64,9 @@ def render_digits(labels: NDArray[np.int64], generator: np.random.Generator) -> 
     """
     images = np.empty((len(labels), 3, SIZE, SIZE), dtype=np.uint8)
     for start in range(0, len(labels), _CHUNK):
-        part = labels[start:start + _CHUNK]
+        part = labels[start : start + _CHUNK]
         ink = _ink(part, generator)
-        images[start:start + _CHUNK] = _paint(ink, generator)
+        images[start : start + _CHUNK] = _paint(ink, generator)
     return images
 
 
@@ -91,7 +109,9 @@ def _ink(labels: NDArray[np.int64], generator: np.random.Generator) -> Floats:
 
     across, down = np.meshgrid(np.arange(SIZE) - SIZE / 2 + 0.5, np.arange(SIZE) - SIZE / 2 + 0.5)
     x, y = across - offset[0, :, None, None], down - offset[1, :, None, None]
-    cos, sin, size, lean = (value[:, None, None] for value in (np.cos(angle), np.sin(angle), scale, shear))
+    cos, sin, size, lean = (
+        value[:, None, None] for value in (np.cos(angle), np.sin(angle), scale, shear)
+    )
     v = (cos * y - sin * x) * size
     u = (cos * x + sin * y) * size + lean * v
     ink = _sample(tiles[font, digits[0]], u, v)
@@ -126,14 +146,20 @@ def _paint(ink: Floats, generator: np.random.Generator) -> NDArray[np.uint8]:
     # Legible: too close to the paper in brightness, the colour moves away from it.
     weights = np.array([0.299, 0.587, 0.114])
     difference = (colour - (paper + far) / 2) @ weights
-    push = np.where(np.abs(difference) < 70, np.where((paper + far) @ weights / 2 < 128, 1, -1) * 90 - difference, 0)
+    push = np.where(
+        np.abs(difference) < 70,
+        np.where((paper + far) @ weights / 2 < 128, 1, -1) * 90 - difference,
+        0,
+    )
     colour = np.clip(colour + push[:, None], 0, 255)
 
     direction = generator.uniform(0, 2 * np.pi, n)[:, None, None]
     across, down = np.meshgrid(np.linspace(-0.5, 0.5, SIZE), np.linspace(-0.5, 0.5, SIZE))
     slope = np.clip(0.5 + np.cos(direction) * across + np.sin(direction) * down, 0, 1)[:, None]
     papers = paper[..., None, None] * (1 - slope) + far[..., None, None] * slope
-    images = (papers * (1 - ink[:, None]) + colour[..., None, None] * ink[:, None]).astype(np.float32)
+    images = (papers * (1 - ink[:, None]) + colour[..., None, None] * ink[:, None]).astype(
+        np.float32
+    )
     images = _blur(images, generator.uniform(0.1, 1.1, n))
     noise = generator.uniform(0, 14, n).astype(np.float32)[:, None, None, None]
     images += noise * generator.standard_normal(images.shape, dtype=np.float32)

@@ -17,7 +17,8 @@ def covariances(trials: NDArray[Any], shrinkage: float = 1e-3) -> Floats:
     ----------
     trials : ndarray [n, channels, times]
     shrinkage : float
-        Share of the mean variance on the diagonal, so that short or re-referenced trials give definite matrices.
+        Share of the mean variance on the diagonal, so that short or re-referenced trials give
+        definite matrices.
 
     Returns
     -------

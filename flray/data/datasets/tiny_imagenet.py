@@ -12,7 +12,15 @@ from flray.data.datasets.embedded import SampleCap, Seed
 from flray.data.sources.archives import register_source
 from flray.data.sources.download import Progress
 from flray.data.sources.image_files import Item, Store
-from flray.data.sources.image_sets import ImageSet, Mapped, Place, Size, Table, find_store, image_dataset
+from flray.data.sources.image_sets import (
+    ImageSet,
+    Mapped,
+    Place,
+    Size,
+    Table,
+    find_store,
+    image_dataset,
+)
 from flray.data.types import DataSet
 from flray.errors import DataError
 from flray.registry import register_dataset
@@ -38,8 +46,16 @@ class TinyImageNet:
         """Decode what was put there by hand."""
         self.load(root, None, 0, None, 64, None, progress)
 
-    def load(self, root: Path, path: str | None, seed: int, samples: int | None, size: int, mapped: bool | None,
-             progress: Progress | None = None) -> DataSet:
+    def load(
+        self,
+        root: Path,
+        path: str | None,
+        seed: int,
+        samples: int | None,
+        size: int,
+        mapped: bool | None,
+        progress: Progress | None = None,
+    ) -> DataSet:
         """Return the data set; the options are those of `tiny_imagenet`."""
         store = find_store(root, self.name, path, self.where, LAYOUT)
         table, classes = _table(store)
@@ -51,8 +67,15 @@ TINY_IMAGENET = register_source(TinyImageNet())
 
 
 @register_dataset("tiny-imagenet")
-def tiny_imagenet(root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None, size: Size = 64,
-                  mapped: Mapped = None) -> DataSet:
+def tiny_imagenet(
+    root: Path,
+    *,
+    path: Place = None,
+    seed: Seed = 0,
+    samples: SampleCap = None,
+    size: Size = 64,
+    mapped: Mapped = None,
+) -> DataSet:
     """Return Tiny-ImageNet: 100,000 photos 3x64x64 of 200 classes (sorted WordNet ids); 10,000 of val for test."""
     return TINY_IMAGENET.load(root, path, seed, samples, size, mapped)
 
@@ -60,14 +83,23 @@ def tiny_imagenet(root: Path, *, path: Place = None, seed: Seed = 0, samples: Sa
 def _table(store: Store) -> tuple[Table, tuple[str, ...]]:
     items = store.items()
     below = {item.path: _below(item.path) for item in items}
-    train = {path: parts[1] for path, parts in below.items() if parts[:1] == ("train",) and len(parts) > 2}
+    train = {
+        path: parts[1]
+        for path, parts in below.items()
+        if parts[:1] == ("train",) and len(parts) > 2
+    }
     classes = tuple(sorted(set(train.values())))
     if not classes:
-        raise DataError(f"data set tiny-imagenet: no folder train/WNID in {store.where}; it must be laid out as "
-                        f"{LAYOUT}")
+        raise DataError(
+            f"data set tiny-imagenet: no folder train/WNID in {store.where}; it must be laid out "
+            f"as "
+            f"{LAYOUT}"
+        )
     if len(classes) != NUM_CLASSES:
-        raise DataError(f"data set tiny-imagenet: {len(classes)} folders of classes in {store.where}/**/train, "
-                        f"expected {NUM_CLASSES}; fetch it again")
+        raise DataError(
+            f"data set tiny-imagenet: {len(classes)} folders of classes in {store.where}/**/train, "
+            f"expected {NUM_CLASSES}; fetch it again"
+        )
     annotated = _annotations(store, items, classes)
     label_of = {name: label for label, name in enumerate(classes)}
     kept: list[Item] = []
@@ -77,23 +109,38 @@ def _table(store: Store) -> tuple[Table, tuple[str, ...]]:
         if not item.is_image or parts[:1] not in (("train",), ("val",)):
             continue  # boxes, words, the unlabelled test part
         is_val = parts[0] == "val"
-        name = annotated.get(item.path) if is_val and len(parts) == 3 and parts[1] == "images" else \
-            parts[1] if len(parts) == 3 or (len(parts) == 4 and parts[2] == "images") else None
+        name = (
+            annotated.get(item.path)
+            if is_val and len(parts) == 3 and parts[1] == "images"
+            else parts[1]
+            if len(parts) == 3 or (len(parts) == 4 and parts[2] == "images")
+            else None
+        )
         label = label_of.get(name or "")
         if label is None:
-            raise DataError(f"data set tiny-imagenet: {store.where / item.path} belongs to none of the classes of "
-                            + (f"train/ (it is not in {ANNOTATIONS})" if is_val else "train/")
-                            + "; take it away or fetch it again")
+            raise DataError(
+                f"data set tiny-imagenet: {store.where / item.path} belongs to none of the classes "
+                f"of "
+                + (f"train/ (it is not in {ANNOTATIONS})" if is_val else "train/")
+                + "; take it away or fetch it again"
+            )
         kept.append(item)
         labels.append(label)
         test.append(is_val)
-    table = Table(kept, np.array(labels, dtype=np.int64), np.zeros(len(kept), dtype=np.int64),
-                  np.array(test, dtype=bool))
+    table = Table(
+        kept,
+        np.array(labels, dtype=np.int64),
+        np.zeros(len(kept), dtype=np.int64),
+        np.array(test, dtype=bool),
+    )
     for is_val, part in ((False, "train"), (True, "val")):
         counts = np.bincount(table.labels[np.array(test) == is_val], minlength=len(classes))
         if not counts.all():
-            raise DataError(f"data set tiny-imagenet: the class {classes[int(counts.argmin())]} has no images in the "
-                            f"{part} folder of {store.where}; fetch it again")
+            raise DataError(
+                f"data set tiny-imagenet: the class {classes[int(counts.argmin())]} has no images "
+                f"in the "
+                f"{part} folder of {store.where}; fetch it again"
+            )
     return table, classes
 
 
@@ -128,8 +175,13 @@ def _annotations(store: Store, items: Sequence[Item], classes: Sequence[str]) ->
             continue
         where = f"{store.where / path}, line {number}"
         if len(fields) < 2 or fields[1] not in classes:
-            raise DataError(f"{where}: found {line[:60]!r}; expected FILE, a class of train/ and a box; fetch it again")
+            raise DataError(
+                f"{where}: found {line[:60]!r}; expected FILE, a class of train/ and a box; fetch "
+                f"it again"
+            )
         if folder + fields[0] not in files:
-            raise DataError(f"{where}: {store.where / (folder + fields[0])} is not there; fetch it again")
+            raise DataError(
+                f"{where}: {store.where / (folder + fields[0])} is not there; fetch it again"
+            )
         found[folder + fields[0]] = fields[1]
     return found

@@ -13,7 +13,9 @@ from flray.errors import DataError
 
 Rows = NDArray[np.int64]
 Count = Annotated[int, Field(ge=1, description="number of clients")]
-Concentration = Annotated[float, Field(gt=0, description="Dirichlet concentration; smaller is more skewed")]
+Concentration = Annotated[
+    float, Field(gt=0, description="Dirichlet concentration; smaller is more skewed")
+]
 MinSize = Annotated[int, Field(ge=0, description="fewest samples a client may get")]
 
 TRIES = 1000
@@ -25,8 +27,14 @@ def cut(rows: Rows, shares: NDArray[np.float64]) -> list[Rows]:
     return np.split(rows, ends[:-1])
 
 
-def dirichlet_draw(labels: Rows, clients: int, alpha: float, generator: np.random.Generator, *,
-                   balanced: bool = False) -> list[Rows]:
+def dirichlet_draw(
+    labels: Rows,
+    clients: int,
+    alpha: float,
+    generator: np.random.Generator,
+    *,
+    balanced: bool = False,
+) -> list[Rows]:
     """Cut each class by a draw from Dir(alpha, ..., alpha).
 
     Parameters
@@ -54,7 +62,8 @@ def dirichlet_draw(labels: Rows, clients: int, alpha: float, generator: np.rando
         shares = generator.dirichlet(np.full(clients, alpha))
         if balanced:
             hungry = shares * (held < len(labels) / clients)
-            # A tiny alpha can leave all of a class's mass on parts that are full: the emptiest then takes it.
+            # A tiny alpha can leave all of a class's mass on parts that are full: the emptiest then
+            # takes it.
             shares = hungry if hungry.sum() > 0 else (held == held.min()).astype(np.float64)
         for k, rows_of_part in enumerate(cut(rows, shares)):
             parts[k].append(rows_of_part)
@@ -62,8 +71,15 @@ def dirichlet_draw(labels: Rows, clients: int, alpha: float, generator: np.rando
     return [np.concatenate(part) for part in parts]
 
 
-def redrawn(draw: Callable[[], list[Rows]], min_size: int, wanted: str, remedy: str, *, counted: int | None = None,
-            possible: bool = True) -> list[Rows]:
+def redrawn(
+    draw: Callable[[], list[Rows]],
+    min_size: int,
+    wanted: str,
+    remedy: str,
+    *,
+    counted: int | None = None,
+    possible: bool = True,
+) -> list[Rows]:
     """Draw again until the smallest part is large enough.
 
     Parameters

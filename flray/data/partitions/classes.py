@@ -15,14 +15,17 @@ from flray.rng import numpy_generator
 
 @register_partition("pathological")
 def pathological(
-    labels: Rows, seed: int, *, clients: Count = 10,
+    labels: Rows,
+    seed: int,
+    *,
+    clients: Count = 10,
     classes_per_client: Annotated[int, Field(ge=1, description="classes each client holds")] = 2,
 ) -> list[Rows]:
     """Give every client a few classes; every class has a holder and every sample is given away.
 
-    A class is split over its holders in proportion to q ~ U(0.4, 0.6) drawn per holder (Shamsian et al. 2021, pFedHN),
-    so that holders of a class have similar, not equal, shares. Classes are dealt so that no class has more than one
-    holder more than another.
+    A class is split over its holders in proportion to q ~ U(0.4, 0.6) drawn per holder (Shamsian et
+    al. 2021, pFedHN), so that holders of a class have similar, not equal, shares. Classes are dealt
+    so that no class has more than one holder more than another.
 
     Parameters
     ----------
@@ -43,8 +46,10 @@ def pathological(
     classes = np.unique(labels)
     if classes_per_client > len(classes) or clients * classes_per_client < len(classes):
         raise DataError(
-            f"partition pathological: clients={clients} with classes_per_client={classes_per_client} on {len(classes)} "
-            f"classes; classes_per_client must be at most {len(classes)} and clients * classes_per_client at least "
+            f"partition pathological: clients={clients} with "
+            f"classes_per_client={classes_per_client} on {len(classes)} "
+            f"classes; classes_per_client must be at most {len(classes)} and clients * "
+            f"classes_per_client at least "
             f"{len(classes)}, so that every class has a holder"
         )
     generator = numpy_generator(seed, "partition")
@@ -56,6 +61,8 @@ def pathological(
     parts: list[list[Rows]] = [[] for _ in range(clients)]
     for label, who in zip(classes, holders, strict=True):
         rows = generator.permutation(np.flatnonzero(labels == label))
-        for client, rows_of_client in zip(who, cut(rows, generator.uniform(0.4, 0.6, len(who))), strict=True):
+        for client, rows_of_client in zip(
+            who, cut(rows, generator.uniform(0.4, 0.6, len(who))), strict=True
+        ):
             parts[client].append(rows_of_client)
     return [np.sort(np.concatenate(part)) for part in parts]

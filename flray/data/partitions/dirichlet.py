@@ -7,7 +7,14 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from flray.data.partitions.allocation import Concentration, Count, MinSize, Rows, dirichlet_draw, redrawn
+from flray.data.partitions.allocation import (
+    Concentration,
+    Count,
+    MinSize,
+    Rows,
+    dirichlet_draw,
+    redrawn,
+)
 from flray.registry import register_partition
 from flray.rng import numpy_generator
 
@@ -31,13 +38,20 @@ def iid(labels: Rows, seed: int, *, clients: Count = 10) -> list[Rows]:
 
 @register_partition("dirichlet")
 def dirichlet(
-    labels: Rows, seed: int, *, clients: Count = 10, alpha: Concentration = 0.5, min_size: MinSize = 1,
-    balanced: Annotated[bool, Field(description="who holds its equal share gets no further class")] = False,
+    labels: Rows,
+    seed: int,
+    *,
+    clients: Count = 10,
+    alpha: Concentration = 0.5,
+    min_size: MinSize = 1,
+    balanced: Annotated[
+        bool, Field(description="who holds its equal share gets no further class")
+    ] = False,
 ) -> list[Rows]:
     """Split each class over the clients in proportions drawn from Dir(alpha, ..., alpha).
 
-    The whole split is redrawn until the smallest client is large enough (Yurochkin et al. 2019; Hsu et al. 2019
-    draw over classes instead). Client sizes differ.
+    The whole split is redrawn until the smallest client is large enough (Yurochkin et al. 2019; Hsu
+    et al. 2019 draw over classes instead). Client sizes differ.
 
     Parameters
     ----------
@@ -52,8 +66,8 @@ def dirichlet(
     min_size : int
         Fewest samples a client may have.
     balanced : bool
-        Go through the classes in order and leave out of the rest whoever holds n / clients samples already (Yurochkin
-        et al. 2019, released code), so that sizes differ less.
+        Go through the classes in order and leave out of the rest whoever holds n / clients samples
+        already (Yurochkin et al. 2019, released code), so that sizes differ less.
 
     Raises
     ------
@@ -62,20 +76,23 @@ def dirichlet(
     """
     generator = numpy_generator(seed, "partition")
     return redrawn(
-        lambda: dirichlet_draw(labels, clients, alpha, generator, balanced=balanced), min_size,
-        f"partition dirichlet: no split of {len(labels)} samples with alpha={alpha} gives each of clients={clients}",
+        lambda: dirichlet_draw(labels, clients, alpha, generator, balanced=balanced),
+        min_size,
+        f"partition dirichlet: no split of {len(labels)} samples with alpha={alpha} gives each of "
+        f"clients={clients}",
         "take a larger alpha, fewer clients, a smaller min_size or dirichlet-equal",
-        possible=clients * min_size <= len(labels))
+        possible=clients * min_size <= len(labels),
+    )
 
 
 @register_partition("dirichlet-equal")
 def dirichlet_equal(
-    labels: Rows, seed: int, *, clients: Count = 20, alpha: Concentration = 0.2,
+    labels: Rows, seed: int, *, clients: Count = 20, alpha: Concentration = 0.2
 ) -> list[Rows]:
     """Split by Dirichlet label proportions, then re-cut to equal client sizes (sizes differ by at most one).
 
-    The clients' shuffled lists of one plain Dirichlet draw are put one after another and cut again into equal parts,
-    as FedSKC's released code does; defaults are FedSKC's (20 clients, alpha 0.2).
+    The clients' shuffled lists of one plain Dirichlet draw are put one after another and cut again
+    into equal parts, as FedSKC's released code does; defaults are FedSKC's (20 clients, alpha 0.2).
 
     Parameters
     ----------

@@ -16,8 +16,13 @@ from flray.rng import numpy_generator
 
 @register_partition("domains")
 def by_domain(
-    labels: Rows, domains: Rows, seed: int, *,
-    clients_per_domain: Annotated[int, Field(ge=1, description="clients that share one domain")] = 1,
+    labels: Rows,
+    domains: Rows,
+    seed: int,
+    *,
+    clients_per_domain: Annotated[
+        int, Field(ge=1, description="clients that share one domain")
+    ] = 1,
 ) -> list[Rows]:
     """Make one client of each domain, or several with equal shares of each of the domain's classes.
 
@@ -41,16 +46,24 @@ def by_domain(
 
 @register_partition("domain-dirichlet")
 def domain_dirichlet(
-    labels: Rows, domains: Rows, seed: int, *, alpha: Concentration = 0.3,
+    labels: Rows,
+    domains: Rows,
+    seed: int,
+    *,
+    alpha: Concentration = 0.3,
     parts: Annotated[int, Field(ge=1, description="parts a domain is cut into")] = 3,
-    keep: Annotated[int, Field(ge=1, description="parts of each domain that become clients; nobody has the rest")] = 1,
+    keep: Annotated[
+        int,
+        Field(ge=1, description="parts of each domain that become clients; nobody has the rest"),
+    ] = 1,
     min_size: MinSize = 1,
 ) -> list[Rows]:
     """Cut each domain into parts by Dirichlet label proportions and keep one part, or several, as clients.
 
-    Fed-CO2's label and feature skew (appendix A) keeps one part: Digits alpha 0.3 of 3 parts, Office-Caltech10 alpha
-    1.0 of 2, DomainNet alpha 2.0 of 5. A client is tested on its own label distribution, because the parts that
-    nobody has take their share of the test samples with them. With ``keep`` equal to ``parts`` all samples are used.
+    Fed-CO2's label and feature skew (appendix A) keeps one part: Digits alpha 0.3 of 3 parts,
+    Office-Caltech10 alpha 1.0 of 2, DomainNet alpha 2.0 of 5. A client is tested on its own label
+    distribution, because the parts that nobody has take their share of the test samples with them.
+    With ``keep`` equal to ``parts`` all samples are used.
 
     Parameters
     ----------
@@ -68,19 +81,26 @@ def domain_dirichlet(
     Raises
     ------
     DataError
-        If more parts are to be kept than there are, or no draw out of 1000 gives the kept ones `min_size` samples.
+        If more parts are to be kept than there are, or no draw out of 1000 gives the kept ones
+        `min_size` samples.
     """
     if keep > parts:
-        raise DataError(f"partition domain-dirichlet: keep={keep} of parts={parts}; keep must be at most parts")
+        raise DataError(
+            f"partition domain-dirichlet: keep={keep} of parts={parts}; keep must be at most parts"
+        )
     generator = numpy_generator(seed, "partition")
     clients: list[Rows] = []
     for domain in np.unique(domains):
         rows = np.flatnonzero(domains == domain)
         cuts = redrawn(
-            functools.partial(dirichlet_draw, labels[rows], parts, alpha, generator), min_size,
-            f"partition domain-dirichlet: no split of a domain's {len(rows)} samples with alpha={alpha} and "
+            functools.partial(dirichlet_draw, labels[rows], parts, alpha, generator),
+            min_size,
+            f"partition domain-dirichlet: no split of a domain's {len(rows)} samples with "
+            f"alpha={alpha} and "
             f"parts={parts} gives each of keep={keep}",
             "take a larger alpha, fewer parts or a smaller min_size",
-            counted=keep, possible=keep * min_size <= len(rows))
+            counted=keep,
+            possible=keep * min_size <= len(rows),
+        )
         clients += [rows[part] for part in cuts[:keep]]
     return clients

@@ -16,16 +16,24 @@ from flray.rng import numpy_generator
 
 @register_partition("pachinko")
 def pachinko(
-    labels: Rows, superclasses: Rows, seed: int, *, clients: Count = 100, alpha: Concentration = 0.3,
-    beta: Annotated[float, Field(gt=0, description="Dirichlet concentration over the classes of a superclass")] = 10.0,
+    labels: Rows,
+    superclasses: Rows,
+    seed: int,
+    *,
+    clients: Count = 100,
+    alpha: Concentration = 0.3,
+    beta: Annotated[
+        float, Field(gt=0, description="Dirichlet concentration over the classes of a superclass")
+    ] = 10.0,
 ) -> list[Rows]:
     """Let every client draw its samples from its own distribution over superclasses, then over their classes.
 
-    A client has one Dir(alpha, ..., alpha) over the superclasses and one Dir(beta, ..., beta) over the classes of each
-    of them; for each sample it draws a superclass, then one of its classes, and takes a sample of that class that
-    nobody has yet. A class that is used up leaves the client's distribution, as does a superclass without classes
-    left (pachinko allocation, Reddi et al. 2021, appendix). Defaults are Fed-CO2's on CIFAR-100. Sizes differ by at
-    most one and every sample is given away.
+    A client has one Dir(alpha, ..., alpha) over the superclasses and one Dir(beta, ..., beta) over
+    the classes of each of them; for each sample it draws a superclass, then one of its classes, and
+    takes a sample of that class that nobody has yet. A class that is used up leaves the client's
+    distribution, as does a superclass without classes left (pachinko allocation, Reddi et al. 2021,
+    appendix). Defaults are Fed-CO2's on CIFAR-100. Sizes differ by at most one and every sample is
+    given away.
 
     Parameters
     ----------
@@ -46,7 +54,9 @@ def pachinko(
     pairs = np.unique(np.stack([labels, superclasses]), axis=1)
     classes, parents = pairs
     if len(np.unique(classes)) < len(classes):
-        raise DataError("partition pachinko: a class has samples of two superclasses; each class must have one")
+        raise DataError(
+            "partition pachinko: a class has samples of two superclasses; each class must have one"
+        )
     generator = numpy_generator(seed, "partition")
     stacks = [generator.permutation(np.flatnonzero(labels == label)) for label in classes]
     left = np.array([len(stack) for stack in stacks])
@@ -73,4 +83,6 @@ def _pick(shares: NDArray[np.float64], there: NDArray[np.bool_], point: float) -
     if shares.sum() == 0:  # a tiny concentration has put everything on what is used up
         shares = there.astype(np.float64)
     ends = np.cumsum(shares)
-    return int(np.searchsorted(ends, min(point * ends[-1], np.nextafter(ends[-1], 0)), side="right"))
+    return int(
+        np.searchsorted(ends, min(point * ends[-1], np.nextafter(ends[-1], 0)), side="right")
+    )

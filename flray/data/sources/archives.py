@@ -18,8 +18,13 @@ from flray.data.sources.download import Progress
 from flray.errors import DataError
 
 Arrays = dict[str, NDArray[Any]]
-Place = Annotated[str | None, Field(description="folder of the files, default DATA/archives/NAME (DATA: $FLRAY_DATA or "
-                                                "~/.cache/flray)")]
+Place = Annotated[
+    str | None,
+    Field(
+        description="folder of the files, default DATA/archives/NAME (DATA: $FLRAY_DATA or "
+        "~/.cache/flray)"
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,11 @@ class Files:
         except DataError:
             raise
         except Exception as error:
-            raise DataError(f"{self.name}: the files in {folder} cannot be decoded ({type(error).__name__}: {error}); "
-                            f"one of {', '.join(names)} is damaged or of another data set; fetch them again") from error
+            raise DataError(
+                f"{self.name}: the files in {folder} cannot be decoded ({type(error).__name__}: "
+                f"{error}); "
+                f"one of {', '.join(names)} is damaged or of another data set; fetch them again"
+            ) from error
         write_arrays(cache, arrays)
         return arrays
 
@@ -137,8 +145,11 @@ class Files:
                 else:
                     download_url(one.url, str(folder), md5=one.md5)
             except Exception as error:
-                raise DataError(f"{self.name}: {one.url} could not be fetched ({error}); fetch it elsewhere and put it "
-                                f"into {folder}") from None
+                raise DataError(
+                    f"{self.name}: {one.url} could not be fetched ({error}); fetch it elsewhere "
+                    f"and put it "
+                    f"into {folder}"
+                ) from None
 
     def _find(self, root: Path, path: str | None) -> tuple[Path, Sequence[str]]:
         own = Path(path).expanduser() if path else root / "archives" / self.name
@@ -150,11 +161,19 @@ class Files:
 
     def _absent(self, folder: Path) -> str:
         missing = [name for name in self.layouts[0] if not (folder / name).is_file()]
-        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        how = f"`flray data get {self.name}` fetches it, or put the files there" if self.downloads() else \
-            "put the files there"
-        return f"data set {self.name} is not there: {folder} lacks {some}. It comes from {self.where}; {how} " \
-               "(or give their folder as data.path)"
+        some = ", ".join(missing[:3]) + (
+            f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        )
+        how = (
+            f"`flray data get {self.name}` fetches it, or put the files there"
+            if self.downloads()
+            else "put the files there"
+        )
+        return (
+            f"data set {self.name} is not there: {folder} lacks {some}. It comes from "
+            f"{self.where}; {how} "
+            "(or give their folder as data.path)"
+        )
 
 
 def expect(path: Path, holds: bool, found: str, allowed: str) -> None:
@@ -179,8 +198,12 @@ def whole_numbers(path: Path, values: Any) -> NDArray[np.int64]:
     """
     array = np.asarray(values)
     known = array.dtype.kind in "iufb" and bool(np.isfinite(array).all())
-    expect(path, known and bool((array == np.rint(array)).all()), f"labels of {array.dtype} that are no whole numbers",
-           "class numbers")
+    expect(
+        path,
+        known and bool((array == np.rint(array)).all()),
+        f"labels of {array.dtype} that are no whole numbers",
+        "class numbers",
+    )
     labels: NDArray[np.int64] = array.astype(np.int64)
     return labels
 
@@ -194,8 +217,12 @@ def check_labels(path: Path, labels: NDArray[Any], classes: int) -> None:
         Naming the file and the label.
     """
     expect(path, bool(len(labels)), "no samples", "at least one")
-    expect(path, int(labels.min()) >= 0 and int(labels.max()) < classes,
-           f"a label {int(labels.min()) if labels.min() < 0 else int(labels.max())}", f"0 to {classes - 1}")
+    expect(
+        path,
+        int(labels.min()) >= 0 and int(labels.max()) < classes,
+        f"a label {int(labels.min()) if labels.min() < 0 else int(labels.max())}",
+        f"0 to {classes - 1}",
+    )
 
 
 class DatasetSource(Protocol):

@@ -43,7 +43,8 @@ def write_arrays(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     Parameters
     ----------
     folder : Path
-        Appears complete, by one rename; a process killed meanwhile leaves only a hidden folder beside it.
+        Appears complete, by one rename; a process killed meanwhile leaves only a hidden folder
+        beside it.
     arrays : mapping of str to ndarray
         Plain numeric arrays.
     """
@@ -59,13 +60,15 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Parameters
     ----------
     folder : Path
-        Appears complete, with a manifest of sizes and checksums; see `write_arrays`. After an error nothing of it is
-        left, nor of the folders above it that were made for it.
+        Appears complete, with a manifest of sizes and checksums; see `write_arrays`. After an error
+        nothing of it is left, nor of the folders above it that were made for it.
     """
     missing = [place for place in (folder.parent, *folder.parent.parents) if not place.exists()]
     while True:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # taken away by another process, which had made it for nothing
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # taken away by another process, which had made it for nothing
             temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
             break
     try:
@@ -115,8 +118,10 @@ def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> dict[s
     if not manifest.exists():
         raise DataError(f"data set {name} is not in {folder}; {remedy}")
     try:
-        files = {str(file): (str(facts["sha256"]), int(facts["bytes"]))
-                 for file, facts in json.loads(manifest.read_text())["files"].items()}
+        files = {
+            str(file): (str(facts["sha256"]), int(facts["bytes"]))
+            for file, facts in json.loads(manifest.read_text())["files"].items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{manifest} is not a readable manifest ({error!r}); {remedy}") from None
     arrays = {}
@@ -127,7 +132,9 @@ def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> dict[s
         if (found := path.stat().st_size) != size:
             raise DataError(f"{path} has {found} bytes, expected {size}; {remedy}")
         if (digest := sha256_file(path)) != checksum:
-            raise DataError(f"{path} was altered: sha256 is {digest}, expected {checksum}; {remedy}")
+            raise DataError(
+                f"{path} was altered: sha256 is {digest}, expected {checksum}; {remedy}"
+            )
         arrays[path.stem] = np.load(path, "r" if path.stem in mapped else None, allow_pickle=False)
     return arrays
 

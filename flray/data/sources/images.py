@@ -14,7 +14,8 @@ from flray.errors import DataError
 
 Images = NDArray[np.uint8]
 
-# Standard deviation within a crop below which it counts as one colour: half of the bundled photos is smooth background.
+# Standard deviation within a crop below which it counts as one colour: half of the bundled photos
+# is smooth background.
 _MIN_CONTRAST = 20
 
 
@@ -44,20 +45,23 @@ def photo_crops(n: int, size: int, generator: np.random.Generator, max_scale: in
     generator : numpy.random.Generator
         Chooses photo, scale, place and mirroring.
     max_scale : int
-        A crop covers `size` times 1, 2, ... or `max_scale` pixels of its photo, averaged in blocks: more different
-        textures out of few photos.
+        A crop covers `size` times 1, 2, ... or `max_scale` pixels of its photo, averaged in blocks:
+        more different textures out of few photos.
 
     Returns
     -------
     ndarray of uint8 [n, 3, size, size]
     """
-    pyramid = [[_block_mean(photo, scale) for scale in range(1, max_scale + 1)] for photo in bundled_photos()]
+    pyramid = [
+        [_block_mean(photo, scale) for scale in range(1, max_scale + 1)]
+        for photo in bundled_photos()
+    ]
     crops = np.empty((n, 3, size, size), dtype=np.uint8)
     for crop in crops:
         for _ in range(10):
             level = pyramid[generator.integers(len(pyramid))][generator.integers(max_scale)]
             top, left = (int(generator.integers(side - size + 1)) for side in level.shape[:2])
-            patch = level[top:top + size, left:left + size]
+            patch = level[top : top + size, left : left + size]
             if patch.std(axis=(0, 1)).mean() >= _MIN_CONTRAST:
                 break
         crop[:] = (patch[:, ::-1] if generator.integers(2) else patch).transpose(2, 0, 1)
@@ -84,7 +88,8 @@ def resize(images: NDArray[Any], size: int) -> Images:
     weights = np.zeros((size, old))
     weights[np.arange(size), below] = 1 - (where - below)
     weights[np.arange(size), below + 1] = where - below
-    # Fixed-point weights make the sums exact in float64, so that the result does not depend on the BLAS.
+    # Fixed-point weights make the sums exact in float64, so that the result does not depend on the
+    # BLAS.
     weights = np.rint(weights * 1024) / 1024
     enlarged = weights @ images.astype(np.float64) @ weights.T
     return _to_uint8(enlarged)
@@ -114,9 +119,10 @@ def channel_statistics(images: list[NDArray[Any]]) -> tuple[tuple[float, ...], t
     Parameters
     ----------
     images : list of ndarray [n, C, ...]
-        Training samples. Those of uint8 are images, and their numbers are of pixels scaled to [0, 1]; of any other
-        numbers (a table [n, columns], signals [n, channels, times]) they are of the numbers themselves, which training
-        takes as they are: to standardise a table, subtract the mean and divide by the deviation in your own function.
+        Training samples. Those of uint8 are images, and their numbers are of pixels scaled to [0,
+        1]; of any other numbers (a table [n, columns], signals [n, channels, times]) they are of
+        the numbers themselves, which training takes as they are: to standardise a table, subtract
+        the mean and divide by the deviation in your own function.
 
     Returns
     -------
@@ -129,21 +135,36 @@ def channel_statistics(images: list[NDArray[Any]]) -> tuple[tuple[float, ...], t
         If these are no numbers, or samples without channels.
     """
     for part in images:
-        if part.ndim < 2 or part.dtype.kind not in "uif" or (part.dtype == np.uint8 and part.ndim != 4):
-            raise DataError(f"channel_statistics: found {part.dtype} {list(part.shape)}; give uint8 images [n, "
-                            "channels, height, width] or numbers [n, columns, ...]")
+        if (
+            part.ndim < 2
+            or part.dtype.kind not in "uif"
+            or (part.dtype == np.uint8 and part.ndim != 4)
+        ):
+            raise DataError(
+                f"channel_statistics: found {part.dtype} {list(part.shape)}; give uint8 images [n, "
+                "channels, height, width] or numbers [n, columns, ...]"
+            )
         if part.shape[1] != images[0].shape[1]:
-            raise DataError(f"channel_statistics: found {images[0].shape[1]} and {part.shape[1]} channels; give arrays "
-                            "of one kind of samples")
+            raise DataError(
+                f"channel_statistics: found {images[0].shape[1]} and {part.shape[1]} channels; "
+                f"give arrays "
+                "of one kind of samples"
+            )
     if not sum(map(len, images)):
         raise DataError("channel_statistics: found no samples; give the training parts")
     if any(part.dtype != np.uint8 for part in images):
         return _statistics_of_numbers(images)
-    return statistics_of(sum((channel_counts(part) for part in images[1:]), channel_counts(images[0])))
+    return statistics_of(
+        sum((channel_counts(part) for part in images[1:]), channel_counts(images[0]))
+    )
 
 
-def _statistics_of_numbers(tables: list[NDArray[Any]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    values = np.concatenate([np.moveaxis(table, 1, -1).reshape(-1, table.shape[1]) for table in tables])
+def _statistics_of_numbers(
+    tables: list[NDArray[Any]],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    values = np.concatenate(
+        [np.moveaxis(table, 1, -1).reshape(-1, table.shape[1]) for table in tables]
+    )
     mean, deviation = values.mean(0, dtype=np.float64), values.std(0, dtype=np.float64)
     deviation = np.where(deviation > 0, deviation, 1.0)
     # Six digits: the last bits of sums differ between processors.
@@ -155,7 +176,10 @@ def channel_counts(images: NDArray[Any]) -> NDArray[np.int64]:
     counts = np.zeros((images.shape[1], 256), dtype=np.int64)
     step = max(1, 2**24 // max(1, images[:1].size))  # bincount makes its input eight times larger
     for start in range(0, len(images), step):
-        counts += [np.bincount(images[start:start + step, c].ravel(), minlength=256) for c in range(len(counts))]
+        counts += [
+            np.bincount(images[start : start + step, c].ravel(), minlength=256)
+            for c in range(len(counts))
+        ]
     return counts
 
 
@@ -168,12 +192,14 @@ def statistics_of(counts: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[f
     total = counts.sum(1)
     mean = counts @ values / total
     variance = counts @ values**2 / total - mean**2
-    return tuple(round(float(m), 6) for m in mean), tuple(round(float(s), 6) for s in np.sqrt(variance))
+    return tuple(round(float(m), 6) for m in mean), tuple(
+        round(float(s), 6) for s in np.sqrt(variance)
+    )
 
 
 def _block_mean(photo: Images, scale: int) -> Images:
     height, width = (side // scale for side in photo.shape[:2])
-    blocks = photo[:height * scale, :width * scale].reshape(height, scale, width, scale, 3)
+    blocks = photo[: height * scale, : width * scale].reshape(height, scale, width, scale, 3)
     return _to_uint8(blocks.mean(axis=(1, 3)))
 
 

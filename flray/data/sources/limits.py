@@ -20,8 +20,13 @@ FILES = 2**24
 #: Bytes of one file of arrays (a compressed one: of what it holds) that is decoded whole.
 ARRAYS_BYTES = 2**32
 
-_KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"),
-          (stat.S_ISBLK, "a device"), (stat.S_ISDIR, "a folder"))
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISDIR, "a folder"),
+)
 
 
 class Readable(Protocol):
@@ -75,8 +80,11 @@ def check_size(path: Path | str, size: int, most: int) -> None:
         Naming the file, its size and the bound.
     """
     if size > most:
-        raise DataError(f"{path}: it has {amount(size)}, and at most {amount(most)} are read of one file; take it away "
-                        "or make it smaller")
+        raise DataError(
+            f"{path}: it has {amount(size)}, and at most {amount(most)} are read of one file; take "
+            f"it away "
+            "or make it smaller"
+        )
 
 
 def open_file(path: Path, most: int = ARRAYS_BYTES) -> BinaryIO:
@@ -122,6 +130,9 @@ def read_at_most(file: Readable, path: Path | str, most: int) -> bytes:
     while part := file.read(min(2**20, most + 1 - len(content))):
         content += part
         if len(content) > most:
-            raise DataError(f"{path}: more than {amount(most)} come out of it, which is what is read of one file at "
-                            "most; take it away or make it smaller")
+            raise DataError(
+                f"{path}: more than {amount(most)} come out of it, which is what is read of one "
+                f"file at "
+                "most; take it away or make it smaller"
+            )
     return bytes(content)

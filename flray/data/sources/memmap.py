@@ -17,8 +17,13 @@ def backing_file(array: NDArray[Any]) -> str | None:
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base
-    if isinstance(base, np.memmap) and base.filename is not None and base.shape == array.shape \
-            and base.ctypes.data == array.ctypes.data and array.flags.c_contiguous:
+    if (
+        isinstance(base, np.memmap)
+        and base.filename is not None
+        and base.shape == array.shape
+        and base.ctypes.data == array.ctypes.data
+        and array.flags.c_contiguous
+    ):
         return str(base.filename)
     return None
 
@@ -26,12 +31,20 @@ def backing_file(array: NDArray[Any]) -> str | None:
 def join_parts(parts: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     """Return the array whose consecutive parts these are, if they are all there is of it."""
     base = parts[0].base
-    if not isinstance(base, np.ndarray) or base.dtype != parts[0].dtype or not base.flags.c_contiguous \
-            or base.nbytes != sum(part.nbytes for part in parts):
+    if (
+        not isinstance(base, np.ndarray)
+        or base.dtype != parts[0].dtype
+        or not base.flags.c_contiguous
+        or base.nbytes != sum(part.nbytes for part in parts)
+    ):
         return None
     place = base.ctypes.data
     for part in parts:
-        if part.base is not base or not part.flags.c_contiguous or (len(part) and part.ctypes.data != place):
+        if (
+            part.base is not base
+            or not part.flags.c_contiguous
+            or (len(part) and part.ctypes.data != place)
+        ):
             return None
         place += part.nbytes
     return np.asarray(base).reshape(-1, *parts[0].shape[1:])
@@ -41,4 +54,4 @@ def add_bytes(digest: hashlib._Hash, array: NDArray[Any]) -> None:
     """Add an array's bytes as if it were contiguous, without a copy of all of it."""
     step = max(1, _BLOCK // max(1, array[:1].nbytes))
     for start in range(0, len(array), step):
-        digest.update(np.ascontiguousarray(array[start:start + step]).data)
+        digest.update(np.ascontiguousarray(array[start : start + step]).data)

@@ -46,11 +46,15 @@ class _FromBuffer:
         return _FROM_BUFFER(*arguments)
 
 
-# What a pickle of arrays, numbers, texts, tuples, lists and dicts refers to, by whatever numpy wrote it. None of these
-# can be given attributes or another state: a function of Python could, and would then be altered for everyone.
+# What a pickle of arrays, numbers, texts, tuples, lists and dicts refers to, by whatever numpy
+# wrote it. None of these can be given attributes or another state: a function of Python could, and
+# would then be altered for everyone.
 _ALLOWED: dict[tuple[str, str], Any] = {
-    **{(f"numpy.{core}.multiarray", name): getattr(_CORE, name)
-       for core in ("core", "_core") for name in ("_reconstruct", "scalar")},
+    **{
+        (f"numpy.{core}.multiarray", name): getattr(_CORE, name)
+        for core in ("core", "_core")
+        for name in ("_reconstruct", "scalar")
+    },
     **{(f"numpy.{core}.numeric", "_frombuffer"): _FromBuffer() for core in ("core", "_core")},
     ("_codecs", "encode"): _Encode(),
     ("__builtin__", "bytes"): _NoBytes(),
@@ -79,8 +83,8 @@ def read_pickled_arrays(path: Path) -> Any:
     Raises
     ------
     DataError
-        If the file is missing, truncated, or holds anything but arrays of numbers or texts, numbers, texts, and
-        tuples, lists and dicts of these.
+        If the file is missing, truncated, or holds anything but arrays of numbers or texts,
+        numbers, texts, and tuples, lists and dicts of these.
     """
     try:
         with open_file(path) as file:
@@ -90,8 +94,11 @@ def read_pickled_arrays(path: Path) -> Any:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     except Exception as error:
-        raise DataError(f"{path}: not a pickle of plain arrays: {' '.join(str(error).split())}; nothing in it was "
-                        "run. Fetch the file again from its source") from None
+        raise DataError(
+            f"{path}: not a pickle of plain arrays: {' '.join(str(error).split())}; nothing in it "
+            f"was "
+            "run. Fetch the file again from its source"
+        ) from None
     _check(path, content, 0)
     return content
 
@@ -99,15 +106,26 @@ def read_pickled_arrays(path: Path) -> Any:
 def _check(path: Path, content: Any, depth: int) -> None:
     """Refuse whatever is no plain value: what a pickle only refers to, for example, and containers in themselves."""
     if depth > _DEEPEST:
-        raise DataError(f"{path}: more than {_DEEPEST} containers within each other; arrays of numbers are needed")
+        raise DataError(
+            f"{path}: more than {_DEEPEST} containers within each other; arrays of numbers are "
+            f"needed"
+        )
     if type(content) is np.ndarray:
         if content.dtype.hasobject:
             raise DataError(f"{path}: an array of objects; arrays of numbers are needed")
     elif type(content) in (list, tuple, dict):
         parts = [*content.keys(), *content.values()] if isinstance(content, dict) else content
         for part in parts:
-            if type(part) not in (int, float, str, bytes):  # labels and names, of which there are many
+            if type(part) not in (
+                int,
+                float,
+                str,
+                bytes,
+            ):  # labels and names, of which there are many
                 _check(path, part, depth + 1)
-    elif not (content is None or type(content) in (int, float, complex, bool, str, bytes) or
-              (isinstance(content, np.generic) and not content.dtype.hasobject)):
+    elif not (
+        content is None
+        or type(content) in (int, float, complex, bool, str, bytes)
+        or (isinstance(content, np.generic) and not content.dtype.hasobject)
+    ):
         raise DataError(f"{path}: holds a {type(content).__name__}; arrays of numbers are needed")

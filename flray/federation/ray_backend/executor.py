@@ -27,7 +27,11 @@ from flray.federation.messages import (
     TaskResult,
 )
 from flray.federation.ray_backend.node_cache import node_samples
-from flray.federation.ray_backend.process_loss import ACTOR_DIED_ERRORS, OBJECT_LOST_ERRORS, OBJECT_LOST_MESSAGE
+from flray.federation.ray_backend.process_loss import (
+    ACTOR_DIED_ERRORS,
+    OBJECT_LOST_ERRORS,
+    OBJECT_LOST_MESSAGE,
+)
 from flray.federation.ray_backend.scheduler import BlockTasks, PoolWorker, SingleTasks
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner
@@ -49,7 +53,10 @@ class ClientActor:
 
     def reset(self, spec: FederationSpec, threads: int, samples: Pooled | None = None) -> None:
         """Play for another federation from now on; the process and its imports stay."""
-        cuda = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU")) and torch.cuda.is_available()
+        cuda = (
+            bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))
+            and torch.cuda.is_available()
+        )
         self._lacking = bits.problem(spec.config)
         if spec.config.resources.data == "node":
             try:
@@ -61,8 +68,9 @@ class ClientActor:
         self._runner = ClientRunner(spec, torch.device("cuda:0" if cuda else "cpu"), threads)
 
     @ray.method(num_returns=3)  # type: ignore[untyped-decorator]
-    def run(self, client_task: ClientTask, common: Packed, private: Packed | None,
-             state: Packed | None) -> tuple[TaskOutcome, Packed | None, Packed | None]:
+    def run(
+        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
+    ) -> tuple[TaskOutcome, Packed | None, Packed | None]:
         """Play a turn; see `flray.federation.worker.client_runner.ClientRunner.run_tasks`."""
         return self._runner.run(client_task, common, private, state)
 
@@ -79,12 +87,19 @@ class ClientActor:
         Returns
         -------
         list
-            The outcomes with the bytes of the sums (None without sums), the sums, and each job's state: objects of
-            their own.
+            The outcomes with the bytes of the sums (None without sums), the sums, and each job's
+            state: objects of their own.
         """
-        outcomes, sums, states = self._runner.run_block([
-            replace(job, common=objects[job.common], state=None if job.state is None else objects[job.state])
-            for job in jobs])
+        outcomes, sums, states = self._runner.run_block(
+            [
+                replace(
+                    job,
+                    common=objects[job.common],
+                    state=None if job.state is None else objects[job.state],
+                )
+                for job in jobs
+            ]
+        )
         return [(outcomes, sums.nbytes if sums is not None else None), sums, *states]
 
     def describe(self) -> dict[str, Any]:
@@ -99,7 +114,11 @@ class ClientActor:
 
         if self._lacking:
             raise DataError(self._lacking)
-        return {"pid": os.getpid(), "kind": bits.kind(), "resident": psutil.Process().memory_info().rss}
+        return {
+            "pid": os.getpid(),
+            "kind": bits.kind(),
+            "resident": psutil.Process().memory_info().rss,
+        }
 
     def networks(self) -> dict[str, int]:
         """Return how many instances of each architecture this process holds."""
@@ -127,14 +146,24 @@ class RayExecutor:
         The world's large arrays, where the world was put without them.
     """
 
-    def __init__(self, spec: Any, config: Experiment, actors: int, gpus: float, group: Any = None,
-                 first_bundle: int = 0, samples: Any = None) -> None:
+    def __init__(
+        self,
+        spec: Any,
+        config: Experiment,
+        actors: int,
+        gpus: float,
+        group: Any = None,
+        first_bundle: int = 0,
+        samples: Any = None,
+    ) -> None:
         self._spec, self.config, self._gpus, self._group = spec, config, gpus, group
         self._samples = samples
         self._closed = False
         self.kinds = {bits.kind()}
         self.workers: list[PoolWorker] = [
-            PoolWorker(*self._start(first_bundle + i), number=i, bundle=first_bundle + i) for i in range(actors)]
+            PoolWorker(*self._start(first_bundle + i), number=i, bundle=first_bundle + i)
+            for i in range(actors)
+        ]
 
     def put(self, packed: Packed) -> Ref:
         """Put a packed tree into the object store; a small one travels with each call instead, which is quicker."""
@@ -148,11 +177,15 @@ class RayExecutor:
             raise ObjectLostError(OBJECT_LOST_MESSAGE) from error
         return packed
 
-    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
+    def run_tasks(
+        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskResult]:
         """Play all jobs, longest first; two wait at each actor, so that none idles while its result travels."""
         return SingleTasks(self, jobs, timeout, idle).results()
 
-    def run_blocks(self, blocks: Sequence[TaskBlock], timeout: float | None = None) -> Iterator[TaskBlockResult]:
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None
+    ) -> Iterator[TaskBlockResult]:
         """Play all blocks, each on one actor, scheduled as `run_tasks` does."""
         return BlockTasks(self, blocks, timeout).results()
 
@@ -163,17 +196,22 @@ class RayExecutor:
     def wait_until_ready(self, seconds: float = 300.0) -> None:
         """Wait once for each actor that has only just been begun, the first time and after it was replaced.
 
-        One that dies meanwhile is dealt with when it is given work. While others are ready, one whose node never comes
-        is waited for no longer than a start takes.
+        One that dies meanwhile is dealt with when it is given work. While others are ready, one
+        whose node never comes is waited for no longer than a start takes.
         """
-        fresh = [worker for worker in self.workers if worker.starting is not None and not worker.awaited]
+        fresh = [
+            worker for worker in self.workers if worker.starting is not None and not worker.awaited
+        ]
         if not fresh:
             return
         for worker in fresh:
             worker.awaited = True
         some_ready = any(worker.starting is None for worker in self.workers)
-        ray.wait([worker.starting for worker in fresh], num_returns=len(fresh),
-                 timeout=min(seconds, START_TIMEOUT_S) if some_ready else seconds)
+        ray.wait(
+            [worker.starting for worker in fresh],
+            num_returns=len(fresh),
+            timeout=min(seconds, START_TIMEOUT_S) if some_ready else seconds,
+        )
 
     def pids(self) -> list[int]:
         """Return the process ids of the client actors."""
@@ -208,8 +246,13 @@ class RayExecutor:
         options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": self._gpus, "max_restarts": 0}
         if self._group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=bundle)
-        actor = ray.remote(ClientActor).options(**options).remote(self._spec, self._threads, self._samples)
+                self._group, placement_group_bundle_index=bundle
+            )
+        actor = (
+            ray.remote(ClientActor)
+            .options(**options)
+            .remote(self._spec, self._threads, self._samples)
+        )
         return actor, actor.describe.remote()
 
     @property

@@ -137,17 +137,28 @@ class RayFederation:
 
         self._plan, self._warn = plan, warn
         pickle_plugins_by_value()
-        self._spec = ray.put(spec if spec.config.resources.data == "head" else spec.without_samples())
+        self._spec = ray.put(
+            spec if spec.config.resources.data == "head" else spec.without_samples()
+        )
         self._group = placement_group(
-            [{"CPU": plan.cpus_per_actor, **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {})}]
-            * plan.actors)
+            [
+                {
+                    "CPU": plan.cpus_per_actor,
+                    **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {}),
+                }
+            ]
+            * plan.actors
+        )
         try:
             ray.get(self._group.ready(), timeout=PLACEMENT_TIMEOUT_S)
         except ray.exceptions.GetTimeoutError:
             remove_placement_group(self._group)
-            raise FlrayError(f"no room for {plan.actors} actors of {plan.cpus_per_actor:g} CPU and "
-                             f"{plan.gpus_per_actor:g} GPU within {PLACEMENT_TIMEOUT_S:g} s: the cluster is busy, or a node is gone; "
-                             "`ray status` shows who holds what") from None
+            raise FlrayError(
+                f"no room for {plan.actors} actors of {plan.cpus_per_actor:g} CPU and "
+                f"{plan.gpus_per_actor:g} GPU within {PLACEMENT_TIMEOUT_S:g} s: the cluster is "
+                f"busy, or a node is gone; "
+                "`ray status` shows who holds what"
+            ) from None
         self._server = self._start()
         self._under_way: Any = None
 
@@ -158,8 +169,11 @@ class RayFederation:
         from flray.federation.ray_backend.server_actor import ServerActor
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        return ray.remote(ServerActor).options(num_cpus=0, scheduling_strategy=here).remote(
-            self._spec, [self._spec], self._plan, self._group, 0)
+        return (
+            ray.remote(ServerActor)
+            .options(num_cpus=0, scheduling_strategy=here)
+            .remote(self._spec, [self._spec], self._plan, self._group, 0)
+        )
 
     def _call(self, method: str, *arguments: Any) -> Any:
         return self._get(getattr(self._server, method).remote(*arguments))
@@ -281,7 +295,9 @@ def plan_pool(spec: FederationSpec, available: dict[str, float]) -> Plan:
 
     nodes = node_resources() if ray.is_initialized() else []
     measured = survey_nodes(spec, nodes) if nodes and should_probe(spec, nodes) else None
-    return make_plan(spec.config, len(spec.data.clients), spec.cohort_size, available, nodes, measured)
+    return make_plan(
+        spec.config, len(spec.data.clients), spec.cohort_size, available, nodes, measured
+    )
 
 
 def uses_ray(config: Experiment) -> bool:
@@ -298,5 +314,8 @@ def check_address(config: Experiment, address: str | None) -> None:
         Naming the setting.
     """
     if address is not None and not uses_ray(config):
-        raise FlrayError(f"--address {address}: resources.executor is {config.resources.executor}, which plays all "
-                         "clients in this process; set it to ray, or leave the address out")
+        raise FlrayError(
+            f"--address {address}: resources.executor is {config.resources.executor}, which plays "
+            f"all "
+            "clients in this process; set it to ray, or leave the address out"
+        )

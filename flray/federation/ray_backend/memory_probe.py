@@ -75,10 +75,15 @@ def measure_footprint(spec: FederationSpec, device: torch.device) -> TaskFootpri
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    # A method may not like to aggregate one reply of many; its turns up to there are measured all the same.
+    # A method may not like to aggregate one reply of many; its turns up to there are measured all
+    # the same.
     with contextlib.suppress(Exception):
         Federation(spec, _SingleStepExecutor(spec), lambda line: None).step()
-    gpu = int(torch.cuda.max_memory_allocated(device) * SAFETY_FACTOR) + CUDA_CONTEXT_BYTES if device.type == "cuda" else 0
+    gpu = (
+        int(torch.cuda.max_memory_allocated(device) * SAFETY_FACTOR) + CUDA_CONTEXT_BYTES
+        if device.type == "cuda"
+        else 0
+    )
     peak = peak_bytes() - psutil.Process().memory_info().shared
     return TaskFootprint(int(peak * SAFETY_FACTOR), gpu)
 
@@ -90,10 +95,14 @@ class _SingleStepExecutor(InlineExecutor):
         super().__init__(spec)
         self._run_batched = spec.config.local.clients_per_step
 
-    def run_tasks(self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None) -> Iterator[TaskResult]:
+    def run_tasks(
+        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskResult]:
         yield from super().run_tasks(_one_step(jobs), timeout, idle)
 
-    def run_blocks(self, blocks: Sequence[TaskBlock], timeout: float | None = None) -> Iterator[TaskBlockResult]:
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None
+    ) -> Iterator[TaskBlockResult]:
         """Play the job for as many clients as share a step, and twice at least: there are weights to be added up."""
         most = max((len(block.jobs) for block in blocks), default=0)
         together = min(self._run_batched, most)
@@ -104,15 +113,22 @@ class _SingleStepExecutor(InlineExecutor):
 def _one_step(jobs: Sequence[TaskInput]) -> list[TaskInput]:
     """Return the longest job, cut down to one step; none where there are none."""
     longest = max(jobs, key=lambda job: job.client_task.cost, default=None)
-    return [] if longest is None else [replace(longest, client_task=replace(longest.client_task, work=1e-9))]
+    return (
+        []
+        if longest is None
+        else [replace(longest, client_task=replace(longest.client_task, work=1e-9))]
+    )
 
 
 def node_resources() -> list[dict[str, float]]:
     """Return the resources of every living node of the Ray this process is connected to."""
     import ray
 
-    return [{**node["Resources"], "id": node["NodeID"], "name": node["NodeManagerHostname"]}
-            for node in ray.nodes() if node["Alive"]]
+    return [
+        {**node["Resources"], "id": node["NodeID"], "name": node["NodeManagerHostname"]}
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 def should_probe(spec: FederationSpec, nodes: Sequence[dict[str, Any]]) -> bool:
@@ -122,11 +138,17 @@ def should_probe(spec: FederationSpec, nodes: Sequence[dict[str, Any]]) -> bool:
         return False
     if settings.gpus_per_actor != 0 and any(node.get("GPU", 0) >= 1 for node in nodes):
         return True
-    largest = max(sum(value.numel() * value.element_size() for value in spec.build(key).state_dict().values())
-                  for key in spec.architectures)
-    rough = 2**30 + 16 * largest  # weights, gradients, messages and replies; activations are what the probe is for
+    largest = max(
+        sum(value.numel() * value.element_size() for value in spec.build(key).state_dict().values())
+        for key in spec.architectures
+    )
+    rough = (
+        2**30 + 16 * largest
+    )  # weights, gradients, messages and replies; activations are what the probe is for
     return settings.actors == "auto" and any(
-        node.get("memory", float("inf")) < rough * node.get("CPU", 0.0) / settings.cpus_per_actor for node in nodes)
+        node.get("memory", float("inf")) < rough * node.get("CPU", 0.0) / settings.cpus_per_actor
+        for node in nodes
+    )
 
 
 def survey_nodes(spec: FederationSpec, nodes: Sequence[dict[str, Any]]) -> ResourceSurvey | None:
@@ -142,7 +164,11 @@ def survey_nodes(spec: FederationSpec, nodes: Sequence[dict[str, Any]]) -> Resou
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    holders = [node for node in nodes if node.get("GPU", 0) >= 1] if spec.config.resources.gpus_per_actor != 0 else []
+    holders = (
+        [node for node in nodes if node.get("GPU", 0) >= 1]
+        if spec.config.resources.gpus_per_actor != 0
+        else []
+    )
     reference = ray.put(spec)
     first, *others = holders or [max(nodes, key=lambda node: node.get("CPU", 0.0))]
     task = ray.remote(max_calls=1, max_retries=1)(_survey_node)
@@ -150,8 +176,11 @@ def survey_nodes(spec: FederationSpec, nodes: Sequence[dict[str, Any]]) -> Resou
     for node in (first, *others):
         here = NodeAffinitySchedulingStrategy(node["id"], soft=False)
         gpus = int(node.get("GPU", 0)) if holders else 0
-        calls.append(task.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=here).remote(
-            reference if node is first else None, node["name"]))
+        calls.append(
+            task.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=here).remote(
+                reference if node is first else None, node["name"]
+            )
+        )
     try:
         results = ray.get(calls, timeout=GPU_PROBE_TIMEOUT_S)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError):
@@ -167,5 +196,9 @@ def _survey_node(spec: FederationSpec | None, node: str) -> tuple[TaskFootprint 
     torch.set_num_threads(1)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = [Gpu(node, index, torch.cuda.mem_get_info(index)[0]) for index in range(count)]
-    need = measure_footprint(spec, torch.device("cuda:0" if count else "cpu")) if spec is not None else None
+    need = (
+        measure_footprint(spec, torch.device("cuda:0" if count else "cpu"))
+        if spec is not None
+        else None
+    )
     return need, gpus

@@ -18,8 +18,8 @@ from flray.errors import DataError
 def node_samples(config: Experiment, fingerprint: str) -> Pooled:
     """Return a data set's samples from this node's disk, mapped into memory: once per node, however many actors.
 
-    The first one on a node loads the data set (from ``$FLRAY_DATA``: the node's folder, one that all nodes see, or
-    object storage) and leaves the samples beside it in one piece.
+    The first one on a node loads the data set (from ``$FLRAY_DATA``: the node's folder, one that
+    all nodes see, or object storage) and leaves the samples beside it in one piece.
 
     Parameters
     ----------
@@ -42,13 +42,19 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
             if not folder.exists():
                 _write_copy(folder, name, config, fingerprint)
     except DataError as error:
-        raise DataError(f"node {socket.gethostname()}: {error}; or let the head hand the data out "
-                        "(resources.data=head)") from None
+        raise DataError(
+            f"node {socket.gethostname()}: {error}; or let the head hand the data out "
+            "(resources.data=head)"
+        ) from None
     except OSError as error:
-        raise DataError(f"node {socket.gethostname()}: {data_root()} cannot be used ({error.strerror}); set FLRAY_DATA "
-                        "there to a folder that can be written") from None
-    arrays: dict[str, Any] = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False)
-                              for path in folder.glob("*.npy")}
+        raise DataError(
+            f"node {socket.gethostname()}: {data_root()} cannot be used ({error.strerror}); set "
+            f"FLRAY_DATA "
+            "there to a folder that can be written"
+        ) from None
+    arrays: dict[str, Any] = {
+        path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")
+    }
     x = arrays["x"]
     return Pooled(np.moveaxis(x, -1, 1) if x.ndim == 4 else x, arrays["y"], arrays.get("public"))
 
@@ -56,8 +62,11 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
 def _write_copy(folder: Any, name: str, config: Experiment, fingerprint: str) -> None:
     dataset = registry.datasets.call(name, data_root(), **config.data.options)
     if dataset.fingerprint != fingerprint:
-        raise DataError(f"data set {name} differs from the head's (fingerprint {dataset.fingerprint[:12]}, there "
-                        f"{fingerprint[:12]}); bring the same there")
+        raise DataError(
+            f"data set {name} differs from the head's (fingerprint {dataset.fingerprint[:12]}, "
+            f"there "
+            f"{fingerprint[:12]}); bring the same there"
+        )
     pooled = Pooled.of(dataset)
     x = np.moveaxis(pooled.x, 1, -1) if pooled.x.ndim == 4 else pooled.x
     public = {} if pooled.public is None else {"public": pooled.public}

@@ -33,9 +33,11 @@ class Plan:
     clients, cohort : int
         Clients in all, and per round.
     measured : int
-        Bytes of GPU memory (on the CPU: of main memory) that an actor takes; 0 where it was not measured.
+        Bytes of GPU memory (on the CPU: of main memory) that an actor takes; 0 where it was not
+        measured.
     blocks : int
-        Most blocks of clients in a round (``aggregation.block``), each of which is one actor's; 0 without blocks.
+        Most blocks of clients in a round (``aggregation.block``), each of which is one actor's; 0
+        without blocks.
     """
 
     actors: int
@@ -48,15 +50,27 @@ class Plan:
 
     def __str__(self) -> str:
         gpu = f", {self.gpus_per_actor:g} GPU" if self.gpus_per_actor else ""
-        client_tasks, unit = (self.blocks or self.cohort) / self.actors, "block" if self.blocks else "turn"
+        client_tasks, unit = (
+            (self.blocks or self.cohort) / self.actors,
+            "block" if self.blocks else "turn",
+        )
         memory = f" (an actor takes {self.measured / 2**30:.1f} GiB)" if self.measured else ""
-        return (f"{self.clients} clients ({self.cohort} per round) -> {self.actors} "
-                f"actor{'s' if self.actors > 1 else ''}, {self.cpus_per_actor:g} CPU{gpu} each, "
-                f"about {client_tasks:.2g} {unit}{'s' if client_tasks > 1 else ''} per actor and round{memory}")
+        return (
+            f"{self.clients} clients ({self.cohort} per round) -> {self.actors} "
+            f"actor{'s' if self.actors > 1 else ''}, {self.cpus_per_actor:g} CPU{gpu} each, "
+            f"about {client_tasks:.2g} {unit}{'s' if client_tasks > 1 else ''} per actor and "
+            f"round{memory}"
+        )
 
 
-def make_plan(config: Experiment, clients: int, cohort: int, available: Mapping[str, float],
-              nodes: Sequence[Mapping[str, Any]] = (), survey: ResourceSurvey | None = None) -> Plan:
+def make_plan(
+    config: Experiment,
+    clients: int,
+    cohort: int,
+    available: Mapping[str, float],
+    nodes: Sequence[Mapping[str, Any]] = (),
+    survey: ResourceSurvey | None = None,
+) -> Plan:
     """Return how many client actors there will be, and what each gets.
 
     Parameters
@@ -81,10 +95,15 @@ def make_plan(config: Experiment, clients: int, cohort: int, available: Mapping[
     cpus, gpus = float(available.get("CPU", 0.0)), float(available.get("GPU", 0.0))
     block = config.aggregation.block
     blocks = min(cohort, math.ceil(clients / block)) if block else 0
-    gpu_share = _gpu_share(resources.gpus_per_actor, gpus, resources.actors, blocks or cohort, survey)
+    gpu_share = _gpu_share(
+        resources.gpus_per_actor, gpus, resources.actors, blocks or cohort, survey
+    )
     if resources.cpus_per_actor > cpus:
-        raise ConfigError("experiment.resources.cpus_per_actor", f"{resources.cpus_per_actor:g}",
-                          f"{cpus:g} CPUs are available; ask for fewer")
+        raise ConfigError(
+            "experiment.resources.cpus_per_actor",
+            f"{resources.cpus_per_actor:g}",
+            f"{cpus:g} CPUs are available; ask for fewer",
+        )
     room = _room(available, resources.cpus_per_actor, gpu_share)
     if nodes:
         room = min(room, sum(_room(node, resources.cpus_per_actor, gpu_share) for node in nodes))
@@ -95,17 +114,36 @@ def make_plan(config: Experiment, clients: int, cohort: int, available: Mapping[
         if survey is not None and nodes:
             room = max(1, min(room, sum(_memory_room(node, survey.need.memory) for node in nodes)))
         if not room:
-            raise ConfigError("experiment.resources", _each(resources.cpus_per_actor, gpu_share),
-                              "no single node has this much; ask for less per actor")
-        return Plan(min(room, blocks or cohort), resources.cpus_per_actor, gpu_share, clients, cohort, measured, blocks)
+            raise ConfigError(
+                "experiment.resources",
+                _each(resources.cpus_per_actor, gpu_share),
+                "no single node has this much; ask for less per actor",
+            )
+        return Plan(
+            min(room, blocks or cohort),
+            resources.cpus_per_actor,
+            gpu_share,
+            clients,
+            cohort,
+            measured,
+            blocks,
+        )
     if resources.actors > room:
-        have = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpu_share else "") \
+        have = (
+            f"{cpus:g} CPUs"
+            + (f" and {gpus:g} GPUs" if gpu_share else "")
             + (f" on {len(nodes)} nodes" if len(nodes) > 1 else "")
+        )
         raise ConfigError(
-            "experiment.resources.actors", f"{resources.actors}",
-            f"{have} carry {room} actor{'s' if room != 1 else ''} of {_each(resources.cpus_per_actor, gpu_share)}"
-            "; ask for fewer actors, a smaller share each, or 'auto'")
-    return Plan(resources.actors, resources.cpus_per_actor, gpu_share, clients, cohort, measured, blocks)
+            "experiment.resources.actors",
+            f"{resources.actors}",
+            f"{have} carry {room} actor{'s' if room != 1 else ''} of "
+            f"{_each(resources.cpus_per_actor, gpu_share)}"
+            "; ask for fewer actors, a smaller share each, or 'auto'",
+        )
+    return Plan(
+        resources.actors, resources.cpus_per_actor, gpu_share, clients, cohort, measured, blocks
+    )
 
 
 def _each(cpus: float, gpu_share: float) -> str:
@@ -117,8 +155,12 @@ def _room(resources: Mapping[str, Any], cpus_per_actor: float, gpu_share: float)
     room = math.floor(float(resources.get("CPU", 0.0)) / cpus_per_actor + 1e-9)
     if gpu_share:
         gpus = float(resources.get("GPU", 0.0))
-        room = min(room, math.floor(1 / gpu_share + 1e-9) * math.floor(gpus) if gpu_share <= 1
-                   else math.floor(gpus / gpu_share))
+        room = min(
+            room,
+            math.floor(1 / gpu_share + 1e-9) * math.floor(gpus)
+            if gpu_share <= 1
+            else math.floor(gpus / gpu_share),
+        )
     return room
 
 
@@ -126,12 +168,18 @@ def _memory_room(node: Mapping[str, Any], need: int) -> int:
     return math.floor(MEMORY_FRACTION * node["memory"] / need) if "memory" in node else 10**9
 
 
-def _gpu_share(asked: float | str, gpus: float, actors: int | str, parts: int, survey: ResourceSurvey | None) -> float:
+def _gpu_share(
+    asked: float | str, gpus: float, actors: int | str, parts: int, survey: ResourceSurvey | None
+) -> float:
     if asked != "auto":
         share = float(asked)
         if share > gpus:
-            raise ConfigError("experiment.resources.gpus_per_actor", f"{share:g}", f"{gpus:g} GPUs are available; "
-                              "set 0 or auto (`flray doctor` shows which ones torch sees)")
+            raise ConfigError(
+                "experiment.resources.gpus_per_actor",
+                f"{share:g}",
+                f"{gpus:g} GPUs are available; "
+                "set 0 or auto (`flray doctor` shows which ones torch sees)",
+            )
         return share
     if gpus < 1:
         return 0.0
@@ -142,9 +190,13 @@ def _gpu_share(asked: float | str, gpus: float, actors: int | str, parts: int, s
         fits = math.floor(MEMORY_FRACTION * gpu.free / survey.need.gpu)
         if not fits:
             raise ConfigError(
-                "experiment.resources.gpus_per_actor", "auto",
-                f"GPU {gpu.index} of {gpu.node} has {gpu.free / 2**30:.1f} GiB free and a turn takes "
-                f"{survey.need.gpu / 2**30:.1f}; end what else runs there, leave it out (CUDA_VISIBLE_DEVICES), or "
-                "lower local.batch_size")
+                "experiment.resources.gpus_per_actor",
+                "auto",
+                f"GPU {gpu.index} of {gpu.node} has {gpu.free / 2**30:.1f} GiB free and a turn "
+                f"takes "
+                f"{survey.need.gpu / 2**30:.1f}; end what else runs there, leave it out "
+                f"(CUDA_VISIBLE_DEVICES), or "
+                "lower local.batch_size",
+            )
         per_gpu = min(per_gpu, fits)
     return 1.0 / max(1, per_gpu)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ray.exceptions
 
-ACTOR_DIED_ERRORS = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError,
-                ray.exceptions.OutOfMemoryError)
+ACTOR_DIED_ERRORS = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.WorkerCrashedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.OutOfMemoryError,
+)
 """What a call raises when its actor or its node is gone. Ray's memory monitor, which ends a process before the node has
 no memory left, has an error of its own, which is no `RayActorError`."""
 

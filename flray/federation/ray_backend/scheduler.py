@@ -83,24 +83,33 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
     jobs : sequence
         Answers come in their order.
     timeout : float or None
-        Seconds, not counting those in which no actor has started yet; what has not ended by then ends as a failure.
+        Seconds, not counting those in which no actor has started yet; what has not ended by then
+        ends as a failure.
     idle : float, optional
-        Seconds without any answer, after which what is under way ends as a failure, and what waits is played.
+        Seconds without any answer, after which what is under way ends as a failure, and what waits
+        is played.
     """
 
     unit: ClassVar[str]
 
-    def __init__(self, executor: RayExecutor, jobs: Sequence[Work], timeout: float | None,
-                 idle: float | None = None) -> None:
+    def __init__(
+        self,
+        executor: RayExecutor,
+        jobs: Sequence[Work],
+        timeout: float | None,
+        idle: float | None = None,
+    ) -> None:
         self._executor, self._timeout, self._idle = executor, timeout, idle
         self._jobs: Sequence[Work] = jobs
         if timeout is not None or idle is not None:
             executor.wait_until_ready()  # a process that only just starts is no slow client
         limits = [limit for limit in (timeout, idle) if limit is not None]
         self._deadline = time.monotonic() + min(limits) if limits else None
-        # Longest first, but within blocks of neighbours and not far ahead of the reply that is to be handed on next:
-        # what comes too early has to be kept.
-        self._open = deque(sorted(range(len(jobs)), key=lambda i: (i // SCHEDULING_WINDOW, -jobs[i].cost, i)))
+        # Longest first, but within blocks of neighbours and not far ahead of the reply that is to
+        # be handed on next: what comes too early has to be kept.
+        self._open = deque(
+            sorted(range(len(jobs)), key=lambda i: (i // SCHEDULING_WINDOW, -jobs[i].cost, i))
+        )
         self._next, self._largest = 0, 1
         self._attempts = [0] * len(jobs)
         self._failed_starts = 0
@@ -145,7 +154,10 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
     def _allowed(self) -> int | None:
         """Return the next job that is not too far ahead; the one waited for always is near enough."""
         depth = self._executor.config.resources.queued + 1
-        ahead = max(depth * len(self._executor.workers), min(SCHEDULING_WINDOW, MAX_BUFFERED_REPLY_BYTES // self._largest))
+        ahead = max(
+            depth * len(self._executor.workers),
+            min(SCHEDULING_WINDOW, MAX_BUFFERED_REPLY_BYTES // self._largest),
+        )
         return next((position for position in self._open if position < self._next + ahead), None)
 
     def _submit(self, worker: PoolWorker, position: int) -> None:
@@ -154,8 +166,16 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
 
     def _advance(self) -> None:
         """Wait for something to end, and take it in."""
-        waiting = {call.outcome: (worker, call) for worker in self._executor.workers for call in worker.waiting}
-        starting = {worker.starting: worker for worker in self._executor.workers if worker.starting is not None}
+        waiting = {
+            call.outcome: (worker, call)
+            for worker in self._executor.workers
+            for call in worker.waiting
+        }
+        starting = {
+            worker.starting: worker
+            for worker in self._executor.workers
+            if worker.starting is not None
+        }
         begun = time.monotonic()
         left = None if self._deadline is None or not waiting else max(0.0, self._deadline - begun)
         ready, _ = ray.wait([*waiting, *starting], num_returns=1, timeout=left)
@@ -199,8 +219,12 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
             raise
         except ACTOR_DIED_ERRORS as error:
             self._failed_starts += 1
-            if self._failed_starts > self._executor.config.faults.attempts * len(self._executor.workers):
-                raise RunFailedError(f"client actors die while they start: {last_line(error)}") from error
+            if self._failed_starts > self._executor.config.faults.attempts * len(
+                self._executor.workers
+            ):
+                raise RunFailedError(
+                    f"client actors die while they start: {last_line(error)}"
+                ) from error
             self._executor.replace(worker)
         self._fill_queues()
 
@@ -216,9 +240,14 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         for call in reversed(calls):
             if self._attempts[call.position] >= self._executor.config.faults.attempts:
                 times = self._attempts[call.position]
-                self._fail(call.position, Failure(
-                    f"its actor died {times} times while playing this {self.unit} "
-                    f"({cause_of_loss(error)})", trace=str(error)))
+                self._fail(
+                    call.position,
+                    Failure(
+                        f"its actor died {times} times while playing this {self.unit} "
+                        f"({cause_of_loss(error)})",
+                        trace=str(error),
+                    ),
+                )
             else:
                 self._open.appendleft(call.position)
         self._fill_queues()
@@ -248,7 +277,11 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
                 self._executor.replace(worker)
 
     def _under_way(self, position: int) -> bool:
-        return any(call.position == position for worker in self._executor.workers for call in worker.waiting)
+        return any(
+            call.position == position
+            for worker in self._executor.workers
+            for call in worker.waiting
+        )
 
     def _cancel_all(self) -> None:
         """Forget what nobody waits for any more; turns under way end by themselves."""
@@ -267,8 +300,13 @@ class SingleTasks(TaskScheduler[TaskInput, TaskResult]):
 
     def _answer(self, job: TaskInput, outcome: Any, call: InFlight, actor: int) -> TaskResult:
         failed = outcome.failure is not None
-        return TaskResult(job.client_task, outcome, bulk=call.bulk if not failed and outcome.entries else None,
-                      state=call.states[0] if not failed and outcome.stateful else None, actor=actor)
+        return TaskResult(
+            job.client_task,
+            outcome,
+            bulk=call.bulk if not failed and outcome.entries else None,
+            state=call.states[0] if not failed and outcome.stateful else None,
+            actor=actor,
+        )
 
     def _failure(self, job: TaskInput, failure: Failure) -> TaskResult:
         return TaskResult(job.client_task, TaskOutcome(job.client_task.client, failure=failure))
@@ -280,7 +318,8 @@ class BlockTasks(TaskScheduler[TaskBlock, TaskBlockResult]):
     unit = "block"
 
     def _call(self, actor: Any, job: TaskBlock) -> list[Any]:
-        # Ray resolves references that are arguments of their own, so the jobs hold places among these instead.
+        # Ray resolves references that are arguments of their own, so the jobs hold places among
+        # these instead.
         objects: list[Any] = []
         places: dict[int, int] = {}
 
@@ -298,8 +337,10 @@ class BlockTasks(TaskScheduler[TaskBlock, TaskBlockResult]):
 
     def _answer(self, job: TaskBlock, outcome: Any, call: InFlight, actor: int) -> TaskBlockResult:
         outcomes, up = outcome
-        results = tuple(TaskResult(one.client_task, done, state=state if done.stateful else None, actor=actor)
-                        for one, done, state in zip(job.jobs, outcomes, call.states, strict=False))
+        results = tuple(
+            TaskResult(one.client_task, done, state=state if done.stateful else None, actor=actor)
+            for one, done, state in zip(job.jobs, outcomes, call.states, strict=False)
+        )
         return TaskBlockResult(results) if up is None else TaskBlockResult(results, call.bulk, up)
 
     def _failure(self, job: TaskBlock, failure: Failure) -> TaskBlockResult:

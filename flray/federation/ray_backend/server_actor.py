@@ -32,8 +32,12 @@ class ServerActor:
         Bundle of the first client actor.
     """
 
-    def __init__(self, spec: FederationSpec, spec_ref: list[Any], plan: Plan, group: Any, first_bundle: int) -> None:
-        self._executor = RayExecutor(spec_ref[0], spec.config, plan.actors, plan.gpus_per_actor, group, first_bundle)
+    def __init__(
+        self, spec: FederationSpec, spec_ref: list[Any], plan: Plan, group: Any, first_bundle: int
+    ) -> None:
+        self._executor = RayExecutor(
+            spec_ref[0], spec.config, plan.actors, plan.gpus_per_actor, group, first_bundle
+        )
         self._lines: list[str] = []
         self._error: FlrayError | None = None
         try:
@@ -41,7 +45,8 @@ class ServerActor:
                 raise FlrayError(lacking)
             self._federation = Federation(spec, self._executor, self._lines.append)
         except FlrayError as error:
-            # Raised by the first call: of an actor that cannot be made Ray says no more than that it is dead.
+            # Raised by the first call: of an actor that cannot be made Ray says no more than that
+            # it is dead.
             self._error = error
 
     def step(self) -> tuple[RoundResult, list[str]]:

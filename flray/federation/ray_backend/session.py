@@ -14,8 +14,15 @@ from flray.errors import FlrayError
 from flray.interrupts import preserve_handlers
 
 LOOPBACK = "127.0.0.1"
-_CHANGED = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USAGE_STATS_ENABLED",
-            "RAY_max_direct_call_object_size", "RAY_worker_niceness", "PYTHONBREAKPOINT")
+_CHANGED = (
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN",
+    "RAY_AUTH_TOKEN_PATH",
+    "RAY_USAGE_STATS_ENABLED",
+    "RAY_max_direct_call_object_size",
+    "RAY_worker_niceness",
+    "PYTHONBREAKPOINT",
+)
 """What a session changes in the environment, Ray itself included."""
 
 
@@ -27,18 +34,21 @@ def local_resources() -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def ray_session(address: str | None, variables: Mapping[str, str] | None = None) -> Iterator[dict[str, float]]:
+def ray_session(
+    address: str | None, variables: Mapping[str, str] | None = None
+) -> Iterator[dict[str, float]]:
     """Have Ray at hand, and yield its resources; what was started or set here is gone again afterwards.
 
-    A Ray started here listens on 127.0.0.1 only and asks for a token of its own, whatever the environment says: it runs
-    what it is sent.
+    A Ray started here listens on 127.0.0.1 only and asks for a token of its own, whatever the
+    environment says: it runs what it is sent.
 
     Parameters
     ----------
     address : str or None
         A running cluster; None starts Ray on this machine, whatever else runs here.
     variables : mapping, optional
-        What the environment of all its processes has to hold; that of this process holds it already.
+        What the environment of all its processes has to hold; that of this process holds it
+        already.
 
     Raises
     ------
@@ -60,13 +70,20 @@ def ray_session(address: str | None, variables: Mapping[str, str] | None = None)
                 if address is None:
                     _start_here(ray)
                 else:
-                    # Processes of this machine's own Ray have this one's environment, those of a cluster have not.
-                    ray.init(address=address, logging_level="ERROR", log_to_driver=True,
-                             runtime_env={"env_vars": dict(variables)} if variables else None)
+                    # Processes of this machine's own Ray have this one's environment, those of a
+                    # cluster have not.
+                    ray.init(
+                        address=address,
+                        logging_level="ERROR",
+                        log_to_driver=True,
+                        runtime_env={"env_vars": dict(variables)} if variables else None,
+                    )
         except (ConnectionError, ValueError, RuntimeError) as error:
             where = "on this machine" if address is None else f"at {address}"
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise FlrayError(f"no Ray {where}: {reason}; `flray doctor` shows what is there") from None
+            raise FlrayError(
+                f"no Ray {where}: {reason}; `flray doctor` shows what is there"
+            ) from None
         try:
             yield ray.cluster_resources()
         finally:
@@ -83,16 +100,24 @@ def _connected() -> bool:
 def _start_here(ray: Any) -> None:
     here = local_resources()
     with _loopback_node():
-        ray.init(address="local", include_dashboard=False, num_cpus=int(here["CPU"]), num_gpus=int(here["GPU"]),
-                 logging_level="ERROR", log_to_driver=True, _node_ip_address=LOOPBACK)
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=int(here["CPU"]),
+            num_gpus=int(here["GPU"]),
+            logging_level="ERROR",
+            log_to_driver=True,
+            _node_ip_address=LOOPBACK,
+        )
 
 
 @contextlib.contextmanager
 def _loopback_node() -> Iterator[None]:
     """Let Ray's node have the address 127.0.0.1, to which it binds every socket then.
 
-    Ray replaces it by an address other machines can reach, unless it takes this machine for one that can be in no
-    cluster: its switch for macOS and Windows, which it reads once, at its first import.
+    Ray replaces it by an address other machines can reach, unless it takes this machine for one
+    that can be in no cluster: its switch for macOS and Windows, which it reads once, at its first
+    import.
     """
     from ray._private import ray_constants
 
@@ -110,13 +135,15 @@ def _environment(address: str | None) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in _CHANGED}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None:
-        # A token for this session only: neither the one of a cluster, nor one that Ray would write into the home.
+        # A token for this session only: neither the one of a cluster, nor one that Ray would write
+        # into the home.
         os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-        # Replies up to this size come with the call's answer instead of by way of the object store, which costs a
-        # small network's round several percent.
+        # Replies up to this size come with the call's answer instead of by way of the object store,
+        # which costs a small network's round several percent.
         os.environ.setdefault("RAY_max_direct_call_object_size", str(512 * 1024))
-        # Ray's own default, 15, leaves its workers next to nothing beside any other process of the machine.
+        # Ray's own default, 15, leaves its workers next to nothing beside any other process of the
+        # machine.
         os.environ.setdefault("RAY_worker_niceness", "0")
     _read_authentication_anew()
     try:
@@ -133,7 +160,8 @@ def _environment(address: str | None) -> Iterator[None]:
 def _read_authentication_anew() -> None:
     """Have Ray's native part forget what the environment said of tokens when it looked first."""
     native: Any = importlib.import_module("ray._raylet")
-    # In this order: a thread of a session that has just ended may still ask for the token its mode wants.
+    # In this order: a thread of a session that has just ended may still ask for the token its mode
+    # wants.
     native.Config.initialize("")
     native.AuthenticationTokenLoader.instance().reset_cache()
 
@@ -147,7 +175,13 @@ def _check_answers(address: str) -> None:
         return
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
-    except (OSError, OverflowError, ValueError) as error:  # ports above 65535, names that are no host's
+    except (
+        OSError,
+        OverflowError,
+        ValueError,
+    ) as error:  # ports above 65535, names that are no host's
         why = getattr(error, "strerror", None) or error
-        raise FlrayError(f"no Ray at {address}: {why}; start it there (ray start --head), or leave "
-                         "the address out to run on this machine") from None
+        raise FlrayError(
+            f"no Ray at {address}: {why}; start it there (ray start --head), or leave "
+            "the address out to run on this machine"
+        ) from None

@@ -1,6 +1,7 @@
 """Plays turns in one process: (turn, messages, state) -> (outcome, reply, new state), a pure function.
 
-Nothing of a turn is left behind that the next one could read: every turn sets all parameters and buffers.
+Nothing of a turn is left behind that the next one could read: every turn sets all parameters and
+buffers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from flray.algorithms.common.aggregation import BlockSum
 from flray.algorithms.common.batched_clients import train_batched
 from flray.data.types import FederatedData
 from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
-from flray.federation.messages import ClientTask, Failure, TaskInput, TaskOutcome, join_predictions, split_small
+from flray.federation.messages import (
+    ClientTask,
+    Failure,
+    TaskInput,
+    TaskOutcome,
+    join_predictions,
+    split_small,
+)
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.resources import WorkerResources
 from flray.trees import Packed
@@ -59,8 +67,14 @@ class ClientRunner:
         self._resources = WorkerResources(spec, device)
         self._common: tuple[str, dict[str, Any]] = ("", {})
 
-    def run(self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None,
-             sums: BlockSum | None = None) -> tuple[TaskOutcome, Packed | None, Packed | None]:
+    def run(
+        self,
+        client_task: ClientTask,
+        common: Packed,
+        private: Packed | None,
+        state: Packed | None,
+        sums: BlockSum | None = None,
+    ) -> tuple[TaskOutcome, Packed | None, Packed | None]:
         """Play a turn; an exception of the method or the model becomes a failure in the outcome.
 
         Where there are `sums`, the reply's weights are added to them instead of being returned.
@@ -69,21 +83,49 @@ class ClientRunner:
         try:
             cuda = [self.device] if self.device.type == "cuda" else []
             with torch.random.fork_rng(devices=cuda):
-                torch.manual_seed(rng.key(self.spec.config.seed, "dropout", round=client_task.round, client=client_task.client,
-                                           extra=f"{client_task.kind}/{client_task.stage.name}/{client_task.stage.index}"))
+                torch.manual_seed(
+                    rng.key(
+                        self.spec.config.seed,
+                        "dropout",
+                        round=client_task.round,
+                        client=client_task.client,
+                        extra=f"{client_task.kind}/{client_task.stage.name}/{client_task.stage.index}",
+                    )
+                )
                 if client_task.kind == "stage":
                     return self._stage(client_task, common, private, state, started, sums)
                 if client_task.kind == "portrait":
                     predictions = self._diagnose(client_task, common, private, state)
                 else:
-                    predictions = self._global(client_task, common) if client_task.kind == "global" \
+                    predictions = (
+                        self._global(client_task, common)
+                        if client_task.kind == "global"
                         else self._personal(client_task, common, private, state)
-            return TaskOutcome(client_task.client, predictions=predictions, seconds=time.perf_counter() - started,
-                           resident=self._process.memory_info().rss), None, None
+                    )
+            return (
+                TaskOutcome(
+                    client_task.client,
+                    predictions=predictions,
+                    seconds=time.perf_counter() - started,
+                    resident=self._process.memory_info().rss,
+                ),
+                None,
+                None,
+            )
         except Exception as error:
-            return TaskOutcome(client_task.client, failure=describe_failure(error), seconds=time.perf_counter() - started), None, None
+            return (
+                TaskOutcome(
+                    client_task.client,
+                    failure=describe_failure(error),
+                    seconds=time.perf_counter() - started,
+                ),
+                None,
+                None,
+            )
 
-    def run_block(self, jobs: Sequence[TaskInput]) -> tuple[list[TaskOutcome], Packed | None, list[Packed | None]]:
+    def run_block(
+        self, jobs: Sequence[TaskInput]
+    ) -> tuple[list[TaskOutcome], Packed | None, list[Packed | None]]:
         """Play jobs of one stage one after another.
 
         Parameters
@@ -94,9 +136,11 @@ class ClientRunner:
         Returns
         -------
         outcomes : list of TaskOutcome
-            Those of failed clients among them; up to the first of these where it ends the federation.
+            Those of failed clients among them; up to the first of these where it ends the
+            federation.
         sums : Packed or None
-            The tree of `flray.algorithms.common.aggregation.BlockSum` over the others; None if they sent no weights.
+            The tree of `flray.algorithms.common.aggregation.BlockSum` over the others; None if they
+            sent no weights.
         states : list of Packed or None
             The clients' new states, one per job.
         """
@@ -117,77 +161,135 @@ class ClientRunner:
         for _, alike in groupby(jobs, lambda job: job.client_task.architecture):
             neighbours = list(alike)
             for start in range(0, len(neighbours), together):
-                some = neighbours[start:start + together]
+                some = neighbours[start : start + together]
                 if len(some) > 1:
                     yield from self._run_batched(some, sums)
                 else:
-                    yield from (self.run(job.client_task, job.common, job.private, job.state, sums) for job in some)
+                    yield from (
+                        self.run(job.client_task, job.common, job.private, job.state, sums)
+                        for job in some
+                    )
 
     def _run_batched(self, jobs: Sequence[TaskInput], sums: BlockSum) -> Iterator[RunnerOutput]:
         """Play some clients' turns in common steps; what goes wrong is everyone's failure."""
         started = time.perf_counter()
         try:
-            clients = [self._client(job.client_task, job.common, job.private, job.state) for job in jobs]
+            clients = [
+                self._client(job.client_task, job.common, job.private, job.state) for job in jobs
+            ]
             values = train_batched(self.spec.algorithm, clients)
             share = (time.perf_counter() - started) / len(jobs)
         except Exception as error:
             failure = describe_failure(error)
             seconds = (time.perf_counter() - started) / len(jobs)
-            yield from ((TaskOutcome(job.client_task.client, failure=failure, seconds=seconds), None, None) for job in jobs)
+            yield from (
+                (TaskOutcome(job.client_task.client, failure=failure, seconds=seconds), None, None)
+                for job in jobs
+            )
             return
         for job, client, weights in zip(jobs, clients, values, strict=True):
             begun = time.perf_counter() - share
             try:
                 client.load(weights)
-                yield self._answer(job.client_task, client, self.spec.algorithm.report(client), begun, sums)
+                yield self._answer(
+                    job.client_task, client, self.spec.algorithm.report(client), begun, sums
+                )
             except Exception as error:
                 seconds = time.perf_counter() - begun
-                yield TaskOutcome(job.client_task.client, failure=describe_failure(error), seconds=seconds), None, None
+                yield (
+                    TaskOutcome(
+                        job.client_task.client, failure=describe_failure(error), seconds=seconds
+                    ),
+                    None,
+                    None,
+                )
 
     def networks(self) -> dict[str, int]:
         """Return how many instances of each architecture there are here: the trained one and its frozen twins."""
         return self._resources.networks()
 
-    def _stage(self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None,
-               started: float, sums: BlockSum | None) -> RunnerOutput:
+    def _stage(
+        self,
+        client_task: ClientTask,
+        common: Packed,
+        private: Packed | None,
+        state: Packed | None,
+        started: float,
+        sums: BlockSum | None,
+    ) -> RunnerOutput:
         client = self._client(client_task, common, private, state)
         reply = getattr(self.spec.algorithm, client_task.stage.name)(client)
         client.check_received()
         return self._answer(client_task, client, reply, started, sums)
 
-    def _answer(self, client_task: ClientTask, client: Client, reply: dict[str, Any], started: float,
-                sums: BlockSum | None) -> RunnerOutput:
+    def _answer(
+        self,
+        client_task: ClientTask,
+        client: Client,
+        reply: dict[str, Any],
+        started: float,
+        sums: BlockSum | None,
+    ) -> RunnerOutput:
         """Return what a client's turn came to."""
         if client.resident.personal:
             client.state["personal"] = client.weights(client.resident.personal)
         kept = trees.pack(client.state) if client.state else None
         if sums is not None:
             # The turn's last act: a client that fails is not in the sums.
-            sums.add(client_task.architecture, reply, len(self.spec.data.clients[client_task.client].train))
+            sums.add(
+                client_task.architecture,
+                reply,
+                len(self.spec.data.clients[client_task.client].train),
+            )
             reply = {}
         small, large = split_small(reply)
         packed_small = trees.pack(small)
         bulk = trees.pack(large) if large else None
         outcome = TaskOutcome(
-            client=client_task.client, small=packed_small, entries=tuple(large), stateful=kept is not None,
-            metrics={"loss": client.mean_loss, "steps": float(client.steps), "samples": float(client.samples_seen),
-                     **client.metrics},
+            client=client_task.client,
+            small=packed_small,
+            entries=tuple(large),
+            stateful=kept is not None,
+            metrics={
+                "loss": client.mean_loss,
+                "steps": float(client.steps),
+                "samples": float(client.samples_seen),
+                **client.metrics,
+            },
             up=packed_small.nbytes + (bulk.nbytes if bulk is not None else 0),
-            seconds=time.perf_counter() - started, resident=self._process.memory_info().rss, peak=peak_bytes(),
-            gpu_peak=gpu_peak_bytes(self.device))
+            seconds=time.perf_counter() - started,
+            resident=self._process.memory_info().rss,
+            peak=peak_bytes(),
+            gpu_peak=gpu_peak_bytes(self.device),
+        )
         return outcome, bulk, kept
 
-    def _client(self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None) -> Client:
+    def _client(
+        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
+    ) -> Client:
         data = self.spec.data
         rows = data.clients[client_task.client]
-        message = {**self._unpack(client_task, common), **(trees.unpack(private) if private is not None else {})}
+        message = {
+            **self._unpack(client_task, common),
+            **(trees.unpack(private) if private is not None else {}),
+        }
         client = Client(
-            id=client_task.client, round=client_task.round, stage_index=client_task.stage.index, config=self.spec.config,
-            resident=self._resources.resident(client_task.architecture), task=self.task, message=message,
+            id=client_task.client,
+            round=client_task.round,
+            stage_index=client_task.stage.index,
+            config=self.spec.config,
+            resident=self._resources.resident(client_task.architecture),
+            task=self.task,
+            message=message,
             state=trees.to_device(trees.unpack(state), self.device) if state is not None else {},
-            train=self._resources.samples(rows.train), validation=self._resources.samples(rows.val),
-            public=self._resources.public, num_classes=data.num_classes, work=client_task.work, device=self.device,
-            residents=self._resources.resident)
+            train=self._resources.samples(rows.train),
+            validation=self._resources.samples(rows.val),
+            public=self._resources.public,
+            num_classes=data.num_classes,
+            work=client_task.work,
+            device=self.device,
+            residents=self._resources.resident,
+        )
         if state is None:
             self.spec.algorithm.setup(client)
         return client
@@ -202,9 +304,15 @@ class ClientRunner:
     def _global(self, client_task: ClientTask, common: Packed) -> dict[str, Any]:
         resident = self._resources.resident(client_task.architecture)
         resident.load(self._unpack(client_task, common)["weights"])
-        return {"common": self._predict(resident.model.eval(), evaluation_chunks(self.spec.data)[client_task.block])}
+        return {
+            "common": self._predict(
+                resident.model.eval(), evaluation_chunks(self.spec.data)[client_task.block]
+            )
+        }
 
-    def _personal(self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None) -> dict[str, Any]:
+    def _personal(
+        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
+    ) -> dict[str, Any]:
         algorithm, data = self.spec.algorithm, self.spec.data
         client = self._client(client_task, common, private, state)
         algorithm.receive(client)
@@ -215,41 +323,67 @@ class ClientRunner:
         predictions = {"test": self._predict(predictor, data.test if others else rows.test)}
         if len(rows.val):
             predictions["validation"] = self._predict(predictor, rows.val)
-        return {**predictions, **{f"{name}/local": self._predict(part, rows.test)
-                               for name, part in algorithm.parts(client).items()}}
+        return {
+            **predictions,
+            **{
+                f"{name}/local": self._predict(part, rows.test)
+                for name, part in algorithm.parts(client).items()
+            },
+        }
 
-    def _diagnose(self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None) -> dict[str, Any]:
+    def _diagnose(
+        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
+    ) -> dict[str, Any]:
         from flray.federation import diagnostics
 
         data = self.spec.data
         client = self._client(client_task, common, private, state)
         self.spec.algorithm.receive(client)
         predictor = self.spec.algorithm.predictor(client, self.spec.algorithm.views[0])
-        share = max(1, diagnostics.MAX_FEATURE_SAMPLES // min(len(data.clients), diagnostics.MAX_CLIENTS))
-        test = self._resources.samples(diagnostics.evenly_spaced(data.clients[client_task.client].test, share))
+        share = max(
+            1, diagnostics.MAX_FEATURE_SAMPLES // min(len(data.clients), diagnostics.MAX_CLIENTS)
+        )
+        test = self._resources.samples(
+            diagnostics.evenly_spaced(data.clients[client_task.client].test, share)
+        )
         if data.public is None:
-            probes = self._resources.samples(diagnostics.evenly_spaced(data.test, diagnostics.MAX_PROBE_SAMPLES))
+            probes = self._resources.samples(
+                diagnostics.evenly_spaced(data.test, diagnostics.MAX_PROBE_SAMPLES)
+            )
         else:
-            probes = self._resources.public_samples(diagnostics.evenly_spaced(np.arange(len(data.public)), diagnostics.MAX_PROBE_SAMPLES))
+            probes = self._resources.public_samples(
+                diagnostics.evenly_spaced(
+                    np.arange(len(data.public)), diagnostics.MAX_PROBE_SAMPLES
+                )
+            )
         return {"portrait": diagnostics.client_diagnostics(client, predictor, probes, test)}
 
     @torch.no_grad()
     def _predict(self, predictor: Any, rows: Any) -> dict[str, Any]:
         samples = self._resources.samples(rows)
-        return join_predictions([self.task.predictions(predictor(x), y)
-                                for x, y in samples.in_order(self.spec.config.evaluation.batch_size)])
+        return join_predictions(
+            [
+                self.task.predictions(predictor(x), y)
+                for x, y in samples.in_order(self.spec.config.evaluation.batch_size)
+            ]
+        )
 
 
 def evaluation_chunks(data: FederatedData) -> list[NDArray[np.int64]]:
     """Return the rows of each evaluation turn of a global model: the common test set, then all validation parts."""
-    return [rows[start:start + EVAL_CHUNK] for rows in (data.test, data.validation) for start in range(0, len(rows), EVAL_CHUNK)]
+    return [
+        rows[start : start + EVAL_CHUNK]
+        for rows in (data.test, data.validation)
+        for start in range(0, len(rows), EVAL_CHUNK)
+    ]
 
 
 def error_summary(error: BaseException) -> str:
     """Return the kind of an error and the first line of its text, and what helps where memory was lacking."""
     what = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)):
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    ):
         return f"out of memory ({what}); a smaller local.batch_size or fewer resources.actors need less"
     return what
 
@@ -257,10 +391,16 @@ def error_summary(error: BaseException) -> str:
 def describe_failure(error: BaseException) -> Failure:
     """Return what went wrong and where: the innermost line outside of installed libraries."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and Path(f.filename).name != "player.py"
-           and not f.filename.startswith(sys.base_prefix)]
+    own = [
+        f
+        for f in frames
+        if "site-packages" not in f.filename
+        and Path(f.filename).name != "player.py"
+        and not f.filename.startswith(sys.base_prefix)
+    ]
     frame = (own or list(frames))[-1] if frames else None
     return Failure(
         what=error_summary(error),
         where=f"{frame.filename}:{frame.lineno}" if frame else "",
-        trace="".join(traceback.format_exception(error)))
+        trace="".join(traceback.format_exception(error)),
+    )

@@ -47,19 +47,27 @@ class WorkerResources:
         local, data = spec.config.local, spec.data
         self._dtype = torch.float64 if local.precision == "float64" else torch.float32
         images = len(data.shape) == 3
-        self._format = torch.channels_last if images and local.memory_format == "channels_last" \
+        self._format = (
+            torch.channels_last
+            if images and local.memory_format == "channels_last"
             else torch.contiguous_format
+        )
         means, deviations = (data.mean, data.std) if spec.algorithm.normalise else ((0.0,), (1.0,))
         std = torch.tensor(deviations, dtype=torch.float64).view(-1, 1, 1)
         mean = torch.tensor(means, dtype=torch.float64).view(-1, 1, 1)
         self._scale = (1.0 / (255.0 * std)).to(device, self._dtype)
         self._shift = (-mean / std).to(device, self._dtype)
         if images:
-            # One number for every place of a sample: multiplying by one per channel takes ten times as long.
-            self._scale, self._shift = (values.expand(1, *data.shape).contiguous(memory_format=self._format)
-                                        for values in (self._scale, self._shift))
+            # One number for every place of a sample: multiplying by one per channel takes ten times
+            # as long.
+            self._scale, self._shift = (
+                values.expand(1, *data.shape).contiguous(memory_format=self._format)
+                for values in (self._scale, self._shift)
+            )
         self._normalisation = (mean.to(device, self._dtype), std.to(device, self._dtype))
-        self._noise = torch.from_numpy(data.noise).to(device, self._dtype) if data.noise is not None else None
+        self._noise = (
+            torch.from_numpy(data.noise).to(device, self._dtype) if data.noise is not None else None
+        )
         self._noise_key = rng.key(spec.config.seed, "data", extra="noise")
 
     def resident(self, architecture: str) -> ResidentModel:
@@ -71,20 +79,36 @@ class WorkerResources:
             if local.precision == "bfloat16":
                 acceleration.in_bfloat16(model)
             if local.compile:
-                acceleration.compile_model(model, local.batch_size, mode="default" if local.compile is True else local.compile)
+                acceleration.compile_model(
+                    model,
+                    local.batch_size,
+                    mode="default" if local.compile is True else local.compile,
+                )
             buffers_local = self.spec.config.aggregation.buffers == "local"
-            self._residents[architecture] = ResidentModel(model, self.spec.algorithm.shared, buffers_local)
+            self._residents[architecture] = ResidentModel(
+                model, self.spec.algorithm.shared, buffers_local
+            )
         return self._residents[architecture]
 
     def networks(self) -> dict[str, int]:
         """Return how many instances of each architecture there are here: the trained one and its frozen twins."""
-        return {architecture: 1 + len(resident.frozen_copies) for architecture, resident in self._residents.items()}
+        return {
+            architecture: 1 + len(resident.frozen_copies)
+            for architecture, resident in self._residents.items()
+        }
 
     def samples(self, rows: Any) -> Samples:
         """Return rows of the federation's samples."""
         x, y = self._labelled
         disturb = self._noisy if self._noise is not None else None
-        return Samples(x, y, torch.from_numpy(rows).to(self.device), self._prepare, disturb, self._normalisation)
+        return Samples(
+            x,
+            y,
+            torch.from_numpy(rows).to(self.device),
+            self._prepare,
+            disturb,
+            self._normalisation,
+        )
 
     @cached_property
     def public(self) -> Samples | None:
@@ -94,8 +118,13 @@ class WorkerResources:
 
     def public_samples(self, rows: Any) -> Samples:
         """Return rows of the public samples."""
-        return Samples(self._unlabelled, None, torch.from_numpy(rows).to(self.device), self._prepare,
-                       normalisation=self._normalisation)
+        return Samples(
+            self._unlabelled,
+            None,
+            torch.from_numpy(rows).to(self.device),
+            self._prepare,
+            normalisation=self._normalisation,
+        )
 
     @cached_property
     def _unlabelled(self) -> Tensor:
@@ -117,5 +146,9 @@ class WorkerResources:
 
     def _noisy(self, x: Tensor, rows: Tensor) -> Tensor:
         assert self._noise is not None
-        noise = sample_noise(rows, x[0].numel(), self._noise_key).to(x.dtype) * self._noise[rows, None]
-        return x + noise.view(x.shape).to(memory_format=self._format if x.dim() == 4 else torch.contiguous_format)
+        noise = (
+            sample_noise(rows, x[0].numel(), self._noise_key).to(x.dtype) * self._noise[rows, None]
+        )
+        return x + noise.view(x.shape).to(
+            memory_format=self._format if x.dim() == 4 else torch.contiguous_format
+        )

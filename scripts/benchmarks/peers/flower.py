@@ -24,8 +24,12 @@ class Client(NumPyClient):
     def fit(self, parameters: Any, config: Any) -> Any:
         torch.set_num_threads(1)
         model, (x, y) = lenet(), resident(self.client, SPEC["samples"])
-        model.load_state_dict({n: torch.from_numpy(v.copy())
-                               for n, v in zip(model.state_dict(), parameters, strict=True)})
+        model.load_state_dict(
+            {
+                n: torch.from_numpy(v.copy())
+                for n, v in zip(model.state_dict(), parameters, strict=True)
+            }
+        )
         train(model, x, y)
         return [v.numpy() for v in model.state_dict().values()], len(y), {}
 
@@ -39,10 +43,17 @@ class Timed(FedAvg):
 
 def server(context: Context) -> ServerAppComponents:
     first = ndarrays_to_parameters([v.numpy() for v in lenet().state_dict().values()])
-    strategy = Timed(fraction_fit=SPEC["cohort"] / SPEC["clients"], fraction_evaluate=0.0,
-                     min_fit_clients=SPEC["cohort"], min_available_clients=SPEC["clients"], initial_parameters=first,
-                     accept_failures=False)
-    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=SPEC["rounds"] + 1))
+    strategy = Timed(
+        fraction_fit=SPEC["cohort"] / SPEC["clients"],
+        fraction_evaluate=0.0,
+        min_fit_clients=SPEC["cohort"],
+        min_available_clients=SPEC["clients"],
+        initial_parameters=first,
+        accept_failures=False,
+    )
+    return ServerAppComponents(
+        strategy=strategy, config=ServerConfig(num_rounds=SPEC["rounds"] + 1)
+    )
 
 
 def client(context: Context) -> Any:
@@ -51,8 +62,12 @@ def client(context: Context) -> Any:
 
 if __name__ == "__main__":
     run_simulation(
-        server_app=ServerApp(server_fn=server), client_app=ClientApp(client_fn=client),
+        server_app=ServerApp(server_fn=server),
+        client_app=ClientApp(client_fn=client),
         num_supernodes=SPEC["clients"],
-        backend_config={"init_args": {"num_cpus": SPEC["processes"], "include_dashboard": False},
-                        "client_resources": {"num_cpus": 1, "num_gpus": 0.0}})
+        backend_config={
+            "init_args": {"num_cpus": SPEC["processes"], "include_dashboard": False},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        },
+    )
     report(MARKS, SPEC["warmup"])

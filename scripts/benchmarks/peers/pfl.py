@@ -18,9 +18,18 @@ sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
 def under_torchrun() -> None:
     """Start this script again in several processes."""
     processes = json.loads(sys.argv[1])["processes"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}",
-               __file__, *sys.argv[1:]]
-    raise SystemExit(subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+        __file__,
+        *sys.argv[1:],
+    ]
+    raise SystemExit(
+        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
+    )
 
 
 def run() -> None:
@@ -60,21 +69,34 @@ def run() -> None:
         def __init__(self) -> None:
             self.times: list[float] = []
 
-        def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+        def after_central_iteration(
+            self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+        ) -> Any:
             self.times.append(time.perf_counter())
             return False, Metrics()
 
     net, mark = Net(), Mark()
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
     users = list(range(spec["clients"]))
-    data = FederatedDataset(lambda user: Dataset(resident(user, spec["samples"]), user_id=str(user)),
-                            get_user_sampler("random", users), dict.fromkeys(users, spec["samples"]))
+    data = FederatedDataset(
+        lambda user: Dataset(resident(user, spec["samples"]), user_id=str(user)),
+        get_user_sampler("random", users),
+        dict.fromkeys(users, spec["samples"]),
+    )
     np.random.seed(0)
     FederatedAveraging().run(
-        NNAlgorithmParams(central_num_iterations=spec["rounds"] + 1, evaluation_frequency=10**9,
-                          train_cohort_size=spec["cohort"], val_cohort_size=0),
-        SimulatedBackend(training_data=data, val_data=data), model,
-        NNTrainHyperParams(local_batch_size=64, local_num_epochs=1, local_learning_rate=0.01), None, [mark])
+        NNAlgorithmParams(
+            central_num_iterations=spec["rounds"] + 1,
+            evaluation_frequency=10**9,
+            train_cohort_size=spec["cohort"],
+            val_cohort_size=0,
+        ),
+        SimulatedBackend(training_data=data, val_data=data),
+        model,
+        NNTrainHyperParams(local_batch_size=64, local_num_epochs=1, local_learning_rate=0.01),
+        None,
+        [mark],
+    )
     if int(os.environ.get("RANK", "0")) == 0:
         report(mark.times, spec["warmup"])
 
