@@ -1,0 +1,281 @@
+"""Play small configurations of every kind and print the digest of what each learnt, to compare two versions of flray.
+
+    scripts/digests --json before.json          # with one version
+    scripts/digests --compare before.json       # with another: says what differs; exit code 1 if anything does
+
+Only what stays from version to version is used: the command line, `flray.run`, settings, and the files of a run or a
+sweep. By configuration: `learnt`, the SHA-256 of everything learnt, one for each trial of a sweep; `values`, a digest
+of all that was measured, names included; `settings`, a digest of the settings with their defaults and of the data.
+Compare what one machine computed, for the last bits depend on the CPU. All of it takes a few minutes. FILE is relative
+to the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from digest_cases import Case, cases
+
+VARIES = ("time/", "memory/", "train/seconds")
+"""Metrics that tell of the machine and not of the run: seconds and bytes of memory are never the same twice."""
+MEASURED = "seconds"
+"""A column of results.csv, likewise."""
+NAME, FILE = "digests", "digests.yaml"
+KILLED_AFTER = 2
+"""The round whose checkpoint has a run killed."""
+SHOWN = 5
+Facts = dict[str, Any]
+
+
+class BrokenCaseError(Exception):
+    """A case that did not end as it should."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/digests", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found here")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="what --json wrote, to compare with")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="only configurations with one of these in the name")
+    parser.add_argument("--no-ray", action="store_true", help="only what one process plays")
+    options = parser.parse_args()
+    before = json.loads(options.compare.read_text()) if options.compare else None
+    chosen = [case for case in cases() if not (options.no_ray and case.ray)
+              and (not options.only or any(text in case.name for text in options.only))]
+    began = time.monotonic()
+    found = play(chosen)
+    print(table(found["cases"]), flush=True)
+    say(f"{len(chosen)} configurations in {time.monotonic() - began:.0f} s")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1, sort_keys=True))
+    lines = [f"{name}: {case['error']}" for name, case in found["cases"].items() if "error" in case]
+    lines += unlike(chosen, found["cases"])
+    if before is not None:
+        whole = len(chosen) == len(cases())
+        lines += compare(found, before, whole)
+    for line in lines:
+        say(line)
+    if before is not None and not lines:
+        say(f"none differs from {options.compare}")
+    return 1 if lines else 0
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def play(chosen: list[Case]) -> Facts:
+    """Return what every case came to, by name, and on what machine."""
+    made: dict[str, Facts] = {}
+    noted: Facts = {}
+    with tempfile.TemporaryDirectory(prefix="flray-digests-") as base:
+        try:
+            for number, case in enumerate(chosen, start=1):
+                began = time.monotonic()
+                place = Path(base) / f"{number:03d}"
+                place.mkdir()
+                try:
+                    with contextlib.chdir(place):
+                        run = place / _played(case)
+                    made[case.name] = facts(run)
+                    noted = noted or json.loads(next(run.rglob("run.json")).read_text())
+                except Exception as error:  # one that fails keeps none of the others from being compared
+                    made[case.name] = {"error": f"{type(error).__name__}: {error}"}
+                seconds = made[case.name]["seconds"] = round(time.monotonic() - began, 1)
+                say(f"[{number}/{len(chosen)}] {case.name}: {_short(made[case.name])} ({seconds} s)")
+        finally:
+            if (ray := sys.modules.get("ray")) is not None:
+                ray.shutdown()
+    return {"versions": noted.get("versions"), "cpu": noted.get("cpu"), "cases": made}
+
+
+def _played(case: Case) -> Path:
+    """Play a case in the current folder and return its own folder."""
+    content = {**case.content, "experiment": {**case.content["experiment"], "name": NAME}}
+    if case.way == "python":
+        import flray
+
+        if case.ray:
+            _start_ray()
+        return flray.run(content).folder
+    Path(FILE).write_text(json.dumps(content))  # which is YAML
+    folder = Path("runs") / NAME / "001"
+    if case.way == "killed":
+        _kill(folder)
+        _command("resume", NAME)
+    else:
+        _command("tune" if case.sweep else "run", FILE)
+    return folder
+
+
+def _start_ray() -> None:
+    """Start one Ray for all that is played from this process; its actors wait most of the time."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False,
+                 logging_level="ERROR")
+
+
+def _command(*arguments: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "flray", *arguments], text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise BrokenCaseError(f"flray {' '.join(arguments)} ended with {done.returncode}: "
+                              f"{' | '.join(done.stdout.strip().splitlines()[-3:])}")
+
+
+def _kill(folder: Path) -> None:
+    """Begin a run and kill its process once it has a checkpoint."""
+    with Path("log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-m", "flray", "run", FILE], stdout=log, stderr=log,
+                                   stdin=subprocess.DEVNULL)
+        try:
+            while not (folder / "checkpoint" / f"round-{KILLED_AFTER:06d}.json").exists():
+                if process.poll() is not None:
+                    raise BrokenCaseError(f"the run ended before it was killed: {Path('log').read_text()[-300:]}")
+                time.sleep(0.005)
+            process.send_signal(signal.SIGKILL)
+        finally:
+            process.kill()
+            process.wait()
+    status = json.loads((folder / "run.json").read_text())["status"]
+    if status != "running":
+        raise BrokenCaseError(f"it was to be killed while it runs, and is {status}")
+
+
+def facts(folder: Path) -> Facts:
+    """Return what a finished run or sweep is."""
+    if (folder / "sweep.json").exists():
+        whole = json.loads((folder / "sweep.json").read_text())
+        trials = sorted(path.parent for path in folder.glob("trials/*/run.json"))
+        tables = {name: list(_rows(folder / name)) for name in ("results.csv", "summary.csv")}
+        identities = {trial.name: json.loads((trial / "run.json").read_text()) for trial in trials}
+        learnt = {row["trial"]: row["sha256"] or row["status"] for row in tables["results.csv"]}
+        settings = {"sweep": whole["settings"], **{name: {key: identity[key] for key in ("setting", "seed")}
+                                                   for name, identity in identities.items()}}
+        values: Facts = {**{trial.name: _rounds(trial) for trial in trials}, **tables}
+    else:
+        whole = json.loads((folder / "run.json").read_text())
+        learnt = {"": whole["sha256"]}
+        settings = {key: whole[key] for key in ("settings", "data", "partition", "origins")}
+        values = {"": _rounds(folder)}
+    if whole["status"] != "finished":
+        raise BrokenCaseError(f"it is {whole['status']}")
+    return {"learnt": learnt, "values": _digest(values), "settings": _digest(settings),
+            "measured": values, "set": settings}
+
+
+def _rounds(folder: Path) -> Facts:
+    """Return by round what a journal holds and no clock measured; of a round recorded twice the last one counts."""
+    rounds: Facts = {}
+    for line in (folder / "journal.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["type"] == "round":
+            rounds[str(event["round"])] = {name: value for name, value in event["metrics"].items()
+                                           if not name.startswith(VARIES)}
+    return rounds
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            yield {name: value for name, value in row.items() if name != MEASURED}
+
+
+def _digest(tree: Facts) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def table(found: dict[str, Facts]) -> str:
+    """Return the digests as Markdown, a row for each run and each trial."""
+    lines = ["| configuration | learnt | values | settings |", "|---|---|---|---|"]
+    for name, case in found.items():
+        if "error" in case:
+            lines.append(f"| {name} | failed | | |")
+            continue
+        for trial, digest in case["learnt"].items():
+            lines.append(f"| {name}{f' / {trial}' if trial else ''} | {digest} | {case['values'][:12]} | "
+                         f"{case['settings'][:12]} |")
+    return "\n".join(lines)
+
+
+def unlike(chosen: list[Case], found: dict[str, Facts]) -> list[str]:
+    """Return a line for each case that is not what it has to be like: the same run, played in another way."""
+    lines = []
+    for case in chosen:
+        ours, theirs = found[case.name], found.get(case.like or "", {"error": ""})
+        if "error" not in ours and "error" not in theirs:
+            lines += [f"{case.name} should be as {case.like}: {line}" for line in
+                      _differing({key: ours[key] for key in ("learnt", "measured")},
+                                 {key: theirs[key] for key in ("learnt", "measured")})]
+    return lines
+
+
+def compare(found: Facts, before: Facts, whole: bool) -> list[str]:
+    """Return a line for each difference between what was found and what a file holds.
+
+    Parameters
+    ----------
+    found, before : dict
+        Of `play`.
+    whole : bool
+        Whether all cases were played, so that one that only the file has is missed.
+    """
+    for key in ("versions", "cpu"):
+        if found[key] != before[key]:
+            say(f"NOTE: the file is of other {key}, whose last bits may be others: {before[key]}")
+    lines = []
+    for name, case in found["cases"].items():
+        theirs = before["cases"].get(name)
+        if theirs is None:
+            say(f"NOTE: {name} is not in the file")
+        elif "error" in theirs and "error" not in case:
+            say(f"NOTE: {name} failed in the file: {theirs['error']}")
+        elif "error" not in case:
+            lines += [f"{name} differs: {line}" for key in ("learnt", "measured", "set")
+                      for line in _differing({key: case[key]}, {key: theirs[key]})]
+    if whole:
+        lines += [f"{name}: in the file, and not here" for name in before["cases"].keys() - found["cases"].keys()]
+    return lines
+
+
+def _differing(ours: Any, theirs: Any) -> list[str]:
+    """Return lines for the first leaves in which two trees differ, and one for how many more there are."""
+    lines = list(_leaves(ours, theirs, ""))
+    more = len(lines) - SHOWN
+    return [*lines[:SHOWN], *([f"and {more} more"] if more > 0 else [])]
+
+
+def _leaves(ours: Any, theirs: Any, where: str) -> Iterator[str]:
+    if isinstance(ours, list) and isinstance(theirs, list):
+        ours, theirs = (dict(enumerate(part)) for part in (ours, theirs))
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            place = f"{where}/{key}".strip("/")
+            if key in ours and key in theirs:
+                yield from _leaves(ours[key], theirs[key], place)
+            else:
+                yield f"{place}: {'new' if key in ours else 'gone'}"
+    elif ours != theirs:
+        yield f"{where}: {ours}, and was {theirs}"
+
+
+def _short(case: Facts) -> str:
+    return str(case.get("error") or " ".join(digest[:12] for digest in case["learnt"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
