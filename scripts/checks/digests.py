@@ -44,16 +44,32 @@ class BrokenCaseError(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/digests", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found here")
-    parser.add_argument("--compare", type=Path, metavar="FILE", help="what --json wrote, to compare with")
-    parser.add_argument("--only", nargs="+", metavar="TEXT", help="only configurations with one of these in the name")
+    parser = argparse.ArgumentParser(
+        prog="scripts/digests",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write everything that was found here"
+    )
+    parser.add_argument(
+        "--compare", type=Path, metavar="FILE", help="what --json wrote, to compare with"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="TEXT",
+        help="only configurations with one of these in the name",
+    )
     parser.add_argument("--no-ray", action="store_true", help="only what one process plays")
     options = parser.parse_args()
     before = json.loads(options.compare.read_text()) if options.compare else None
-    chosen = [case for case in cases() if not (options.no_ray and case.ray)
-              and (not options.only or any(text in case.name for text in options.only))]
+    chosen = [
+        case
+        for case in cases()
+        if not (options.no_ray and case.ray)
+        and (not options.only or any(text in case.name for text in options.only))
+    ]
     began = time.monotonic()
     found = play(chosen)
     print(table(found["cases"]), flush=True)
@@ -91,10 +107,14 @@ def play(chosen: list[Case]) -> Facts:
                         run = place / _played(case)
                     made[case.name] = facts(run)
                     noted = noted or json.loads(next(run.rglob("run.json")).read_text())
-                except Exception as error:  # one that fails keeps none of the others from being compared
+                except (
+                    Exception
+                ) as error:  # one that fails keeps none of the others from being compared
                     made[case.name] = {"error": f"{type(error).__name__}: {error}"}
                 seconds = made[case.name]["seconds"] = round(time.monotonic() - began, 1)
-                say(f"[{number}/{len(chosen)}] {case.name}: {_short(made[case.name])} ({seconds} s)")
+                say(
+                    f"[{number}/{len(chosen)}] {case.name}: {_short(made[case.name])} ({seconds} s)"
+                )
         finally:
             if (ray := sys.modules.get("ray")) is not None:
                 ray.shutdown()
@@ -125,27 +145,46 @@ def _start_ray() -> None:
     import ray
 
     if not ray.is_initialized():
-        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False,
-                 logging_level="ERROR")
+        ray.init(
+            address="local",
+            num_cpus=4,
+            num_gpus=0,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
 
 
 def _command(*arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "flray", *arguments], text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [sys.executable, "-m", "flray", *arguments],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+    )
     if done.returncode:
-        raise BrokenCaseError(f"flray {' '.join(arguments)} ended with {done.returncode}: "
-                              f"{' | '.join(done.stdout.strip().splitlines()[-3:])}")
+        raise BrokenCaseError(
+            f"flray {' '.join(arguments)} ended with {done.returncode}: "
+            f"{' | '.join(done.stdout.strip().splitlines()[-3:])}"
+        )
 
 
 def _kill(folder: Path) -> None:
     """Begin a run and kill its process once it has a checkpoint."""
     with Path("log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-m", "flray", "run", FILE], stdout=log, stderr=log,
-                                   stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flray", "run", FILE],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
         try:
             while not (folder / "checkpoint" / f"round-{KILLED_AFTER:06d}.json").exists():
                 if process.poll() is not None:
-                    raise BrokenCaseError(f"the run ended before it was killed: {Path('log').read_text()[-300:]}")
+                    raise BrokenCaseError(
+                        f"the run ended before it was killed: {Path('log').read_text()[-300:]}"
+                    )
                 time.sleep(0.005)
             process.send_signal(signal.SIGKILL)
         finally:
@@ -164,8 +203,13 @@ def facts(folder: Path) -> Facts:
         tables = {name: list(_rows(folder / name)) for name in ("results.csv", "summary.csv")}
         identities = {trial.name: json.loads((trial / "run.json").read_text()) for trial in trials}
         learnt = {row["trial"]: row["sha256"] or row["status"] for row in tables["results.csv"]}
-        settings = {"sweep": whole["settings"], **{name: {key: identity[key] for key in ("setting", "seed")}
-                                                   for name, identity in identities.items()}}
+        settings = {
+            "sweep": whole["settings"],
+            **{
+                name: {key: identity[key] for key in ("setting", "seed")}
+                for name, identity in identities.items()
+            },
+        }
         values: Facts = {**{trial.name: _rounds(trial) for trial in trials}, **tables}
     else:
         whole = json.loads((folder / "run.json").read_text())
@@ -174,8 +218,13 @@ def facts(folder: Path) -> Facts:
         values = {"": _rounds(folder)}
     if whole["status"] != "finished":
         raise BrokenCaseError(f"it is {whole['status']}")
-    return {"learnt": learnt, "values": _digest(values), "settings": _digest(settings),
-            "measured": values, "set": settings}
+    return {
+        "learnt": learnt,
+        "values": _digest(values),
+        "settings": _digest(settings),
+        "measured": values,
+        "set": settings,
+    }
 
 
 def _rounds(folder: Path) -> Facts:
@@ -184,8 +233,11 @@ def _rounds(folder: Path) -> Facts:
     for line in (folder / "journal.jsonl").read_text().splitlines():
         event = json.loads(line)
         if event["type"] == "round":
-            rounds[str(event["round"])] = {name: value for name, value in event["metrics"].items()
-                                           if not name.startswith(VARIES)}
+            rounds[str(event["round"])] = {
+                name: value
+                for name, value in event["metrics"].items()
+                if not name.startswith(VARIES)
+            }
     return rounds
 
 
@@ -207,8 +259,10 @@ def table(found: dict[str, Facts]) -> str:
             lines.append(f"| {name} | failed | | |")
             continue
         for trial, digest in case["learnt"].items():
-            lines.append(f"| {name}{f' / {trial}' if trial else ''} | {digest} | {case['values'][:12]} | "
-                         f"{case['settings'][:12]} |")
+            lines.append(
+                f"| {name}{f' / {trial}' if trial else ''} | {digest} | {case['values'][:12]} | "
+                f"{case['settings'][:12]} |"
+            )
     return "\n".join(lines)
 
 
@@ -218,9 +272,13 @@ def unlike(chosen: list[Case], found: dict[str, Facts]) -> list[str]:
     for case in chosen:
         ours, theirs = found[case.name], found.get(case.like or "", {"error": ""})
         if "error" not in ours and "error" not in theirs:
-            lines += [f"{case.name} should be as {case.like}: {line}" for line in
-                      _differing({key: ours[key] for key in ("learnt", "measured")},
-                                 {key: theirs[key] for key in ("learnt", "measured")})]
+            lines += [
+                f"{case.name} should be as {case.like}: {line}"
+                for line in _differing(
+                    {key: ours[key] for key in ("learnt", "measured")},
+                    {key: theirs[key] for key in ("learnt", "measured")},
+                )
+            ]
     return lines
 
 
@@ -245,10 +303,16 @@ def compare(found: Facts, before: Facts, whole: bool) -> list[str]:
         elif "error" in theirs and "error" not in case:
             say(f"NOTE: {name} failed in the file: {theirs['error']}")
         elif "error" not in case:
-            lines += [f"{name} differs: {line}" for key in ("learnt", "measured", "set")
-                      for line in _differing({key: case[key]}, {key: theirs[key]})]
+            lines += [
+                f"{name} differs: {line}"
+                for key in ("learnt", "measured", "set")
+                for line in _differing({key: case[key]}, {key: theirs[key]})
+            ]
     if whole:
-        lines += [f"{name}: in the file, and not here" for name in before["cases"].keys() - found["cases"].keys()]
+        lines += [
+            f"{name}: in the file, and not here"
+            for name in before["cases"].keys() - found["cases"].keys()
+        ]
     return lines
 
 

@@ -31,8 +31,15 @@ NO_PORTABLE_BITS = r"experiment\.resources\.bits: found portable; (this CPU|in t
 
 def flray(here: Path, *arguments: str) -> None:
     """Run a command in a process of its own: portable bits have to be asked for before it imports numpy or torch."""
-    done = subprocess.run([sys.executable, "-m", "flray", *arguments], cwd=here, text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", "flray", *arguments],
+        cwd=here,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+    )
     if done.returncode == 2 and re.search(NO_PORTABLE_BITS, done.stdout):
         pytest.skip("this CPU has no portable bits")
     assert done.returncode == 0, done.stdout
@@ -46,8 +53,18 @@ def copied(here: Path, fixture: str, name: str) -> Path:
 def rounds(folder: Path) -> list[tuple[int, dict[str, Any]]]:
     """Return all rounds in a journal, in its order, with what no clock measured."""
     events = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-    return [(event["round"], {name: value for name, value in event["metrics"].items() if not name.startswith(VARIES)})
-            for event in events if event["type"] == "round"]
+    return [
+        (
+            event["round"],
+            {
+                name: value
+                for name, value in event["metrics"].items()
+                if not name.startswith(VARIES)
+            },
+        )
+        for event in events
+        if event["type"] == "round"
+    ]
 
 
 def assert_as_unbroken(folder: Path, wanted: dict[str, Any]) -> None:
@@ -55,10 +72,17 @@ def assert_as_unbroken(folder: Path, wanted: dict[str, Any]) -> None:
     run, history = json.loads((folder / "run.json").read_text()), rounds(folder)
     assert run["status"] == "finished"
     assert [number for number, _ in history] == [int(number) for number in wanted["rounds"]]
-    assert [set(metrics) for _, metrics in history] == [set(metrics) for metrics in wanted["rounds"].values()]
+    assert [set(metrics) for _, metrics in history] == [
+        set(metrics) for metrics in wanted["rounds"].values()
+    ]
     # Other versions of the libraries may have other last bits, whatever flray does.
-    if all(metadata.version(name).partition("+")[0] == version for name, version in UNBROKEN["versions"].items()):
-        assert dict(history) == {int(number): metrics for number, metrics in wanted["rounds"].items()}
+    if all(
+        metadata.version(name).partition("+")[0] == version
+        for name, version in UNBROKEN["versions"].items()
+    ):
+        assert dict(history) == {
+            int(number): metrics for number, metrics in wanted["rounds"].items()
+        }
         assert run["sha256"] == wanted["sha256"]
 
 
@@ -84,7 +108,9 @@ def test_a_sweep(tmp_path: Path) -> None:
     trials = {name: folder / "trials" / name for name in UNBROKEN["trials"]}
     before = {name: (trial / "journal.jsonl").read_bytes() for name, trial in trials.items()}
     assert {name: [number for number, _ in rounds(trial)] for name, trial in trials.items()} == {
-        "0001": [1, 2, 3, 4, 5], "0002": [1, 2, 3, 4]}
+        "0001": [1, 2, 3, 4, 5],
+        "0002": [1, 2, 3, 4],
+    }
     flray(tmp_path, "resume", "begun-sweep")
     assert json.loads((folder / "sweep.json").read_text())["status"] == "finished"
     for name, trial in trials.items():
@@ -92,7 +118,11 @@ def test_a_sweep(tmp_path: Path) -> None:
         assert (trial / "journal.jsonl").read_bytes().startswith(before[name])
     with (folder / "results.csv").open(newline="") as file:
         rows = {row["trial"]: row for row in csv.DictReader(file)}
-    assert {name: (row["arms.method"], row["seed"], row["status"], row["rounds"]) for name, row in rows.items()} == {
-        "0001": ("skc", "3", "finished", "5"), "0002": ("mix", "3", "finished", "5")}
-    assert all(row["sha256"] == json.loads((trials[name] / "run.json").read_text())["sha256"]
-               for name, row in rows.items())
+    assert {
+        name: (row["arms.method"], row["seed"], row["status"], row["rounds"])
+        for name, row in rows.items()
+    } == {"0001": ("skc", "3", "finished", "5"), "0002": ("mix", "3", "finished", "5")}
+    assert all(
+        row["sha256"] == json.loads((trials[name] / "run.json").read_text())["sha256"]
+        for name, row in rows.items()
+    )
