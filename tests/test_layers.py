@@ -5,65 +5,90 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import flray
 
-PACKAGE = Path(flray.__file__).parent
-FREE = (
-    "functional",
+ROOT = Path(flray.__file__).parent
+NO_CIRCLES = ("algorithms", "data", "functional", "models", "papers", "tasks")
+"""Packages whose modules import each other in one direction only."""
+WITHOUT_RAY = (
     "algorithms",
+    "config",
     "data",
-    "models",
+    "functional",
     "metrics",
-    "config.py",
-    "loading.py",
-    "registry.py",
-    "keys.py",
-    "trees.py",
+    "models",
+    "tasks",
     "errors.py",
-    "federation/inline.py",
-    "federation/player.py",
-    "federation/federation.py",
-    "federation/executor.py",
-    "federation/world.py",
-    "federation/evaluation.py",
+    "registry.py",
+    "rng.py",
+    "trees.py",
     "federation/checkpoint.py",
-    "federation/placement.py",
+    "federation/evaluation.py",
+    "federation/federation.py",
+    "federation/spec.py",
+    "federation/worker",
 )
-ORDER = ("functional", "data", "models", "metrics", "algorithms", "federation", "tracking")
+ORDER = ("functional", "data", "models", "tasks", "metrics", "algorithms", "federation", "tracking")
 
 
 def modules(part: str) -> list[Path]:
-    path = PACKAGE / part
-    return [path] if path.is_file() else sorted(path.rglob("*.py"))
+    path = ROOT / part
+    found = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    assert found, f"there is no {part}"
+    return found
 
 
-def imported(path: Path) -> set[str]:
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path, typing_only: bool = False) -> set[str]:
+    """Return what a module imports, in functions too; on request also what only type checkers see."""
     names: set[str] = set()
     tree = ast.parse(path.read_text())
-    typing_only = {
+    left_out = {
         id(node)
         for block in ast.walk(tree)
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
         for node in ast.walk(block)
+        if not typing_only
     }
     for node in ast.walk(tree):
-        if id(node) in typing_only:
+        if id(node) in left_out:
             continue
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
-@pytest.mark.parametrize("part", FREE)
+def test_no_import_circle() -> None:
+    """Not even by an import within a function or for type checkers alone."""
+    paths = {module_name(path): path for part in NO_CIRCLES for path in modules(part)}
+    graph = {
+        name: {
+            module if module in paths else module.rpartition(".")[0]
+            for module in imports(path, typing_only=True)
+        }
+        & paths.keys()
+        for name, path in paths.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"import circle: {' <- '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("part", WITHOUT_RAY)
 def test_no_import_of_ray_or_mlflow(part: str) -> None:
     for path in modules(part):
-        roots = {name.split(".")[0] for name in imported(path)}
+        roots = {name.split(".")[0] for name in imports(path)}
         assert not roots & {"ray", "mlflow"}, path
 
 
@@ -71,8 +96,8 @@ def test_no_import_of_ray_or_mlflow(part: str) -> None:
     ("lower", "higher"),
     [
         (lower, higher)
-        for i, lower in enumerate(ORDER[:5])
-        for higher in (*ORDER[5:], "cli", "running", "tuning")
+        for lower in ORDER[:6]
+        for higher in (*ORDER[6:], "cli", "reporting", "results", "runs", "tuning")
     ]
     + [
         ("functional", "algorithms"),
@@ -80,13 +105,16 @@ def test_no_import_of_ray_or_mlflow(part: str) -> None:
         ("functional", "models"),
         ("data", "algorithms"),
         ("models", "algorithms"),
+        ("tasks", "algorithms"),
+        ("metrics", "algorithms"),
+        ("data", "tasks"),
         ("models", "data"),
         ("tracking", "federation"),
     ],
 )
 def test_imports_point_downwards(lower: str, higher: str) -> None:
     for path in modules(lower):
-        names = imported(path)
+        names = imports(path)
         assert not any(
             name == f"flray.{higher}" or name.startswith(f"flray.{higher}.") for name in names
         ), path

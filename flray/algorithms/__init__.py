@@ -3,7 +3,8 @@
 import importlib
 import pkgutil
 
-from flray.algorithms.base import Algorithm, Phase, Stage
+from flray.algorithms.base import Algorithm
+from flray.algorithms.types import Phase, Stage
 
 __all__ = ["Algorithm", "Phase", "Stage"]
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from flray import functional, registry, trees
-from flray.algorithms.base import Algorithm, Predictor, View
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.gradients import gradient_at
 from flray.algorithms.common.optimizers import make_optimizer
 from flray.algorithms.common.samples import Batch
+from flray.algorithms.types import Message, Predictor, View
 from flray.registry import hyper, register_algorithm
 
 
@@ -78,7 +77,7 @@ class APFL(Algorithm):
             nn.utils.clip_grad_norm_(own.values(), client.local.clip_norm)
         client.scratch["optimizer"].step()
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Keep v; send w."""
         client.state["v"] = {**client.scratch["own"], **client.scratch["buffers"]}
         client.log("apfl/alpha", client.state["alpha"])

@@ -9,79 +9,29 @@ method.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from flray import registry
+from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import average, weight_of
-
-if TYPE_CHECKING:
-    from flray.algorithms.client import Client
-    from flray.algorithms.common.samples import Batch
-    from flray.algorithms.server import Replies, Reply, Server
-    from flray.config.experiment import Experiment
-
-Need = Literal[
-    "split",
-    "features",
-    "batch_norm",
-    "homogeneous",
-    "same_features",
-    "public",
-    "validation",
-    "classification",
-    "labels",
-    "all_clients",
-]
-View = Literal["global", "personal"]
-Predictor = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One stretch of local training.
-
-    Attributes
-    ----------
-    tag : str
-        Tells phases apart in `Algorithm.loss`, and keys the batch order.
-    trainable : str
-        Parameter group in the optimiser (see `flray.models.groups.select`); the others are frozen.
-    epochs : int or None
-        Passes over the stream; None for the experiment's ``local.epochs``.
-    local : mapping
-        Settings of ``local`` that differ in this phase, for example ``{"lr": 0.1}``.
-    steps : int or None
-        At most so many optimiser steps of these passes; None for all.
-    """
-
-    tag: str = "train"
-    trainable: str = "all"
-    epochs: int | None = None
-    local: Mapping[str, Any] = field(default_factory=dict)
-    steps: int | None = None
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One exchange between server and cohort within a round.
-
-    Attributes
-    ----------
-    name : str
-        The algorithm's method that plays the client's side, taking a `Client` and returning the
-        reply.
-    index : int
-        Tells repeated stages apart (a public batch's number); reaches the client as
-        ``client.stage_index``.
-    """
-
-    name: str = "train"
-    index: int = 0
+from flray.algorithms.common.samples import Batch
+from flray.algorithms.server import Server
+from flray.algorithms.types import (
+    Message,
+    Need,
+    Phase,
+    Predictor,
+    Replies,
+    Reply,
+    Stage,
+    View,
+    Weighting,
+)
+from flray.config.experiment import Experiment
 
 
 class Algorithm:
@@ -116,7 +66,7 @@ class Algorithm:
     Params: ClassVar[type[registry.Params]] = registry.Params
     shared: str = "all"
     needs: frozenset[Need] = frozenset()
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Weighting = "samples"
     views: tuple[View, ...] = ("global",)
     vectorised: bool = False
     trains_at_server: bool = False
@@ -189,11 +139,11 @@ class Algorithm:
     def after_backward(self, client: Client, batch: Batch) -> None:
         """Correct the gradients between backward and the optimiser's step. Default: nothing."""
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Return the reply's tree after training. Default: the shared group's weights."""
         return {"weights": client.weights()}
 
-    def train(self, client: Client) -> dict[str, Any]:
+    def train(self, client: Client) -> Message:
         """Play the client's side of the stage ``train``."""
         self.receive(client)
         self.begin(client)
@@ -229,11 +179,11 @@ class Algorithm:
         """Yield the stages of a round; the server's state is already updated by the stages before. Default: train."""
         return (Stage("train"),)
 
-    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+    def send(self, server: Server, stage: Stage) -> Message:
         """Return what goes to every client besides the shared weights. Default: nothing."""
         return {}
 
-    def send_private(self, server: Server, client: int, stage: Stage) -> dict[str, Any]:
+    def send_private(self, server: Server, client: int, stage: Stage) -> Message:
         """Return what goes to one client alone. Default: nothing."""
         return {}
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from flray import rng, trees
-from flray.algorithms.base import Phase
 from flray.algorithms.common.batches import batch_indices
 from flray.algorithms.common.optimizers import make_optimizer
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Batch, Samples
+from flray.algorithms.types import Message, Phase
+from flray.config.experiment import Experiment, Local
 from flray.data.augment import augment_pair
 from flray.errors import FlrayError
 from flray.models import groups
 from flray.tasks.base import Task
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Experiment, Local
 
 
 class Client:
@@ -61,8 +58,8 @@ class Client:
         config: Experiment,
         resident: ResidentModel,
         task: Task,
-        message: dict[str, Any],
-        state: dict[str, Any],
+        message: Message,
+        state: Message,
         train: Samples,
         validation: Samples,
         public: Samples | None,
@@ -78,7 +75,7 @@ class Client:
         self.num_classes, self.work, self.device = num_classes, work, device
         self._residents = residents
         self.metrics: dict[str, float] = {}
-        self.scratch: dict[str, Any] = {}
+        self.scratch: Message = {}
         self._loaded: set[str] = set()
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._steps = self._seen = 0

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from flray import functional, trees
-from flray.algorithms.base import Algorithm, Predictor, Stage, View
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.classifier_heads import classifier_of, heads_of
 from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Replies, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Predictor, Replies, Stage, View
 from flray.models import as_split
 from flray.registry import register_algorithm
 
@@ -42,7 +41,7 @@ class COPA(Algorithm):
         )
         return super().loss(client, batch) + peers
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Send the body and the own head."""
         return {
             **super().report(client),
@@ -65,7 +64,7 @@ class COPA(Algorithm):
         head = classifier_of(server.model)
         server.state["heads"] = {str(client): head for client in range(len(server.clients))}
 
-    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+    def send(self, server: Server, stage: Stage) -> Message:
         """Send all heads."""
         return {"heads": server.state["heads"]}
 

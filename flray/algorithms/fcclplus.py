@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from flray import functional
-from flray.algorithms.base import Phase, Stage
 from flray.algorithms.client import Client
 from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.common.variants import refuse_overridden
 from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Phase, Stage
 from flray.config.experiment import Augment, Experiment
 from flray.registry import hyper, register_algorithm
 
@@ -28,7 +28,7 @@ FISHER_BATCH = 64
 class CollaborativeParams(PublicParams):
     """Hyper-parameters that FCCL and FCCL+ share; those without a default here depend on the variant."""
 
-    deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+    deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
         **PublicParams.deviations,
         "batch_size": (None, 128),
         "lr_schedule": ("constant", "linear"),
@@ -93,7 +93,7 @@ class FCCLPlus(PublicCollaboration):
     class Params(CollaborativeParams):
         """Hyper-parameters; those without a default here depend on the variant."""
 
-        deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
             **CollaborativeParams.deviations,
             "tau_squared": (False, True),
         }
@@ -205,7 +205,7 @@ class FCCLPlus(PublicCollaboration):
             return (Phase(local=local),)
         return tuple(Phase(f"epoch {number}", epochs=1, local=local) for number in range(epochs))
 
-    def local_settings(self, client: Client) -> dict[str, Any]:
+    def local_settings(self, client: Client) -> dict[str, object]:
         """Return what the variant changes in ``local``."""
         own = {
             "batch_size": self.hp.batch_size,
@@ -247,7 +247,7 @@ class FCCLPlus(PublicCollaboration):
             )
         return term
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Send nothing; the trained model is the next round's teacher."""
         client.state["teacher"] = client.snapshot()
         return {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flray.algorithms.base import Phase
 from flray.algorithms.client import Client
 from flray.algorithms.fedper import FedPer
+from flray.algorithms.types import Phase
 from flray.registry import hyper, register_algorithm
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from flray import functional, trees
-from flray.algorithms.base import Algorithm, Phase, Predictor, Stage, View
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.classifier_heads import classifier_of, heads_of
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.common.variants import VariantParams
-from flray.algorithms.server import Replies, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Phase, Predictor, Replies, Stage, View
 from flray.registry import hyper, register_algorithm
 
 Which = Literal["online", "offline"]
@@ -36,8 +37,8 @@ class FedCO2(Algorithm):
     class Params(VariantParams):
         """Hyper-parameters; those without a default here depend on the form and the variant."""
 
-        deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {"first_mutual": (True, False)}
-        skewed_labels: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        deviations: ClassVar[Mapping[str, tuple[object, object]]] = {"first_mutual": (True, False)}
+        skewed_labels: ClassVar[Mapping[str, tuple[object, object]]] = {
             "weights": ("uniform", "samples"),
             "statistics": ("personal", "averaged"),
         }
@@ -144,7 +145,7 @@ class FedCO2(Algorithm):
         )
         return loss + float(self.hp.mu) * peers
 
-    def train(self, client: Client) -> dict[str, Any]:
+    def train(self, client: Client) -> Message:
         """Train the offline, then the online model, both from the start-of-round copies."""
         self.receive(client)
         self.begin(client)
@@ -158,7 +159,7 @@ class FedCO2(Algorithm):
                 client.state["offline"] = client.snapshot()
         return self.report(client)
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Send the online model's shared part and the offline classifier."""
         reply = super().report(client)
         if self.hp.inter == "none":
@@ -186,7 +187,7 @@ class FedCO2(Algorithm):
             head = classifier_of(server.model)
             server.state["heads"] = {str(client): head for client in range(len(server.clients))}
 
-    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+    def send(self, server: Server, stage: Stage) -> Message:
         """Send all clients' offline classifiers where they are used."""
         return {} if self.hp.inter == "none" else {"heads": server.state["heads"]}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from flray import functional
-from flray.algorithms.base import Algorithm, Stage, View
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.common.public_exchange import (
@@ -19,7 +19,8 @@ from flray.algorithms.common.public_exchange import (
     public_subset,
 )
 from flray.algorithms.common.samples import Samples
-from flray.algorithms.server import Replies, Reply, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Replies, Reply, Stage, View
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import Preset, hyper, register_algorithm
@@ -104,7 +105,7 @@ class FedDF(PublicCollaboration):
             outputs["logits"], reduced["logits"], self.hp.temperature
         )
 
-    def train(self, client: Client) -> dict[str, Any]:
+    def train(self, client: Client) -> Message:
         """Train on private data, as peers after the last public batch."""
         return super().train(client) if self.hp.mode == "peer" else Algorithm.train(self, client)
 

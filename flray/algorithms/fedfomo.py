@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flray import functional, registry, rng, trees
-from flray.algorithms.base import Algorithm, Stage
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.server import Replies, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Replies, Stage
 from flray.registry import Preset, hyper, register_algorithm
 
 
@@ -99,7 +99,7 @@ class FedFomo(Algorithm):
             .sqrt()
         )
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Send the whole model and the peers' gains."""
         return {
             "model": client.weights(frozenset(client.resident.entries)),
@@ -114,7 +114,7 @@ class FedFomo(Algorithm):
         count = len(server.clients)
         server.state.update(models={}, gains=torch.zeros(count, count, dtype=torch.float64))
 
-    def send_private(self, server: Server, client: int, stage: Stage) -> dict[str, Any]:
+    def send_private(self, server: Server, client: int, stage: Stage) -> Message:
         """Send the peers' models."""
         if stage.name != "train":
             return {}

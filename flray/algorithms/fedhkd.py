@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm, Predictor, Stage, View
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.class_statistics import features_of, keep_class_means
 from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Replies, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Predictor, Replies, Stage, View
 from flray.models import as_split
 from flray.registry import hyper, register_algorithm
 
@@ -74,7 +73,7 @@ class FedHKD(Algorithm):
         )
         return loss + float(self.hp.lam) * predictions + float(self.hp.gamma) * features
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Keep the trained model; send the weights and the client's hyper-knowledge."""
         client.state["trained"] = client.snapshot()
         return {**super().report(client), "knowledge": self.knowledge(client)}
@@ -102,7 +101,7 @@ class FedHKD(Algorithm):
         client.load(client.state.get("trained", {}))
         return super().predictor(client, view)
 
-    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+    def send(self, server: Server, stage: Stage) -> Message:
         """Send the hyper-knowledge, once there is any."""
         return {name: server.state[name] for name in ("knowledge",) if name in server.state}
 

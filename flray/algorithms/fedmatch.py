@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from flray import functional, registry, rng, trees
-from flray.algorithms.base import Algorithm, Stage, View
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.common.optimizers import make_optimizer
 from flray.algorithms.common.public_exchange import public_subset
 from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Replies, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Replies, Stage, View
 from flray.data.augment import augment_batch
 from flray.models import groups
 from flray.registry import Preset, hyper, register_algorithm
@@ -214,7 +215,7 @@ class FedMatch(Algorithm):
         x, _ = client.public.take(chosen[order][number::steps])
         return x
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Make psi sparse; send the model, psi, and the prediction for the noise."""
         psi = client.scratch["psi"]
         for w in psi.values():
@@ -237,11 +238,11 @@ class FedMatch(Algorithm):
     # --- server
     # -------------------------------------------------------------------------------------------
 
-    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+    def send(self, server: Server, stage: Stage) -> Message:
         """Send the mean psi, once there is one."""
         return {"psi": server.state["psi"]} if "psi" in server.state else {}
 
-    def send_private(self, server: Server, client: int, stage: Stage) -> dict[str, Any]:
+    def send_private(self, server: Server, client: int, stage: Stage) -> Message:
         """Send the helpers, every so many rounds."""
         if stage.name != "train" or (server.round - 1) % self.hp.interval:
             return {}

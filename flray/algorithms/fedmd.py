@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flray import functional, rng
-from flray.algorithms.base import Phase
 from flray.algorithms.client import Client
 from flray.algorithms.common.public_exchange import ExchangeParams, PublicCollaboration
 from flray.algorithms.common.samples import Samples
+from flray.algorithms.types import Message, Phase
 from flray.registry import Preset, hyper, register_algorithm
 
 
@@ -63,7 +62,7 @@ class FedMD(PublicCollaboration):
             self.public_order(client.seed, client.round, len(client.public))[0]
         )
 
-    def collaborate(self, client: Client) -> dict[str, Any]:
+    def collaborate(self, client: Client) -> Message:
         """Send the scores of the subset."""
         self.begin_stage(client)
         return {"outputs": {"scores": client.outputs(self.subset(client))[0]}}

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm, Predictor, Stage, View
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.class_statistics import features_of
-from flray.algorithms.server import Replies, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Predictor, Replies, Stage, View
 from flray.functional.numerics import unit
 from flray.models import linear_classifier
 from flray.registry import hyper, register_algorithm
@@ -88,7 +89,7 @@ class FedNH(Algorithm):
         model.classifier = CosineClassifier(vectors, self.hp.scale, self.hp.train_scale)
         return model
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Send body and scale, and the directions of the classes."""
         features, labels = features_of(client)
         means, counts = functional.class_means(unit(features), labels, client.num_classes)

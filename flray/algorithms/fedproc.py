@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm, Stage
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.class_statistics import class_features, keep_class_means
 from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Replies, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Replies, Stage
 from flray.registry import Preset, hyper, register_algorithm
 
 
@@ -68,11 +67,11 @@ class FedProc(Algorithm):
         )
         return alpha * loss + (1 - alpha) * contrast
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Send the weights and the class means of the trained model's features."""
         return {**super().report(client), "prototypes": class_features(client)}
 
-    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+    def send(self, server: Server, stage: Stage) -> Message:
         """Send the prototypes, once there are any."""
         return {name: server.state[name] for name in ("prototypes",) if name in server.state}
 

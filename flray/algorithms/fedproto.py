@@ -7,11 +7,12 @@ from typing import Any, Literal
 from torch import Tensor
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm, Predictor, Stage, View
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.class_statistics import class_features, keep_class_means
 from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Replies, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Predictor, Replies, Stage, View
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 
@@ -79,7 +80,7 @@ class FedProto(Algorithm):
         )
         return loss + float(self.hp.lam) * distance
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Send the class means of the trained model's features."""
         return {**super().report(client), "prototypes": class_features(client)}
 
@@ -97,7 +98,7 @@ class FedProto(Algorithm):
             model.features(x), known["vectors"], candidates
         )
 
-    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+    def send(self, server: Server, stage: Stage) -> Message:
         """Send the prototypes, once there are any."""
         return {name: server.state[name] for name in ("prototypes",) if name in server.state}
 

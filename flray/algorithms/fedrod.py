@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm, Predictor, View
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.classifier_heads import classifier_of
 from flray.algorithms.common.optimizers import make_optimizer
 from flray.algorithms.common.samples import Batch
+from flray.algorithms.types import Message, Predictor, View
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 
@@ -88,7 +89,7 @@ class FedRoD(Algorithm):
             nn.utils.clip_grad_norm_(head.parameters(), client.local.clip_norm)
         own.step()
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Keep the personal head, send the rest."""
         client.state["head"] = dict(client.scratch["head"].state_dict())
         return super().report(client)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from flray import functional
-from flray.algorithms.base import Algorithm, Phase, Stage
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.common.variants import VariantParams, refuse_overridden
-from flray.algorithms.server import Replies, Reply, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Phase, Replies, Reply, Stage
 from flray.config.experiment import Experiment
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
@@ -37,7 +38,7 @@ class FedSKC(Algorithm):
     class Params(VariantParams):
         """Hyper-parameters; those without a default here depend on the variant."""
 
-        deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
             "lr": (None, 0.1),
             "beta": (0.95, 0.99),
             "gate": (True, False),
@@ -155,7 +156,7 @@ class FedSKC(Algorithm):
         if self.hp.knowledge == "last_epoch" and batch.last_epoch:
             client.scratch.setdefault("seen", []).append((batch.outputs.detach(), batch.y))
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Send the weights, the class knowledge c_k and its counts."""
         reply = super().report(client)
         if not self.shares_knowledge:
@@ -172,7 +173,7 @@ class FedSKC(Algorithm):
     # --- server
     # -------------------------------------------------------------------------------------------
 
-    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+    def send(self, server: Server, stage: Stage) -> Message:
         """Send the global knowledge c~ and which classes it has, once there is any."""
         return (
             {"knowledge": server.state["knowledge"]}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm, Phase, Stage
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Phase, Stage
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import hyper, register_algorithm
@@ -107,16 +107,16 @@ class L2SGD(Algorithm):
         """Train as told, with a coin for one step."""
         return (Phase(epochs=1, steps=1) if self.hp.coin else Phase(),)
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Send the model for the mean; with a coin that waits for a pull."""
         return {} if self.hp.coin else uploaded_model(client)
 
-    def collect(self, client: Client) -> dict[str, Any]:
+    def collect(self, client: Client) -> Message:
         """Send the model as it is."""
         self.receive(client)
         return uploaded_model(client)
 
-    def pull(self, client: Client) -> dict[str, Any]:
+    def pull(self, client: Client) -> Message:
         """Return nothing; step towards the mean."""
         self.receive(client)
         mean = client.message["mean"]
@@ -143,7 +143,7 @@ class L2SGD(Algorithm):
         moved, server.state["moved"] = server.state["moved"], False
         return (Stage("collect"), Stage("pull")) if moved else (Stage("pull"),)
 
-    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+    def send(self, server: Server, stage: Stage) -> Message:
         """Send the mean to those who are pulled towards it; it is the server's model."""
         if stage.name != "pull":
             return {}
@@ -152,7 +152,7 @@ class L2SGD(Algorithm):
         return {"mean": {name: w for name, w in server.model.items() if name in names}}
 
 
-def uploaded_model(client: Client) -> dict[str, Any]:
+def uploaded_model(client: Client) -> Message:
     """Return what of the client's model goes into the mean."""
     return {
         "weights": client.weights(

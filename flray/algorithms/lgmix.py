@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from flray import functional, trees
-from flray.algorithms.base import Algorithm, Stage
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch, pooled
 from flray.algorithms.common.variants import VariantParams
 from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Stage
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 
@@ -34,7 +35,7 @@ class LGMix(Algorithm):
     class Params(VariantParams):
         """Hyper-parameters; those without a default here depend on the variant."""
 
-        deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
             "centred": (False, True),
             "drop_smallest": (False, True),
             "history": ("earlier", "all"),
@@ -92,10 +93,11 @@ class LGMix(Algorithm):
 
     def receive(self, client: Client) -> None:
         """Load the personalised model; before the first turn that is u."""
-        client.load(client.state.get("own", client.message["weights"]))
+        state, message = client.state, client.message
+        client.load(state["own"] if "own" in state else message["weights"])
         client.load_personal()
 
-    def train(self, client: Client) -> dict[str, Any]:
+    def train(self, client: Client) -> Message:
         """Train with an eye on the last layer's inputs, of this model and of u."""
         u = client.resident.frozen(
             "u"
@@ -130,7 +132,7 @@ class LGMix(Algorithm):
             pooled(features).double(), self.hp.centred, drop_smallest=self.hp.drop_smallest
         )
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Keep the trained model for mixing; send u + Delta_c."""
         start, u = client.scratch["start"], client.message["weights"]
         trained = client.snapshot(client.resident.shared)
@@ -153,7 +155,7 @@ class LGMix(Algorithm):
         yield Stage("train")
         yield Stage("mix")
 
-    def mix(self, client: Client) -> dict[str, Any]:
+    def mix(self, client: Client) -> Message:
         """Return nothing; the personalised model becomes w_c + lambda Delta_c + (1 - lambda) Delta_u (Eq. 2)."""
         self.receive(client)
         state, u = client.state, client.message["weights"]

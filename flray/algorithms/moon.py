@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,6 +9,7 @@ from flray import functional, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch, pooled
+from flray.algorithms.types import Message
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 
@@ -62,7 +61,7 @@ class MOON(Algorithm):
         )
         return super().loss(client, batch) + float(self.hp.mu) * contrast
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Keep the trained model for the next turn."""
         client.state["previous"] = client.snapshot()
         return super().report(client)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm, Phase, Predictor, View
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.gradients import gradient_at
+from flray.algorithms.types import Message, Phase, Predictor, View
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 
@@ -54,7 +55,7 @@ class PerFedAvg(Algorithm):
     weighting = "uniform"
     views = ("personal",)
 
-    def train(self, client: Client) -> dict[str, Any]:
+    def train(self, client: Client) -> Message:
         """Play the client's side: one meta-step for each batch of D', which is the stream of FedAvg."""
         self.receive(client)
         self.begin(client)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from flray import functional
-from flray.algorithms.base import Phase
 from flray.algorithms.client import Client
 from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams
 from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Replies, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Phase, Replies
 from flray.registry import Preset, hyper, register_algorithm
 
 
@@ -32,7 +32,7 @@ class RHFL(PublicCollaboration):
 
         presets = (Preset("fcclplus", "FCCL+ Table VII", a=0.1, b=1.0),)
 
-        deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
             **PublicParams.deviations,
             "private_epochs": ("local", "balanced"),
         }
@@ -59,7 +59,7 @@ class RHFL(PublicCollaboration):
         """Return the logits."""
         return {"logits": client.model(x)}
 
-    def collaborate(self, client: Client) -> dict[str, Any]:
+    def collaborate(self, client: Client) -> Message:
         """Send probabilities; before the first public batch also the mean private loss."""
         reply = {
             "probabilities": torch.softmax(super().collaborate(client)["outputs"]["logits"], dim=1)
@@ -91,7 +91,7 @@ class RHFL(PublicCollaboration):
         """Return the symmetric cross-entropy."""
         return functional.symmetric_cross_entropy(batch.outputs, batch.y, self.hp.a, self.hp.b)
 
-    def reduce(self, server: Server, replies: Replies) -> dict[str, Any]:
+    def reduce(self, server: Server, replies: Replies) -> Message:
         """Collect the probabilities; renew the confidences where losses came with them."""
         arrived = replies.wait()
         losses = {

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm, Stage
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Replies, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Replies, Stage
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import hyper, register_algorithm
@@ -65,7 +66,7 @@ class Scaffold(Algorithm):
             name: torch.zeros_like(w) for name, w in server.model.items() if name in names
         }
 
-    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+    def send(self, server: Server, stage: Stage) -> Message:
         """Send c beside the weights."""
         return {"c": server.state["c"]}
 
@@ -86,7 +87,7 @@ class Scaffold(Algorithm):
             if w.grad is not None:
                 w.grad.add_(client.scratch["correction"][name])
 
-    def report(self, client: Client) -> dict[str, Any]:
+    def report(self, client: Client) -> Message:
         """Keep the new c_i and send its change beside the weights."""
         c, c_i, received = client.message["c"], client.state["c"], client.message["weights"]
         new: Weights = c_i

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from flray import rng
+from flray.algorithms.common.resident_model import ResidentModel
+from flray.algorithms.common.samples import Samples
+from flray.algorithms.types import Message, Weighting
+from flray.config.experiment import Experiment
 from flray.trees import Weights
-
-if TYPE_CHECKING:
-    from flray.algorithms.common.resident_model import ResidentModel
-    from flray.algorithms.common.samples import Samples
-    from flray.config.experiment import Experiment
-
-
-class Reply(Protocol):
-    """What one client sent in a stage; a mapping whose large entries are fetched when asked for."""
-
-    client: int
-    architecture: str
-    num_samples: int
-
-    def __getitem__(self, entry: str) -> Any: ...
-
-    def get(self, entry: str, default: Any = None) -> Any:
-        """Return an entry, or the default where the client sent none."""
-
-
-class Replies(Protocol):
-    """A stage's replies in client order. Iterating waits for each in turn and can be repeated after `wait`."""
-
-    def __iter__(self) -> Iterator[Reply]: ...
-
-    def wait(self) -> Sequence[Reply]:
-        """Return all replies once the last has arrived, their large entries not yet fetched."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +77,9 @@ class Server:
     shared_names: dict[str, frozenset[str]]
     parameter_names: dict[str, frozenset[str]]
     num_classes: int
-    weighting: Literal["samples", "uniform"]
+    weighting: Weighting
     num_public: int = 0
-    state: dict[str, Any] = field(default_factory=dict)
+    state: Message = field(default_factory=dict)
     cohort: list[int] = field(default_factory=list)
     round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)

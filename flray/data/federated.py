@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
+from flray.config.sections import Shift, SplitName
 from flray.data.dataset_checks import validate_dataset
 from flray.data.shifts import long_tail, noise_levels, private_sizes, used_share
 from flray.data.sources.cache import data_root
@@ -21,11 +22,7 @@ from flray.errors import ConfigError, DataError
 from flray.registry import Registry, datasets, partitions
 from flray.rng import numpy_generator
 
-if TYPE_CHECKING:
-    from flray.config.sections import Shift, SplitName
-
-    Split = SplitName | tuple[float, float, float]
-
+Split = SplitName | tuple[float, float, float]
 Rows = NDArray[np.int64]
 _MANY = 100_000  # clients: up to so many the partition itself says why they are too many
 _WITHOUT_CLASSES = frozenset(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.config.sections import SplitName
 from flray.errors import ConfigError
 from flray.rng import numpy_generator
-
-if TYPE_CHECKING:
-    from flray.config.sections import SplitName
 
 Rows = NDArray[np.int64]
 FEDBN_DIGITS = 743

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from flray import trees
-from flray.algorithms.base import Stage
 from flray.algorithms.client import Client
+from flray.algorithms.types import Stage
 from flray.errors import FlrayError
 from flray.federation.messages import ClientTask, TaskInput
 from flray.federation.spec import FederationSpec

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray import trees
-from flray.algorithms.base import Stage
+from flray.algorithms.types import Stage
 from flray.errors import ConfigError, nearest
 from flray.federation.messages import ClientError, ClientTask, NobodyAnsweredError, TaskInput
 from flray.federation.round_metrics import MAX_CLIENT_METRICS

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from flray import bits, rng, trees
-from flray.algorithms.base import Stage
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.server import ClientInfo, Server
+from flray.algorithms.types import Stage
 from flray.federation.evaluation import evaluate
 from flray.federation.hooks import iterate_hook, method_hook
 from flray.federation.memory import keep_freed_memory, peak_bytes, resident_bytes

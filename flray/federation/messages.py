@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray import trees
-from flray.algorithms.base import Stage
+from flray.algorithms.types import Stage
 from flray.errors import MethodError, RunFailedError
 from flray.trees import Packed
 

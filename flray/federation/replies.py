@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flray import trees
-from flray.algorithms.base import Stage
 from flray.algorithms.common.aggregation import average_blocks
+from flray.algorithms.types import Stage
 from flray.federation.messages import (
     ClientError,
     ClientReply,

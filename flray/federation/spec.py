@@ -13,7 +13,7 @@ from torch import nn
 from flray import models, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.common import batched_clients
-from flray.algorithms.common.aggregation import Weighting
+from flray.algorithms.types import Weighting
 from flray.config.experiment import Experiment, ModelChoice, PublicChoice
 from flray.data import augment
 from flray.data.dataset_checks import validate_dataset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flray import functional
+from flray.data.types import FederatedData
 from flray.errors import ConfigError, DataError, FlrayError
 from flray.models.dry_run import dry_run
 from flray.tasks.binary import binary_metrics
 from flray.tasks.few_shot import FewShot
 from flray.tasks.segmentation import dice_coefficient, hausdorff_distance
-
-if TYPE_CHECKING:
-    from flray.data.types import FederatedData
 
 Predictions = dict[str, NDArray[Any]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flray import functional, rng
+from flray.data.types import FederatedData
 from flray.errors import DataError
 from flray.models.dry_run import dry_run
-
-if TYPE_CHECKING:
-    from flray.data.types import FederatedData
 
 Rows = NDArray[np.int64]
 _CHUNK = 2**22  # values of the embeddings that an evaluation works on at a time

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from flray import registry, trees
-from flray.algorithms.base import Algorithm, Phase
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
+from flray.algorithms.types import Phase
 from flray.data.types import DataSet, Domain
 from tests.algorithms.conftest import federation_of, models_sha, run_federation, world_of
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flray import trees
-from flray.algorithms.base import Stage
+from flray.algorithms.types import Stage
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
 from tests.algorithms.conftest import (

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from flray import trees
-from flray.algorithms.base import Stage
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.fedmatch import FedMatch
+from flray.algorithms.types import Stage
 from flray.registry import register_algorithm
 from tests.algorithms.conftest import (
     descended,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flray import trees
-from flray.algorithms.base import Stage
+from flray.algorithms.types import Stage
 from flray.config.loader import load
 from flray.federation.messages import ClientTask, TaskInput
 from flray.federation.ray_backend.executor import RayExecutor

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
+from flray.algorithms.types import Reply, Weighting
 from flray.functional.averaging import WeightedMean
-
-if TYPE_CHECKING:
-    from flray.algorithms.server import Reply
-
-
-Weighting = Literal["samples", "uniform"]
+from flray.trees import Tree
 
 
 def weight_of(weighting: Weighting, num_samples: int) -> float:
@@ -71,7 +66,7 @@ class BlockSum:
         self._weighting = weighting
         self._sums: dict[str, WeightedMean] = {}
 
-    def add(self, architecture: str, reply: Mapping[str, Any], num_samples: int) -> None:
+    def add(self, architecture: str, reply: Tree, num_samples: int) -> None:
         """Add a client's reply, in client order; one without weights adds nothing, as in `average`."""
         tree = reply.get("weights")
         if tree:
@@ -80,12 +75,12 @@ class BlockSum:
                 on_cpu, weight_of(self._weighting, num_samples)
             )
 
-    def tree(self) -> dict[str, Any]:
+    def tree(self) -> dict[str, Tree]:
         """Return the sums so far, by architecture; empty if no client sent weights."""
         return {architecture: sums.partial() for architecture, sums in self._sums.items()}
 
 
-def average_blocks(blocks: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Tensor]]:
+def average_blocks(blocks: Iterable[Tree]) -> dict[str, dict[str, Tensor]]:
     """Return the weighted mean of the clients' weights, for each architecture, from the sums of their blocks.
 
     Parameters

@@ -11,23 +11,20 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from flray.algorithms.base import Algorithm
+from flray.algorithms.client import Client
 from flray.algorithms.common.optimizers import make_optimizer
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Batch
+from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.tasks.base import Task
 from flray.tasks.few_shot import FewShot
-
-if TYPE_CHECKING:
-    from flray.algorithms.client import Client
-    from flray.config.experiment import Experiment
 
 HOOKS = ("train", "begin", "phases", "step", "after_backward")
 """What a method must leave as it is for its clients to be trained in one step."""
@@ -143,7 +140,9 @@ class _Loss(nn.Module):
         super().__init__()
         self.model, self._algorithm, self._client = client.model, algorithm, client
 
-    def forward(self, parameters: dict[str, Any], x: Tensor, y: Tensor, batch: Batch) -> Tensor:
+    def forward(
+        self, parameters: dict[str, nn.Parameter], x: Tensor, y: Tensor, batch: Batch
+    ) -> Tensor:
         """Return the scalar loss on one client's batch."""
         client = copy.copy(self._client)
         client.resident = copy.copy(client.resident)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flray import functional
 from flray.algorithms.client import Client
-from flray.algorithms.server import Reply, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Reply
 from flray.models import as_split
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from flray import trees
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Local
+from flray.algorithms.types import Message
+from flray.config.experiment import Local
+from flray.trees import Tree
 
 
 def make_optimizer(
@@ -41,7 +40,7 @@ def make_optimizer(
 
 def optimizer_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
-) -> dict[str, Any]:
+) -> Message:
     """Return copies of what an optimiser remembers of each parameter, by the parameter's name."""
     return {
         name: trees.clone(optimizer.state[w])
@@ -51,10 +50,8 @@ def optimizer_state(
 
 
 def load_optimizer_state(
-    optimizer: torch.optim.Optimizer,
-    parameters: Mapping[str, nn.Parameter],
-    kept: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], kept: Tree
 ) -> None:
-    """Give a fresh optimiser the memory that `memory` returned."""
+    """Give a fresh optimiser the memory that `optimizer_state` returned."""
     for name, state in kept.items():
         optimizer.state[parameters[name]] = trees.clone(state)

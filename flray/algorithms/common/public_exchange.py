@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from flray import rng
-from flray.algorithms.base import Algorithm, Phase, Stage, View
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import average_outputs
 from flray.algorithms.common.optimizers import load_optimizer_state, optimizer_state
 from flray.algorithms.common.variants import VariantParams
-from flray.algorithms.server import Replies, Server
+from flray.algorithms.server import Server
+from flray.algorithms.types import Message, Phase, Replies, Stage, View
 from flray.data.augment import augment_batch
 from flray.registry import Params, hyper
 
@@ -39,7 +40,7 @@ class ExchangeParams(Params):
 class PublicParams(VariantParams, ExchangeParams):
     """Hyper-parameters of an exchange per public batch; those without a default here depend on the variant."""
 
-    deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+    deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
         "public_batch_size": (512, 256),
         "public_optimizer": ("kept", "fresh"),
     }
@@ -87,7 +88,7 @@ class PublicCollaboration(Algorithm):
     def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
         """Return what the client minimises on a public batch."""
 
-    def local_settings(self, client: Client) -> dict[str, Any]:
+    def local_settings(self, client: Client) -> dict[str, object]:
         """Return what the method changes in ``local``, on public and on private data. Default: nothing."""
         return {}
 
@@ -111,7 +112,7 @@ class PublicCollaboration(Algorithm):
         for batch, optimizer in client.run(phase):
             self.step(client, batch, optimizer)
 
-    def collaborate(self, client: Client) -> dict[str, Any]:
+    def collaborate(self, client: Client) -> Message:
         """Settle the batch before, then return the outputs on this one."""
         self.begin_stage(client)
         client.model.train()
@@ -144,12 +145,12 @@ class PublicCollaboration(Algorithm):
         optimizer.zero_grad(set_to_none=True)
         client.log("public_loss", loss)
 
-    def merge(self, client: Client) -> dict[str, Any]:
+    def merge(self, client: Client) -> Message:
         """Settle the last public batch, then send the whole model to be averaged."""
         self.begin_stage(client)
         return {"weights": client.snapshot()}
 
-    def train(self, client: Client) -> dict[str, Any]:
+    def train(self, client: Client) -> Message:
         """Settle the last public batch or take over the averaged model, then train on private data."""
         self.begin_stage(client)
         client.load(client.message.get("merged", {}))
@@ -205,7 +206,7 @@ class PublicCollaboration(Algorithm):
             yield Stage("merge")
         yield Stage("train")
 
-    def send(self, server: Server, stage: Stage) -> dict[str, Any]:
+    def send(self, server: Server, stage: Stage) -> Message:
         """Send the reduced outputs of the batch before, or the averaged model."""
         return {
             name: server.state[name]

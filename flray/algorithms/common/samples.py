@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from flray.algorithms.base import Phase
+from flray.algorithms.types import Phase
 
 
 class Batch:

@@ -22,7 +22,7 @@ class VariantParams(Params):
         the variant's value.
     """
 
-    deviations: ClassVar[Mapping[str, tuple[Any, Any]]] = {}
+    deviations: ClassVar[Mapping[str, tuple[object, object]]] = {}
 
     variant: Literal["paper", "released"] = hyper(
         "paper",

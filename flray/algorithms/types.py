@@ -1,0 +1,91 @@
+"""What hooks exchange: phases and stages, messages and replies; every other module of the package may import it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from torch import Tensor
+
+Message: TypeAlias = dict[str, Any]
+"""A plain tree (see `flray.trees`): what server and clients send each other, and what each remembers."""
+Weighting = Literal["samples", "uniform"]
+Need = Literal[
+    "split",
+    "features",
+    "batch_norm",
+    "homogeneous",
+    "same_features",
+    "public",
+    "validation",
+    "classification",
+    "labels",
+    "all_clients",
+]
+View = Literal["global", "personal"]
+Predictor = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training.
+
+    Attributes
+    ----------
+    tag : str
+        Tells phases apart in `Algorithm.loss`, and keys the batch order.
+    trainable : str
+        Parameter group in the optimiser (see `flray.models.groups.select`); the others are frozen.
+    epochs : int or None
+        Passes over the stream; None for the experiment's ``local.epochs``.
+    local : mapping
+        Settings of ``local`` that differ in this phase, for example ``{"lr": 0.1}``.
+    steps : int or None
+        At most so many optimiser steps of these passes; None for all.
+    """
+
+    tag: str = "train"
+    trainable: str = "all"
+    epochs: int | None = None
+    local: Mapping[str, object] = field(default_factory=dict)
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One exchange between server and cohort within a round.
+
+    Attributes
+    ----------
+    name : str
+        The algorithm's method that runs at the client, taking a `Client` and returning the reply.
+    index : int
+        Tells repeated stages apart (a public batch's number); reaches the client as
+        ``client.stage_index``.
+    """
+
+    name: str = "train"
+    index: int = 0
+
+
+class Reply(Protocol):
+    """What one client sent in a stage; a mapping whose large entries are fetched when asked for."""
+
+    client: int
+    architecture: str
+    num_samples: int
+
+    def __getitem__(self, entry: str) -> Any: ...
+
+    def get(self, entry: str, default: Any = None) -> Any:
+        """Return an entry, or the default where the client sent none."""
+
+
+class Replies(Protocol):
+    """A stage's replies in client order. Iterating waits for each in turn and can be repeated after `wait`."""
+
+    def __iter__(self) -> Iterator[Reply]: ...
+
+    def wait(self) -> Sequence[Reply]:
+        """Return all replies once the last has arrived, their large entries not yet fetched."""
