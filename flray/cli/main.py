@@ -90,12 +90,12 @@ def tune_command(
     ] = False,
 ) -> None:
     """Run a sweep over the file's space."""
-    with gc_disabled("flray.cli.display", "flray.tuning"):
-        from flray import tuning
+    with gc_disabled("flray.cli.display", "flray.sweeps"):
+        from flray import sweeps
         from flray.cli import display
 
     with display.SweepProgress() as progress:
-        result = tuning.tune(file, overrides or (), address=address, progress=progress, smoke=smoke)
+        result = sweeps.tune(file, overrides or (), address=address, progress=progress, smoke=smoke)
     _show_sweep(result)
 
 
@@ -148,10 +148,10 @@ def resume_command(
             )
         display.show_result(result)
     else:
-        from flray import tuning
+        from flray import sweeps
 
         with display.SweepProgress() as sweep_progress:
-            swept = tuning.resume(
+            swept = sweeps.resume(
                 folder,
                 address=address,
                 progress=sweep_progress,

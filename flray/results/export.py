@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from flray.config.setting_labels import is_name, setting_label
 from flray.config.suites import SMOKE
 from flray.data.sources.limits import open_file
 from flray.errors import DataError, FlrayError
@@ -29,7 +30,6 @@ from flray.results.table import (
     clients,
     mark_best,
 )
-from flray.tuning.space import is_name, setting_label
 
 FIRST = ("suite", "algorithm")
 MEASURED = ("seed", "rounds", "protocol", "metric", "value", "own", "others", "worst")

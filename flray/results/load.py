@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from flray.config.arms import PREFIX
 from flray.config.paper import PaperTable
+from flray.config.setting_labels import flatten_setting, setting_label
 from flray.config.shapes import read_json, read_partition
 from flray.errors import FlrayError
 from flray.federation.diagnostics import FINAL_DIAGNOSTICS, PARTITION
 from flray.runs import directory
 from flray.runs.journal import history_of, read_events
-from flray.tuning.space import flatten_setting, setting_label
 from flray.tuning.trial_store import TUNE, checkpoints, trial_folders
 
 

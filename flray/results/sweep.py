@@ -14,12 +14,12 @@ from rich.text import Text
 
 from flray.config import arms
 from flray.config.experiment import Evaluation
+from flray.config.setting_labels import flatten_setting, format_value, setting_label
 from flray.errors import one_line
 from flray.metrics.direction import lower_is_better
 from flray.metrics.summary import summarise_history
 from flray.runs import directory
 from flray.runs.journal import history_of, read_events
-from flray.tuning.space import flatten_setting, format_value, setting_label
 from flray.tuning.trial_store import TrialFolder, trial_folders
 
 VIEWS = (

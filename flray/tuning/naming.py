@@ -6,7 +6,8 @@ from typing import Any
 
 from flray.config import arms
 from flray.config.experiment import Config, Experiment
-from flray.tuning.space import TrialSpec, flatten_setting, format_value, registry_paths
+from flray.config.setting_labels import flatten_setting, format_value, registry_paths
+from flray.tuning.space import TrialSpec
 
 FIRST = "_"
 """Starts the names of parameters that differ between trials: MLflow sorts them before all others."""

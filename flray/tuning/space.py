@@ -1,20 +1,21 @@
-"""From a search space to settings: grids, draws by key, and how a setting is named in tables."""
+"""From a search space to settings: grids and draws by key."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flray import registry, rng
+from flray import rng
 from flray.config import arms
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import ConfigErrors, experiment_at
+from flray.config.setting_labels import label
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, Pbt, RandInt, Uniform
-from flray.errors import ConfigError, one_line
+from flray.errors import ConfigError
 
 Values = dict[str, Any]
 
@@ -239,57 +240,6 @@ def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list
 def trial_number(index: int) -> str:
     """Return a trial's name, from 0001."""
     return f"{index + 1:04d}"
-
-
-def flatten_setting(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a setting with one scalar per column: a component's name stands under its path, options below it.
-
-    For example ``{"algorithm": {"name": "fedprox", "mu": 0.1}}`` becomes
-    ``{"algorithm": "fedprox", "algorithm.mu": 0.1}``.
-    """
-    flat: dict[str, Any] = {}
-    for path, value in setting.items():
-        path = path.removeprefix("experiment.").removesuffix(".name")
-        if isinstance(value, Mapping):
-            flat.update(
-                {
-                    (path if key == "name" else f"{path}.{key}"): part
-                    for key, part in flatten_setting(value).items()
-                }
-            )
-        else:
-            flat[path] = value
-    return flat
-
-
-def label(setting: Mapping[str, Any]) -> str:
-    """Return a setting in a few words, for example ``fedprox mu=0.1 lr=0.05``."""
-    return setting_label(flatten_setting(setting))
-
-
-def setting_label(flat: Mapping[str, Any]) -> str:
-    """Return columns in a few words; components by their name alone."""
-    return " ".join(
-        one_line(str(value))
-        if is_name(path)
-        else f"{path.rsplit('.', 1)[-1]}={format_value(value)}"
-        for path, value in flat.items()
-    )
-
-
-def is_name(path: str) -> bool:
-    """Tell whether a column's value says what it is by itself: a component's name, or an arm's."""
-    return path in registry_paths() or path.startswith(arms.PREFIX)
-
-
-def registry_paths() -> frozenset[str]:
-    """Return the paths that hold a component's name."""
-    return frozenset({"data"} | {kind.removesuffix("s") for kind in registry.ALL} - {"dataset"})
-
-
-def format_value(value: Any) -> str:
-    """Return a value as a table shows it: four digits of a real number."""
-    return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))
 
 
 def _population_errors(config: Config) -> Iterable[ConfigError]:

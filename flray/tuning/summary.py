@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,9 +19,13 @@ from flray.tracking import plots
 from flray.tuning.trial_store import RESULTS, SUMMARY, TABLE, TrialFolder, trial_folders
 
 OVERVIEW_LIMIT, REPORT = 40, "report"
+ReportWriter = Callable[[Path, Path], Sequence[Path]]
+"""Writes the report of a sweep's folder into another folder, and returns its files."""
 
 
-def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
+def finish(
+    folder: Path, config: Config, journal: Journal, write_report: ReportWriter | None = None
+) -> SweepResult:
     """Write the tables and figures of a sweep whose trials have all ended, and give them to its runs.
 
     Parameters
@@ -31,6 +36,8 @@ def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
         The sweep.
     journal : Journal
         The parent run's.
+    write_report : callable, optional
+        Writes the report of a sweep's folder into another folder and returns its files.
     """
     result = SweepResult(folder)
     (folder / RESULTS).write_text(csv_text(result.results), encoding="utf-8", newline="")
@@ -53,9 +60,8 @@ def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
         made.append(f"{directory.FIGURES}/overview.png")
     for name in made:
         journal.artifact(name, directory.FIGURES if name.startswith(directory.FIGURES) else "")
-    made_report = _report(folder, journal)
-    for name in made_report:
-        journal.artifact(f"{REPORT}/{name}", REPORT)
+    if write_report is not None:
+        _add_report(folder, journal, write_report)
     statuses = result.results["status"].value_counts()
     metrics_ = {
         f"trials/{name}": float(statuses.get(name, 0)) for name in ("finished", "stopped", "failed")
@@ -74,15 +80,16 @@ def finish(folder: Path, config: Config, journal: Journal) -> SweepResult:
     return result
 
 
-def _report(folder: Path, journal: Journal) -> list[str]:
-    """Write the report and return its files; a sweep whose figures cannot be drawn is finished all the same."""
-    from flray.reporting import make
-
+def _add_report(folder: Path, journal: Journal, write_report: ReportWriter) -> None:
+    """Write the report and list it for MLflow; a sweep whose report fails is finished all the same."""
     try:
-        return [path.name for path in make(folder, folder / REPORT).files]
+        files = write_report(folder, folder / REPORT)
     except Exception as error:
         journal.tags({"report.failed": f"{type(error).__name__}: {error}"[:400]})
-        return []
+        return
+    for path in files:
+        place = path.relative_to(folder)
+        journal.artifact(place.as_posix(), place.parent.as_posix())
 
 
 def text_table(result: SweepResult) -> str:

@@ -25,7 +25,7 @@ from flray.tuning import naming
 from flray.tuning.progress import NullProgress, SweepProgress
 from flray.tuning.resources import TrialResources
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
-from flray.tuning.summary import finish
+from flray.tuning.summary import ReportWriter, finish
 from flray.tuning.trial_store import (
     TERMINAL_STATUSES,
     TRIALS,
@@ -43,36 +43,14 @@ def tune(
     address: str | None = None,
     progress: SweepProgress | None = None,
     smoke: bool = False,
+    write_report: ReportWriter | None = None,
     **replaced: Any,
 ) -> SweepResult:
-    """Run a sweep.
-
-    Parameters
-    ----------
-    source : path or mapping
-        A YAML file with ``experiment``, ``space`` and ``sweep``, or its content.
-    overrides : iterable of str
-        ``key=value``, as on the command line.
-    address : str, optional
-        A running Ray cluster; without it Ray is started on this machine.
-    progress : SweepProgress, optional
-        How to show what happens; nothing is shown without.
-    smoke : bool
-        Only prove that everything runs; see `flray.config.suites.smoke`.
-    **replaced
-        Parts of the experiment to replace, for example ``rounds=5``.
-
-    Raises
-    ------
-    FlrayError
-        If a setting or a data file is wrong; then nothing has been created.
-    InterruptedRunError
-        If the user stopped it; the message says how to go on.
-    """
+    """Run a sweep; see `flray.sweeps.tune`, which hands in how its report is written."""
     config = load(source, [*overrides, *replaced.items()])
     config = resolve_sweep(suites.smoke(config) if smoke else config)
     with contextlib.ExitStack() as stack:
-        sweep = _Sweep(config, address, progress or NullProgress(), stack)
+        sweep = _Sweep(config, address, progress or NullProgress(), stack, write_report)
         sweep.check()
         if config.experiment.tracking.uri is not None:
             check(config.experiment.tracking.uri)
@@ -97,35 +75,13 @@ def resume(
     progress: SweepProgress | None = None,
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
+    write_report: ReportWriter | None = None,
 ) -> SweepResult:
-    """Continue an interrupted sweep, or return the result of a finished one. Failed trials are tried again.
-
-    Parameters
-    ----------
-    folder : Path
-        The sweep's folder.
-    address : str, optional
-        As in `tune`.
-    progress : SweepProgress, optional
-        As in `tune`.
-    plugins : sequence of str
-        Your own files in place of those that the settings name; see
-        `flray.runs.resume_checks.load_config`.
-    other_cpu : bool
-        As in `flray.runs.runner.resume`.
-
-    Raises
-    ------
-    FlrayError
-        If the sweep's files are damaged, its CPU or settings have changed, or another process runs
-        it.
-    InterruptedRunError
-        If the user stopped it again.
-    """
+    """Continue a sweep; see `flray.sweeps.resume`."""
     config = resolve_sweep(resume_checks.load_config(folder, plugins))
     resume_checks.check_unchanged(folder, config)
     with contextlib.ExitStack() as stack:
-        sweep = _Sweep(config, address, progress or NullProgress(), stack)
+        sweep = _Sweep(config, address, progress or NullProgress(), stack, write_report)
         if directory.read(folder)["status"] == "finished" and all(
             f.status in TERMINAL_STATUSES for f in trial_folders(folder)
         ):
@@ -149,6 +105,8 @@ class _Sweep:
         What the user sees.
     stack : ExitStack
         Gives back what was opened.
+    write_report : callable, optional
+        Writes the report once all trials have ended.
     """
 
     def __init__(
@@ -157,8 +115,10 @@ class _Sweep:
         address: str | None,
         progress: SweepProgress,
         stack: contextlib.ExitStack,
+        write_report: ReportWriter | None,
     ) -> None:
         self._config, self._address, self._progress, self._stack = config, address, progress, stack
+        self._write_report = write_report
         self._points: dict[str, TrialSpec] = {}
         self._connected = False
 
@@ -240,7 +200,7 @@ class _Sweep:
         with _tracking(folder, experiment.tracking.uri, self._progress) as tracker:
             try:
                 self._run(folder, tracker)
-                result = finish(folder, self._config, journal)
+                result = finish(folder, self._config, journal, self._write_report)
             except BaseException as error:
                 stopped = isinstance(error, KeyboardInterrupt)
                 journal.end("KILLED" if stopped else "FAILED")

@@ -88,7 +88,7 @@ def prepare() -> None:
         "flray.runs.runner",
         "flray.tracking.plots",
         "flray.tracking.background",
-        "flray.tuning",
+        "flray.sweeps",
         "flray.tuning.callback",
         "flray.tuning.tuner",
         "matplotlib.backends.backend_agg",

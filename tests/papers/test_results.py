@@ -10,9 +10,10 @@ from flray import registry
 from flray.config import suites
 from flray.config.arms import PREFIX
 from flray.config.loader import load
+from flray.config.setting_labels import flatten_setting
 from flray.results import export
 from flray.runs import directory
-from flray.tuning.space import enumerate_settings, flatten_setting, resolve_sweep, trial_specs
+from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
 FOLDER = Path(__file__).parents[2] / "search_spaces" / "papers"
 KEPT = sorted(FOLDER.glob("*/*.results.csv"))

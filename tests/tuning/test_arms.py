@@ -7,15 +7,10 @@ import pytest
 import yaml
 
 from flray.config.loader import load
+from flray.config.setting_labels import flatten_setting, label
 from flray.config.suites import smoke
 from flray.errors import FlrayError
-from flray.tuning.space import (
-    enumerate_settings,
-    flatten_setting,
-    label,
-    resolve_sweep,
-    trial_specs,
-)
+from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
 
 @pytest.fixture
