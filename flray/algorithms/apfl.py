@@ -30,8 +30,6 @@ class APFL(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         alpha: float = hyper(
             0.5,
             "share of the own model at the start",
@@ -42,6 +40,7 @@ class APFL(Algorithm):
         )
         adaptive: bool = hyper(True, "alpha is learned", "APFL, adaptive alpha; LG-Mix Fig. 2")
 
+    hp: Params
     views = ("personal",)
 
     def setup(self, client: Client) -> None:

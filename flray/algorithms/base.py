@@ -10,7 +10,7 @@ method.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,7 @@ class Algorithm:
     """
 
     Params: ClassVar[type[registry.Params]] = registry.Params
+    hp: registry.Params
     shared: str = "all"
     needs: frozenset[Need] = frozenset()
     weighting: Weighting = "samples"
@@ -73,7 +74,7 @@ class Algorithm:
     normalise: bool = True
 
     def __init__(self, hp: registry.Params | None = None) -> None:
-        self.hp: Any = (hp if hp is not None else self.Params()).resolved()
+        self.hp = (hp if hp is not None else self.Params()).resolved()
 
     @classmethod
     def takes_mean_only(cls) -> bool:
@@ -144,21 +145,24 @@ class Algorithm:
         return {"weights": client.weights()}
 
     def train(self, client: Client) -> Message:
-        """Play the client's side of the stage ``train``."""
+        """Run the client's side of the stage ``train``."""
         self.receive(client)
         self.begin(client)
         for phase in self.phases(client):
-            for batch, optimizer in client.run(phase):
-                self.step(client, batch, optimizer)
+            self.train_phase(client, phase)
         return self.report(client)
+
+    def train_phase(self, client: Client, phase: Phase) -> None:
+        """Do a phase's optimiser steps."""
+        for batch, optimizer in client.run(phase):
+            self.step(client, batch, optimizer)
 
     def adapt(self, client: Client, phase: Phase) -> None:
         """Train the received model on the client's training data for the test alone, from within `predictor`.
 
-        An evaluation's turn returns no state, so that nothing of this outlives the test.
+        An evaluation returns no state, so that nothing of this outlives the test.
         """
-        for batch, optimizer in client.run(phase):
-            self.step(client, batch, optimizer)
+        self.train_phase(client, phase)
 
     def predictor(self, client: Client, view: View) -> Predictor:
         """Return what scores a batch of normalised inputs. Default: the received model in eval mode."""

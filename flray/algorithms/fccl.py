@@ -16,6 +16,7 @@ class FCCL(FCCLPlus):
     after its previous local updating, and the pre-trained one, which never changes.
     """
 
+    # Without omega, mu, tau and so on, which FCCLPlus reads for its other terms alone: no `hp: Params`.
     class Params(CollaborativeParams):
         """Hyper-parameters; those without a default here depend on the variant."""
 

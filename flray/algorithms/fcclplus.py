@@ -14,7 +14,7 @@ from flray import functional
 from flray.algorithms.client import Client
 from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams
 from flray.algorithms.common.samples import Batch
-from flray.algorithms.common.variants import refuse_overridden
+from flray.algorithms.common.variants import refuse_overridden, require
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Phase, Stage
 from flray.config.experiment import Augment, Experiment
@@ -123,6 +123,8 @@ class FCCLPlus(PublicCollaboration):
         )
         ewc: float = hyper(0.1, "strength of EWC", "Table XVI tries 0.01, 0.1, 0.7 and 1", ge=0)
 
+    hp: Params
+
     def __init__(self, hp: Params | None = None) -> None:
         super().__init__(hp)
         if self.hp.fisl:
@@ -156,7 +158,10 @@ class FCCLPlus(PublicCollaboration):
         loss = outputs["logits"].sum() * 0
         if self.hp.fccm:
             loss = loss + functional.cross_correlation_loss(
-                outputs["logits"], reduced["logits"], self.hp.off_diagonal, shrunk=self.hp.shrunk
+                outputs["logits"],
+                reduced["logits"],
+                self.hp.off_diagonal,
+                shrunk=require(self.hp.shrunk),
             )
         if self.hp.fisl:
             loss = loss + self.hp.omega * functional.instance_similarity_loss(

@@ -22,8 +22,6 @@ class FedAlt(FedPer):
     """
 
     class Params(FedPer.Params):
-        """Hyper-parameters."""
-
         personal: str = hyper(
             "classifier",
             "v, the group that stays at the client (groups are joined by + and -)",
@@ -42,6 +40,8 @@ class FedAlt(FedPer):
             "facebookresearch/FL_partial_personalization: 1; LG-Mix: E = 1",
             ge=0,
         )
+
+    hp: Params
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Train v, then u; where nothing is shared there is one phase, `Local`'s."""

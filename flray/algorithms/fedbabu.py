@@ -21,8 +21,6 @@ class FedBABU(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         fine_tune_epochs: int = hyper(
             5,
             "epochs of fine-tuning before a personal model is tested",
@@ -33,6 +31,7 @@ class FedBABU(Algorithm):
             "all", "what fine-tuning changes", "FedBABU: the full model is its default"
         )
 
+    hp: Params
     needs = frozenset({"split", "classification"})
     shared = "features"
     weighting = "uniform"

@@ -13,7 +13,7 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.classifier_heads import classifier_of, heads_of
 from flray.algorithms.common.samples import Batch
-from flray.algorithms.common.variants import VariantParams
+from flray.algorithms.common.variants import VariantParams, require
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Phase, Predictor, Replies, Stage, View
 from flray.registry import hyper, register_algorithm
@@ -95,12 +95,13 @@ class FedCO2(Algorithm):
             chosen = {name: value for name, value in own.items() if getattr(self, name) is None}
             return super().resolved().model_copy(update=chosen)
 
+    hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})
     views = ("personal",)
 
     def __init__(self, hp: Params | None = None) -> None:
         super().__init__(hp)
-        self.weighting = self.hp.weights
+        self.weighting = require(self.hp.weights)
         self.shared = "all-classifier" if self.hp.personal == "classifier" else "not_batch_norm"
         if self.hp.personal == "batch_norm" and self.hp.statistics == "averaged":
             self.shared = "not_batch_norm+buffers"
@@ -143,7 +144,7 @@ class FedCO2(Algorithm):
         peers = functional.peer_classifier_loss(
             batch.features, batch.y, client.scratch["heads"], client.id
         )
-        return loss + float(self.hp.mu) * peers
+        return loss + self.hp.mu * peers
 
     def train(self, client: Client) -> Message:
         """Train the offline, then the online model, both from the start-of-round copies."""
@@ -153,8 +154,7 @@ class FedCO2(Algorithm):
             client.scratch["trains"] = trains
             client.load(client.scratch[trains])
             for phase in self.phases(client):
-                for batch, optimizer in client.run(phase):
-                    self.step(client, batch, optimizer)
+                self.train_phase(client, phase)
             if trains == "offline":
                 client.state["offline"] = client.snapshot()
         return self.report(client)

@@ -73,6 +73,7 @@ class FedDF(PublicCollaboration):
             5.0, "clip the server's gradient to this", "epfml/federated-learning-public-code", gt=0
         )
 
+    hp: Params
     shared = "all"
     views: tuple[View, ...] = ("global",)
     trains_at_server = True
@@ -186,7 +187,7 @@ class FedDF(PublicCollaboration):
 
     def batches(self, server: Server, count: int) -> Iterator[Tensor]:
         """Yield the positions of every step's batch, pass after pass over all samples."""
-        generator, left = server.generator("public", "distillation"), int(self.hp.steps)
+        generator, left = server.generator("public", "distillation"), self.hp.steps
         while left:
             for positions in torch.randperm(count, generator=generator).split(self.hp.batch_size)[
                 :left

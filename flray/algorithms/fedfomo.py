@@ -27,8 +27,6 @@ class FedFomo(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         presets = (Preset("lgmix", "all of its 4 to 6 clients", peers=5),)
 
         peers: int = hyper(
@@ -48,6 +46,7 @@ class FedFomo(Algorithm):
             0.05, "what that chance falls by each round", "NVlabs/FedFomo", ge=0
         )
 
+    hp: Params
     needs = frozenset({"homogeneous", "validation"})
     shared = "none"
     views = ("personal",)

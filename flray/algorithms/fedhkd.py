@@ -27,8 +27,6 @@ class FedHKD(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         lam: float = hyper(
             0.05, "weight of the distance between predictions", "FedHKD, experiments", ge=0
         )
@@ -53,6 +51,7 @@ class FedHKD(Algorithm):
             gt=0,
         )
 
+    hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})
     views = ("personal", "global")
 
@@ -71,7 +70,7 @@ class FedHKD(Algorithm):
         features = functional.hyper_feature_loss(
             batch.features, batch.y, known["features"], known["present"]
         )
-        return loss + float(self.hp.lam) * predictions + float(self.hp.gamma) * features
+        return loss + self.hp.lam * predictions + self.hp.gamma * features
 
     def report(self, client: Client) -> Message:
         """Keep the trained model; send the weights and the client's hyper-knowledge."""

@@ -40,8 +40,6 @@ class FedMatch(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         presets = (
             Preset(
                 "fcclplus", "every client has another network; the rest is not said", average=False
@@ -94,6 +92,7 @@ class FedMatch(Algorithm):
             ge=0,
         )
 
+    hp: Params
     needs = frozenset({"public", "classification", "homogeneous"})
     views: tuple[View, ...] = ("global",)
 

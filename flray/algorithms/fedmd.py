@@ -9,14 +9,14 @@ from torch import Tensor
 
 from flray import functional, rng
 from flray.algorithms.client import Client
-from flray.algorithms.common.public_exchange import ExchangeParams, PublicCollaboration
+from flray.algorithms.common.public_exchange import ExchangeParams, PublicExchange
 from flray.algorithms.common.samples import Samples
 from flray.algorithms.types import Message, Phase
 from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("fedmd")
-class FedMD(PublicCollaboration):
+class FedMD(PublicExchange):
     """Per round, one exchange: scores of a public subset up, their mean down; then digest, then private training.
 
     Scores are logits in eval mode of images that are not augmented, and so are the digested images.
@@ -26,8 +26,6 @@ class FedMD(PublicCollaboration):
     """
 
     class Params(ExchangeParams):
-        """Hyper-parameters."""
-
         presets = (Preset("fcclplus", "section 4", public_size=5000, digest_batch_size=512),)
 
         public_size: int = hyper(
@@ -45,6 +43,8 @@ class FedMD(PublicCollaboration):
             "diogenes0319/FedMD_clean; FCCL+ section 4: 512",
             ge=2,
         )
+
+    hp: Params
 
     def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
         """Return the positions of the round's public subset, as a single batch."""

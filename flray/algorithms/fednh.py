@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +57,6 @@ class FedNH(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         rho: float = hyper(0.9, "momentum of W; 1 keeps it fixed", "Yutong-Dai/FedNH", ge=0, le=1)
         scale: float = hyper(
             1.0,
@@ -75,10 +72,11 @@ class FedNH(Algorithm):
             "FedNH reports both; FedSKC's table has the global model",
         )
 
+    hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})
     weighting = "uniform"
 
-    def __init__(self, hp: Any = None) -> None:
+    def __init__(self, hp: Params | None = None) -> None:
         super().__init__(hp)
         if self.hp.personal:
             self.views = ("global", "personal")

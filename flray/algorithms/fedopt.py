@@ -8,6 +8,7 @@ import torch
 
 from flray import functional
 from flray.algorithms.base import Algorithm
+from flray.algorithms.common.variants import require
 from flray.algorithms.server import Server
 from flray.registry import Params, hyper, register_algorithm
 from flray.trees import Weights
@@ -71,10 +72,11 @@ class FedOpt(Algorithm):
     """
 
     Params = FedOptParams
+    hp: FedOptParams
 
     def server_setup(self, server: Server) -> None:
         """Start from m = 0 and the initial v."""
-        for moment, value in (("m", 0.0), ("v", self.hp.initial)):
+        for moment, value in (("m", 0.0), ("v", require(self.hp.initial))):
             server.state[moment] = {
                 key: {
                     name: torch.full_like(w, value, dtype=torch.float64)
@@ -88,12 +90,13 @@ class FedOpt(Algorithm):
         """Step every parameter."""
         hp, state, weights = self.hp, server.state, server.models[architecture]
         m, v = state["m"][architecture], state["v"][architecture]
+        lr, beta1 = require(hp.server_lr), require(hp.beta1)
         delta = {name: mean[name].double() - weights[name].double() for name in m}
         if hp.server_optimizer == "avgm":
-            step, m = functional.momentum_step(delta, m, hp.server_lr, hp.beta1)
+            step, m = functional.momentum_step(delta, m, lr, beta1)
         else:
             step, m, v = functional.adaptive_step(
-                delta, m, v, hp.server_optimizer, hp.server_lr, hp.beta1, hp.beta2, hp.tau
+                delta, m, v, hp.server_optimizer, lr, beta1, hp.beta2, hp.tau
             )
         state["m"], state["v"] = {**state["m"], architecture: m}, {**state["v"], architecture: v}
         stepped = {
@@ -107,11 +110,11 @@ class FedAvgM(FedOpt):
     """FedAvgM: FedOpt with momentum at the server (Hsu et al., 2019)."""
 
     class Params(FedOptParams):
-        """Hyper-parameters."""
-
         server_optimizer: Literal["avgm"] = hyper(
             "avgm", "the server's optimiser", "Hsu et al., 2019"
         )
+
+    hp: Params
 
 
 @register_algorithm("fedadagrad")
@@ -119,11 +122,11 @@ class FedAdagrad(FedOpt):
     """FedAdagrad: FedOpt with Adagrad at the server (Reddi et al., ICLR 2021)."""
 
     class Params(FedOptParams):
-        """Hyper-parameters."""
-
         server_optimizer: Literal["adagrad"] = hyper(
             "adagrad", "the server's optimiser", "Reddi et al. Algorithm 2"
         )
+
+    hp: Params
 
 
 @register_algorithm("fedadam")
@@ -131,11 +134,11 @@ class FedAdam(FedOpt):
     """FedAdam: FedOpt with Adam at the server (Reddi et al., ICLR 2021)."""
 
     class Params(FedOptParams):
-        """Hyper-parameters."""
-
         server_optimizer: Literal["adam"] = hyper(
             "adam", "the server's optimiser", "Reddi et al. Algorithm 2"
         )
+
+    hp: Params
 
 
 @register_algorithm("fedyogi")
@@ -143,8 +146,8 @@ class FedYogi(FedOpt):
     """FedYogi: FedOpt with Yogi at the server (Reddi et al., ICLR 2021)."""
 
     class Params(FedOptParams):
-        """Hyper-parameters."""
-
         server_optimizer: Literal["yogi"] = hyper(
             "yogi", "the server's optimiser", "Reddi et al. Algorithm 2"
         )
+
+    hp: Params

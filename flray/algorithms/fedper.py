@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flray import registry
 from flray.algorithms.base import Algorithm
 from flray.models import groups
@@ -19,8 +17,6 @@ class FedPer(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         personal: str = hyper(
             "classifier",
             "group that stays at the client (groups are joined by + and -)",
@@ -28,10 +24,11 @@ class FedPer(Algorithm):
             "by `split`)",
         )
 
+    hp: Params
     needs = frozenset({"split"})
     shared = "features"
     views = ("personal",)
 
-    def __init__(self, hp: Any = None) -> None:
+    def __init__(self, hp: Params | None = None) -> None:
         super().__init__(hp)
         self.shared = groups.complement(self.hp.personal)

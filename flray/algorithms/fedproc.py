@@ -24,8 +24,6 @@ class FedProc(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         presets = (Preset("fcclplus", "FCCL+ Table VII", alpha=0.5),)
 
         alpha: float | None = hyper(
@@ -47,6 +45,7 @@ class FedProc(Algorithm):
             "MuXutong/FedProc: no; WenkeHuang/MarsFL: yes",
         )
 
+    hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})
 
     def loss(self, client: Client, batch: Batch) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -28,8 +28,6 @@ class FedProto(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         presets = (Preset("fedskc", "its tables test one global model", aggregate_weights=True),)
 
         lam: float = hyper(
@@ -61,11 +59,12 @@ class FedProto(Algorithm):
             "FedProto: no; the table of FedSKC needs it, WenkeHuang/MarsFL has it",
         )
 
+    hp: Params
     needs = frozenset({"split", "same_features", "classification"})
     shared = "none"
     views: tuple[View, ...] = ("personal",)
 
-    def __init__(self, hp: Any = None) -> None:
+    def __init__(self, hp: Params | None = None) -> None:
         super().__init__(hp)
         if self.hp.aggregate_weights:
             self.shared, self.views = "all", ("global", "personal")
@@ -78,7 +77,7 @@ class FedProto(Algorithm):
         distance = functional.prototype_loss(
             batch.features, batch.y, known["vectors"], known["present"], self.hp.per_feature
         )
-        return loss + float(self.hp.lam) * distance
+        return loss + self.hp.lam * distance
 
     def report(self, client: Client) -> Message:
         """Send the class means of the trained model's features."""

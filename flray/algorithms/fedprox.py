@@ -16,8 +16,6 @@ class FedProx(Algorithm):
     """Clients minimise ``F_k(w) + mu/2 ||w - w_t||^2``, ``w_t`` being the parameters received (no buffers)."""
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         presets = (
             Preset("fcclplus", "FCCL+ Table VII", mu=0.01),
             Preset("fedco2", "released code, feature skew", mu=0.001),
@@ -29,6 +27,7 @@ class FedProx(Algorithm):
             0.01, "strength of the pull", "FCCL+ Table VII; default of litian96/FedProx", ge=0
         )
 
+    hp: Params
     vectorised = True
 
     def loss(self, client: Client, batch: Batch) -> Tensor:

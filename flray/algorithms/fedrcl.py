@@ -25,8 +25,6 @@ class FedRCL(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         weight: float = hyper(1.0, "weight of the mean over layers", "skynbe/FedRCL", ge=0)
         beta: float = hyper(1.0, "weight of the penalty within it", "skynbe/FedRCL", ge=0)
         tau: float = hyper(0.05, "temperature", "skynbe/FedRCL", gt=0)
@@ -45,6 +43,7 @@ class FedRCL(Algorithm):
             2, "most similar samples of other classes that count, with top", "skynbe/FedRCL", ge=1
         )
 
+    hp: Params
     needs = frozenset({"features", "homogeneous", "labels"})
     weighting = "uniform"
 
@@ -58,7 +57,7 @@ class FedRCL(Algorithm):
         hp = self.hp
         with tapped(client.model) as layers:
             loss = super().loss(client, batch)
-        return loss + float(hp.weight) * functional.relaxed_contrastive_loss(
+        return loss + hp.weight * functional.relaxed_contrastive_loss(
             [pooled(layer) for layer in layers],
             batch.y,
             hp.tau,

@@ -20,8 +20,6 @@ class FedRep(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         presets = (
             Preset(
                 "lgmix",
@@ -47,6 +45,7 @@ class FedRep(Algorithm):
             ge=0,
         )
 
+    hp: Params
     needs = frozenset({"split", "classification"})
     shared = "features"
     views = ("personal",)

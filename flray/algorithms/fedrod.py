@@ -29,8 +29,6 @@ class FedRoD(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         presets = (Preset("fedco2", "released code", generic_loss="ce"),)
 
         generic_loss: Literal["balanced", "ce"] = hyper(
@@ -44,6 +42,7 @@ class FedRoD(Algorithm):
             "Yutong-Dai/FedNH's FedRoD: a copy; zero makes both predictors equal at the start",
         )
 
+    hp: Params
     needs = frozenset({"split", "classification"})
     views = ("personal", "global")
 

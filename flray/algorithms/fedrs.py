@@ -20,8 +20,6 @@ class FedRS(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         presets = (
             Preset("fcclplus", "Table VII; graded, as its numbers imply", alpha=0.5, graded=True),
         )
@@ -37,6 +35,7 @@ class FedRS(Algorithm):
             "FedRS, restricted softmax: 1 or alpha",
         )
 
+    hp: Params
     needs = frozenset({"split", "classification"})
 
     def network(self, model: nn.Module) -> nn.Module:

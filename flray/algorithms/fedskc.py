@@ -13,7 +13,7 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.common.samples import Batch
-from flray.algorithms.common.variants import VariantParams, refuse_overridden
+from flray.algorithms.common.variants import VariantParams, refuse_overridden, require
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Phase, Replies, Reply, Stage
 from flray.config.experiment import Experiment
@@ -115,6 +115,7 @@ class FedSKC(Algorithm):
             "not said: no, a decision; released code: all float entries",
         )
 
+    hp: Params
     needs = frozenset({"homogeneous", "labels"})
 
     def check(self, config: Experiment) -> None:
@@ -146,9 +147,9 @@ class FedSKC(Algorithm):
             known["vectors"],
             known["present"],
             self.hp.tau,
-            self.hp.normaliser,
-            positive_twice=self.hp.positive_twice,
-            without_prototype=self.hp.without_prototype,
+            require(self.hp.normaliser),
+            positive_twice=require(self.hp.positive_twice),
+            without_prototype=require(self.hp.without_prototype),
         )
 
     def after_backward(self, client: Client, batch: Batch) -> None:
@@ -166,7 +167,7 @@ class FedSKC(Algorithm):
         else:
             outputs, labels = map(torch.cat, zip(*client.scratch["seen"], strict=True))
         vectors, counts = functional.structural_knowledge(
-            outputs, labels, client.num_classes, self.hp.gate
+            outputs, labels, client.num_classes, require(self.hp.gate)
         )
         return {**reply, "knowledge": {"vectors": vectors, "counts": counts}}
 
@@ -244,7 +245,7 @@ class FedSKC(Algorithm):
                 sent_out,
                 now["vectors"],
                 before["vectors"],
-                self.hp.beta,
+                require(self.hp.beta),
                 present_now=now["present"],
                 present_before=before["present"],
                 review=self.hp.review,

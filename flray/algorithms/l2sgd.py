@@ -33,8 +33,6 @@ class L2SGD(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         pull: float = hyper(
             0.2,
             "a, strength of the pull after local training (without coin): 0 is local training, 1 "
@@ -63,6 +61,7 @@ class L2SGD(Algorithm):
             ge=0,
         )
 
+    hp: Params
     needs = frozenset({"homogeneous", "all_clients"})
     shared = "none"
     weighting = "uniform"

@@ -13,7 +13,7 @@ from flray import functional, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch, pooled
-from flray.algorithms.common.variants import VariantParams
+from flray.algorithms.common.variants import VariantParams, require
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Stage
 from flray.registry import hyper, register_algorithm
@@ -81,6 +81,7 @@ class LGMix(Algorithm):
             "Algorithm 1; in the released code only the last epoch's survives",
         )
 
+    hp: Params
     needs = frozenset({"homogeneous"})
     views = ("personal", "global")
 
@@ -129,7 +130,9 @@ class LGMix(Algorithm):
     def trace(self, features: Tensor) -> Tensor:
         """Return the Gram trace of penultimate features [B, m] or, pooled over positions, [B, m, ...]."""
         return functional.gram_trace(
-            pooled(features).double(), self.hp.centred, drop_smallest=self.hp.drop_smallest
+            pooled(features).double(),
+            require(self.hp.centred),
+            drop_smallest=require(self.hp.drop_smallest),
         )
 
     def report(self, client: Client) -> Message:

@@ -25,8 +25,6 @@ class MOON(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         presets = (
             Preset("fcclplus", "FCCL+ Table VII", mu=1.0, tau=0.5),
             Preset("fedco2", "released code", mu=1.0, tau=0.5),
@@ -40,6 +38,7 @@ class MOON(Algorithm):
         )
         tau: float = hyper(0.5, "temperature", "MOON, experiments; FCCL+ Table VII", gt=0)
 
+    hp: Params
     needs = frozenset({"features", "homogeneous"})
 
     def begin(self, client: Client) -> None:
@@ -59,7 +58,7 @@ class MOON(Algorithm):
         contrast = functional.model_contrastive_loss(
             pooled(batch.features), pooled(received), pooled(previous), self.hp.tau
         )
-        return super().loss(client, batch) + float(self.hp.mu) * contrast
+        return super().loss(client, batch) + self.hp.mu * contrast
 
     def report(self, client: Client) -> Message:
         """Keep the trained model for the next turn."""

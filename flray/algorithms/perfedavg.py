@@ -26,8 +26,6 @@ class PerFedAvg(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         form: Literal["fo", "hf"] = hyper(
             "fo",
             "first-order or Hessian-free",
@@ -52,6 +50,7 @@ class PerFedAvg(Algorithm):
             ge=0,
         )
 
+    hp: Params
     weighting = "uniform"
     views = ("personal",)
 

@@ -55,6 +55,8 @@ class RHFL(PublicCollaboration):
             "FCCL+ section 4: 20 for all methods; FangXiuwen/Robust_FL: balanced",
         )
 
+    hp: Params
+
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:
         """Return the logits."""
         return {"logits": client.model(x)}

@@ -29,8 +29,6 @@ class Scaffold(Algorithm):
     """
 
     class Params(registry.Params):
-        """Hyper-parameters."""
-
         server_lr: float = hyper(
             1.0,
             "step of the server along the mean update",
@@ -44,6 +42,7 @@ class Scaffold(Algorithm):
             "SCAFFOLD, experiments: option II",
         )
 
+    hp: Params
     needs = frozenset({"homogeneous"})
     weighting = "uniform"
 

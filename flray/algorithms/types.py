@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
+# A plain tree (see flray.trees): what server and clients send each other, and what each remembers.
 Message: TypeAlias = dict[str, Any]
-"""A plain tree (see `flray.trees`): what server and clients send each other, and what each remembers."""
 Weighting = Literal["samples", "uniform"]
 Need = Literal[
     "split",

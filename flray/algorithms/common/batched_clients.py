@@ -26,7 +26,7 @@ from flray.errors import ConfigError
 from flray.tasks.base import Task
 from flray.tasks.few_shot import FewShot
 
-HOOKS = ("train", "begin", "phases", "step", "after_backward")
+HOOKS = ("train", "train_phase", "begin", "phases", "step", "after_backward")
 """What a method must leave as it is for its clients to be trained in one step."""
 
 

@@ -58,21 +58,19 @@ class PublicParams(VariantParams, ExchangeParams):
     )
 
 
-class PublicCollaboration(Algorithm):
-    """Whole models stay at the clients; on every public batch all compute outputs before anyone steps.
+class PublicExchange(Algorithm):
+    """Whole models stay at the clients; in each public stage they send outputs and then learn from their reduction.
 
-    In stage b a client first steps on batch b - 1 with the server's reduction of its outputs, then
-    computes its outputs on batch b; the step on the last batch opens the stage after. Outputs are
-    computed in train mode without touching any buffer, and with the dropout masks of the step that
-    follows, so that they are those of that step. With ``average`` all models are averaged after the
-    public batches (homogeneous mode of FCCL+, Table XV).
+    With ``average`` all models are averaged after the public stages (homogeneous mode of FCCL+,
+    Table XV).
     """
 
+    hp: ExchangeParams
     shared = "none"
     views: tuple[View, ...] = ("personal",)
     needs = frozenset({"public", "classification"})
 
-    def __init__(self, hp: Params | None = None) -> None:
+    def __init__(self, hp: ExchangeParams | None = None) -> None:
         super().__init__(hp)
         if self.hp.average:
             self.needs |= {"homogeneous"}
@@ -81,12 +79,16 @@ class PublicCollaboration(Algorithm):
     # ----------------------------------------------------------------------------
 
     @abstractmethod
-    def public_outputs(self, client: Client, x: Tensor) -> Outputs:
-        """Return what the client says of a public batch."""
+    def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
+        """Return the positions of the samples of each of a round's public stages, out of those available."""
 
     @abstractmethod
-    def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
-        """Return what the client minimises on a public batch."""
+    def collaborate(self, client: Client) -> Message:
+        """Begin the stage, then return the outputs on its samples."""
+
+    @abstractmethod
+    def apply_reduced(self, client: Client) -> None:
+        """Learn from the reduced outputs of the stage before, if the server sent any."""
 
     def local_settings(self, client: Client) -> dict[str, object]:
         """Return what the method changes in ``local``, on public and on private data. Default: nothing."""
@@ -100,7 +102,7 @@ class PublicCollaboration(Algorithm):
     # -------------------------------------------------------------------------------------------
 
     def begin_stage(self, client: Client) -> None:
-        """Open any stage: load the client's model, before the first round pre-train it, settle the batch before."""
+        """Load the client's model, pre-train it before the first round, and learn from the stage before."""
         self.receive(client)
         if "personal" not in client.state:
             self.pretrain(client)
@@ -108,12 +110,90 @@ class PublicCollaboration(Algorithm):
 
     def pretrain(self, client: Client) -> None:
         """Train on private data before the client's first round."""
-        phase = Phase("pretrain", epochs=self.hp.pretrain_epochs, local=self.local_settings(client))
-        for batch, optimizer in client.run(phase):
-            self.step(client, batch, optimizer)
+        local = self.local_settings(client)
+        self.train_phase(client, Phase("pretrain", epochs=self.hp.pretrain_epochs, local=local))
+
+    def public_step(self, client: Client, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Step on a loss that is no local training and so does not count as such."""
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        client.clip_gradients()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        client.log("public_loss", loss)
+
+    def merge(self, client: Client) -> Message:
+        """Learn from the last public stage, then send the whole model to be averaged."""
+        self.begin_stage(client)
+        return {"weights": client.snapshot()}
+
+    def train(self, client: Client) -> Message:
+        """Learn from the last public stage or take over the averaged model, then train on private data."""
+        self.begin_stage(client)
+        client.load(client.message.get("merged", {}))
+        client.state.pop("optimizer", None)
+        self.begin(client)
+        for phase in self.phases(client):
+            self.train_phase(client, phase)
+        return self.report(client)
+
+    # --- server
+    # -------------------------------------------------------------------------------------------
+
+    def exchanges(self, server: Server) -> Iterable[Stage]:
+        """Yield the public stages, one to average where that is on, then local training."""
+        order = self.public_order(server.config.seed, server.round, server.num_public)
+        yield from (Stage("collaborate", index) for index in range(len(order)))
+        if self.hp.average:
+            yield Stage("merge")
+        yield Stage("train")
+
+    def send(self, server: Server, stage: Stage) -> Message:
+        """Send the reduced outputs of the stage before, or the averaged model."""
+        return {
+            name: server.state[name]
+            for name in ("reduced", "batch", "merged")
+            if name in server.state
+        }
+
+    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
+        """Reduce the outputs, or average the models."""
+        drop_stage_state(server)
+        if stage.name == "collaborate":
+            reduced = self.reduce(server, replies)
+            if reduced:
+                server.state.update(reduced=reduced, batch=stage.index)
+        elif stage.name == "merge":
+            merged = average_outputs(replies, "weights")
+            if merged:
+                server.state["merged"] = merged
+
+    def refine(self, server: Server) -> None:
+        """Forget the round's outputs."""
+        drop_stage_state(server)
+
+
+class PublicCollaboration(PublicExchange):
+    """An exchange per public batch: all clients compute outputs before anyone steps.
+
+    In stage b a client first steps on batch b - 1 with the server's reduction of its outputs, then
+    computes its outputs on batch b; the stage after the last batch begins with the step on it. Outputs
+    are computed in train mode without touching any buffer, and with the dropout masks of the step that
+    follows, so that they are those of that step.
+    """
+
+    hp: PublicParams
+
+    @abstractmethod
+    def public_outputs(self, client: Client, x: Tensor) -> Outputs:
+        """Return the client's outputs on a public batch."""
+
+    @abstractmethod
+    def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
+        """Return what the client minimises on a public batch."""
 
     def collaborate(self, client: Client) -> Message:
-        """Settle the batch before, then return the outputs on this one."""
+        """Step on the batch before, then return the outputs on this one."""
         self.begin_stage(client)
         client.model.train()
         buffers = client.snapshot(frozenset(client.resident.entries) - client.parameters.keys())
@@ -135,31 +215,6 @@ class PublicCollaboration(Algorithm):
         self.public_step(client, self.public_loss(client, outputs, reduced), optimizer)
         if kept:
             client.state["optimizer"] = optimizer_state(optimizer, client.parameters)
-
-    def public_step(self, client: Client, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Step on a loss that is no local training and so does not count as such."""
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        client.clip_gradients()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        client.log("public_loss", loss)
-
-    def merge(self, client: Client) -> Message:
-        """Settle the last public batch, then send the whole model to be averaged."""
-        self.begin_stage(client)
-        return {"weights": client.snapshot()}
-
-    def train(self, client: Client) -> Message:
-        """Settle the last public batch or take over the averaged model, then train on private data."""
-        self.begin_stage(client)
-        client.load(client.message.get("merged", {}))
-        client.state.pop("optimizer", None)
-        self.begin(client)
-        for phase in self.phases(client):
-            for batch, optimizer in client.run(phase):
-                self.step(client, batch, optimizer)
-        return self.report(client)
 
     def public_batch(self, client: Client, index: int) -> Tensor:
         """Return a round's public batch, the same for every client, and fix the dropout masks that go with it."""
@@ -192,43 +247,6 @@ class PublicCollaboration(Algorithm):
             order = chosen[torch.randperm(len(chosen), generator=generator)]
             batches += [batch for batch in order.split(self.hp.public_batch_size) if len(batch) > 1]
         return batches
-
-    # --- server
-    # -------------------------------------------------------------------------------------------
-
-    def exchanges(self, server: Server) -> Iterable[Stage]:
-        """Yield one stage per public batch, one to average where that is on, then local training."""
-        for index in range(
-            len(self.public_order(server.config.seed, server.round, server.num_public))
-        ):
-            yield Stage("collaborate", index)
-        if self.hp.average:
-            yield Stage("merge")
-        yield Stage("train")
-
-    def send(self, server: Server, stage: Stage) -> Message:
-        """Send the reduced outputs of the batch before, or the averaged model."""
-        return {
-            name: server.state[name]
-            for name in ("reduced", "batch", "merged")
-            if name in server.state
-        }
-
-    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Reduce the outputs, or average the models."""
-        drop_stage_state(server)
-        if stage.name == "collaborate":
-            reduced = self.reduce(server, replies)
-            if reduced:
-                server.state.update(reduced=reduced, batch=stage.index)
-        elif stage.name == "merge":
-            merged = average_outputs(replies, "weights")
-            if merged:
-                server.state["merged"] = merged
-
-    def refine(self, server: Server) -> None:
-        """Forget the round's outputs."""
-        drop_stage_state(server)
 
 
 def public_subset(seed: int, available: int, size: int) -> Tensor:

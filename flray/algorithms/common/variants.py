@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, TypeVar
 
 from flray.config.experiment import Experiment
 from flray.config.experiment import Local as LocalSettings
 from flray.errors import ConfigError
 from flray.registry import Params, hyper
+
+T = TypeVar("T")
 
 
 class VariantParams(Params):
@@ -16,7 +18,7 @@ class VariantParams(Params):
 
     Attributes
     ----------
-    deviations : dict of str to (Any, Any)
+    deviations : dict of str to (object, object)
         For each hyper-parameter whose default depends on the variant, its value in the paper and in
         the authors' released code. Such a hyper-parameter's own default is null, which stands for
         the variant's value.
@@ -42,14 +44,20 @@ class VariantParams(Params):
         )
 
 
-def refuse_overridden(config: Experiment, **values: Any) -> None:
+def require(value: T | None) -> T:
+    """Return an option that `Params.resolved` has filled in, which its declaration as null does not tell."""
+    assert value is not None
+    return value
+
+
+def refuse_overridden(config: Experiment, **values: object) -> None:
     """Refuse settings of ``local`` that the method would replace by values of its own.
 
     Parameters
     ----------
     config : Experiment
         The experiment.
-    **values : Any
+    **values : object
         The method's value of each setting; None where it has none.
 
     Raises
