@@ -23,6 +23,7 @@ from flray.errors import one_line
 from flray.federation.federation import RoundResult
 from flray.federation.spec import FederationSpec
 from flray.metrics.direction import lower_is_better
+from flray.metrics.names import VIEWS
 from flray.metrics.summary import trajectory
 from flray.runs.runner import Result
 from flray.tracking.links import ui_links
@@ -114,21 +115,8 @@ def show_result(result: Result) -> None:
     """Print a finished run's table, where it lies, and its digest."""
     reported, name = result.reported, result.experiment.algorithm.name
     metrics = reported.values
-    table = Table(title=f"{name} {reported.words}", title_justify="left")
-    views = [
-        v
-        for v in (
-            "global/common",
-            "global/local",
-            "global/validation",
-            "personal/local",
-            "personal/others",
-            "personal/validation",
-            "online/local",
-            "offline/local",
-        )
-        if any(m.startswith(f"{v}/") for m in metrics)
-    ]
+    table = Table(title=f"{name} {reported.text}", title_justify="left")
+    views = [v for v in VIEWS if any(m.startswith(f"{v}/") for m in metrics)]
     measure = result.metric.rsplit("/", 1)[1]
     clients = sorted({m.rsplit("/client/", 1)[1] for m in metrics if f"/{measure}/client/" in m})
     shown = clients if len(clients) <= 12 else []

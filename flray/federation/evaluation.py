@@ -23,6 +23,7 @@ from flray.federation.messages import ClientError, ClientTask, NobodyAnsweredErr
 from flray.federation.round_metrics import MAX_CLIENT_METRICS
 from flray.federation.worker.client_runner import EVAL_CHUNK, evaluation_chunks
 from flray.metrics.direction import lower_is_better
+from flray.metrics.names import primary_metric_name
 from flray.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -54,11 +55,6 @@ def evaluate(federation: Federation) -> dict[str, float]:
     if "personal" in views:
         metrics.update(_personal(federation))
     return metrics
-
-
-def primary_metric_name(views: tuple[str, ...], metric: str) -> str:
-    """Return the name of a method's own measure, for progress, early stopping and tables."""
-    return f"global/common/{metric}" if views[0] == "global" else f"personal/local/{metric}"
 
 
 def available_metrics(spec: FederationSpec) -> list[str]:

@@ -1,1 +1,1 @@
-"""Which metrics exist beyond a task's own, and how they are summarised."""
+"""Names of metrics, their direction, and the numbers of a run that are reported."""

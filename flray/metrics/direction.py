@@ -1,17 +1,18 @@
-"""Which measures are better the lower they are."""
+"""Direction of metrics: losses, distances, costs and rounds to a target are better the lower they are."""
 
 from __future__ import annotations
 
-_LOWER = ("loss", "hausdorff")
+_SCOPES = {"global": 2, "personal": 2, "online": 2, "offline": 2, "train": 1, "own": 1, "others": 1}
+"""Steps before the measure in a metric's name, by its first step."""
+_LOWER = ("loss", "hausdorff", "hours", "seconds", "time", "bytes", "memory")
 
 
 def measure_name(metric: str) -> str:
-    """Return what a tracked metric measures: ``"dice"`` of ``"personal/local/dice/client/A"``."""
+    """Return what a metric measures: ``"dice"`` of ``"personal/local/dice/client/A"``."""
     parts = metric.split("/")
-    place = {"global": 2, "personal": 2, "online": 2, "offline": 2, "train": 1}.get(parts[0], 0)
-    return parts[min(place, len(parts) - 1)]
+    return parts[min(_SCOPES.get(parts[0], 0), len(parts) - 1)]
 
 
 def lower_is_better(metric: str) -> bool:
-    """Tell whether a metric, by its tracked name or its measure alone, is a loss or a distance."""
-    return measure_name(metric).startswith(_LOWER)
+    """Tell whether a metric, by its tracked name or its measure alone, is better the lower it is."""
+    return ">=" in metric or measure_name(metric).startswith(_LOWER)

@@ -14,6 +14,20 @@ from collections.abc import Sequence
 
 from flray.errors import DataError
 
+VIEWS = (
+    "global/common",
+    "global/local",
+    "global/validation",
+    "personal/local",
+    "personal/others",
+    "personal/validation",
+    "online/local",
+    "offline/local",
+)
+"""Whose models on which data: the start of the names of all evaluations, in the order of tables."""
+TEST_VIEWS = tuple(view for view in VIEWS if not view.endswith("/validation"))
+PRIMARY_VIEWS = {"global": "global/common", "personal": "personal/local"}
+
 #: MLflow's longest name of a metric, parameter or tag, in characters.
 LONGEST_NAME = 250
 _REFUSED = re.compile(r"[^/\w.\- :]")
@@ -45,18 +59,17 @@ def clean_name(name: str) -> str:
     return cleaned
 
 
-def metric_name(*steps: str, client: str | None = None) -> str:
-    """Return the name of a metric, for one client or for all.
+def primary_metric_name(views: tuple[str, ...], metric: str) -> str:
+    """Return the name of a method's primary metric, which progress, early stopping and tables use.
 
     Parameters
     ----------
-    *steps : str
-        View, scope and metric, for example ``"personal", "local", "accuracy"``.
-    client : str, optional
-        The client's name; a ``/`` in it does not open a new level.
+    views : tuple of str
+        Whose models the method evaluates, those it is judged by first: ``global`` or ``personal``.
+    metric : str
+        The task's metric.
     """
-    own = [step.replace("/", "_") for step in (("client", client) if client is not None else ())]
-    return clean_name("/".join([*steps, *own]))
+    return f"{PRIMARY_VIEWS[views[0]]}/{metric}"
 
 
 def check_clients(names: Sequence[str]) -> None:

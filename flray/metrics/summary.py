@@ -1,4 +1,4 @@
-"""A metric's course over the rounds in a few numbers."""
+"""The numbers of a run that are reported: last round, best round on validation, mean of the last rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Protocol = Literal["last", "best", "mean-last"]
 
 @dataclass(frozen=True)
 class MetricTrajectory:
-    """What became of a metric.
+    """A metric over the rounds in a few numbers.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class MetricTrajectory:
 
 
 def trajectory(history: pd.DataFrame, metric: str, last: int) -> MetricTrajectory:
-    """Return how a metric went.
+    """Summarise a metric over the rounds.
 
     Parameters
     ----------
@@ -63,17 +63,69 @@ def trajectory(history: pd.DataFrame, metric: str, last: int) -> MetricTrajector
     if measured.empty:
         raise ValueError(f"{metric} was never measured")
     values = measured[metric].to_numpy()
-    tail, best = (
-        values[-last:],
-        int(values.argmin() if lower_is_better(metric) else values.argmax()),
-    )
+    best = _best_position(values, metric)
     return MetricTrajectory(
         float(values[-1]),
-        float(tail.mean()),
-        len(tail),
+        float(values[-last:].mean()),
+        len(values[-last:]),
         float(values[best]),
         int(measured["round"].iloc[best]),
     )
+
+
+@dataclass(frozen=True)
+class ReportedRounds:
+    """The rounds of a run whose values are reported.
+
+    Attributes
+    ----------
+    rounds : tuple of int, optional
+        Values are means over these; None: of each metric the last value.
+    text : str
+        For people, for example ``after 20 rounds``.
+    """
+
+    rounds: tuple[int, ...] | None
+    text: str
+
+    def value(self, values: pd.Series[float]) -> float:
+        """Return the reported value of a metric by round, NaN where it was not measured."""
+        measured = values.dropna()
+        if self.rounds is not None:
+            measured = measured[measured.index.isin(self.rounds)]
+            return float(np.mean(measured.to_numpy())) if len(measured) else math.nan
+        return float(measured.iloc[-1]) if len(measured) else math.nan
+
+
+def reported_rounds(
+    history: pd.DataFrame, metric: str, protocol: Protocol, last: int
+) -> ReportedRounds:
+    """Return the rounds that a protocol reports; they follow from the history alone.
+
+    Parameters
+    ----------
+    history : DataFrame
+        As in `trajectory`.
+    metric : str
+        The method's primary metric; the rounds in which it was measured count.
+    protocol : {"last", "best", "mean-last"}
+        The last value of each metric; the round whose mean validation value is best, the first of
+        equals (where the metric has no validation value, the last round); the mean over the last
+        `last` measured rounds.
+    last : int
+        As in `trajectory`.
+    """
+    measured = history[history[metric].notna()] if metric in history else history.iloc[:0]
+    validation = validation_metric(metric)
+    if protocol == "best" and validation in measured and measured[validation].notna().any():
+        assert validation is not None
+        best = int(measured["round"].iloc[_best_position(measured[validation].to_numpy(), metric)])
+        total = int(history["round"].iloc[-1])
+        return ReportedRounds((best,), f"round {best} of {total}, best on validation")
+    if protocol == "mean-last" and len(measured):
+        rounds = tuple(int(round_) for round_ in measured["round"].iloc[-last:])
+        return ReportedRounds(rounds, f"mean of the last {len(rounds)} evaluations")
+    return ReportedRounds(None, f"after {len(history)} rounds")
 
 
 @dataclass(frozen=True)
@@ -84,12 +136,50 @@ class Reported:
     ----------
     values : dict of str to float
         Every metric that was measured in the rounds that count.
-    words : str
+    text : str
         Which rounds these are.
     """
 
     values: dict[str, float]
-    words: str
+    text: str
+
+
+def summarise_history(
+    history: pd.DataFrame, metric: str, protocol: Protocol, last: int
+) -> Reported:
+    """Return the reported value of every metric of a run.
+
+    Parameters
+    ----------
+    history : DataFrame
+        As in `trajectory`.
+    metric : str
+        As in `reported_rounds`.
+    protocol : {"last", "best", "mean-last"}
+        As in `reported_rounds`.
+    last : int
+        As in `trajectory`.
+    """
+    rounds = reported_rounds(history, metric, protocol, last)
+    by_round = history.set_index("round")
+    values = {str(name): rounds.value(by_round[name]) for name in by_round.columns}
+    return Reported({n: v for n, v in values.items() if not math.isnan(v)}, rounds.text)
+
+
+def rounds_to_target(values: pd.Series[float], target: float, lower: bool = False) -> float:
+    """Return the first round in which a metric reached a target, infinity if it never did.
+
+    Parameters
+    ----------
+    values : Series
+        By round.
+    target : float
+        On the metric's own scale.
+    lower : bool
+        Whether the target is reached from above, as by a loss or a distance.
+    """
+    reached = values[values <= target] if lower else values[values >= target]
+    return float(reached.index[0]) if len(reached) else math.inf
 
 
 def validation_metric(metric: str) -> str | None:
@@ -102,74 +192,26 @@ def validation_metric(metric: str) -> str | None:
         this form.
     """
     view, *steps = metric.split("/")
-    return (
-        f"{view}/validation/{steps[1]}"
-        if view in ("global", "personal") and len(steps) >= 2
-        else None
-    )
+    known = view in ("global", "personal") and len(steps) >= 2
+    return f"{view}/validation/{steps[1]}" if known else None
 
 
-def summarise_history(
-    history: pd.DataFrame, metric: str, protocol: Protocol, last: int
-) -> Reported:
-    """Return what a protocol reports of a run; it follows from the history alone.
-
-    Parameters
-    ----------
-    history : DataFrame
-        As in `course`.
-    metric : str
-        The method's own measure; the rounds in which it was measured count.
-    protocol : {"last", "best", "mean-last"}
-        The last value of each metric; all metrics of the round whose mean validation value is best,
-        the first of equals (a loss or a distance is best low; where the metric has no validation
-        value, the last round); the mean over the last `last` measured rounds.
-    last : int
-        As in `course`.
-    """
-    columns = [name for name in history.columns if name != "round"]
-    measured = history[history[metric].notna()] if metric in history else history.iloc[:0]
-    validation = validation_metric(metric)
-    if (
-        protocol == "best"
-        and validation is not None
-        and validation in measured
-        and measured[validation].notna().any()
-    ):
-        values = measured[validation].to_numpy()
-        chosen = measured.iloc[
-            int(np.nanargmin(values) if lower_is_better(validation) else np.nanargmax(values))
-        ]
-        known = {str(n): float(chosen[n]) for n in columns if not np.isnan(float(chosen[n]))}
-        return Reported(
-            known,
-            f"round {int(chosen['round'])} of {int(history['round'].iloc[-1])}, best on validation",
-        )
-    if protocol == "mean-last" and len(measured):
-        tail = measured.iloc[-last:]
-        means = {
-            str(n): float(np.mean(tail[n].dropna().to_numpy()))
-            for n in columns
-            if tail[n].notna().any()
-        }
-        return Reported(means, f"mean of the last {len(tail)} evaluations")
-    known = {
-        str(n): float(history[n].dropna().iloc[-1]) for n in columns if history[n].notna().any()
-    }
-    return Reported(known, f"after {len(history)} rounds")
+def _best_position(values: Any, metric: str) -> int:
+    """Return the position of the first best value; NaN is never best."""
+    return int(np.nanargmin(values) if lower_is_better(metric) else np.nanargmax(values))
 
 
 class RunningReport:
-    """What `report` gives of a metric, round by round while a run goes on, so that one number is seen everywhere.
+    """The reported value of a metric while a run goes on, the same as `reported_rounds` gives of its history.
 
     Parameters
     ----------
     metric : str
-        The method's own measure.
+        The method's primary metric.
     protocol : {"last", "best", "mean-last"}
-        As in `report`.
+        As in `reported_rounds`.
     last : int
-        As in `report`.
+        As in `reported_rounds`.
 
     Attributes
     ----------
@@ -178,11 +220,8 @@ class RunningReport:
     """
 
     def __init__(self, metric: str, protocol: Protocol, last: int) -> None:
-        self._metric, self._protocol, self._keep = (
-            metric,
-            protocol,
-            last if protocol == "mean-last" else 1,
-        )
+        self._metric = metric
+        self._count = last if protocol == "mean-last" else 1
         self._validation = validation_metric(metric) if protocol == "best" else None
         self._values: list[float] = []
         self._best: float | None = None
@@ -193,7 +232,7 @@ class RunningReport:
         return float(np.mean(self._values)) if self._values else math.nan
 
     def add(self, metrics: Mapping[str, float]) -> float:
-        """Take in a round and return `value`; a round without an evaluation changes nothing."""
+        """Add a round and return `value`; a round without an evaluation changes nothing."""
         value = metrics.get(self._metric, math.nan)
         if math.isnan(value):
             return self.value
@@ -201,12 +240,12 @@ class RunningReport:
         if self._best is not None and not self._better(held):
             return self.value
         self._best = self._best if math.isnan(held) else held
-        self._values = [*self._values, float(value)][-self._keep :]
+        self._values = [*self._values, float(value)][-self._count :]
         return self.value
 
     def _better(self, held: float) -> bool:
-        assert self._best is not None and self._validation is not None
-        return held < self._best if lower_is_better(self._validation) else held > self._best
+        assert self._best is not None
+        return held < self._best if lower_is_better(self._metric) else held > self._best
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs, as plain values."""
@@ -216,22 +255,3 @@ class RunningReport:
         """Go on from a `state`."""
         self._values = [float(value) for value in state["values"]]
         self._best = None if state["best"] is None else float(state["best"])
-
-
-def rounds_to_target(history: pd.DataFrame, metric: str, target: float) -> int | None:
-    """Return the first round in which a metric reached a target; None if it never did.
-
-    Parameters
-    ----------
-    history : DataFrame
-        As in `course`.
-    metric : str
-        As in `course`.
-    target : float
-        On the metric's own scale, accuracy in [0, 1]. A loss or a distance reaches it from above.
-    """
-    values = history[metric]
-    reached = history.loc[
-        values <= target if lower_is_better(metric) else values >= target, "round"
-    ]
-    return int(reached.iloc[0]) if len(reached) else None

@@ -9,10 +9,13 @@ from pathlib import Path
 
 from flray.reporting import text as text_tables
 from flray.reporting.html import page
-from flray.results import export
+from flray.results.build_table import build_table
 from flray.results.costs import Cost, costs
-from flray.results.load import ResultSet, load_folder
-from flray.results.table import Table, main_table
+from flray.results.export import export_runs, read_export
+from flray.results.export_table import build_export_table
+from flray.results.load import load_folder
+from flray.results.result_set import ResultSet
+from flray.results.table import Table
 from flray.runs import directory
 
 MARKDOWN, LATEX, PAGE, FOLDER = "report.md", "report.tex", "report.html", "report"
@@ -69,7 +72,7 @@ def report(
     base : str or Path
         Folder of runs and sweeps.
     keep : Path, optional
-        A CSV file for one row per finished run; see `flray.results.export.keep_results`.
+        A CSV file for one row per finished run; see `flray.results.export.export_runs`.
     """
     if uri is not None:
         from flray.results.load_mlflow import load_mlflow
@@ -85,9 +88,9 @@ def report(
 def _kept(made: Report, path: Path | None) -> Report:
     if path is None:
         return made
-    done = export.keep_results(made.source, path)
+    done = export_runs(made.source, path)
     line = f"kept: {done.added} finished runs in {path}"
-    line += f"; {done.before} were there before" if done.before else ""
+    line += f"; {done.existing} were there before" if done.existing else ""
     line += f"; {done.unfinished} that have not finished are left out" if done.unfinished else ""
     return replace(made, files=(*made.files, path), said=line)
 
@@ -111,7 +114,7 @@ def make(source: ResultSet | Path, output: Path, target: float | None = None) ->
         If there is nothing to report on.
     """
     source = load_folder(source) if isinstance(source, Path) else source
-    table, spent = main_table(source), costs(source, target)
+    table, spent = build_table(source), costs(source, target)
     output.mkdir(parents=True, exist_ok=True)
     contents = {
         MARKDOWN: text_tables.markdown(table, spent),
@@ -125,7 +128,7 @@ def make(source: ResultSet | Path, output: Path, target: float | None = None) ->
 
 def report_file(path: Path, to: Path | None = None) -> tuple[Table, tuple[Path, ...]]:
     """Return the table of a file of kept results, and write it as Markdown and LaTeX if a folder is given."""
-    made = export.table(export.read(path))
+    made = build_export_table(read_export(path))
     if to is None:
         return made, ()
     to.mkdir(parents=True, exist_ok=True)

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from flray.metrics.direction import lower_is_better
 from flray.reporting import charts, method_figures
 from flray.reporting.html_text import escape
 from flray.results import measures
 from flray.results.costs import group_trials
-from flray.results.load import ResultSet, Trial
+from flray.results.result_set import ResultSet, Trial
 
 Figure = tuple[str, str, str]  # heading, drawing (HTML), caption
 _MOST_GROUPS, _MOST_BARS = 12, 30
@@ -105,7 +106,7 @@ def _curves(group: str, settings: Mapping[str, Sequence[Trial]], labels: Sequenc
     ]
     low, high = charts.padded_range(ys)
     share = not any(
-        measures.lower_is_better(trial.metric) for trials in settings.values() for trial in trials
+        lower_is_better(trial.metric) for trials in settings.values() for trial in trials
     )
     interval = (max(0.0, low), min(1.0, high)) if share else (low, high)
     plot = charts.Plot(
@@ -166,7 +167,7 @@ def _clients(group: str, settings: Mapping[str, Sequence[Trial]]) -> Iterator[st
         if not np.isfinite(means).any():
             continue
         spreads = np.std(rows, axis=0, ddof=1) if len(rows) > 1 else np.zeros(len(names))
-        lower = measures.lower_is_better(own)
+        lower = lower_is_better(own)
         worst = int(np.nanargmax(means) if lower else np.nanargmin(means))
         top = max(1.05 * float(np.nanmax(means + spreads)), 0.1)
         plot = charts.Plot(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+from flray.results.build_table import describe_seeds
 from flray.results.costs import Cost
+from flray.results.formatting import MISSING, NOT_REACHED, format_mean_std
 from flray.results.significance import METHOD
-from flray.results.table import Cell, Table, seeds_text
+from flray.results.table import Cell, Table
 
-MISSING, NOT_REACHED = "–", "never"
 COST_HEADS = (
     "setting",
     "rounds to target",
@@ -22,12 +23,7 @@ COST_HEADS = (
 
 def format_measured(cell: Cell) -> str:
     """Return ``80.12 ± 0.30``; a dash where nothing was measured."""
-    if math.isinf(cell.mean):
-        return NOT_REACHED
-    if math.isnan(cell.mean):
-        return MISSING
-    spread = "" if math.isnan(cell.std) else f" ± {cell.std:.2f}"
-    return f"{cell.mean:.2f}{spread}"
+    return format_mean_std(cell.mean, cell.std)
 
 
 def printed_reference(cell: Cell) -> str:
@@ -41,9 +37,7 @@ def printed_reference(cell: Cell) -> str:
 
 def legend(table: Table) -> str:
     """Return what a reader of the table must know."""
-    units = (
-        f"{seeds_text(table)[:1].upper()}{seeds_text(table)[1:]}; shares in percent; best in bold."
-    )
+    units = f"{describe_seeds(table)[:1].upper()}{describe_seeds(table)[1:]}; shares in percent; best in bold."
     return units + (
         " Below: the printed number (measured minus printed)." if table.has_printed else ""
     )

@@ -10,7 +10,7 @@ from flray.reporting import formatting
 from flray.reporting.figures import figures
 from flray.reporting.html_text import escape
 from flray.results.costs import Cost
-from flray.results.load import ResultSet
+from flray.results.result_set import ResultSet
 from flray.results.table import Cell, Table
 
 _LIGHT = ("#0072b2", "#d55e00", "#00825f", "#b6569a", "#9a6a00", "#3a9bd9", "#5a5a5a", "#6f4bb8")
@@ -101,7 +101,7 @@ def page(source: ResultSet, table: Table, costs: Sequence[Cost]) -> str:
             f"<section><h2>{escape(title)}</h2><figure>{content}<figcaption>{escape(caption)}</figcaption>"
             "</figure></section>"
         )
-    if not any(trial.portrait() for trial in source.trials):
+    if not any(trial.diagnostics() for trial in source.trials):
         parts.append(f'<p class="soft">{escape(_UNTRACKED)}</p>')
     settings = "\n".join(
         map(escape, json.dumps(source.config, indent=1, ensure_ascii=False).split("\n"))

@@ -12,7 +12,7 @@ from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
 from flray.reporting import charts
 from flray.reporting.html_text import escape
 from flray.results import measures
-from flray.results.load import ResultSet, Trial
+from flray.results.result_set import ResultSet, Trial
 
 Figure = tuple[str, str, str]
 Groups = Mapping[str, Mapping[str, Sequence[Trial]]]
@@ -185,7 +185,7 @@ def _distances(firsts: Sequence[tuple[str, Trial]]) -> Figure | None:
     plots: list[str] = []
     clients: list[str] = []
     for label, trial in firsts:
-        found = trial.portrait()
+        found = trial.diagnostics()
         distance = found.get("distance")
         if distance is None or not np.isfinite(distance).all() or float(distance.max()) <= 0:
             continue
@@ -223,7 +223,7 @@ def _correlations(firsts: Sequence[tuple[str, Trial]]) -> Figure | None:
     for label, trial in firsts[:_MOST_MAPS]:
         pair = ""
         for name, when in ((INITIAL_DIAGNOSTICS, "before"), (FINAL_DIAGNOSTICS, "after")):
-            found = trial.portrait(name).get("correlation")
+            found = trial.diagnostics(name).get("correlation")
             if found is not None:
                 mean = np.asarray(found, dtype=float).mean(axis=0)
                 gap = float(np.diag(mean).mean() - mean[~np.eye(len(mean), dtype=bool)].mean())
@@ -246,7 +246,7 @@ def _correlations(firsts: Sequence[tuple[str, Trial]]) -> Figure | None:
 def _features(firsts: Sequence[tuple[str, Trial]]) -> Figure | None:
     plots = []
     for label, trial in firsts[:_MOST_MAPS]:
-        found = trial.portrait()
+        found = trial.diagnostics()
         features = found.get("features")
         if (
             features is not None

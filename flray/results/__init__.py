@@ -1,1 +1,1 @@
-"""Results of runs and sweeps, read once: histories, measures, tables, costs and significance."""
+"""Results of runs and sweeps, read once: trials and histories, reported values, tables, costs, CSV files."""

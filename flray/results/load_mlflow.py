@@ -1,9 +1,9 @@
-"""A report's source read back from MLflow, where the folder of the sweep is not at hand."""
+"""Read a result set from MLflow, where the folder of the sweep is not at hand."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pandas as pd
 from flray.config.arms import PREFIX
 from flray.errors import FlrayError
 from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
-from flray.results.load import ResultSet, Trial, fingerprints, primary_metric_of
+from flray.results.load import find_primary_metric, read_fingerprints
+from flray.results.result_set import ResultSet, Trial
 from flray.runs import directory
 from flray.tracking.address import database_path, redact, resolve_uri
 from flray.tracking.client import (
@@ -29,7 +30,7 @@ _SKIPPED = ("train/seconds", "train/loss/client", "memory/server")
 
 
 def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
-    """Return a sweep or run as it was tracked.
+    """Read a sweep or run as it was tracked.
 
     Parameters
     ----------
@@ -66,11 +67,7 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
             else [run]
         )
         config = _config(client, run.info.run_id, folder)
-        return (
-            run,
-            config,
-            [_trial(client, child, folder, config.get("arms") or ()) for child in children],
-        )
+        return (run, config, [_trial(client, child, folder, config) for child in children])
 
     try:
         with http_limits(), silence_mlflow_logs():
@@ -112,7 +109,7 @@ def _find(client: Any, what: str) -> Any:
 
 def _config(client: Any, run: str, folder: Path) -> dict[str, Any]:
     try:
-        path = client.download_artifacts(run, directory.CONFIG, str(_made(folder / run)))
+        path = client.download_artifacts(run, directory.CONFIG, str(_create(folder / run)))
     except Exception as error:
         raise FlrayError(
             f"run {run}: its {directory.CONFIG} was not tracked, which a report needs; a run that "
@@ -122,8 +119,8 @@ def _config(client: Any, run: str, folder: Path) -> dict[str, Any]:
     return directory.read_config(Path(path).parent)
 
 
-def _trial(client: Any, run: Any, folder: Path, axes: Collection[str]) -> Trial:
-    data, place = run.data, _made(folder / run.info.run_id)
+def _trial(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> Trial:
+    data, place = run.data, _create(folder / run.info.run_id)
     for name in (PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS):
         with contextlib.suppress(Exception):
             client.download_artifacts(run.info.run_id, name, str(place))
@@ -134,6 +131,7 @@ def _trial(client: Any, run: Any, folder: Path, axes: Collection[str]) -> Trial:
         for key, value in data.params.items()
         if key.startswith(FIRST)
     }
+    axes, evaluation = config.get("arms") or (), config["experiment"]["evaluation"]
     setting = {f"{PREFIX}{key}" if key in axes else key: value for key, value in setting.items()}
     status = data.tags.get("trial.status") or run.info.status.lower()
     return Trial(
@@ -141,14 +139,16 @@ def _trial(client: Any, run: Any, folder: Path, axes: Collection[str]) -> Trial:
         setting,
         int(data.params.get("seed", 0)),
         status,
-        primary_metric_of(method, history),
+        find_primary_metric(method, history),
         history,
         method,
         place,
+        evaluation.get("protocol", "last"),
+        int(evaluation["last"]),
         data.tags.get("failure", ""),
         data.tags.get("model.sha256", ""),
         _versions(data.tags),
-        fingerprints(
+        read_fingerprints(
             place,
             {
                 part: data.tags[f"{part}.fingerprint"]
@@ -178,6 +178,6 @@ def _history(client: Any, run: str, metrics: Mapping[str, float]) -> pd.DataFram
     return table.reset_index(drop=True)
 
 
-def _made(folder: Path) -> Path:
+def _create(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder

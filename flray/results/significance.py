@@ -1,4 +1,4 @@
-"""How sure it is that the best is better than the second."""
+"""Paired test of the best setting against the second."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from flray.federation.diagnostics import (
     encode,
     save_encoded,
 )
-from flray.federation.evaluation import primary_metric_name
 from flray.federation.federation import RoundResult
 from flray.federation.messages import ObjectLostError
 from flray.federation.ray_backend.handle import SERVER_RESTARTS, FederationHandle, ServerLostError
 from flray.federation.spec import FederationSpec
+from flray.metrics.names import primary_metric_name
 from flray.runs import directory
 from flray.runs.journal import Journal
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from flray.config.experiment import Config
 from flray.files.csv_files import csv_text
-from flray.results.sweep import SweepResult, scores_by_label
+from flray.results.sweep import SweepResult
 from flray.runs import directory
 from flray.runs.figures import draw_figures
 from flray.runs.journal import Journal, history_of, read_events
@@ -46,11 +46,11 @@ def finish(
     for trial in trial_folders(folder):
         _trial_figures(trial)
     made = [directory.CONFIG, RESULTS, SUMMARY, TABLE]
-    scores = dict(list(scores_by_label(result))[:OVERVIEW_LIMIT])
+    scores = dict(list(result.scores().items())[:OVERVIEW_LIMIT])
     if scores:
         figures = folder / directory.FIGURES
         figures.mkdir(exist_ok=True)
-        metrics = sorted(set(result.results["metric"].dropna()))
+        metrics = result.metrics
         name = (
             metrics[0]
             if len(metrics) == 1

@@ -31,7 +31,6 @@ from flray.federation.diagnostics import (
     encode,
     partition_summary,
 )
-from flray.federation.evaluation import primary_metric_name
 from flray.federation.federation import Federation
 from flray.federation.inline_executor import InlineExecutor
 from flray.federation.messages import ObjectLostError
@@ -39,6 +38,7 @@ from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.spec import FederationSpec, SharedDataset, build_spec
 from flray.federation.worker.client_runner import describe_failure
 from flray.files.atomic import write_atomically
+from flray.metrics.names import primary_metric_name
 from flray.metrics.summary import RunningReport
 from flray.tuning.resources import Bundles, data_key
 from flray.tuning.trial_store import checkpoints

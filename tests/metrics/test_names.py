@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flray.cli.main import invoke
 from flray.errors import DataError
-from flray.metrics.names import check_clients, clean_name, metric_name
+from flray.metrics.names import check_clients, clean_name
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,6 @@ from flray.metrics.names import check_clients, clean_name, metric_name
 )
 def test_clean_name(name: str, cleaned: str) -> None:
     assert clean_name(name) == cleaned
-
-
-def test_metric_name_keeps_a_clients_slash_inside_its_level() -> None:
-    assert metric_name("personal", "local", "accuracy") == "personal/local/accuracy"
-    assert (
-        metric_name("personal", "local", "accuracy", client="art/1")
-        == "personal/local/accuracy/client/art_1"
-    )
 
 
 def test_long_names_stay_different() -> None:

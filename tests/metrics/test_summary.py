@@ -30,9 +30,9 @@ def test_a_metric_never_measured_is_named() -> None:
         trajectory(HISTORY, "b", 2)
 
 
-@pytest.mark.parametrize(("target", "round_"), [(0.1, 1), (0.4, 2), (0.51, None)])
-def test_rounds_to_target(target: float, round_: int | None) -> None:
-    assert rounds_to_target(HISTORY, "a", target) == round_
+@pytest.mark.parametrize(("target", "round_"), [(0.1, 1), (0.4, 2), (0.51, math.inf)])
+def test_rounds_to_target(target: float, round_: float) -> None:
+    assert rounds_to_target(HISTORY.set_index("round")["a"].dropna(), target) == round_
 
 
 NAN = math.nan
@@ -51,23 +51,23 @@ VALIDATED = pd.DataFrame(
 
 def test_the_last_round_is_reported_for_each_metric() -> None:
     reported = summarise_history(VALIDATED, "personal/local/accuracy", "last", 2)
-    assert reported.words == "after 6 rounds"
+    assert reported.text == "after 6 rounds"
     assert reported.values["personal/local/accuracy"] == 0.7 and reported.values["time/round"] == 6
 
 
 def test_the_best_round_is_chosen_on_validation_not_on_test() -> None:
     reported = summarise_history(VALIDATED, "personal/local/accuracy", "best", 2)
-    assert reported.words == "round 2 of 6, best on validation"  # the first of two equals
+    assert reported.text == "round 2 of 6, best on validation"  # the first of two equals
     assert reported.values["personal/local/accuracy"] == 0.5
     assert reported.values["personal/local/accuracy/client/a"] == 1
     assert reported.values["personal/local/loss"] == 0.3
     by_loss = summarise_history(VALIDATED, "personal/local/loss", "best", 2)
-    assert by_loss.words.startswith("round 4") and by_loss.values["personal/local/loss"] == 0.2
+    assert by_loss.text.startswith("round 4") and by_loss.values["personal/local/loss"] == 0.2
 
 
 def test_the_mean_is_over_evaluated_rounds() -> None:
     reported = summarise_history(VALIDATED, "personal/local/accuracy", "mean-last", 2)
-    assert reported.words == "mean of the last 2 evaluations"
+    assert reported.text == "mean of the last 2 evaluations"
     assert reported.values["personal/local/accuracy"] == pytest.approx(0.8)
     assert reported.values["personal/local/accuracy/client/a"] == 2.5
     assert summarise_history(VALIDATED, "personal/local/accuracy", "mean-last", 9).values[
@@ -106,4 +106,5 @@ def test_a_distance_is_best_where_it_is_lowest() -> None:
     history = pd.DataFrame({"round": [1, 2, 3], "global/common/hausdorff95": [9.0, 2.0, 4.0]})
     went = trajectory(history, "global/common/hausdorff95", 2)
     assert (went.best, went.best_round, went.mean_of_last) == (2.0, 2, 3.0)
-    assert rounds_to_target(history, "global/common/hausdorff95", 5.0) == 2
+    values = history.set_index("round")["global/common/hausdorff95"]
+    assert rounds_to_target(values, 5.0, lower=True) == 2

@@ -12,6 +12,8 @@ from flray.config.arms import PREFIX
 from flray.config.loader import load
 from flray.config.setting_labels import flatten_setting
 from flray.results import export
+from flray.results.export import read_export
+from flray.results.export_table import build_export_table
 from flray.runs import directory
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
@@ -31,7 +33,7 @@ def test_kept_results_are_those_of_their_suite(path: Path) -> None:
         (*flatten_setting(point.setting).values(), point.seed): point
         for point in trial_specs(config, enumerate_settings(config))
     }
-    frame = export.read(path)
+    frame = read_export(path)
     axes = [f"{PREFIX}{axis}" for axis in config.arms]
     found = list(frame[[*axes, "seed"]].itertuples(index=False, name=None))
     assert len(found) == len(set(found)) and set(found) <= set(planned)
@@ -58,8 +60,8 @@ def test_kept_results_are_those_of_their_suite(path: Path) -> None:
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_their_table_can_be_made_again(path: Path) -> None:
-    frame = export.read(path)
-    made = export.table(frame)
+    frame = read_export(path)
+    made = build_export_table(frame)
     for label, row in made.rows.items():
         values = frame[frame[f"{PREFIX}method"] == label]["value"]
         assert row[0].mean == pytest.approx(values.mean()) and row[0].std == pytest.approx(

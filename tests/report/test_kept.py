@@ -10,6 +10,8 @@ import pytest
 from flray.cli import main
 from flray.errors import DataError, FlrayError
 from flray.results import export
+from flray.results.export import export_runs, read_export
+from flray.results.export_table import build_export_table
 from flray.results.load import load_folder
 from flray.runs import directory
 
@@ -17,8 +19,8 @@ from flray.runs import directory
 def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path: Path) -> None:
     directory.update(sweep / "trials" / "0008", status="running", sha256=None)
     path = tmp_path / "new" / "results.csv"
-    assert export.keep_results(load_folder(sweep), path) == (7, 0, 1)
-    frame = export.read(path)
+    assert export_runs(load_folder(sweep), path) == (7, 0, 1)
+    frame = read_export(path)
     assert list(frame.columns) == [
         "suite",
         "algorithm",
@@ -40,7 +42,7 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
     assert (first["bytes_up"], first["bytes_down"], first["seconds"]) == (4_000_000, 8_000_000, 6.0)
     assert first["sha256"] == "ab" * 32 and first["torch"] == directory.versions()["torch"]
     assert (first["data"], first["origins"]) == ("digits-sklearn", "d real")
-    made = export.table(frame)
+    made = build_export_table(frame)
     assert list(made.rows) == ["full CIFAR-10", "none CIFAR-10", "none CIFAR-100", "full CIFAR-100"]
     best, second = made.rows["full CIFAR-10"][0], made.rows["none CIFAR-10"][0]
     assert (
@@ -59,8 +61,8 @@ def test_domains_have_the_mean_of_their_clients(sweep: Path, tmp_path: Path) -> 
         held["clients"][1]["domain"] = "e"
         held["fingerprints"] = {"data": "d" * 64, "partition": "e" * 64}
         (trial / "partition.json").write_text(json.dumps(held))
-    export.keep_results(load_folder(sweep), tmp_path / "r.csv")
-    first = export.read(tmp_path / "r.csv").iloc[0]
+    export_runs(load_folder(sweep), tmp_path / "r.csv")
+    first = read_export(tmp_path / "r.csv").iloc[0]
     assert first["domain/d"] == pytest.approx(75.0) and first["domain/e"] == pytest.approx(65.0)
     assert (first["data_sha256"], first["partition_sha256"]) == ("d" * 64, "e" * 64)
 
@@ -82,25 +84,25 @@ def test_what_is_no_kept_file_is_neither_read_nor_replaced(sweep: Path, tmp_path
     other = tmp_path / "other.csv"
     other.write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="without the columns suite"):
-        export.keep_results(load_folder(sweep), other)
+        export_runs(load_folder(sweep), other)
     assert other.read_text() == "a,b\n1,2\n"
     good = tmp_path / "good.csv"
-    export.keep_results(load_folder(sweep), good)
+    export_runs(load_folder(sweep), good)
     before = good.read_bytes()
-    assert export.keep_results(load_folder(sweep), good) == (0, 8, 0)
+    assert export_runs(load_folder(sweep), good) == (0, 8, 0)
     assert good.read_bytes() == before
     good.write_text(good.read_text().replace("ab" * 32, "ab" * 31, 1))
     with pytest.raises(DataError, match="64 hexadecimal digits"):
-        export.read(good)
+        read_export(good)
     with pytest.raises(DataError, match="no kept results"):
-        export.read(tmp_path / "nowhere.csv")
+        read_export(tmp_path / "nowhere.csv")
 
 
 def test_nothing_finished_is_nothing_to_keep(sweep: Path, tmp_path: Path) -> None:
     for trial in sweep.glob("trials/*"):
         directory.update(trial, status="running")
     with pytest.raises(FlrayError, match="no run has finished"):
-        export.keep_results(load_folder(sweep), tmp_path / "r.csv")
+        export_runs(load_folder(sweep), tmp_path / "r.csv")
 
 
 def test_the_command(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,21 +120,21 @@ def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_pat
     path = tmp_path / "all.csv"
     first, second = load_folder(sweep), load_folder(sweep)
     first.trials, second.trials = first.trials[:3], second.trials[1:]
-    assert export.keep_results(first, path) == (3, 0, 0)
+    assert export_runs(first, path) == (3, 0, 0)
     before = path.read_text().splitlines()
-    assert export.keep_results(second, path) == (5, 2, 0)
+    assert export_runs(second, path) == (5, 2, 0)
     after = path.read_text().splitlines()
     assert (after[:4], len(after)) == (before, 9)
     for trial in second.trials:  # another sweep, which varies something else
         trial.setting = {"local.lr": 0.1, "=odd": "+name"}
     second.name = "other"
-    assert export.keep_results(second, path) == (7, 0, 0)
-    frame = export.read(path)
+    assert export_runs(second, path) == (7, 0, 0)
+    frame = read_export(path)
     assert len(frame) == 15
     assert frame["local.lr"].tolist() == [""] * 8 + ["0.1"] * 7
     assert frame["=odd"].tolist() == [""] * 8 + ["+name"] * 7
     assert frame["arms.data"].tolist()[8:] == [""] * 7
-    assert export.keep_results(first, path) == (0, 3, 0)
+    assert export_runs(first, path) == (0, 3, 0)
 
 
 def rows(path: Path, *changes: dict[str, object]) -> pd.DataFrame:
@@ -155,12 +157,12 @@ def rows(path: Path, *changes: dict[str, object]) -> pd.DataFrame:
         "origins": "m real",
     }
     pd.DataFrame([first | change for change in changes]).to_csv(path, index=False)
-    return export.read(path)
+    return read_export(path)
 
 
 def test_a_row_is_named_whole(tmp_path: Path) -> None:
     prox = {"algorithm": "fedprox", "algorithm.mu": 0.1}
-    made = export.table(
+    made = build_export_table(
         rows(tmp_path / "r.csv", {}, {"seed": 1}, prox, prox | {"seed": 1, "value": 60.0})
     )
     assert {label: sorted(row[0].values.items()) for label, row in made.rows.items()} == {
@@ -170,7 +172,7 @@ def test_a_row_is_named_whole(tmp_path: Path) -> None:
 
 
 def test_what_differs_is_not_pooled(tmp_path: Path) -> None:
-    made = export.table(
+    made = build_export_table(
         rows(
             tmp_path / "r.csv",
             {},
@@ -186,7 +188,7 @@ def test_what_differs_is_not_pooled(tmp_path: Path) -> None:
         "fedprox · svhn",
     }
     assert "rounds: 5; 2" in made.notes
-    again = export.table(rows(tmp_path / "r.csv", {}, {"value": 52.0, "sha256": "cd" * 32}))
+    again = build_export_table(rows(tmp_path / "r.csv", {}, {"value": 52.0, "sha256": "cd" * 32}))
     assert again.rows["fedavg"][0].values == {0: 52.0}
     assert "kept more than once, of which the last counts: fedavg seed 0" in again.notes
 

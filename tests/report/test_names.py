@@ -87,14 +87,7 @@ def examples(test: Any) -> Any:
 
 def table_of(name: str) -> Table:
     rows = {name: [Cell({0: 1.0})], "other": [Cell({0: 2.0})]}
-    return Table(
-        name,
-        name,
-        [Column((), "avg", "", "accuracy")],
-        [[name]],
-        rows,
-        notes=[name, f"failed: {name}"],
-    )
+    return Table(name, name, [Column((name,), "accuracy")], rows, notes=[name, f"failed: {name}"])
 
 
 class Texts(HTMLParser):

@@ -12,16 +12,17 @@ import yaml
 
 from flray.errors import FlrayError
 from flray.reporting.text import latex, markdown
+from flray.results.build_table import SMOKE_NOTE, build_table
 from flray.results.costs import costs
-from flray.results.load import ResultSet, load_folder
-from flray.results.measures import lower_is_better, value
+from flray.results.load import load_folder
+from flray.results.measures import value
+from flray.results.result_set import ResultSet
 from flray.results.significance import compare
-from flray.results.table import SMOKE_NOTE, main_table
 from flray.runs import directory
 
 
 def test_the_papers_table_with_printed_numbers_differences_and_the_best(sweep: Path) -> None:
-    table = main_table(load_folder(sweep))
+    table = build_table(load_folder(sweep))
     assert list(table.rows) == ["none", "full"] and table.heads == [["CIFAR-10"], ["CIFAR-100"]]
     none, full = table.rows["none"], table.rows["full"]
     assert none[0].mean == pytest.approx(71.0) and none[0].std == pytest.approx(math.sqrt(2))
@@ -36,7 +37,7 @@ def test_the_papers_table_with_printed_numbers_differences_and_the_best(sweep: P
 
 
 def test_best_and_second_are_compared_seed_by_seed(sweep: Path) -> None:
-    (head, first), (_, second) = main_table(load_folder(sweep)).comparisons
+    (head, first), (_, second) = build_table(load_folder(sweep)).comparisons
     assert (head, first.best, first.second, first.seeds) == ("CIFAR-10", "full", "none", 2)
     assert first.difference == pytest.approx(
         11.0
@@ -58,20 +59,21 @@ def test_measures(sweep: Path) -> None:
     assert value(trial, "others/accuracy", "a") == pytest.approx(
         65.0
     )  # what the one model does on b
-    assert value(trial, "auto", rule="mean-last", last=2) == pytest.approx(65.0)
-    assert value(trial, "auto", rule="best") == pytest.approx(70.0)  # without validation: the last
+    assert value(replace(trial, protocol="mean-last", last=2), "auto") == pytest.approx(65.0)
+    assert value(replace(trial, protocol="best"), "auto") == pytest.approx(
+        70.0
+    )  # without validation: the last
     assert value(trial, "auto >= 55") == 3 and value(trial, "auto >= 90") == math.inf
     assert value(trial, "hours") == pytest.approx(6 / 3600) and value(
         trial, "memory"
     ) == pytest.approx(100)
     assert math.isnan(value(trial, "own/dice")) and math.isnan(value(trial, "own/accuracy", "c"))
-    assert lower_is_better("own/hausdorff") and not lower_is_better("own/accuracy")
 
 
 def test_the_round_that_is_best_on_validation_counts(sweep: Path) -> None:
     trial = load_folder(sweep).trials[0]
     trial.history["global/validation/accuracy"] = [0.1, 0.9, 0.9, 0.3]
-    assert value(trial, "auto", rule="best") == pytest.approx(50.0)
+    assert value(replace(trial, protocol="best"), "auto") == pytest.approx(50.0)
 
 
 def test_a_domains_value_is_the_mean_of_its_clients(sweep: Path) -> None:
@@ -99,7 +101,7 @@ def test_costs(sweep: Path) -> None:
 
 def test_markdown_and_latex_hold_the_table(sweep: Path) -> None:
     source = load_folder(sweep)
-    table = main_table(source)
+    table = build_table(source)
     text = markdown(table, costs(source))
     assert "| full | **82.00 ± 2.83**<br>82.35 (-0.35) | 50.00 ± 0.00<br>58.15 (-8.15) |" in text
     assert "paired t-test over seeds" in text and "### Costs · CIFAR-10" in text
@@ -111,9 +113,11 @@ def test_markdown_and_latex_hold_the_table(sweep: Path) -> None:
 
 
 def test_latex_of_a_wide_table_is_scaled_to_the_line(sweep: Path) -> None:
-    table = main_table(load_folder(sweep))
+    table = build_table(load_folder(sweep))
     wide = replace(
-        table, heads=table.heads * 4, rows={name: cells * 4 for name, cells in table.rows.items()}
+        table,
+        columns=table.columns * 4,
+        rows={name: cells * 4 for name, cells in table.rows.items()},
     )
     lines = latex(wide).splitlines()
     assert lines[4:6] == [r"\resizebox{\linewidth}{!}{%", r"\begin{tabular}{lrrrrrrrr}"]
@@ -124,7 +128,7 @@ def test_a_sweep_without_a_paper_has_a_row_per_setting_best_first(sweep: Path) -
     config = yaml.safe_load((sweep / directory.CONFIG).read_text())
     config["paper"] = None
     (sweep / directory.CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
-    table = main_table(load_folder(sweep))
+    table = build_table(load_folder(sweep))
     assert list(table.rows) == [
         "full CIFAR-10",
         "none CIFAR-10",
@@ -138,7 +142,7 @@ def test_a_sweep_without_a_paper_has_a_row_per_setting_best_first(sweep: Path) -
 def test_failed_and_missing_trials_are_said(sweep: Path) -> None:
     directory.update(sweep / "trials" / "0001", status="failed", failure="ValueError: no\ntrace")
     directory.update(sweep / "trials" / "0002", status="running")
-    table = main_table(load_folder(sweep))
+    table = build_table(load_folder(sweep))
     assert "failed: none CIFAR-10 seed 0: ValueError: no" in table.notes
     assert "1 of 8 trials have not ended: the table is not complete" in table.notes
     assert "none · CIFAR-10: 1 of 2 seeds" in table.notes
@@ -147,7 +151,7 @@ def test_failed_and_missing_trials_are_said(sweep: Path) -> None:
     )
     directory.update(sweep / "trials" / "0003", status="failed", failure="ValueError: no")
     assert (
-        "none: 1 of 2 seeds" in main_table(load_folder(sweep)).notes
+        "none: 1 of 2 seeds" in build_table(load_folder(sweep)).notes
     )  # once, where it is so in every column
 
 
@@ -166,7 +170,7 @@ def test_a_row_of_the_paper_that_is_not_run_shows_its_printed_numbers(sweep: Pat
         "setting": "dirichlet:0.2,ablation:lcl",
     }
     (sweep / directory.CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
-    table = main_table(load_folder(sweep))
+    table = build_table(load_folder(sweep))
     assert list(table.rows) == ["none", "full", "LCL"]
     assert [cell.printed for cell in table.rows["LCL"]] == [80.45, 56.83]
     assert all(math.isnan(cell.mean) and not cell.best for cell in table.rows["LCL"])
@@ -194,13 +198,15 @@ def test_an_odd_printed_number_is_named_by_row_and_column(sweep: Path) -> None:
 
     assert (
         "printed number of none (CIFAR-10): avg mismatch as printed"
-        in main_table(edited(sweep, change)).notes
+        in build_table(edited(sweep, change)).notes
     )
 
 
 def test_a_smoke_run_says_so_first(sweep: Path) -> None:
-    assert "smoke" not in markdown(main_table(load_folder(sweep)), ())
-    table = main_table(edited(sweep, lambda config: config["experiment"].update(name="made-smoke")))
+    assert "smoke" not in markdown(build_table(load_folder(sweep)), ())
+    table = build_table(
+        edited(sweep, lambda config: config["experiment"].update(name="made-smoke"))
+    )
     assert table.title.endswith(" (smoke run)") and table.notes[0] == SMOKE_NOTE
     assert all(
         "(smoke run)" in form and "its numbers mean nothing" in form
@@ -210,12 +216,12 @@ def test_a_smoke_run_says_so_first(sweep: Path) -> None:
 
 def test_one_seed_has_no_deviation(sweep: Path) -> None:
     assert "Mean ± standard deviation over 2 seeds; shares" in markdown(
-        main_table(load_folder(sweep)), ()
+        build_table(load_folder(sweep)), ()
     )
     for trial in sorted(sweep.glob("trials/*")):
         if directory.read(trial)["seed"] == 1:
             shutil.rmtree(trial)
-    shown = markdown(main_table(load_folder(sweep)), ())
+    shown = markdown(build_table(load_folder(sweep)), ())
     assert "Values of one seed, without a deviation; shares" in shown and "±" not in shown.replace(
         "± 0.", ""
     )
@@ -229,7 +235,7 @@ def test_clients_whose_data_change_with_the_seed_are_said(sweep: Path) -> None:
     source = edited(sweep, plain)
     for trial in source.trials:
         trial.fingerprints = {"partition": "p"}
-    assert note not in main_table(source).notes
+    assert note not in build_table(source).notes
     for trial in source.trials:
         trial.fingerprints = {"partition": f"p{trial.seed}"}
-    assert note in main_table(source).notes
+    assert note in build_table(source).notes

@@ -1,0 +1,124 @@
+"""Build the table of a sweep: a paper's own beside its printed numbers, or one row per setting."""
+
+from __future__ import annotations
+
+from flray.config.suites import SMOKE
+from flray.results import measures
+from flray.results.measures import AVERAGE, client_measure
+from flray.results.paper_table import build_paper_table
+from flray.results.result_set import ENDED, ResultSet
+from flray.results.table import Cell, Column, Table
+
+SMOKE_NOTE = "a smoke run: two short rounds on a few samples show that every method runs; its numbers mean nothing"
+_MAX_CLIENTS = 12
+
+
+def build_table(source: ResultSet) -> Table:
+    """Return the table of a sweep, the paper's where it belongs to one."""
+    paper = source.paper if source.axes else None
+    table = _setting_table(source) if paper is None else build_paper_table(source, paper)
+    table.mark_best()
+    table.notes += [*_seed_notes(table), *_protocol_notes(source), *_status_notes(source)]
+    if source.name.endswith(SMOKE):
+        table.title += " (smoke run)"
+        table.notes.insert(0, SMOKE_NOTE)
+    return table
+
+
+def _setting_table(source: ResultSet) -> Table:
+    """Return a row per setting, best first, and a column per client unless there are many."""
+    measured = [trial for trial in source.trials if trial.metric]
+    metric = " or ".join(sorted({trial.metric for trial in measured}))
+    names = list(dict.fromkeys(name for trial in measured for name in measures.clients(trial)))
+    columns = [Column(("score",), "auto")]
+    if len(names) <= _MAX_CLIENTS:
+        columns += [Column((name,), "client", name) for name in names]
+    # Where models are judged on the other clients' data, how they do on their own is the other half
+    # of the answer.
+    if any(client_measure(trial).startswith("others/") for trial in measured):
+        columns.append(Column((f"own {AVERAGE}",), "own"))
+    rows: dict[str, list[Cell]] = {}
+    for trial in source.trials:
+        row = rows.setdefault(source.label(trial), [Cell() for _ in columns])
+        if trial.status == "failed" or not len(trial.history):
+            continue
+        by_kind = {
+            "auto": "auto",
+            "client": client_measure(trial),
+            "own": client_measure(trial, own=True),
+        }
+        for cell, column in zip(row, columns, strict=True):
+            measure = by_kind[column.measure]
+            cell.values[trial.seed] = measures.value(trial, measure, column.client)
+    columns = [Column(column.head, metric, column.client) for column in columns]
+    table = Table(f"{source.name}: {metric}", "setting", columns, rows)
+    table.sort_rows()
+    partitions: dict[str, set[str]] = {}
+    for trial in measured:
+        found = partitions.setdefault(source.label(trial), set())
+        found.add(trial.fingerprints.get("partition", ""))
+    if 0 < len(names) <= _MAX_CLIENTS and any(len(found) > 1 for found in partitions.values()):
+        table.notes.append(
+            "the seeds have other partitions: a client's mean is over clients with other data"
+        )
+    return table
+
+
+def _seed_notes(table: Table) -> list[str]:
+    """Return notes on rows and cells that lack seeds which others have."""
+    most = max((len(cell.values) for cell in table.cells), default=0)
+    notes = []
+    for label, row in table.rows.items():
+        counts = [len(cell.values) for cell in row]
+        if len(set(counts)) == 1 and 0 < counts[0] < most:
+            notes.append(f"{label}: {counts[0]} of {most} seeds")
+        elif len(set(counts)) > 1:
+            notes += [
+                f"{label} · {' '.join(column.head)}: {count} of {most} seeds"
+                for column, count in zip(table.columns, counts, strict=True)
+                if 0 < count < most
+            ]
+    return notes
+
+
+def _protocol_notes(source: ResultSet) -> list[str]:
+    if source.protocol == "mean-last":
+        return [f"value of a run: mean of the last {source.last} evaluated rounds"]
+    if source.protocol == "best":
+        return [
+            "value of a run: round of the best mean validation value, the last where there is none"
+        ]
+    return []
+
+
+def _status_notes(source: ResultSet) -> list[str]:
+    """Return notes on trials that failed, were stopped or have not ended."""
+    total = len(source.trials)
+    failed = [trial for trial in source.trials if trial.status == "failed"]
+    stopped = sum(trial.status == "stopped" for trial in source.trials)
+    running = [trial for trial in source.trials if trial.status not in ENDED]
+    notes = [
+        f"failed: {source.label(trial)} seed {trial.seed}: {trial.failure.partition(chr(10))[0]}"
+        for trial in failed
+    ]
+    if stopped:
+        notes.append(f"{stopped} of {total} trials were stopped early by the scheduler")
+    if running:
+        notes.append(f"{len(running)} of {total} trials have not ended: the table is not complete")
+    return notes + [
+        f"not ended, counted with what it has reached: {source.label(trial)} seed {trial.seed}, "
+        f"round {int(trial.history['round'].max())}"
+        for trial in running
+        if len(trial.history)
+    ]
+
+
+def describe_seeds(table: Table) -> str:
+    """Return over how many seeds the means are."""
+    counts = sorted({len(cell.finite) for cell in table.cells if cell.finite})
+    if counts == [1]:
+        return "values of one seed, without a deviation"
+    text = " or ".join(map(str, counts)) or "0"
+    return f"mean ± standard deviation over {text} seeds" + (
+        ", none for one seed" if 1 in counts else ""
+    )

@@ -1,0 +1,97 @@
+"""Build the table of exported results: a row per setting, best first, a column per domain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from flray.config.setting_labels import is_name, setting_label
+from flray.config.suites import SMOKE
+from flray.results.build_table import SMOKE_NOTE
+from flray.results.export import DOMAIN, FIRST, MEASURED, PACKAGES
+from flray.results.measures import AVERAGE
+from flray.results.table import Cell, Column, Table
+
+_DISTINGUISHING = {
+    "algorithm": "{}",
+    "data": "{}",
+    "rounds": "{} rounds",
+    "protocol": "{}",
+    "metric": "{}",
+}
+"""Columns that keep rows apart besides their settings, and their text in a label."""
+_HEADS = {"value": "score", "own": f"own {AVERAGE}"}
+
+
+def build_export_table(frame: pd.DataFrame) -> Table:
+    """Return the table of exported results.
+
+    Runs of other numbers of rounds, of other data or under another protocol are other rows, and say
+    so.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        As `flray.results.export.read_export` returns it.
+    """
+    metrics = " or ".join(sorted(set(frame["metric"])))
+    domains = [str(name) for name in frame.columns if str(name).startswith(DOMAIN)]
+    shown = ["value", *domains, *(["own"] if "/others/" in metrics else [])]
+    columns = [Column((_HEADS.get(name, name.removeprefix(DOMAIN)),), metrics) for name in shown]
+    rows: dict[str, list[Cell]] = {}
+    repeated: dict[str, None] = {}
+    for label, record in zip(_labels(frame), frame.to_dict("records"), strict=True):
+        row = rows.setdefault(label, [Cell() for _ in shown])
+        seed = int(record["seed"])
+        if seed in row[0].values:
+            repeated[f"{label} seed {seed}"] = None
+        for cell, name in zip(row, shown, strict=True):
+            cell.values[seed] = float(record[name])
+    table = Table(f"{frame['suite'].iloc[0]}: {metrics}", "setting", columns, rows)
+    table.sort_rows()
+    table.mark_best()
+    data = dict.fromkeys(
+        f"{data} ({origins})" for data, origins in zip(frame["data"], frame["origins"], strict=True)
+    )
+    versions = dict.fromkeys(
+        ", ".join(f"{name} {version}" for name, version in zip(PACKAGES, one, strict=True))
+        for one in frame[list(PACKAGES)].to_numpy()
+    )
+    table.notes = [
+        f"{title}: {'; '.join(map(str, found))}"
+        for title, found in (
+            ("value of a run", frame["protocol"].unique()),
+            ("rounds", frame["rounds"].unique()),
+            ("data", data),
+            ("versions", versions),
+            ("kept more than once, of which the last counts", list(repeated)),
+        )
+        if len(found)
+    ]
+    if any(str(name).endswith(SMOKE) for name in frame["suite"]):
+        table.notes.append(SMOKE_NOTE)
+    return table
+
+
+def _labels(frame: pd.DataFrame) -> list[str]:
+    """Return each row's label, with as many columns as keep different runs apart."""
+    settings: Sequence[str] = list(
+        frame.columns[len(FIRST) : list(frame.columns).index(MEASURED[0])]
+    )
+    varying = [name for name in settings if frame[name].nunique() > 1]
+    methods = frame["algorithm"].nunique() > 1
+    labels = []
+    for record in frame.to_dict("records"):
+        own = {str(name): record[name] for name in varying if record[name]}
+        if methods and not any(map(is_name, own)):
+            own = {"algorithm": record["algorithm"], **own}
+        labels.append(setting_label(own) or str(record["algorithm"]))
+    for name, text in _DISTINGUISHING.items():
+        counts = frame[name].astype(str).groupby(labels).nunique()
+        several = {label for label, count in counts.items() if count > 1}
+        labels = [
+            f"{label} · {text.format(value)}" if label in several else label
+            for label, value in zip(labels, frame[name], strict=True)
+        ]
+    return labels

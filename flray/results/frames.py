@@ -1,0 +1,98 @@
+"""A result set as data frames: a row per trial, and a row per setting with means over seeds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from flray.metrics.names import TEST_VIEWS
+from flray.metrics.summary import summarise_history
+from flray.results.measures import client_measure
+from flray.results.result_set import ResultSet, Trial
+
+CLIENT = "client/"
+
+
+def trial_frame(data: ResultSet) -> pd.DataFrame:
+    """Return one row per trial; for the columns see `flray.results.sweep.SweepResult.results`."""
+    rows = [_trial_row(trial) for trial in data.trials]
+    views = dict.fromkeys(name for row in rows for name in row["views"])
+    clients = dict.fromkeys(name for row in rows for name in row["clients"])
+    return pd.DataFrame(
+        {
+            "trial": trial.number,
+            **{name: trial.setting.get(name) for name in data.settings},
+            "seed": trial.seed,
+            "status": trial.status,
+            "rounds": len(trial.history),
+            "score": row["score"],
+            "metric": trial.metric or None,
+            **{name: row["views"].get(name, math.nan) for name in views},
+            **{name: row["clients"].get(name, math.nan) for name in clients},
+            "seconds": row["seconds"],
+            "sha256": trial.sha256 or None,
+            "failure": trial.failure or None,
+        }
+        for trial, row in zip(data.trials, rows, strict=True)
+    )
+
+
+def _trial_row(trial: Trial) -> dict[str, Any]:
+    """Return the measured parts of a trial's row."""
+    history, measure = trial.history, trial.measure
+    values = summarise_history(history, trial.metric, trial.protocol, trial.last).values
+    scope = "others" if client_measure(trial).startswith("others/") else "local"
+    clients = f"{trial.view}/{scope}/{measure}/client/"
+    return {
+        "score": values.get(trial.metric, math.nan),
+        "seconds": float(history["time/round"].sum()) if "time/round" in history else 0.0,
+        "views": {name: values[name] for v in TEST_VIEWS if (name := f"{v}/{measure}") in values},
+        "clients": {
+            f"{CLIENT}{name.removeprefix(clients)}": value
+            for name, value in values.items()
+            if measure and name.startswith(clients)
+        },
+    }
+
+
+def setting_frame(
+    trials: pd.DataFrame, settings: list[str], mode: str, population: bool
+) -> pd.DataFrame:
+    """Return one row per setting, best first; see `flray.results.sweep.SweepResult.summary`.
+
+    Parameters
+    ----------
+    trials : DataFrame
+        As `trial_frame` returns it.
+    settings : list of str
+        Its columns that are settings.
+    mode : {"max", "min"}
+        Whether the score is better high or low.
+    population : bool
+        Whether trials are the members of a population, which are no repetitions of each other even
+        where their settings are the same.
+    """
+    columns = ["trial"] if population else settings
+    keys = [str([row[name] for name in columns]) for row in trials.to_dict("records")]
+    measured = ["score", *(c for c in trials.columns if c.startswith((*TEST_VIEWS, CLIENT)))]
+    rows: list[dict[str, Any]] = []
+    for _, group in trials.groupby(pd.Series(keys, index=trials.index), sort=False):
+        good = group[group["status"] != "failed"]
+        row: dict[str, Any] = {name: group[name].iloc[0] for name in settings}
+        row |= {
+            "seeds": int(good["score"].notna().sum()),
+            "metric": group["metric"].iloc[0],
+            "rounds_min": int(good["rounds"].min()) if len(good) else 0,
+            "rounds_max": int(good["rounds"].max()) if len(good) else 0,
+            "stopped": int((group["status"] == "stopped").sum()),
+            "failed": int((group["status"] == "failed").sum()),
+        }
+        for name in measured:
+            row[name] = float(good[name].mean())
+            row[f"{name}_std"] = float(good[name].std(ddof=1))
+        rows.append(row)
+    return pd.DataFrame(rows).sort_values(
+        "score", ascending=mode == "min", na_position="last", ignore_index=True, kind="stable"
+    )

@@ -1,0 +1,203 @@
+"""The trials of a sweep, or a single run, with their settings and histories: what everything renders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flray.config.arms import PREFIX
+from flray.config.paper import PaperTable
+from flray.config.setting_labels import setting_label
+from flray.config.shapes import read_partition
+from flray.federation.diagnostics import FINAL_DIAGNOSTICS, PARTITION
+from flray.metrics.summary import Protocol
+
+ENDED = ("finished", "stopped", "failed")
+"""Values of `Trial.status` of trials that are over."""
+
+
+@dataclass
+class Trial:
+    """One run.
+
+    Attributes
+    ----------
+    number : str
+        Its name within the sweep.
+    setting : dict
+        The varied settings, one value per column.
+    seed : int
+        The repetition.
+    status : str
+        finished, stopped (early), failed, running, waiting.
+    metric : str
+        The method's primary metric, for example ``personal/local/accuracy``; empty where it never
+        ended a round.
+    history : DataFrame
+        Column ``round``, then one per metric.
+    method : str
+        The registered name.
+    folder : Path
+        Holds its other files.
+    protocol : {"last", "best", "mean-last"}
+        The rounds whose values are reported.
+    last : int
+        Rounds in the mean of the last ones.
+    failure : str
+        Why it failed.
+    sha256 : str
+        Digest of everything learnt, empty where it has not finished.
+    versions : dict
+        Of the packages it was started with.
+    fingerprints : dict
+        SHA-256 of its ``data`` and ``partition``, as far as they were tracked.
+    """
+
+    number: str
+    setting: dict[str, Any]
+    seed: int
+    status: str
+    metric: str
+    history: pd.DataFrame
+    method: str
+    folder: Path
+    protocol: Protocol = "last"
+    last: int = 5
+    failure: str = ""
+    sha256: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def view(self) -> str:
+        """``global`` or ``personal``: the models that the method is judged by."""
+        return self.metric.partition("/")[0] or "global"
+
+    @property
+    def measure(self) -> str:
+        """What the primary metric measures, for example ``accuracy``."""
+        return self.metric.rpartition("/")[2]
+
+    @cached_property
+    def partition(self) -> dict[str, Any] | None:
+        """The content of ``partition.json``; None where it was not tracked."""
+        path = self.folder / PARTITION
+        return read_partition(path) if path.is_file() else None
+
+    @property
+    def domains(self) -> dict[str, str]:
+        """The domain of each client, in the order of the federation; empty where it was not tracked."""
+        return {
+            client["name"]: client["domain"] for client in (self.partition or {}).get("clients", ())
+        }
+
+    def diagnostics(self, name: str = FINAL_DIAGNOSTICS) -> dict[str, NDArray[Any]]:
+        """Return the arrays that were saved of the models, empty where there are none."""
+        path = self.folder / name
+        if not path.is_file():
+            return {}
+        with np.load(path, allow_pickle=False) as found:
+            return {key: found[key] for key in found.files}
+
+
+@dataclass
+class ResultSet:
+    """The trials of a sweep, or a single run.
+
+    Attributes
+    ----------
+    name : str
+        The experiment's name.
+    trials : list of Trial
+        In order.
+    config : dict
+        The resolved configuration of the whole.
+    versions : dict
+        Of the packages.
+    where : str
+        Folder or address.
+    """
+
+    name: str
+    trials: list[Trial]
+    config: dict[str, Any]
+    versions: dict[str, str] = field(default_factory=dict)
+    where: str = ""
+
+    @cached_property
+    def paper(self) -> PaperTable | None:
+        """The printed table that is reproduced, if the sweep names one."""
+        section = self.config.get("paper")
+        return PaperTable.model_validate(section) if section else None
+
+    @property
+    def axes(self) -> dict[str, list[str]]:
+        """Arms by axis, as far as ``sweep.only`` keeps them, in the order of the file."""
+        given: Mapping[str, Mapping[str, Any]] = self.config.get("arms") or {}
+        only = (self.config.get("sweep") or {}).get("only") or {}
+        return {axis: list(only.get(axis, one)) for axis, one in given.items()}
+
+    @property
+    def last(self) -> int:
+        """Rounds in the mean of the last rounds."""
+        return int(self.config["experiment"]["evaluation"]["last"])
+
+    @property
+    def protocol(self) -> str:
+        """The rounds of a run that are reported: last, best (on validation), mean-last."""
+        return str(self.config["experiment"]["evaluation"].get("protocol", "last"))
+
+    @property
+    def settings(self) -> list[str]:
+        """The columns of all settings, in order."""
+        return self.in_order({name for trial in self.trials for name in trial.setting})
+
+    def varying(self, ignore_missing: bool = False) -> list[str]:
+        """Return the columns of the settings that differ.
+
+        Parameters
+        ----------
+        ignore_missing : bool
+            Whether a column with one value, which some trials lack, does not count as varying.
+        """
+        values = {
+            name: {
+                str(t.setting.get(name))
+                for t in self.trials
+                if not ignore_missing or name in t.setting
+            }
+            for name in self.settings
+        }
+        return [name for name, found in values.items() if len(found) > 1]
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """Return columns of settings as the file has them: arms, then the space, then the rest."""
+        paths = [f"{PREFIX}{axis}" for axis in self.config.get("arms") or {}]
+        paths += [
+            path.removeprefix("experiment.").removesuffix(".name")
+            for path in self.config.get("space") or {}
+        ]
+
+        def key(name: str) -> tuple[int, str]:
+            parts = name.split(".")
+            prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+            place = (paths.index(prefix) for prefix in prefixes if prefix in paths)
+            return next(place, len(paths)), name
+
+        return sorted(names, key=key)
+
+    def label(self, trial: Trial, without: str = "") -> str:
+        """Return the label of a trial's varying settings, `without` one column."""
+        flat = {
+            name: trial.setting[name]
+            for name in self.varying()
+            if name in trial.setting and name != without
+        }
+        return setting_label(flat) or ("" if without else trial.method)
