@@ -99,7 +99,7 @@ def test_a_partition_is_shown_and_drawn(
     assert "partition fingerprint: " in shown
     assert (tmp_cwd / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     config = load(file, ["partition={name: dirichlet, clients: 3, alpha: 0.3}"])
-    from flray.federation.spec import build_spec
+    from flray.federation.building import build_spec
 
     assert build_spec(config.experiment).data.partition_fingerprint in shown
 

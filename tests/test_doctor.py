@@ -57,7 +57,7 @@ import json, os, subprocess, sys
 import flray.tuning.tuner  # has imported ray long before a session begins
 import psutil
 from flray.cli.doctor import listening
-from flray.federation.ray_backend.handle import ray_session
+from flray.federation.ray_backend.session import ray_session
 
 os.environ["RAY_AUTH_MODE"] = "disabled"
 before = dict(os.environ)

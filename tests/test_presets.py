@@ -10,7 +10,7 @@ import pytest
 from flray import registry
 from flray.config.loader import experiment_at, load
 from flray.errors import FlrayError
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
 
 PRESETS = [
     (name, preset)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from flray.cli.main import invoke
-from flray.federation.spec import load_dataset
+from flray.federation.building import load_dataset
 from flray.runs.journal import Journal
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

@@ -175,7 +175,7 @@ def estimate_hours(trials: list[TrialSpec]) -> float:
     with the training samples it goes through; few samples and twice as many give both. What happens
     once, such as pre-training, and differences between options of one method are left out.
     """
-    from flray.federation.spec import dataset_for
+    from flray.federation.building import dataset_for
 
     pace: dict[str, tuple[float, float]] = {}
     seconds = 0.0
@@ -194,15 +194,15 @@ def estimate_hours(trials: list[TrialSpec]) -> float:
 
 def _time_small_run(experiment: Experiment, subset: int) -> tuple[float, float]:
     """Return how many training samples the clients of a small run hold, and the seconds of its second round."""
-    from flray.federation.ray_backend.handle import InlineFederation
-    from flray.federation.spec import build_spec
+    from flray.federation.building import build_spec
+    from flray.federation.federation import inline_federation
 
     local = experiment.local.model_copy(
         update={"epochs": 1, "batch_size": min(_BATCH, experiment.local.batch_size)}
     )
     most = subset * max(1, int(experiment.partition.options.get("clients", 1)))
     spec = build_spec(experiment.model_copy(update={"subset": most, "rounds": 2, "local": local}))
-    federation = InlineFederation(spec, lambda line: None)
+    federation = inline_federation(spec, lambda line: None)
     try:
         federation.step()  # the first round also loads and compiles
         begun = time.perf_counter()

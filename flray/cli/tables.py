@@ -153,7 +153,7 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
         check_picture,
         partition_table,
     )
-    from flray.federation.spec import build_spec
+    from flray.federation.building import build_spec
 
     if plot is not None:
         check_picture(plot)

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from flray.errors import ConfigError, brief
 
+MODULE_PREFIX = "flray_plugin_"
+"""Begins the names under which plug-ins are imported."""
+
 
 def load_plugins(paths: Iterable[str], base: Path | None = None) -> list[Path]:
     """Run the user's own Python files, which register components, and return where they lie.
@@ -45,7 +48,7 @@ def _locate(text: str, base: Path | None) -> Path:
 
 
 def _execute(text: str, path: Path) -> Path:
-    name = f"flray_plugin_{path.stem}"
+    name = f"{MODULE_PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError("experiment.plugins", repr(text), "a Python file is needed")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flray import trees
 from flray.errors import FlrayError
-from flray.federation.federation import Federation, Notify
+from flray.federation.state import FederationState, Notify
 from flray.files.atomic import sync_folder, write_atomically
 from flray.trees import Packed
 
@@ -76,12 +76,12 @@ def tree_from_bytes(data: bytes) -> dict[str, Any]:
     return trees.unflatten([(path, leaves[path]) for path in json.loads(metadata["order"])])
 
 
-def save(federation: Federation, folder: Path, keep: int = 2) -> Path:
+def save(federation: FederationState, folder: Path, keep: int = 2) -> Path:
     """Write a checkpoint of the federation's current round.
 
     Parameters
     ----------
-    federation : Federation
+    federation : FederationState
         Between two rounds.
     folder : Path
         Made if missing; several checkpoints share it.
@@ -140,12 +140,12 @@ def manifests(folder: Path) -> list[Path]:
     return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
 
 
-def restore(federation: Federation, folder: Path, warn: Notify = lambda line: None) -> int:
+def restore(federation: FederationState, folder: Path, warn: Notify = lambda line: None) -> int:
     """Bring a fresh federation to the newest whole checkpoint of a folder.
 
     Parameters
     ----------
-    federation : Federation
+    federation : FederationState
         Nothing in it changes where there is no checkpoint.
     folder : Path
         Where checkpoints lie.
@@ -174,7 +174,7 @@ def restore(federation: Federation, folder: Path, warn: Notify = lambda line: No
             continue
         for passed in damage:
             warn(f"{passed}; going on from the checkpoint before it, {path.name}")
-        federation.restore(tree, states, versions)
+        federation.load_snapshot(tree, states, versions)
         return federation.rounds_done
     if damage:
         raise DamagedCheckpointError(
@@ -185,7 +185,7 @@ def restore(federation: Federation, folder: Path, warn: Notify = lambda line: No
 
 
 def _load_verified(
-    federation: Federation, path: Path
+    federation: FederationState, path: Path
 ) -> tuple[dict[str, Any], dict[int, Packed], list[int]]:
     """Return what a checkpoint holds: the server's tree, the clients' states and their versions."""
     manifest = _manifest(path)

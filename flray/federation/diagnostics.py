@@ -10,40 +10,32 @@ import io
 import json
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from flray import trees
-from flray.algorithms.client import Client
 from flray.algorithms.types import Stage
-from flray.errors import FlrayError
 from flray.federation.messages import ClientTask, TaskInput
 from flray.federation.spec import FederationSpec
+from flray.federation.state import FederationState
+from flray.federation.worker.diagnostics import MAX_CLIENTS, Diagnostics
 from flray.functional import cross_correlation
-from flray.models.base import as_split
 
-if TYPE_CHECKING:
-    from flray.federation.federation import Federation
-
-MAX_FEATURE_SAMPLES, MAX_PROBE_SAMPLES, MAX_CLIENTS = 500, 256, 12
-"""Test samples whose features are kept, samples that all clients see for correlations, and the most clients shown."""
 PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS = (
     "partition.json",
     "portrait-before.npz",
     "portrait.npz",
 )
-Diagnostics = dict[str, NDArray[Any]]
 
 
-def collect_diagnostics(federation: Federation, final: bool = True) -> Diagnostics:
+def collect_diagnostics(federation: FederationState, final: bool = True) -> Diagnostics:
     """Return what the clients' models make of some samples.
 
     Parameters
     ----------
-    federation : Federation
+    federation : FederationState
         Its first `CLIENTS` clients are asked, each with its own model, or the global one for
         methods without.
     final : bool
@@ -69,7 +61,9 @@ def collect_diagnostics(federation: Federation, final: bool = True) -> Diagnosti
     jobs = []
     for i, info in enumerate(server.clients[:MAX_CLIENTS]):
         private = spec.algorithm.send_private(server, i, stage)
-        client_task = ClientTask("portrait", i, server.round, info.architecture, stage, token=token)
+        client_task = ClientTask(
+            "diagnostics", i, server.round, info.architecture, stage, token=token
+        )
         jobs.append(
             TaskInput(
                 client_task,
@@ -83,7 +77,7 @@ def collect_diagnostics(federation: Federation, final: bool = True) -> Diagnosti
         if result.outcome.failure is not None:
             federation.warn(f"no portrait of the models: {result.outcome.failure.what}")
             return {}
-        parts.append(result.outcome.predictions["portrait"])
+        parts.append(result.outcome.predictions["diagnostics"])
     logits = torch.from_numpy(np.stack([part["probes"] for part in parts])).double()
     if logits.dim() != 3 or not bool(torch.isfinite(logits).all()):
         return {}
@@ -115,56 +109,6 @@ def collect_diagnostics(federation: Federation, final: bool = True) -> Diagnosti
             "distance": np.stack([part["distance"] for part in parts]),
         }
     return found
-
-
-@torch.no_grad()
-def client_diagnostics(client: Client, predictor: Any, probes: Any, test: Any) -> Diagnostics:
-    """Return a client's part of the portrait, in the process that plays it.
-
-    Parameters
-    ----------
-    client : Client
-        Its model holds what is evaluated.
-    predictor : callable
-        Scores a batch.
-    probes, test : Samples
-        Samples that all clients see, and the client's own test samples.
-    """
-    size = client.config.evaluation.batch_size
-    scores = torch.cat([predictor(x).float() for x, _ in probes.in_order(size)])
-    predicted = [predictor(x).argmax(1) for x, _ in test.in_order(size)]
-    model = client.model.eval()
-    try:
-        features = [as_split(model).features(x).flatten(1).half() for x, _ in test.in_order(size)]
-    except FlrayError:
-        features = [torch.zeros(len(test), 0)]
-    received = client.message.get("weights", {})
-    layers: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-    for name, value in client.parameters.items():
-        reference = received.get(name, client.resident.initial[name].to(value.device))
-        layers.setdefault(name.rpartition(".")[0], []).append((value, reference))
-    distance = [
-        sum(float((a - b).pow(2).sum()) for a, b in pairs) ** 0.5
-        / max(sum(float(b.pow(2).sum()) for _, b in pairs) ** 0.5, 1e-12)
-        for pairs in layers.values()
-    ]
-    travels = {name.rpartition(".")[0] for name in received}
-    return {
-        "probes": scores.cpu().numpy(),
-        "predicted": _join(predicted),
-        "features": _join(features),
-        "labels": test.labels.cpu().numpy(),
-        "layers": np.array(list(layers)),
-        "personal": np.array([layer not in travels for layer in layers]),
-        "distance": np.array(distance, dtype=np.float32),
-    }
-
-
-def evenly_spaced(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Return at most `most` of some rows, evenly spread."""
-    if len(rows) <= most:
-        return rows
-    return rows[np.linspace(0, len(rows) - 1, most).round().astype(np.int64)]
 
 
 def partition_summary(spec: FederationSpec) -> dict[str, Any]:
@@ -206,7 +150,3 @@ def encode(found: Diagnostics) -> str:
 def save_encoded(text: str, path: Path) -> None:
     """Write a portrait that `to_text` made."""
     path.write_bytes(base64.b64decode(text))
-
-
-def _join(parts: list[torch.Tensor]) -> NDArray[Any]:
-    return torch.cat(parts).cpu().numpy()

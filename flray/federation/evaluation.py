@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,26 +19,24 @@ from numpy.typing import NDArray
 from flray import trees
 from flray.algorithms.types import Stage
 from flray.errors import ConfigError, nearest
-from flray.federation.messages import ClientError, ClientTask, NobodyAnsweredError, TaskInput
+from flray.federation.failures import ClientError, NobodyAnsweredError
+from flray.federation.messages import ClientTask, TaskInput
 from flray.federation.round_metrics import MAX_CLIENT_METRICS
-from flray.federation.worker.client_runner import EVAL_CHUNK, evaluation_chunks
+from flray.federation.spec import EVAL_CHUNK, FederationSpec, evaluation_chunks
+from flray.federation.state import FederationState
 from flray.metrics.direction import lower_is_better
 from flray.metrics.names import primary_metric_name
 from flray.tasks.base import Task
 
-if TYPE_CHECKING:
-    from flray.federation.federation import Federation
-    from flray.federation.spec import FederationSpec
-
 Predictions = Mapping[str, NDArray[Any]]
 
 
-def evaluate(federation: Federation) -> dict[str, float]:
+def evaluate(federation: FederationState) -> dict[str, float]:
     """Return all metrics of the current models.
 
     Parameters
     ----------
-    federation : Federation
+    federation : FederationState
         Nothing in it changes.
 
     Raises
@@ -114,7 +112,7 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
     )
 
 
-def _global(federation: Federation) -> dict[str, float]:
+def _global(federation: FederationState) -> dict[str, float]:
     spec, server, metrics = federation.spec, federation.server, {}
     data = spec.data
     count, tested = len(evaluation_chunks(data)), -(-len(data.test) // EVAL_CHUNK)
@@ -169,7 +167,7 @@ def _global(federation: Federation) -> dict[str, float]:
     return metrics
 
 
-def _personal(federation: Federation) -> dict[str, float]:
+def _personal(federation: FederationState) -> dict[str, float]:
     spec, server = federation.spec, federation.server
     stage = Stage("evaluate")
     token = uuid.uuid4().hex
@@ -248,7 +246,7 @@ def _by_client(measure: Task, whole: Predictions, sizes: list[int]) -> list[dict
 
 
 def _predict(
-    federation: Federation, jobs: list[TaskInput]
+    federation: FederationState, jobs: list[TaskInput]
 ) -> list[Mapping[str, Predictions] | None]:
     """Return what each job measured; None for a client that is left out as it would be of a round."""
     predictions: list[Mapping[str, Predictions] | None] = []
@@ -268,9 +266,7 @@ def _predict(
             f"{who}, evaluation after round {result.client_task.round}: {failure.what}"
             f"{' at ' + failure.where if failure.where else ''}"
         )
-        if client < 0 or not (
-            faults.on_client_error == "skip" or failure.what.startswith("no answer")
-        ):
+        if client < 0 or not (faults.on_client_error == "skip" or failure.kind == "timeout"):
             raise ClientError(f"{line}\n{failure.trace}".rstrip())
         federation.warn(f"left out: {line}")
         predictions.append(None)
@@ -288,7 +284,10 @@ def _join(parts: list[Predictions]) -> Predictions:
 
 
 def _over_clients(
-    federation: Federation, view: str, values: Mapping[int, Mapping[str, float]], suffix: str = ""
+    federation: FederationState,
+    view: str,
+    values: Mapping[int, Mapping[str, float]],
+    suffix: str = "",
 ) -> dict[str, float]:
     """Return mean, std, worst and worst tenth over clients, and the clients' own values; undefined ones left out."""
     metrics: dict[str, float] = {}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from flray.errors import FlrayError, MethodError, disk_is_full
-from flray.federation.worker.client_runner import describe_failure
+from flray.federation.failures import describe_failure
 
 Item = TypeVar("Item")
 

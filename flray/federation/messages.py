@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flray import trees
 from flray.algorithms.types import Stage
-from flray.errors import MethodError, RunFailedError
+from flray.federation.failures import Failure
 from flray.trees import Packed
 
 Ref = Any
@@ -24,7 +24,7 @@ class ClientTask:
 
     Attributes
     ----------
-    kind : {"stage", "global", "personal", "portrait"}
+    kind : {"stage", "global", "personal", "diagnostics"}
         A stage of a round, or an evaluation of the global model (one block of the common test set)
         or of a client's own, or what figures need of the latter.
     client : int
@@ -35,7 +35,7 @@ class ClientTask:
         Expected length in any unit, for scheduling only.
     """
 
-    kind: Literal["stage", "global", "personal", "portrait"]
+    kind: Literal["stage", "global", "personal", "diagnostics"]
     client: int
     round: int
     architecture: str
@@ -44,25 +44,6 @@ class ClientTask:
     block: int = 0
     token: str = ""
     cost: float = 1.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A client's turn that did not end well.
-
-    Attributes
-    ----------
-    what : str
-        ``ValueError: text``, or why no answer came.
-    where : str
-        File and line; empty where unknown.
-    trace : str
-        The whole traceback.
-    """
-
-    what: str
-    where: str = ""
-    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -178,48 +159,6 @@ class TaskBlockResult:
     results: tuple[TaskResult, ...]
     sums: Ref = None
     up: int = 0
-
-
-class Executor(Protocol):
-    """Plays turns somewhere. Results come in the order of the jobs, each as soon as it and those before are there."""
-
-    def put(self, packed: Packed) -> Ref:
-        """Make a packed tree available to all processes."""
-
-    def fetch(self, handle: Ref) -> Packed:
-        """Return a packed tree."""
-
-    def run_tasks(
-        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskResult]:
-        """Play all jobs.
-
-        What has not ended after `timeout` seconds ends as a failure, and so does what is under way
-        when there has been no answer for `idle` seconds; what waits behind it is played.
-        """
-
-    def run_blocks(
-        self, blocks: Sequence[TaskBlock], timeout: float | None = None
-    ) -> Iterator[TaskBlockResult]:
-        """Play all blocks; one that has not ended after `timeout` seconds ends as a failure of all its clients."""
-
-    def memory(self) -> dict[str, int]:
-        """Return the resident bytes of each process that plays turns."""
-
-    def close(self) -> None:
-        """Give everything back."""
-
-
-class ClientError(MethodError):
-    """A client's own code raised; the first line names client, round, exception, file and line."""
-
-
-class NobodyAnsweredError(RunFailedError):
-    """All clients of a round failed or were too late, one by one left out."""
-
-
-class ObjectLostError(RunFailedError):
-    """A client's state or reply went with the node that held it; going on from a checkpoint brings it back."""
 
 
 class ClientReply:

@@ -5,24 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from flray import trees
 from flray.algorithms.common.aggregation import average_blocks
 from flray.algorithms.types import Stage
-from flray.federation.messages import (
-    ClientError,
-    ClientReply,
-    Ref,
-    TaskBlock,
-    TaskInput,
-    TaskResult,
-)
+from flray.federation.failures import ClientError
+from flray.federation.messages import ClientReply, Ref, TaskBlock, TaskInput, TaskResult
 from flray.federation.round_metrics import RoundMetrics
+from flray.federation.state import FederationState
 from flray.trees import Packed, Weights
-
-if TYPE_CHECKING:
-    from flray.federation.federation import Federation
 
 Collected = TypeVar("Collected")
 
@@ -40,8 +32,10 @@ class _Collector:
         Bytes of what reached the server.
     """
 
-    def __init__(self, federation: Federation, stage: Stage, round_metrics: RoundMetrics) -> None:
-        self._federation, self._stage, self._run_in_order = federation, stage, round_metrics
+    def __init__(
+        self, federation: FederationState, stage: Stage, round_metrics: RoundMetrics
+    ) -> None:
+        self._federation, self._stage, self._metrics = federation, stage, round_metrics
         self._skip = federation.spec.config.faults.on_client_error == "skip"
         self.states: dict[int, Ref] = {}
         self.waited = self.fetched = 0.0
@@ -61,7 +55,7 @@ class _Collector:
         if result.outcome.failure is not None:
             self._failed(result)
             return False
-        self._run_in_order.add(result)
+        self._metrics.add(result)
         self.states[result.client_task.client] = result.state
         return True
 
@@ -78,10 +72,10 @@ class _Collector:
         where = f" at {failure.where}" if failure.where else ""
         line = f"client {client_task.client} ({name}), round {client_task.round + 1}"
         line += f", {self._stage.name}: {failure.what}{where}"
-        timed_out = failure.what.startswith("no answer")
+        timed_out = failure.kind == "timeout"
         if not (self._skip or timed_out):
             raise ClientError(f"{line}\n{failure.trace}".rstrip())
-        self._run_in_order.left_out.add(client_task.client)
+        self._metrics.left_out.add(client_task.client)
         self._federation.warn(f"left out: {line}")
 
 
@@ -94,7 +88,7 @@ class StageReplies(_Collector):
 
     def __init__(
         self,
-        federation: Federation,
+        federation: FederationState,
         jobs: Sequence[TaskInput],
         stage: Stage,
         round_metrics: RoundMetrics,
@@ -137,7 +131,7 @@ class BlockSums(_Collector):
 
     def __init__(
         self,
-        federation: Federation,
+        federation: FederationState,
         blocks: Sequence[TaskBlock],
         stage: Stage,
         round_metrics: RoundMetrics,

@@ -1,17 +1,20 @@
-"""Clients of a single sample, and batches of one: refused before round 0 where batch norm cannot be trained on them."""
+"""Validate a federation before round 0: what its method needs, what its data have, what its networks can do."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import nn
 
+from flray import models, registry
+from flray.algorithms.common.batched_clients import check_batchable
+from flray.config.experiment import Experiment
+from flray.data import augment
 from flray.errors import ConfigError
+from flray.federation.spec import FederationSpec
+from flray.models import groups
 from flray.models.groups import supports_single_sample
 from flray.tasks.few_shot import FewShot
-
-if TYPE_CHECKING:
-    from flray.federation.spec import FederationSpec
 
 
 def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Module) -> None:
@@ -56,3 +59,135 @@ def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Mod
     raise ConfigError(
         "experiment.local.batch_size", "1", f"{why}; at least 2, or another norm (norm: group)"
     )
+
+
+def validate(spec: FederationSpec) -> None:
+    """Refuse what cannot run.
+
+    Raises
+    ------
+    ConfigError
+        Naming the setting.
+    """
+    config, data, algorithm, count = spec.config, spec.data, spec.algorithm, len(spec.data.clients)
+    name = config.algorithm.name
+    if config.participation.clients is not None and config.participation.clients > count:
+        raise ConfigError(
+            "experiment.participation.clients",
+            str(config.participation.clients),
+            f"the partition has {count} clients",
+        )
+    if spec.cohort_size < 1:
+        raise ConfigError(
+            "experiment.participation.fraction",
+            str(config.participation.fraction),
+            f"this selects nobody of {count} clients; at least {1 / count:.3g} is needed",
+        )
+    if not len(data.test):
+        raise ConfigError(
+            "experiment.split",
+            str(config.split),
+            f"{data.dataset} leaves no test samples under this "
+            "split; choose another, for example [0.6, 0.2, 0.2]",
+        )
+    needs, learnt = algorithm.needs, spec.task
+    learnt.check(data)
+    if "classification" in needs and not learnt.logits:
+        raise ConfigError(
+            "experiment.algorithm",
+            name,
+            f"it needs classification, and {data.dataset} is {data.task}; "
+            "`flray list algorithms` shows what each method needs",
+        )
+    if "labels" in needs and not data.has_classes:
+        raise ConfigError(
+            "experiment.algorithm",
+            name,
+            f"it needs class labels, and {data.dataset} is {data.task}; "
+            "`flray list algorithms` shows what each method needs",
+        )
+    if "homogeneous" in needs and len(spec.architectures) > 1:
+        raise ConfigError(
+            "experiment.models",
+            ", ".join(spec.architectures),
+            f"{name} averages weights, so all clients need the same network",
+        )
+    if "public" in needs and data.public is None:
+        raise ConfigError(
+            "experiment.data",
+            data.dataset,
+            f"{name} needs public data, and this set has none; "
+            "name some, for example experiment.public: photos",
+        )
+    if "validation" in needs and not len(data.validation):
+        raise ConfigError(
+            "experiment.evaluation.validation",
+            str(config.evaluation.validation),
+            f"{name} needs a validation split, for example 0.2",
+        )
+    if config.evaluation.protocol == "best" and not len(data.validation):
+        raise ConfigError(
+            "experiment.evaluation.protocol",
+            "best",
+            "it chooses the round on validation samples: set "
+            "evaluation.validation, for example to 0.2, or a split with a validation part",
+        )
+    if "all_clients" in needs and spec.cohort_size < count:
+        raise ConfigError(
+            "experiment.participation",
+            f"{spec.cohort_size} of {count}",
+            f"{name} needs all clients",
+        )
+    if config.aggregation.block is not None and not algorithm.takes_mean_only():
+        able = [
+            n for n in registry.algorithms.names() if registry.algorithms.get(n).takes_mean_only()
+        ]
+        raise ConfigError(
+            "experiment.aggregation.block",
+            str(config.aggregation.block),
+            f"the server of {name} looks at single replies, which blocks add up before they reach "
+            f"it; "
+            f"set null, or choose one of {', '.join(able)}",
+        )
+    algorithm.check(config)
+    for where, how in _augmentations(config).items():
+        augment.check(how, where, data.shape, data.x.dtype)
+    sizes: dict[str, int] = {}
+    for key in spec.architectures:
+        model = spec.build(key)
+        learnt.check_network(key, model, data)
+        if config.local.clients_per_step > 1:
+            check_batchable(config, algorithm, learnt, model, data.shape)
+        for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
+            if need in needs and not groups.select(model, group):
+                raise ConfigError(
+                    "experiment.model",
+                    key,
+                    f"{name} needs a network with {group.replace('_', ' ')}",
+                )
+        if "split" in needs or "features" in needs:
+            groups.select(model, "features")
+        if "same_features" in needs:
+            sizes[key] = models.feature_dim(model)
+        groups.select(model, algorithm.shared)
+        check_single_sample_batch_norm(spec, key, model)
+    if len(set(sizes.values())) > 1:
+        found = ", ".join(f"{key}: {size}" for key, size in sizes.items())
+        raise ConfigError(
+            "experiment.models",
+            found,
+            f"{name} compares features, so all networks need equally many",
+        )
+
+
+def _augmentations(config: Experiment) -> dict[str, Any]:
+    """Return what augments images, by setting."""
+    own = getattr(
+        registry.algorithms.params(config.algorithm.name)(**config.algorithm.options),
+        "augment",
+        None,
+    )
+    return {
+        "experiment.local.augment": config.local.augment,
+        **({"experiment.algorithm.augment": own} if own is not None else {}),
+    }

@@ -12,13 +12,16 @@ from flray.federation.diagnostics import (
     encode,
     save_encoded,
 )
+from flray.federation.failures import ObjectLostError, ServerLostError
 from flray.federation.federation import RoundResult
-from flray.federation.messages import ObjectLostError
-from flray.federation.ray_backend.handle import SERVER_RESTARTS, FederationHandle, ServerLostError
+from flray.federation.handle import FederationHandle
 from flray.federation.spec import FederationSpec
 from flray.metrics.names import primary_metric_name
 from flray.runs import directory
 from flray.runs.journal import Journal
+
+MAX_LOSSES = 3
+"""Losses of the server or of clients' states that a run outlives with no finished round in between."""
 
 
 class Progress(Protocol):
@@ -103,7 +106,7 @@ class RoundLoop:
         Raises
         ------
         RunFailedError
-            If the server's process or clients' states were lost `SERVER_RESTARTS` + 1 times with no
+            If the server's process or clients' states were lost `MAX_LOSSES` + 1 times with no
             finished round in between, or a client failed.
         """
         try:
@@ -133,7 +136,7 @@ class RoundLoop:
                 return self._run_to_end()
             except (ServerLostError, ObjectLostError) as error:
                 self._losses += 1
-                if self._losses > SERVER_RESTARTS:
+                if self._losses > MAX_LOSSES:
                     raise type(error)(
                         f"{error}; {self._losses} losses with no finished round in between; go on "
                         f"with: "

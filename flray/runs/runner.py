@@ -14,18 +14,13 @@ from flray import bits
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import load
 from flray.errors import FlrayError
+from flray.federation.building import build_spec
 from flray.federation.diagnostics import partition_summary, save_partition
-from flray.federation.ray_backend.handle import (
-    FederationHandle,
-    InlineFederation,
-    RayFederation,
-    check_address,
-    local_resources,
-    plan_pool,
-    ray_session,
-    uses_ray,
-)
-from flray.federation.spec import FederationSpec, build_spec
+from flray.federation.federation import inline_federation
+from flray.federation.handle import FederationHandle
+from flray.federation.ray_backend.placement import PoolPlanner, check_address, uses_ray
+from flray.federation.ray_backend.session import local_resources, ray_session
+from flray.federation.spec import FederationSpec
 from flray.files.mirror import mirrored
 from flray.interrupts import InterruptedRunError as InterruptedRunError
 from flray.interrupts import resume_hint
@@ -119,12 +114,14 @@ def start(
     bits.require(experiment)
     spec = build_spec(experiment)
     if uses_ray(experiment) and address is None:
-        plan_pool(spec, local_resources())
+        PoolPlanner(spec, local_resources()).plan()
     if experiment.tracking.uri is not None:
         check(experiment.tracking.uri)
     with contextlib.ExitStack() as stack:
         if address is not None:  # joined before anything is made: it may not be there, or too small
-            plan_pool(spec, stack.enter_context(ray_session(address, bits.variables(experiment))))
+            PoolPlanner(
+                spec, stack.enter_context(ray_session(address, bits.variables(experiment)))
+            ).plan()
         with directory.new_folder(experiment.output, experiment.name) as folder:
             directory.save_config(folder, config)
             save_partition(partition_summary(spec), folder)
@@ -306,12 +303,15 @@ def _federate(
     with contextlib.ExitStack() as stack:
         federation: FederationHandle
         if uses_ray(spec.config):
+            # Only here, for it imports Ray: two seconds that a run without it does not take.
+            from flray.federation.ray_backend.handle import RayFederation
+
             available = stack.enter_context(ray_session(address, bits.variables(spec.config)))
-            plan = plan_pool(spec, available)
+            plan = PoolPlanner(spec, available).plan()
             progress.say(str(plan))
             federation = RayFederation(spec, plan, progress.say)
         else:
-            federation = InlineFederation(spec, progress.say)
+            federation = inline_federation(spec, progress.say)
         stack.callback(federation.close)
         return RoundLoop(spec, federation, folder, journal, progress).run()
 

@@ -11,11 +11,11 @@ from flray import registry
 from flray.config.experiment import Experiment
 from flray.config.loader import ConfigErrors
 from flray.errors import ConfigError
+from flray.federation.building import build_spec, dataset_for
 from flray.federation.evaluation import check_metric
-from flray.federation.ray_backend.handle import uses_ray
-from flray.federation.ray_backend.memory_probe import node_resources, should_probe, survey_nodes
-from flray.federation.ray_backend.placement import Plan, make_plan
-from flray.federation.spec import FederationSpec, SharedDataset, build_spec, dataset_for
+from flray.federation.ray_backend.placement import Plan, PoolPlanner, uses_ray
+from flray.federation.ray_backend.user_modules import ship_user_modules
+from flray.federation.spec import FederationSpec, SharedDataset
 from flray.tuning.space import TrialSpec
 
 Bundles = list[dict[str, float]]
@@ -116,31 +116,17 @@ class TrialResources:
 
     def _bundles_for(self, experiment: Experiment, spec: FederationSpec) -> Bundles:
         """Give a trial its part: as many trials at once as fit, and the actors that are left over to each."""
-        import ray
-
-        nodes = node_resources() if ray.is_initialized() else []
-        measured = (
-            survey_nodes(spec, nodes)
-            if nodes and uses_ray(experiment) and should_probe(spec, nodes)
-            else None
-        )
-
-        def plan(settings: Experiment, cohort: int = spec.cohort_size) -> Plan:
-            return make_plan(
-                settings, len(spec.data.clients), cohort, self._available, nodes, measured
-            )
-
+        planner = PoolPlanner(spec, self._available)
         if not uses_ray(experiment):
-            return [_bundle(plan(_with(experiment, actors="auto")))]
-        own = plan(experiment)
+            return [_bundle(planner.plan(actors="auto"))]
+        own = planner.plan()
         if experiment.resources.actors != "auto":
             return [{}, *[_bundle(own)] * own.actors]
-        room = plan(_with(experiment, gpus_per_actor=own.gpus_per_actor), cohort=10**9).actors
+        room = planner.plan(cohort=10**9, gpus_per_actor=own.gpus_per_actor).actors
         actors = max(1, min(math.floor(room / max(1, min(self._slots, room))), spec.cohort_size))
         if actors == 1 and experiment.faults.round_timeout is None:
-            return [
-                _bundle(own)
-            ]  # server and only client actor in one process: the same bits, and no waiting
+            # Server and only client actor in one process: the same bits, and no waiting.
+            return [_bundle(own)]
         return [{}, *[_bundle(own)] * actors]
 
 
@@ -152,24 +138,9 @@ def data_key(experiment: Experiment) -> str:
 
 
 def user_components() -> dict[str, dict[str, Any]]:
-    """Return what the user registered, made ready to be pickled by value: other processes lack the user's files."""
-    import sys
-    import sysconfig
-
-    from ray import cloudpickle
-
-    installed = sysconfig.get_paths()
-    components = {kind: entries.added() for kind, entries in registry.ALL.items()}
-    for item in (item for entries in components.values() for item in entries.values()):
-        module = sys.modules.get(getattr(item, "__module__", ""))
-        path = getattr(module, "__file__", None)
-        if (
-            module is not None
-            and path
-            and not path.startswith((installed["purelib"], installed["platlib"]))
-        ):
-            cloudpickle.register_pickle_by_value(module)
-    return components
+    """Return what the user registered, by kind, ready for processes that lack the user's files."""
+    ship_user_modules()
+    return {kind: entries.added() for kind, entries in registry.ALL.items()}
 
 
 def _bundle(plan: Plan) -> dict[str, float]:
@@ -177,12 +148,6 @@ def _bundle(plan: Plan) -> dict[str, float]:
         "CPU": plan.cpus_per_actor,
         **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {}),
     }
-
-
-def _with(experiment: Experiment, **resources: Any) -> Experiment:
-    return experiment.model_copy(
-        update={"resources": experiment.resources.model_copy(update=resources)}
-    )
 
 
 def _structure(experiment: Experiment) -> str:

@@ -12,7 +12,7 @@ from flray.config import suites
 from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.config.sweep import Pbt
-from flray.federation.ray_backend.handle import local_resources, ray_session
+from flray.federation.ray_backend.session import local_resources, ray_session
 from flray.files.mirror import mirrored
 from flray.interrupts import resume_hint
 from flray.results.sweep import SweepResult

@@ -23,6 +23,7 @@ from flray.config.loader import experiment_at
 from flray.config.sweep import Pbt
 from flray.errors import FlrayError, nearest
 from flray.federation import checkpoint
+from flray.federation.building import build_spec
 from flray.federation.diagnostics import (
     FINAL_DIAGNOSTICS,
     INITIAL_DIAGNOSTICS,
@@ -31,12 +32,11 @@ from flray.federation.diagnostics import (
     encode,
     partition_summary,
 )
+from flray.federation.executor import InlineExecutor
+from flray.federation.failures import ObjectLostError, describe_failure
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
-from flray.federation.messages import ObjectLostError
 from flray.federation.ray_backend.executor import RayExecutor
-from flray.federation.spec import FederationSpec, SharedDataset, build_spec
-from flray.federation.worker.client_runner import describe_failure
+from flray.federation.spec import FederationSpec, SharedDataset
 from flray.files.atomic import write_atomically
 from flray.metrics.names import primary_metric_name
 from flray.metrics.summary import RunningReport

@@ -23,12 +23,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flray import registry
 from flray.config.loader import load
+from flray.federation.building import build_spec
 from flray.federation.evaluation import primary_metric_name
-from flray.federation.federation import Federation
+from flray.federation.federation import Federation, inline_federation
 from flray.federation.memory import peak_bytes
 from flray.federation.ray_backend.executor import RayExecutor
-from flray.federation.ray_backend.handle import InlineFederation, ray_session
-from flray.federation.spec import build_spec
+from flray.federation.ray_backend.session import ray_session
 
 BASE = "fedavg"
 COLUMNS = ("method", "time", "work", "MiB down", "MiB up", "peak MiB", "accuracy", "of")
@@ -74,7 +74,7 @@ def experiment(name: str, options: argparse.Namespace, executor: str) -> dict[st
 
 def arithmetic(name: str, options: argparse.Namespace) -> tuple[int, float]:
     """Return the floating-point operations of a round after the first, evaluation apart, and the peak MiB."""
-    inline = InlineFederation(
+    inline = inline_federation(
         build_spec(load(experiment(name, options, "inline")).experiment), print
     )
     inline.step()

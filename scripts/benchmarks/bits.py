@@ -23,9 +23,9 @@ NETWORKS = ("lenet", "mlp", "resnet8")
 def play(network: str, precision: str, rounds: int, samples: int) -> None:
     """Print the seconds of the fastest round but the first."""
     from flray.config.loader import load
+    from flray.federation.building import build_spec
+    from flray.federation.executor import InlineExecutor
     from flray.federation.federation import Federation
-    from flray.federation.inline_executor import InlineExecutor
-    from flray.federation.spec import build_spec
 
     spec = build_spec(
         load(

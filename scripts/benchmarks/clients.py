@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from flray.config.loader import load
-from flray.federation.ray_backend.handle import RayFederation, plan_pool, ray_session
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
+from flray.federation.ray_backend.handle import RayFederation
+from flray.federation.ray_backend.placement import PoolPlanner
+from flray.federation.ray_backend.session import ray_session
 
 
 def experiment(clients: int, cohort: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def main() -> None:
                 0.5  # both pools stay resident and take turns
             )
             spec = build_spec(load(content).experiment)
-            federations[clients] = RayFederation(spec, plan_pool(spec, available), print)
+            federations[clients] = RayFederation(spec, PoolPlanner(spec, available).plan(), print)
         for number in range(options.rounds + 2):
             for clients, federation in federations.items():
                 seconds = federation.step().metrics["time/round"] * options.actors / sizes[clients]

@@ -25,7 +25,7 @@ from flray import rng
 from flray.config.loader import load
 from flray.data.augment import augment_batch
 from flray.data.types import DataSet, Domain
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
 from flray.federation.worker.client_runner import ClientRunner
 from flray.registry import register_dataset
 

@@ -28,8 +28,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from flray.config.loader import load
-from flray.federation.ray_backend.handle import InlineFederation
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
+from flray.federation.federation import Federation, inline_federation
 
 PLAIN = "float32, contiguous"
 TECHNIQUES: dict[str, dict[str, Any]] = {
@@ -100,11 +100,11 @@ class Bare:
         return {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
 
 
-def federation(options: argparse.Namespace, model: str, local: Local) -> InlineFederation:
+def federation(options: argparse.Namespace, model: str, local: Local) -> Federation:
     block = None
     if "clients_per_step" in local:
         local, block = {**local, "clients_per_step": options.clients}, options.clients
-    return InlineFederation(
+    return inline_federation(
         build_spec(
             load(
                 {

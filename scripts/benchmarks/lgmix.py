@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from flray.config.loader import load
-from flray.federation.ray_backend.handle import InlineFederation
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
+from flray.federation.federation import inline_federation
 
 
 def experiment(
@@ -73,7 +73,7 @@ def main() -> None:
         model, _, samples = network.partition(":")
         count = int(samples or 500)
         federations = [
-            InlineFederation(
+            inline_federation(
                 build_spec(load(experiment(options, model, name, count)).experiment), print
             )
             for name in ("fedavg", options.method)

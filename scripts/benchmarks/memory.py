@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from flray.config.loader import load
-from flray.federation.ray_backend.handle import RayFederation, plan_pool, ray_session
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
+from flray.federation.ray_backend.handle import RayFederation
+from flray.federation.ray_backend.placement import PoolPlanner
+from flray.federation.ray_backend.session import ray_session
 
 LIMIT = 1.05
 
@@ -86,7 +88,7 @@ def main() -> None:
     spec = build_spec(load(experiment(options, options.algorithm)).experiment)
     passed = True
     with ray_session(None) as available:
-        federation = RayFederation(spec, plan_pool(spec, available), print)
+        federation = RayFederation(spec, PoolPlanner(spec, available).plan(), print)
         table = Table(
             "round",
             "driver",
@@ -124,7 +126,7 @@ def main() -> None:
         marks: list[tuple[int, int, int]] = []
         for number in range(1, options.federations + 1):
             spec = build_spec(load(experiment(options, options.algorithm)).experiment)
-            again = RayFederation(spec, plan_pool(spec, available), print)
+            again = RayFederation(spec, PoolPlanner(spec, available).plan(), print)
             again.step()
             again.close()
             del again

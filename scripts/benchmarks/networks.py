@@ -15,9 +15,11 @@ from rich.table import Table
 
 from flray.config.loader import load
 from flray.data.datasets.embedded import SKLEARN_DOMAINS
+from flray.federation.building import build_spec
 from flray.federation.memory import peak_bytes
-from flray.federation.ray_backend.handle import RayFederation, plan_pool, ray_session
-from flray.federation.spec import build_spec
+from flray.federation.ray_backend.handle import RayFederation
+from flray.federation.ray_backend.placement import PoolPlanner
+from flray.federation.ray_backend.session import ray_session
 
 INSTANCES = 2  # trained, and teacher
 
@@ -61,7 +63,7 @@ def main() -> None:
     )
     seconds = []
     with ray_session(None) as available:
-        federation = RayFederation(spec, plan_pool(spec, available), print)
+        federation = RayFederation(spec, PoolPlanner(spec, available).plan(), print)
         for _ in range(options.rounds):
             metrics = federation.step().metrics
             seconds.append(metrics["time/round"])

@@ -19,14 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from flray.config.loader import load
-from flray.federation.ray_backend.handle import (
-    InlineFederation,
-    RayFederation,
-    local_resources,
-    plan_pool,
-    ray_session,
-)
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
+from flray.federation.federation import inline_federation
+from flray.federation.ray_backend.handle import RayFederation
+from flray.federation.ray_backend.placement import PoolPlanner
+from flray.federation.ray_backend.session import local_resources, ray_session
 
 PHASES = ("send", "train", "receive", "aggregate", "evaluate")
 
@@ -95,7 +92,7 @@ def main() -> None:
     spec = build_spec(load(experiment(options, "ray")).experiment)
     two = SeveralProcesses(spec, options.actors)
     one = OneProcess(spec)
-    inline = InlineFederation(build_spec(load(experiment(options, "inline")).experiment), print)
+    inline = inline_federation(build_spec(load(experiment(options, "inline")).experiment), print)
     times: dict[str, list[float]] = {}
     records: list[dict[str, float]] = []
     bare_many, flray_many = (
@@ -103,7 +100,7 @@ def main() -> None:
         f"flray, {options.actors} actors",
     )
     with ray_session(None):
-        ray_federation = RayFederation(spec, plan_pool(spec, local_resources()), print)
+        ray_federation = RayFederation(spec, PoolPlanner(spec, local_resources()).plan(), print)
         for number in range(options.warmup + options.rounds):
             finished = None
             for name, play in (

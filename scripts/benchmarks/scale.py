@@ -22,8 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from flray.config.loader import load
-from flray.federation.ray_backend.handle import RayFederation, plan_pool, ray_session
-from flray.federation.spec import FederationSpec, build_spec
+from flray.federation.building import build_spec
+from flray.federation.ray_backend.handle import RayFederation
+from flray.federation.ray_backend.placement import PoolPlanner
+from flray.federation.ray_backend.session import ray_session
+from flray.federation.spec import FederationSpec
 from flray.functional.averaging import WeightedMean
 
 Row = dict[str, float]
@@ -96,7 +99,7 @@ def measured(spec: FederationSpec, available: dict[str, float], rounds: int) -> 
     """Play rounds on actors of their own, so that memory starts from the same point every time."""
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        federation = RayFederation(spec, plan_pool(spec, available), print)
+        federation = RayFederation(spec, PoolPlanner(spec, available).plan(), print)
         federation.memory()  # waits until all have started
         started = time.perf_counter() - begun
         server = max(

@@ -11,8 +11,8 @@ import torch
 from flray import registry, trees
 from flray.algorithms.common.aggregation import BlockSum, average_blocks
 from flray.errors import ConfigError
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
 from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.replies import into_blocks
 from tests.algorithms.conftest import (

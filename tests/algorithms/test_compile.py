@@ -10,8 +10,8 @@ import torch
 import torch._dynamo.utils
 
 from flray.federation import checkpoint
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
 from tests.algorithms.conftest import federation_of, world_of
 from tests.algorithms.test_every_algorithm import Permuted
 

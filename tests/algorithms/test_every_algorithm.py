@@ -12,8 +12,8 @@ import torch
 
 from flray import registry, trees
 from flray.federation import checkpoint
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
 from flray.federation.messages import TaskInput, TaskResult
 from flray.federation.spec import FederationSpec
 from flray.models import groups

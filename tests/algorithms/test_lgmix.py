@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flray import registry, trees
 from flray.data.types import DataSet, Domain
-from flray.federation.inline_executor import InlineExecutor
+from flray.federation.executor import InlineExecutor
 from flray.models import SplitModel
 from tests.algorithms.conftest import (
     federation_of,

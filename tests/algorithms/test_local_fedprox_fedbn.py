@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from flray import trees
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
 from tests.algorithms.conftest import (
     federation_of,
     gaussian_clients,

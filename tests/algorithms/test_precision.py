@@ -14,9 +14,9 @@ from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
 from flray.config.loader import load
 from flray.federation import checkpoint
+from flray.federation.building import build_spec
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
-from flray.federation.spec import build_spec
 from flray.tasks.base import Classification
 from tests.algorithms.conftest import federation_of, run_federation, settings_for, world_of
 

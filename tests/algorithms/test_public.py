@@ -11,9 +11,9 @@ from torch import Tensor
 from flray.algorithms.client import Client
 from flray.config.experiment import Local
 from flray.config.loader import load
+from flray.federation.building import build_spec
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
-from flray.federation.spec import build_spec
 
 
 def names(annotation: typing.Any) -> list[str]:

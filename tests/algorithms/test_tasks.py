@@ -10,7 +10,8 @@ import torch
 from flray import registry
 from flray.config.experiment import Config
 from flray.errors import ConfigError
-from flray.federation.spec import FederationSpec, build_spec
+from flray.federation.building import build_spec
+from flray.federation.spec import FederationSpec
 from tests.algorithms.conftest import federation_of, settings_for
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))

@@ -18,8 +18,8 @@ import pytest
 
 from flray import registry
 from flray.config.loader import load
-from flray.federation.inline_executor import InlineExecutor
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
+from flray.federation.executor import InlineExecutor
 from flray.metrics.summary import trajectory
 from tests.algorithms.conftest import federation_of, gaussian_clients, run_federation
 

@@ -19,7 +19,7 @@ from flray.data.augment import (
     rotate,
 )
 from flray.errors import ConfigError
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
 from flray.registry import augmentations
 from flray.rng import torch_generator
 

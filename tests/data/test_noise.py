@@ -4,8 +4,8 @@ import torch
 
 from flray.config.experiment import Config
 from flray.data.sample_noise import sample_noise
-from flray.federation.ray_backend.handle import InlineFederation
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
+from flray.federation.federation import inline_federation
 from flray.federation.worker.resources import WorkerResources
 
 
@@ -69,7 +69,7 @@ def test_a_client_sees_its_samples_with_its_noise() -> None:
 def test_noise_changes_what_is_learnt_at_noisy_clients() -> None:
     digests = []
     for noise in (0.0, 0.6, 0.6):
-        federation = InlineFederation(
+        federation = inline_federation(
             build_spec(Config.model_validate({"experiment": settings(noise)}).experiment),
             lambda line: None,
         )

@@ -12,10 +12,11 @@ from flray.config.loader import load, schema
 from flray.data import load_dataset
 from flray.data.public import fit_to_shape, public_images
 from flray.errors import ConfigError, FlrayError
+from flray.federation.building import build_spec
+from flray.federation.building import load_dataset as loaded
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
-from flray.federation.spec import FederationSpec, SharedDataset, build_spec
-from flray.federation.spec import load_dataset as loaded
+from flray.federation.spec import FederationSpec, SharedDataset
 from flray.tuning.resources import data_key
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from flray.federation.federation import Federation, Notify
+from flray.federation.federation import Federation
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.spec import FederationSpec
+from flray.federation.state import Notify
 
 
 class Pool:

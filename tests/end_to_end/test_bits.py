@@ -19,9 +19,9 @@ from flray import bits
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.errors import FlrayError
+from flray.federation.building import build_spec
 from flray.federation.federation import Federation
-from flray.federation.ray_backend.executor import ClientActor
-from flray.federation.spec import build_spec
+from flray.federation.ray_backend.client_actor import ClientActor
 from flray.runs import directory, runner
 from tests.end_to_end.pool import Pools
 

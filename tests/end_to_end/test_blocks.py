@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from flray.config.loader import load
-from flray.federation.federation import Federation
-from flray.federation.messages import ClientError
-from flray.federation.ray_backend.handle import InlineFederation, RayFederation, plan_pool
-from flray.federation.spec import FederationSpec, build_spec
+from flray.federation.building import build_spec
+from flray.federation.failures import ClientError
+from flray.federation.federation import Federation, inline_federation
+from flray.federation.ray_backend.handle import RayFederation
+from flray.federation.ray_backend.placement import PoolPlanner
+from flray.federation.spec import FederationSpec
 from tests.end_to_end.killing import step_while_an_actor_is_killed
 from tests.end_to_end.pool import Pools
 from tests.end_to_end.test_failures import BROKEN
@@ -41,8 +43,8 @@ def broken(tmp_cwd: Path, digits: dict[str, Any], method: str, **changes: Any) -
     return world_of(digits, method, plugins=["broken.py"], participation={}, **changes)
 
 
-def inline(spec: FederationSpec, warn: Callable[[str], None] = print) -> InlineFederation:
-    federation = InlineFederation(spec, warn)
+def inline(spec: FederationSpec, warn: Callable[[str], None] = print) -> Federation:
+    federation = inline_federation(spec, warn)
     for _ in range(spec.config.rounds):
         federation.step()
     return federation
@@ -55,7 +57,7 @@ def test_number_of_actors_does_not_matter(
     digits: dict[str, Any], pools: Pools, method: str, actors: int
 ) -> None:
     spec = world_of(digits, method)
-    tmp_cwd, there = InlineFederation(spec, print), pools[actors].federation(spec)
+    tmp_cwd, there = inline_federation(spec, print), pools[actors].federation(spec)
     for _ in range(spec.config.rounds):
         ours, theirs = tmp_cwd.step().metrics, there.step().metrics
         same = [n for n in ours if not n.startswith(("time/", "memory/", "train/seconds"))]
@@ -68,7 +70,7 @@ def test_number_of_actors_does_not_matter(
 @everywhere
 def test_restored_from_a_checkpoint(tmp_path: Path, digits: dict[str, Any], method: str) -> None:
     spec = world_of(digits, method)
-    first, second = InlineFederation(spec, print), InlineFederation(spec, print)
+    first, second = inline_federation(spec, print), inline_federation(spec, print)
     first.step()
     first.save(tmp_path, 1)
     assert second.restore(tmp_path) == 1
@@ -105,12 +107,12 @@ def test_a_client_that_fails_is_left_out_of_its_block_and_no_other(
         rounds=2,
         resources={"actors": 2},
     )
-    federation: InlineFederation | RayFederation
+    federation: Federation | RayFederation
     if executor == "inline":
-        federation = InlineFederation(spec, lines.append)
+        federation = inline_federation(spec, lines.append)
     else:
         federation = RayFederation(
-            spec, plan_pool(spec, request.getfixturevalue("ray_here")), lines.append
+            spec, PoolPlanner(spec, request.getfixturevalue("ray_here")).plan(), lines.append
         )
     try:
         metrics = [federation.step().metrics for _ in range(2)]
@@ -131,14 +133,12 @@ def test_a_client_that_fails_is_left_out_of_its_block_and_no_other(
         )
     )
     blocked = inline(spec)
-    for name, value in plain.federation.server.model.items():
-        torch.testing.assert_close(
-            blocked.federation.server.model[name], value, rtol=1e-12, atol=1e-12
-        )
+    for name, value in plain.server.model.items():
+        torch.testing.assert_close(blocked.server.model[name], value, rtol=1e-12, atol=1e-12)
 
 
 def test_a_client_that_fails_ends_the_run_at_once(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    federation = InlineFederation(
+    federation = inline_federation(
         broken(tmp_cwd, digits, "breaks", aggregation={"block": 10}), print
     )
     federation.step()
@@ -173,7 +173,7 @@ def test_a_block_that_hangs_or_dies_is_left_out(
 ) -> None:
     lines: list[str] = []
     spec = broken(tmp_cwd, digits, method, faults=faults, resources={"actors": 2})
-    federation = RayFederation(spec, plan_pool(spec, ray_here), lines.append)
+    federation = RayFederation(spec, PoolPlanner(spec, ray_here).plan(), lines.append)
     try:
         metrics = federation.step().metrics
         if method == "hangs":

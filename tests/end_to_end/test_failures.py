@@ -13,8 +13,9 @@ import yaml
 
 from flray.cli.main import invoke
 from flray.config.loader import load
-from flray.federation.ray_backend.handle import RayFederation, plan_pool
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
+from flray.federation.ray_backend.handle import RayFederation
+from flray.federation.ray_backend.placement import PoolPlanner
 from flray.runs import runner
 from flray.runs.loop import NullProgress
 
@@ -130,7 +131,7 @@ def test_a_client_that_hangs_is_left_out_after_the_timeout(
     )
     lines: list[str] = []
     spec = build_spec(load(tmp_cwd / file).experiment)
-    federation = RayFederation(spec, plan_pool(spec, ray_here), lines.append)
+    federation = RayFederation(spec, PoolPlanner(spec, ray_here).plan(), lines.append)
     try:
         rounds = [federation.step().metrics for _ in range(3)]
     finally:
@@ -178,7 +179,7 @@ def test_a_client_that_kills_its_process_is_named_after_some_attempts(
     )
     lines: list[str] = []
     spec = build_spec(load(tmp_cwd / file).experiment)
-    federation = RayFederation(spec, plan_pool(spec, ray_here), lines.append)
+    federation = RayFederation(spec, PoolPlanner(spec, ray_here).plan(), lines.append)
     try:
         metrics = federation.step().metrics
     finally:

@@ -23,8 +23,8 @@ from ray import cloudpickle
 from flray import registry, trees
 from flray.data.datasets.embedded import SKLEARN_DOMAINS
 from flray.data.types import DataSet, Domain
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
 from flray.federation.messages import Ref, TaskInput, TaskResult
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.spec import FederationSpec

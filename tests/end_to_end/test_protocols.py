@@ -17,9 +17,9 @@ from flray.cli.main import invoke
 from flray.config.experiment import Config
 from flray.errors import ConfigError
 from flray.federation import evaluation
+from flray.federation.building import build_spec
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
-from flray.federation.spec import build_spec
 from flray.federation.worker import client_runner
 from flray.runs import runner
 

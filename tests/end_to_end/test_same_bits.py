@@ -10,11 +10,13 @@ import torch
 
 from flray import registry
 from flray.config.loader import load
+from flray.federation.building import build_spec
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
 from flray.federation.messages import TaskInput, TaskResult
-from flray.federation.ray_backend.handle import RayFederation, plan_pool
-from flray.federation.spec import FederationSpec, build_spec
+from flray.federation.ray_backend.handle import RayFederation
+from flray.federation.ray_backend.placement import PoolPlanner
+from flray.federation.spec import FederationSpec
 from tests.end_to_end.killing import step_while_an_actor_is_killed
 from tests.end_to_end.pool import Pools
 
@@ -68,7 +70,7 @@ def test_number_of_actors_does_not_matter(
 @pytest.mark.slow
 def test_the_server_may_be_an_actor_too(digits: dict[str, Any], ray_here: dict[str, float]) -> None:
     spec = world_of(digits, "scaffold", resources={"actors": 2})
-    federation = RayFederation(spec, plan_pool(spec, ray_here), print)
+    federation = RayFederation(spec, PoolPlanner(spec, ray_here).plan(), print)
     try:
         for _ in range(spec.config.rounds):
             federation.step()

@@ -12,11 +12,13 @@ import flray
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.errors import FlrayError
+from flray.federation.building import build_spec, load_dataset
 from flray.federation.diagnostics import collect_diagnostics, partition_summary
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
-from flray.federation.ray_backend.handle import RayFederation, plan_pool
-from flray.federation.spec import SharedDataset, build_spec, load_dataset
+from flray.federation.ray_backend.handle import RayFederation
+from flray.federation.ray_backend.placement import PoolPlanner
+from flray.federation.spec import SharedDataset
 
 FUNDUS: dict[str, Any] = {
     "name": "fundus",
@@ -187,7 +189,7 @@ def test_ray_gives_the_same_bits(
         load({"experiment": {**experiment, **changes, "resources": {"actors": 2}}}).experiment
     )
     inline = Federation(spec, InlineExecutor(spec))
-    ray = RayFederation(spec, plan_pool(spec, ray_here), print)
+    ray = RayFederation(spec, PoolPlanner(spec, ray_here).plan(), print)
     try:
         for _ in range(2):
             expected, found = inline.step().metrics, ray.step().metrics

@@ -10,9 +10,9 @@ import pytest
 
 from flray.config.loader import load
 from flray.federation import checkpoint
-from flray.federation.federation import Federation
-from flray.federation.ray_backend.handle import InlineFederation
-from flray.federation.spec import FederationSpec, build_spec
+from flray.federation.building import build_spec
+from flray.federation.federation import Federation, inline_federation
+from flray.federation.spec import FederationSpec
 from flray.files.atomic import write_atomically
 
 
@@ -24,7 +24,7 @@ def spec(digits: dict[str, Any]) -> FederationSpec:
 
 
 def federation_of(spec: FederationSpec, rounds_done: int) -> Federation:
-    federation = InlineFederation(spec, print).federation
+    federation = inline_federation(spec, print)
     federation.server.round = rounds_done
     return federation
 

@@ -14,9 +14,9 @@ from flray import registry
 from flray.config.loader import load
 from flray.data.types import DataSet, Domain
 from flray.errors import ConfigError
+from flray.federation.building import build_spec
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
-from flray.federation.spec import build_spec
 
 SIZES = {"lonely": 1, "pair": 2, "five": 5}
 

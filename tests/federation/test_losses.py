@@ -11,27 +11,25 @@ import torch
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.errors import RunFailedError
-from flray.federation.federation import Federation, RoundResult
-from flray.federation.inline_executor import InlineExecutor
-from flray.federation.messages import ObjectLostError
+from flray.federation.building import build_spec
+from flray.federation.executor import InlineExecutor
+from flray.federation.failures import ObjectLostError, ServerLostError, error_summary
+from flray.federation.federation import Federation, RoundResult, inline_federation
 from flray.federation.ray_backend import process_loss
-from flray.federation.ray_backend.handle import InlineFederation, ServerLostError
-from flray.federation.spec import build_spec
-from flray.federation.worker.client_runner import error_summary
 from flray.runs.journal import Journal
 from flray.runs.loop import NullProgress, RoundLoop
 
 
-class Dying(InlineFederation):
+class Dying(Federation):
     """A federation in this process that is lost before some of its calls, as one on Ray is."""
 
     def __init__(self, spec: Any, steps: dict[int, int], restores: int = 0) -> None:
-        super().__init__(spec, print)
+        super().__init__(spec, InlineExecutor(spec), print)
         self.steps, self.restores = steps, restores
 
     def step(self) -> RoundResult:
         """Be lost before a round as often as it says."""
-        upcoming = self.federation.rounds_done + 1
+        upcoming = self.rounds_done + 1
         if self.steps.get(upcoming, 0) > 0:
             self.steps[upcoming] -= 1
             raise (ServerLostError("gone") if upcoming % 2 else ObjectLostError("gone"))
@@ -150,7 +148,7 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(
     spec = build_spec(
         load({"experiment": {**digits, "rounds": 1, "resources": {"actors": 1}}}).experiment
     )
-    whole = InlineFederation(spec, print)
+    whole = inline_federation(spec, print)
     whole.step()
     executor = RayExecutor(ray.put(spec), spec.config, 1, 0.0)
 
@@ -176,7 +174,7 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(
     try:
         federation = Federation(spec, executor)
         assert federation.step().metrics["cohort/left_out"] == 0
-        assert federation.sha256() == whole.federation.sha256()
+        assert federation.sha256() == whole.sha256()
         assert sum(left.values()) == 0
         assert executor.pids() != first
         left[0] = 3  # faults.attempts

@@ -8,10 +8,11 @@ import pytest
 
 from flray.config.loader import load
 from flray.errors import ConfigError
+from flray.federation.building import build_spec
 from flray.federation.evaluation import available_metrics, check_metric
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
-from flray.federation.spec import FederationSpec, build_spec
+from flray.federation.spec import FederationSpec
 from tests.end_to_end.test_tasks import EEG, FUNDUS, GLYPHS
 
 

@@ -13,9 +13,9 @@ from flray.config.loader import load
 from flray.data.sources.cache import data_root, write_arrays
 from flray.data.types import Pooled
 from flray.errors import DataError
-from flray.federation import spec
+from flray.federation import building
+from flray.federation.building import build_spec, load_dataset
 from flray.federation.ray_backend.node_cache import node_samples
-from flray.federation.spec import build_spec, load_dataset
 from flray.runs import runner
 
 
@@ -33,7 +33,7 @@ def shared(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "test_y": generator.integers(0, 10, 60),
         },
     )
-    spec._datasets.clear()
+    building._datasets.clear()
 
 
 def settings(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:

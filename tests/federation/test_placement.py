@@ -12,15 +12,15 @@ import pytest
 
 from flray.config.loader import ConfigErrors, load
 from flray.errors import ConfigError
-from flray.federation.ray_backend.handle import RayFederation, plan_pool
+from flray.federation.building import build_spec
+from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.memory_probe import (
     Gpu,
     ResourceSurvey,
     TaskFootprint,
     should_probe,
 )
-from flray.federation.ray_backend.placement import Plan, make_plan
-from flray.federation.spec import build_spec
+from flray.federation.ray_backend.placement import Plan, PoolPlanner, make_plan
 
 GIB = 2**30
 
@@ -147,7 +147,7 @@ def test_more_gpus_than_there_are(digits: dict[str, Any]) -> None:
 PROBE = """
 import sys, torch
 from flray.federation.ray_backend.memory_probe import measure_footprint
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
 from flray.config.loader import load
 torch.set_num_threads(1)
 spec = build_spec(load({"experiment": {
@@ -217,7 +217,7 @@ def test_fake_gpus_of_two_nodes_are_shared_in_quarters(
     def run(**resources: Any) -> tuple[Plan, str, int]:
         settings = {**digits, "partition": {"name": "iid", "clients": 3}, "resources": resources}
         spec = build_spec(load({"experiment": settings}).experiment)
-        chosen = plan_pool(spec, two_nodes)
+        chosen = PoolPlanner(spec, two_nodes).plan()
         federation = RayFederation(spec, chosen, print)
         try:
             federation.step()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flray.config.experiment import Config
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
 from flray.federation.worker.client_runner import ClientRunner
 
 

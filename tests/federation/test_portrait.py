@@ -9,10 +9,10 @@ from flray import registry
 from flray.federation.diagnostics import (
     collect_diagnostics,
     encode,
-    evenly_spaced,
     partition_summary,
     save_encoded,
 )
+from flray.federation.worker.diagnostics import evenly_spaced
 from tests.algorithms.conftest import federation_of, gaussian_clients, settings_for, world_of
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))

@@ -8,7 +8,7 @@ from torch import nn
 
 from flray.data.federated import federate
 from flray.errors import ConfigError
-from flray.federation.spec import load_dataset
+from flray.federation.building import load_dataset
 from flray.models.dry_run import dry_run
 from flray.tasks.base import make_task
 

@@ -20,8 +20,8 @@ from flray.config.loader import load
 from flray.config.yaml_files import read_with_base
 from flray.data.datasets import camelyon, class_folders, digit_archives, domainnet, fundus
 from flray.data.types import DataSet, Domain
-from flray.federation.ray_backend.handle import InlineFederation
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
+from flray.federation.federation import inline_federation
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
 FILES = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
@@ -171,7 +171,7 @@ def _narrow(experiment: Experiment) -> Experiment:
 def test_the_first_run_of_a_suites_smoke_form(name: str) -> None:
     config = suites.smoke(_loaded(name))
     experiment = _narrow(trial_specs(config, enumerate_settings(config)[:1])[0].experiment)
-    federation = InlineFederation(build_spec(experiment), lambda line: None)
+    federation = inline_federation(build_spec(experiment), lambda line: None)
     try:
         metrics = federation.step().metrics
     finally:

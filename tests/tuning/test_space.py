@@ -12,7 +12,7 @@ from flray.config.experiment import DatasetChoice
 from flray.config.loader import ConfigErrors, load
 from flray.config.setting_labels import flatten_setting, label
 from flray.errors import FlrayError
-from flray.federation.spec import build_spec
+from flray.federation.building import build_spec
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
 SPACES = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))

@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import torch
 
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.inline_executor import InlineExecutor
 from flray.federation.memory import peak_bytes
 from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput, TaskResult
 from flray.federation.spec import FederationSpec
@@ -93,7 +93,7 @@ class _SingleStepExecutor(InlineExecutor):
 
     def __init__(self, spec: FederationSpec) -> None:
         super().__init__(spec)
-        self._run_batched = spec.config.local.clients_per_step
+        self._clients_per_step = spec.config.local.clients_per_step
 
     def run_tasks(
         self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
@@ -105,7 +105,7 @@ class _SingleStepExecutor(InlineExecutor):
     ) -> Iterator[TaskBlockResult]:
         """Play the job for as many clients as share a step, and twice at least: there are weights to be added up."""
         most = max((len(block.jobs) for block in blocks), default=0)
-        together = min(self._run_batched, most)
+        together = min(self._clients_per_step, most)
         jobs = _one_step([job for block in blocks for job in block.jobs]) * max(2, together)
         yield from super().run_blocks([TaskBlock(tuple(jobs))] if jobs else [], timeout)
 
@@ -121,9 +121,11 @@ def _one_step(jobs: Sequence[TaskInput]) -> list[TaskInput]:
 
 
 def node_resources() -> list[dict[str, float]]:
-    """Return the resources of every living node of the Ray this process is connected to."""
+    """Return the resources of every living node of the Ray this process is connected to, if it is to one."""
     import ray
 
+    if not ray.is_initialized():
+        return []
     return [
         {**node["Resources"], "id": node["NodeID"], "name": node["NodeManagerHostname"]}
         for node in ray.nodes()

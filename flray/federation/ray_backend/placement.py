@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flray.config.experiment import Experiment
-from flray.errors import ConfigError
-
-if TYPE_CHECKING:
-    from flray.federation.ray_backend.memory_probe import ResourceSurvey
+from flray.errors import ConfigError, FlrayError
+from flray.federation.ray_backend.memory_probe import (
+    ResourceSurvey,
+    node_resources,
+    should_probe,
+    survey_nodes,
+)
+from flray.federation.spec import FederationSpec
 
 MOST_PER_GPU = 4
 """Actors that share a GPU where its memory would carry more: further ones wait for each other's kernels."""
@@ -200,3 +204,60 @@ def _gpu_share(
             )
         per_gpu = min(per_gpu, fits)
     return 1.0 / max(1, per_gpu)
+
+
+class PoolPlanner:
+    """Plans pools of client actors for one federation on what is available.
+
+    Parameters
+    ----------
+    spec : FederationSpec
+        What is federated.
+    available : mapping
+        ``"CPU"`` and ``"GPU"`` of the machine or cluster. Where Ray runs, its nodes are looked at
+        too, and a task's memory is measured there if it may limit the pool.
+    """
+
+    def __init__(self, spec: FederationSpec, available: Mapping[str, float]) -> None:
+        self._spec, self._available = spec, available
+        self._nodes = node_resources()
+        probing = self._nodes and uses_ray(spec.config) and should_probe(spec, self._nodes)
+        self._survey = survey_nodes(spec, self._nodes) if probing else None
+
+    def plan(self, cohort: int | None = None, **resources: Any) -> Plan:
+        """Return a pool.
+
+        Parameters
+        ----------
+        cohort : int, optional
+            Clients per round, if not the federation's.
+        **resources
+            Replace settings of ``resources``.
+        """
+        config = self._spec.config
+        if resources:
+            changed = config.resources.model_copy(update=resources)
+            config = config.model_copy(update={"resources": changed})
+        size = self._spec.cohort_size if cohort is None else cohort
+        clients = len(self._spec.data.clients)
+        return make_plan(config, clients, size, self._available, self._nodes, self._survey)
+
+
+def uses_ray(config: Experiment) -> bool:
+    """Tell whether an experiment's clients are Ray actors."""
+    return config.resources.executor == "ray"
+
+
+def check_address(config: Experiment, address: str | None) -> None:
+    """Refuse a cluster's address for an experiment that would not go there.
+
+    Raises
+    ------
+    FlrayError
+        Naming the setting.
+    """
+    if address is not None and not uses_ray(config):
+        raise FlrayError(
+            f"--address {address}: resources.executor is {config.resources.executor}, which plays all "
+            "clients in this process; set it to ray, or leave the address out"
+        )

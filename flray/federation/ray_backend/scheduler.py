@@ -6,16 +6,15 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, TypeVar
 
 import ray
 import ray.exceptions
 
 from flray.errors import DataError, RunFailedError
+from flray.federation.failures import Failure, ObjectLostError, error_summary
 from flray.federation.messages import (
-    Failure,
-    ObjectLostError,
     TaskBlock,
     TaskBlockResult,
     TaskInput,
@@ -23,6 +22,7 @@ from flray.federation.messages import (
     TaskResult,
     failed_block,
 )
+from flray.federation.ray_backend.pool import ActorPool, InFlight, PoolWorker
 from flray.federation.ray_backend.process_loss import (
     ACTOR_DIED_ERRORS,
     OBJECT_LOST_ERRORS,
@@ -30,38 +30,12 @@ from flray.federation.ray_backend.process_loss import (
     cause_of_loss,
     last_line,
 )
-from flray.federation.worker.client_runner import error_summary
-
-if TYPE_CHECKING:
-    from flray.federation.ray_backend.executor import RayExecutor
 
 SCHEDULING_WINDOW = 64
 """Turns among which the longest begins first."""
 
 MAX_BUFFERED_REPLY_BYTES = 512 * 2**20
 """Bytes of replies that may wait for those before them."""
-
-
-@dataclass
-class PoolWorker:
-    """One actor with the jobs waiting at it, oldest first; none until it has started, for its node may never come."""
-
-    actor: Any
-    starting: Any
-    number: int
-    bundle: int
-    awaited: bool = False
-    waiting: deque[InFlight] = field(default_factory=deque)
-
-
-@dataclass
-class InFlight:
-    """One unit of work under way: what is small and comes with the call's end, and references to what is not."""
-
-    position: int
-    outcome: Any
-    bulk: Any
-    states: list[Any]
 
 
 Work = TypeVar("Work", bound=TaskInput | TaskBlock)
@@ -78,8 +52,8 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
 
     Parameters
     ----------
-    executor : RayExecutor
-        Whose actors play.
+    pool : ActorPool
+        Whose actors run them.
     jobs : sequence
         Answers come in their order.
     timeout : float or None
@@ -94,15 +68,15 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
 
     def __init__(
         self,
-        executor: RayExecutor,
+        pool: ActorPool,
         jobs: Sequence[Work],
         timeout: float | None,
         idle: float | None = None,
     ) -> None:
-        self._executor, self._timeout, self._idle = executor, timeout, idle
+        self._pool, self._timeout, self._idle = pool, timeout, idle
         self._jobs: Sequence[Work] = jobs
         if timeout is not None or idle is not None:
-            executor.wait_until_ready()  # a process that only just starts is no slow client
+            pool.wait_until_ready()  # a process that only just starts is no slow client
         limits = [limit for limit in (timeout, idle) if limit is not None]
         self._deadline = time.monotonic() + min(limits) if limits else None
         # Longest first, but within blocks of neighbours and not far ahead of the reply that is to
@@ -141,8 +115,8 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
 
     def _fill_queues(self) -> None:
         """Give every actor work up to its queue's length, the least busy first."""
-        depth = self._executor.config.resources.queued
-        workers = [worker for worker in self._executor.workers if worker.starting is None]
+        depth = self._pool.config.resources.queued
+        workers = [worker for worker in self._pool.workers if worker.starting is None]
         while self._open and workers:
             worker = min(workers, key=lambda w: len(w.waiting))
             position = self._allowed()
@@ -153,9 +127,9 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
 
     def _allowed(self) -> int | None:
         """Return the next job that is not too far ahead; the one waited for always is near enough."""
-        depth = self._executor.config.resources.queued + 1
+        depth = self._pool.config.resources.queued + 1
         ahead = max(
-            depth * len(self._executor.workers),
+            depth * len(self._pool.workers),
             min(SCHEDULING_WINDOW, MAX_BUFFERED_REPLY_BYTES // self._largest),
         )
         return next((position for position in self._open if position < self._next + ahead), None)
@@ -167,14 +141,10 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
     def _advance(self) -> None:
         """Wait for something to end, and take it in."""
         waiting = {
-            call.outcome: (worker, call)
-            for worker in self._executor.workers
-            for call in worker.waiting
+            call.outcome: (worker, call) for worker in self._pool.workers for call in worker.waiting
         }
         starting = {
-            worker.starting: worker
-            for worker in self._executor.workers
-            if worker.starting is not None
+            worker.starting: worker for worker in self._pool.workers if worker.starting is not None
         }
         begun = time.monotonic()
         left = None if self._deadline is None or not waiting else max(0.0, self._deadline - begun)
@@ -211,7 +181,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
     def _on_actor_started(self, worker: PoolWorker) -> None:
         """Give an actor that has started its first work; one that died on the way is started once more."""
         try:
-            self._executor.note(ray.get(worker.starting))
+            self._pool.note(ray.get(worker.starting))
             worker.starting = None
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, DataError):
@@ -219,13 +189,11 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
             raise
         except ACTOR_DIED_ERRORS as error:
             self._failed_starts += 1
-            if self._failed_starts > self._executor.config.faults.attempts * len(
-                self._executor.workers
-            ):
+            if self._failed_starts > self._pool.config.faults.attempts * len(self._pool.workers):
                 raise RunFailedError(
                     f"client actors die while they start: {last_line(error)}"
                 ) from error
-            self._executor.replace(worker)
+            self._pool.replace(worker)
         self._fill_queues()
 
     def _fail(self, position: int, failure: Failure) -> None:
@@ -235,10 +203,10 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         """Replace a dead actor and play its turns again; only the oldest can have been its undoing."""
         calls = list(worker.waiting)
         worker.waiting.clear()
-        self._executor.replace(worker)
+        self._pool.replace(worker)
         self._attempts[calls[0].position] += 1
         for call in reversed(calls):
-            if self._attempts[call.position] >= self._executor.config.faults.attempts:
+            if self._attempts[call.position] >= self._pool.config.faults.attempts:
                 times = self._attempts[call.position]
                 self._fail(
                     call.position,
@@ -256,37 +224,37 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         """Give up on what has not ended, or in the middle of being played; those actors are replaced."""
         if self._timeout is None:
             assert self._idle is not None
-            for worker in self._executor.workers:
+            for worker in self._pool.workers:
                 if worker.waiting:
                     first, *others = worker.waiting
-                    self._fail(first.position, Failure(f"no answer within {self._idle:g} s"))
+                    self._fail(
+                        first.position, Failure(f"no answer within {self._idle:g} s", "timeout")
+                    )
                     self._open.extendleft(call.position for call in reversed(others))
                     worker.waiting.clear()
-                    self._executor.replace(worker)
+                    self._pool.replace(worker)
             self._deadline = time.monotonic() + self._idle
             self._fill_queues()
             return
-        failure = Failure(f"no answer within {self._timeout:g} s")
+        failure = Failure(f"no answer within {self._timeout:g} s", "timeout")
         for position in range(len(self._jobs)):
             if position not in self._done and (position in self._open or self._under_way(position)):
                 self._fail(position, failure)
         self._open.clear()
-        for worker in self._executor.workers:
+        for worker in self._pool.workers:
             if worker.waiting:
                 worker.waiting.clear()
-                self._executor.replace(worker)
+                self._pool.replace(worker)
 
     def _under_way(self, position: int) -> bool:
         return any(
-            call.position == position
-            for worker in self._executor.workers
-            for call in worker.waiting
+            call.position == position for worker in self._pool.workers for call in worker.waiting
         )
 
     def _cancel_all(self) -> None:
         """Forget what nobody waits for any more; turns under way end by themselves."""
         self._open.clear()
-        for worker in self._executor.workers:
+        for worker in self._pool.workers:
             worker.waiting.clear()
 
 

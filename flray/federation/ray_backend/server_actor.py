@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from flray import bits
 from flray.errors import FlrayError
-from flray.federation import checkpoint
-from flray.federation.diagnostics import Diagnostics, collect_diagnostics
-from flray.federation.federation import Federation, RoundResult
+from flray.federation.federation import Federation
+from flray.federation.memory import resident_bytes
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.placement import Plan
 from flray.federation.spec import FederationSpec
 
 
-class ServerActor:
-    """Runs rounds on request; one call at a time.
+class ServerActor(Federation):
+    """The federation's server as a Ray actor: its methods run here, one call at a time.
+
+    Aggregation, FedSKC's GDA and GPR and FISL's averaging among it, happens in this process.
 
     Parameters
     ----------
@@ -35,65 +35,43 @@ class ServerActor:
     def __init__(
         self, spec: FederationSpec, spec_ref: list[Any], plan: Plan, group: Any, first_bundle: int
     ) -> None:
-        self._executor = RayExecutor(
+        executor = RayExecutor(
             spec_ref[0], spec.config, plan.actors, plan.gpus_per_actor, group, first_bundle
         )
+        self._pool = executor
         self._lines: list[str] = []
         self._error: FlrayError | None = None
         try:
             if lacking := bits.problem(spec.config):
                 raise FlrayError(lacking)
-            self._federation = Federation(spec, self._executor, self._lines.append)
+            super().__init__(spec, executor, self._lines.append)
         except FlrayError as error:
             # Raised by the first call: of an actor that cannot be made Ray says no more than that
             # it is dead.
             self._error = error
 
-    def step(self) -> tuple[RoundResult, list[str]]:
-        """Run one round; return it with the lines a user should see."""
-        finished = self._federation.step()
-        lines, self._lines[:] = list(self._lines), []
-        return finished, lines
-
-    def save(self, folder: str, keep: int) -> None:
-        """Write a checkpoint; see `flray.federation.checkpoint.save`."""
-        checkpoint.save(self._federation, Path(folder), keep)
-
-    def restore(self, folder: str) -> tuple[int, list[str]]:
-        """Bring the federation to its newest whole checkpoint; return the rounds done with lines a user should see.
+    def call(self, method: str, *arguments: Any) -> tuple[Any, list[str]]:
+        """Return what a method returns, with the lines that a user should see.
 
         Raises
         ------
         FlrayError
-            If there is no such federation: its method raised while it was made.
+            If there is no federation: its method raised while it was made.
         """
         if self._error is not None:
             raise self._error
-        lines: list[str] = []
-        return checkpoint.restore(self._federation, Path(folder), lines.append), lines
-
-    def sha256(self) -> str:
-        """Return the digest of everything the federation has learnt."""
-        return self._federation.sha256()
-
-    def diagnostics(self, final: bool) -> Diagnostics:
-        """Return what figures need of the models; see `flray.federation.diagnostics`."""
-        return collect_diagnostics(self._federation, final)
+        value = getattr(self, method)(*arguments)
+        lines, self._lines[:] = list(self._lines), []
+        return value, lines
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of server and client actors."""
-        from flray.federation.memory import resident_bytes
-
-        return {"server": resident_bytes(), **self._executor.memory()}
+        return {"server": resident_bytes(), **super().memory()}
 
     def networks(self) -> list[dict[str, int]]:
         """Return for each client actor how many instances of each architecture it holds."""
-        return self._executor.networks()
+        return self._pool.networks()
 
     def client_pids(self) -> list[int]:
         """Return the process ids of the client actors."""
-        return self._executor.pids()
-
-    def close(self) -> None:
-        """Stop the client actors."""
-        self._executor.close()
+        return self._pool.pids()

@@ -6,42 +6,41 @@ buffers.
 
 from __future__ import annotations
 
-import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import psutil
 import torch
-from numpy.typing import NDArray
 
 from flray import rng, trees
 from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import BlockSum
 from flray.algorithms.common.batched_clients import train_batched
-from flray.data.types import FederatedData
+from flray.federation.failures import describe_failure
 from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
 from flray.federation.messages import (
     ClientTask,
-    Failure,
     TaskInput,
     TaskOutcome,
     join_predictions,
     split_small,
 )
-from flray.federation.spec import FederationSpec
+from flray.federation.spec import FederationSpec, evaluation_chunks
+from flray.federation.worker.diagnostics import (
+    MAX_CLIENTS,
+    MAX_FEATURE_SAMPLES,
+    MAX_PROBE_SAMPLES,
+    client_diagnostics,
+    evenly_spaced,
+)
 from flray.federation.worker.resources import WorkerResources
 from flray.trees import Packed
 
 # A turn's outcome, the large part of its reply, and the client's new state.
 RunnerOutput: TypeAlias = tuple[TaskOutcome, Packed | None, Packed | None]
-
-EVAL_CHUNK = 2048
-"""Samples of the common test set in one evaluation turn; fixed, so that the bits do not depend on the workers."""
 
 
 class ClientRunner:
@@ -94,7 +93,7 @@ class ClientRunner:
                 )
                 if client_task.kind == "stage":
                     return self._stage(client_task, common, private, state, started, sums)
-                if client_task.kind == "portrait":
+                if client_task.kind == "diagnostics":
                     predictions = self._diagnose(client_task, common, private, state)
                 else:
                     predictions = (
@@ -334,29 +333,19 @@ class ClientRunner:
     def _diagnose(
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
     ) -> dict[str, Any]:
-        from flray.federation import diagnostics
-
         data = self.spec.data
         client = self._client(client_task, common, private, state)
         self.spec.algorithm.receive(client)
         predictor = self.spec.algorithm.predictor(client, self.spec.algorithm.views[0])
-        share = max(
-            1, diagnostics.MAX_FEATURE_SAMPLES // min(len(data.clients), diagnostics.MAX_CLIENTS)
-        )
-        test = self._resources.samples(
-            diagnostics.evenly_spaced(data.clients[client_task.client].test, share)
-        )
+        share = max(1, MAX_FEATURE_SAMPLES // min(len(data.clients), MAX_CLIENTS))
+        test = self._resources.samples(evenly_spaced(data.clients[client_task.client].test, share))
         if data.public is None:
-            probes = self._resources.samples(
-                diagnostics.evenly_spaced(data.test, diagnostics.MAX_PROBE_SAMPLES)
-            )
+            probes = self._resources.samples(evenly_spaced(data.test, MAX_PROBE_SAMPLES))
         else:
             probes = self._resources.public_samples(
-                diagnostics.evenly_spaced(
-                    np.arange(len(data.public)), diagnostics.MAX_PROBE_SAMPLES
-                )
+                evenly_spaced(np.arange(len(data.public)), MAX_PROBE_SAMPLES)
             )
-        return {"portrait": diagnostics.client_diagnostics(client, predictor, probes, test)}
+        return {"diagnostics": client_diagnostics(client, predictor, probes, test)}
 
     @torch.no_grad()
     def _predict(self, predictor: Any, rows: Any) -> dict[str, Any]:
@@ -367,40 +356,3 @@ class ClientRunner:
                 for x, y in samples.in_order(self.spec.config.evaluation.batch_size)
             ]
         )
-
-
-def evaluation_chunks(data: FederatedData) -> list[NDArray[np.int64]]:
-    """Return the rows of each evaluation turn of a global model: the common test set, then all validation parts."""
-    return [
-        rows[start : start + EVAL_CHUNK]
-        for rows in (data.test, data.validation)
-        for start in range(0, len(rows), EVAL_CHUNK)
-    ]
-
-
-def error_summary(error: BaseException) -> str:
-    """Return the kind of an error and the first line of its text, and what helps where memory was lacking."""
-    what = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    ):
-        return f"out of memory ({what}); a smaller local.batch_size or fewer resources.actors need less"
-    return what
-
-
-def describe_failure(error: BaseException) -> Failure:
-    """Return what went wrong and where: the innermost line outside of installed libraries."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        f
-        for f in frames
-        if "site-packages" not in f.filename
-        and Path(f.filename).name != "player.py"
-        and not f.filename.startswith(sys.base_prefix)
-    ]
-    frame = (own or list(frames))[-1] if frames else None
-    return Failure(
-        what=error_summary(error),
-        where=f"{frame.filename}:{frame.lineno}" if frame else "",
-        trace="".join(traceback.format_exception(error)),
-    )

@@ -1,15 +1,16 @@
-"""The executor without Ray: plays every turn in this process, in client order."""
+"""Executors run client tasks: the protocol, and the one that runs them in this process."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import psutil
 import torch
 
+from flray.federation.failures import Failure
 from flray.federation.messages import (
-    Failure,
     Ref,
     TaskBlock,
     TaskBlockResult,
@@ -22,6 +23,36 @@ from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner
 from flray.federation.worker.resources import default_device, thread_count
 from flray.trees import Packed
+
+
+class Executor(Protocol):
+    """Plays turns somewhere. Results come in the order of the jobs, each as soon as it and those before are there."""
+
+    def put(self, packed: Packed) -> Ref:
+        """Make a packed tree available to all processes."""
+
+    def fetch(self, handle: Ref) -> Packed:
+        """Return a packed tree."""
+
+    def run_tasks(
+        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskResult]:
+        """Play all jobs.
+
+        What has not ended after `timeout` seconds ends as a failure, and so does what is under way
+        when there has been no answer for `idle` seconds; what waits behind it is played.
+        """
+
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None
+    ) -> Iterator[TaskBlockResult]:
+        """Play all blocks; one that has not ended after `timeout` seconds ends as a failure of all its clients."""
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of each process that plays turns."""
+
+    def close(self) -> None:
+        """Give everything back."""
 
 
 class InlineExecutor:
@@ -56,7 +87,7 @@ class InlineExecutor:
         started = time.monotonic()
         for job in jobs:
             if timeout is not None and time.monotonic() - started > timeout:
-                failure = Failure(f"no answer within {timeout:g} s")
+                failure = Failure(f"no answer within {timeout:g} s", "timeout")
                 yield TaskResult(
                     job.client_task, TaskOutcome(job.client_task.client, failure=failure)
                 )
@@ -73,7 +104,7 @@ class InlineExecutor:
         started = time.monotonic()
         for block in blocks:
             if timeout is not None and time.monotonic() - started > timeout:
-                yield failed_block(block, Failure(f"no answer within {timeout:g} s"))
+                yield failed_block(block, Failure(f"no answer within {timeout:g} s", "timeout"))
                 continue
             outcomes, sums, states = self._runner.run_block(block.jobs)
             yield TaskBlockResult(

@@ -1,0 +1,100 @@
+"""The client actor: a Ray process that runs client tasks on its share of the CPUs or of a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+
+from flray import bits
+from flray.data.types import Pooled
+from flray.errors import DataError
+from flray.federation.messages import ClientTask, TaskInput, TaskOutcome
+from flray.federation.ray_backend.node_cache import node_samples
+from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import ClientRunner
+from flray.trees import Packed
+
+
+class ClientActor:
+    """A process that plays clients' turns one at a time, on its share of the CPUs or of a GPU."""
+
+    def __init__(self, spec: FederationSpec, threads: int, samples: Pooled | None = None) -> None:
+        self.reset(spec, threads, samples)
+
+    def reset(self, spec: FederationSpec, threads: int, samples: Pooled | None = None) -> None:
+        """Play for another federation from now on; the process and its imports stay."""
+        cuda = (
+            bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))
+            and torch.cuda.is_available()
+        )
+        self._lacking = bits.problem(spec.config)
+        if spec.config.resources.data == "node":
+            try:
+                samples = node_samples(spec.config, spec.data.fingerprint)
+            except DataError as error:
+                self._lacking = str(error)
+        if samples is not None:
+            spec = spec.with_samples(samples)
+        self._runner = ClientRunner(spec, torch.device("cuda:0" if cuda else "cpu"), threads)
+
+    @ray.method(num_returns=3)  # type: ignore[untyped-decorator]
+    def run(
+        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
+    ) -> tuple[TaskOutcome, Packed | None, Packed | None]:
+        """Play a turn; see `flray.federation.worker.client_runner.ClientRunner.run_tasks`."""
+        return self._runner.run(client_task, common, private, state)
+
+    def run_block(self, jobs: Sequence[TaskInput], *objects: Packed) -> list[Any]:
+        """Play a block; see `flray.federation.worker.client_runner.ClientRunner.run_block`.
+
+        Parameters
+        ----------
+        jobs : sequence of Job
+            With places in `objects` for handles.
+        *objects : Packed
+            The messages and states that the jobs name by their place.
+
+        Returns
+        -------
+        list
+            The outcomes with the bytes of the sums (None without sums), the sums, and each job's
+            state: objects of their own.
+        """
+        outcomes, sums, states = self._runner.run_block(
+            [
+                replace(
+                    job,
+                    common=objects[job.common],
+                    state=None if job.state is None else objects[job.state],
+                )
+                for job in jobs
+            ]
+        )
+        return [(outcomes, sums.nbytes if sums is not None else None), sums, *states]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the process id, the kind of CPU and the resident bytes.
+
+        Raises
+        ------
+        DataError
+            If this node lacks the data, or cannot compute the bits that are asked for.
+        """
+        import psutil
+
+        if self._lacking:
+            raise DataError(self._lacking)
+        return {
+            "pid": os.getpid(),
+            "kind": bits.kind(),
+            "resident": psutil.Process().memory_info().rss,
+        }
+
+    def networks(self) -> dict[str, int]:
+        """Return how many instances of each architecture this process holds."""
+        return self._runner.networks()

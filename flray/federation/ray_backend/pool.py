@@ -1,0 +1,186 @@
+"""The pool of client actors: started in a trial's or run's bundles, replaced when they die."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from flray import bits
+from flray.config.experiment import Experiment
+from flray.federation.ray_backend.client_actor import ClientActor
+from flray.federation.ray_backend.process_loss import ACTOR_DIED_ERRORS
+from flray.federation.worker.resources import thread_count
+
+START_TIMEOUT_S = 60.0
+"""Seconds in which a process on a node that is there has started, also on a busy one."""
+
+
+@dataclass
+class PoolWorker:
+    """One actor with the jobs waiting at it, oldest first; none until it has started, for its node may never come."""
+
+    actor: Any
+    starting: Any
+    number: int
+    bundle: int
+    awaited: bool = False
+    waiting: deque[InFlight] = field(default_factory=deque)
+
+
+@dataclass
+class InFlight:
+    """One unit of work under way: what is small and comes with the call's end, and references to what is not."""
+
+    position: int
+    outcome: Any
+    bulk: Any
+    states: list[Any]
+
+
+class ActorPool:
+    """A fixed number of client actors, each in its bundle; one that dies is replaced.
+
+    Parameters
+    ----------
+    spec : ObjectRef of FederationSpec
+        In the object store once; every actor of a node reads its arrays without a copy.
+    config : Experiment
+        For its resources and faults.
+    actors : int
+        Size of the pool.
+    gpus : float
+        GPUs of each actor.
+    group : PlacementGroup
+        Where the actors live, one bundle each.
+    first_bundle : int
+        Bundle of the first actor.
+    samples : ObjectRef of Pooled, optional
+        The world's large arrays, where the world was put without them.
+    """
+
+    def __init__(
+        self,
+        spec: Any,
+        config: Experiment,
+        actors: int,
+        gpus: float,
+        group: Any = None,
+        first_bundle: int = 0,
+        samples: Any = None,
+    ) -> None:
+        self._spec, self.config, self._gpus, self._group = spec, config, gpus, group
+        self._samples = samples
+        self._closed = False
+        self.kinds = {bits.kind()}
+        self.workers: list[PoolWorker] = [
+            PoolWorker(*self._start(first_bundle + i), number=i, bundle=first_bundle + i)
+            for i in range(actors)
+        ]
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of each client actor."""
+        return {f"client actor {d['pid']}": d["resident"] for d in self._ask("describe")}
+
+    def wait_until_ready(self, seconds: float = 300.0) -> None:
+        """Wait once for each actor that has only just been begun, the first time and after it was replaced.
+
+        One that dies meanwhile is dealt with when it is given work. While others are ready, one
+        whose node never comes is waited for no longer than a start takes.
+        """
+        fresh = [
+            worker for worker in self.workers if worker.starting is not None and not worker.awaited
+        ]
+        if not fresh:
+            return
+        for worker in fresh:
+            worker.awaited = True
+        some_ready = any(worker.starting is None for worker in self.workers)
+        ray.wait(
+            [worker.starting for worker in fresh],
+            num_returns=len(fresh),
+            timeout=min(seconds, START_TIMEOUT_S) if some_ready else seconds,
+        )
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the client actors."""
+        return [d["pid"] for d in self._ask("describe")]
+
+    def networks(self) -> list[dict[str, int]]:
+        """Return for each actor how many instances of each architecture it holds."""
+        return self._ask("networks")
+
+    def _ask(self, method: str) -> list[Any]:
+        """Return what each actor answers; one that is gone is replaced and says nothing."""
+        calls = [getattr(worker.actor, method).remote() for worker in self.workers]
+        answers: list[Any] = []
+        for worker, call in zip(self.workers, calls, strict=True):
+            try:
+                answers.append(ray.get(call, timeout=60))
+            except ACTOR_DIED_ERRORS:
+                self.replace(worker)
+        return answers
+
+    def close(self) -> None:
+        """Stop all actors."""
+        if not self._closed:
+            self._closed = True
+            for worker in self.workers:
+                ray.kill(worker.actor)
+            self.workers = []
+
+    def _start(self, bundle: int) -> tuple[Any, Any]:
+        """Return a new actor and what is ready when it has started."""
+        cpus = self.config.resources.cpus_per_actor
+        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": self._gpus, "max_restarts": 0}
+        if self._group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=bundle
+            )
+        actor = (
+            ray.remote(ClientActor)
+            .options(**options)
+            .remote(self._spec, self._threads, self._samples)
+        )
+        return actor, actor.describe.remote()
+
+    @property
+    def _threads(self) -> int:
+        return thread_count(self.config)
+
+    def reset(self, spec: Any, config: Experiment, samples: Any = None) -> None:
+        """Play for another federation with the same actors; those that have died are replaced.
+
+        Parameters
+        ----------
+        spec : ObjectRef of FederationSpec
+            As in the constructor.
+        config : Experiment
+            As in the constructor; the actors' number and shares stay.
+        samples : ObjectRef of Pooled, optional
+            As in the constructor.
+        """
+        self._spec, self.config, self._samples = spec, config, samples
+        calls = [worker.actor.reset.remote(spec, self._threads, samples) for worker in self.workers]
+        for worker, call in zip(self.workers, calls, strict=True):
+            worker.waiting.clear()
+            try:
+                ray.get(call)
+            except ACTOR_DIED_ERRORS:
+                self.replace(worker)
+
+    def note(self, described: Mapping[str, Any]) -> None:
+        """Take in what an actor that has started says of itself."""
+        self.kinds.add(described["kind"])
+
+    def replace(self, worker: PoolWorker) -> None:
+        """Put a new actor in a dead one's place."""
+        with contextlib.suppress(Exception):
+            ray.kill(worker.actor)
+        worker.actor, worker.starting = self._start(worker.bundle)
+        worker.awaited = False

@@ -1,0 +1,154 @@
+"""The server's side of a federation between two rounds: models, the method's state, the clients' states."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from flray import trees
+from flray.algorithms.common.resident_model import ResidentModel
+from flray.algorithms.server import ClientInfo, Server
+from flray.algorithms.types import Stage
+from flray.federation.executor import Executor
+from flray.federation.hooks import method_hook
+from flray.federation.memory import keep_freed_memory
+from flray.federation.messages import Ref
+from flray.federation.spec import FederationSpec
+from flray.federation.worker.resources import WorkerResources, default_device, thread_count
+from flray.trees import Packed
+
+Notify = Callable[[str], None]
+"""Takes one line that a user should see."""
+
+
+class FederationState:
+    """What a federation holds between two rounds, and what it takes to reach its clients.
+
+    Parameters
+    ----------
+    spec : FederationSpec
+        The experiment's unchanging part.
+    executor : Executor
+        Runs the clients' tasks.
+    warn : callable
+        Is given one line for everything a user should know at once, such as a client left out.
+
+    Attributes
+    ----------
+    server : Server
+        Models, the method's own state, clients.
+    states : list of Ref
+        The clients' states, by client; None where there is none yet.
+    versions : list of int
+        The round in which each client's state was last replaced.
+    """
+
+    def __init__(self, spec: FederationSpec, executor: Executor, warn: Notify = print) -> None:
+        keep_freed_memory()
+        spec.register_components()
+        self.spec, self.executor, self.warn = spec, executor, warn
+        self.reset()
+
+    def reset(self) -> None:
+        """Go to the state before round 1."""
+        config, algorithm = self.spec.config, self.spec.algorithm
+        residents = {
+            key: ResidentModel(
+                self.spec.build(key), algorithm.shared, config.aggregation.buffers == "local"
+            )
+            for key in self.spec.architectures
+        }
+        for key, resident in residents.items():
+            if "batch_norm" in algorithm.shared and not resident.batch_norm:
+                self.warn(
+                    f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the "
+                    f"clients"
+                )
+        counts = (
+            torch.from_numpy(self.spec.data.class_counts())
+            if self.spec.data.has_classes
+            else torch.zeros(len(self.spec.data.clients), 0, dtype=torch.int64)
+        )
+        self.server = Server(
+            config=config,
+            clients=tuple(
+                ClientInfo(c.name, c.domain, len(c.train), counts[i], self.spec.architecture_of[i])
+                for i, c in enumerate(self.spec.data.clients)
+            ),
+            models={key: resident.initial for key, resident in residents.items()},
+            shared_names={key: resident.shared for key, resident in residents.items()},
+            parameter_names={
+                key: frozenset(resident.parameters) for key, resident in residents.items()
+            },
+            num_classes=self.spec.data.num_classes,
+            num_public=len(self.spec.data.public) if self.spec.data.public is not None else 0,
+            weighting=self.spec.weighting,
+        )
+        # The server's sums too: their last bits must not depend on OMP_NUM_THREADS of somebody's
+        # environment.
+        torch.set_num_threads(thread_count(config))
+        if algorithm.trains_at_server:
+            resources = WorkerResources(self.spec, default_device(self.spec))
+            self.server.model_for, self.server.public = resources.resident, resources.public
+        with self.hook("server_setup"):
+            algorithm.server_setup(self.server)
+        self.states: list[Ref] = [None] * len(self.spec.data.clients)
+        self.versions: list[int] = [0] * len(self.spec.data.clients)
+
+    @property
+    def rounds_done(self) -> int:
+        """Number of finished rounds."""
+        return self.server.round
+
+    def message(self, stage: Stage) -> tuple[dict[str, Ref], dict[str, int]]:
+        """Return the common message of each architecture, put once, and its bytes."""
+        with self.hook("send"):
+            extra = self.spec.algorithm.send(self.server, stage)
+        handles: dict[str, Ref] = {}
+        sizes: dict[str, int] = {}
+        for key, weights in self.server.models.items():
+            shared = {
+                name: weights[name] for name in weights if name in self.server.shared_names[key]
+            }
+            packed = trees.pack({**({"weights": shared} if shared else {}), **extra})
+            handles[key], sizes[key] = self.executor.put(packed), packed.nbytes
+        return handles, sizes
+
+    def sha256(self) -> str:
+        """Return one digest of everything the federation has learnt: global models, server and client states."""
+        states = (
+            {str(client): trees.unpack(self.executor.fetch(handle))}
+            for client, handle in enumerate(self.states)
+            if handle is not None
+        )
+        return trees.sha256(self.server.models, self.server.state, *states)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the server's side as a tree (client states are saved apart, see `flray.federation.checkpoint`)."""
+        tree = {
+            "models": self.server.models,
+            "state": self.server.state,
+            "round": self.server.round,
+        }
+        with method_hook(self.spec.config.algorithm.name, "server.state", self.server.round):
+            dict(trees.flatten(tree))  # what a method keeps may be of any type
+        return tree
+
+    def load_snapshot(
+        self, tree: Mapping[str, Any], states: Mapping[int, Packed], versions: Sequence[int]
+    ) -> None:
+        """Continue from a snapshot and the client states that belong to it."""
+        copied = trees.clone(tree)
+        self.server.models, self.server.round = copied["models"], copied["round"]
+        self.server.state = copied["state"]
+        self.states = [
+            self.executor.put(states[i]) if i in states else None for i in range(len(self.states))
+        ]
+        self.versions = list(versions)
+
+    def hook(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which an error of the method is named with its hook and round."""
+        return method_hook(self.spec.config.algorithm.name, name, self.server.round + 1)
