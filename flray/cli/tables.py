@@ -10,7 +10,7 @@ from rich.table import Table
 
 from flray import registry
 from flray.cli.display import console
-from flray.errors import FlrayError, nearest, one_line
+from flray.errors import DataError, FlrayError, nearest, one_line
 
 
 def show_list(what: str, name: str | None) -> None:
@@ -147,16 +147,15 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
     """Print the table of a partition, of a file or of a data set by its name, and draw its bubble chart."""
     from flray.config.loader import load
     from flray.data.federated import federate, load_dataset
-    from flray.data.partition_plot import (
-        ClientHoldings,
-        bubble_chart,
-        check_picture,
-        partition_table,
-    )
+    from flray.data.partition_table import partition_table
+    from flray.drawing.canvas import SUFFIXES, save_figure
+    from flray.drawing.partition import PartitionCounts, draw_partition
     from flray.federation.building import build_spec
 
-    if plot is not None:
-        check_picture(plot)
+    if plot is not None and plot.suffix.lower() not in SUFFIXES:
+        raise DataError(
+            f"{plot}: a picture's name ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        )
     if str(file) in registry.datasets.names() and not file.is_file():
         whole = {"experiment": {"data": str(file), "model": "linear", "algorithm": "fedavg"}}
         chosen = load(whole, overrides).experiment
@@ -178,7 +177,10 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
     console.print(table.to_string(index=False))
     console.print(f"partition fingerprint: {data.partition_fingerprint}")
     if plot is not None:
-        bubble_chart(ClientHoldings.of(data), plot)
+        try:
+            save_figure(draw_partition(PartitionCounts.of(data)), plot)
+        except OSError as error:
+            raise DataError(f"{plot}: cannot be written ({error.strerror})") from None
         console.print(f"chart: {plot}")
 
 

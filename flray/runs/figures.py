@@ -1,21 +1,27 @@
-"""The pictures of a finished run."""
+"""The figures of a finished run or trial."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from flray.config.shapes import read_partition
 from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.metrics.direction import measure_name
+from flray.metrics.names import TEST_VIEWS
 from flray.runs import directory
 from flray.runs.journal import Journal
 
-VIEWS = ("global/common", "global/local", "personal/local", "personal/others")
-_FURTHER = ("auc", "hausdorff95")
-"""Measures besides the task's own that get a picture where a task has them."""
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_FURTHER_MEASURES = ("auc", "hausdorff95")
+"""Measures besides the task's own that get a figure where a task has them."""
 
 
 def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
-    """Draw the figures of a run or of a sweep's trial, from what lies in its folder, and list them for MLflow.
+    """Draw the figures of a run or of a sweep's trial from the files in its folder, and list them for MLflow.
 
     Parameters
     ----------
@@ -24,53 +30,51 @@ def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
     journal : Journal
         Its journal.
     metric : str
-        What the run is judged by; empty where nothing was measured.
+        The primary metric; empty where nothing was measured.
     """
-    from flray.data.partition_plot import ClientHoldings, bubble_chart
-    from flray.tracking.plots import client_bars, learning_curves
+    # Start-up: matplotlib takes a second, which only the end of a run needs.
+    from flray.drawing.canvas import save_figure
+    from flray.drawing.partition import PartitionCounts, draw_partition
 
-    figures = folder / directory.FIGURES
-    figures.mkdir(exist_ok=True)
-    history = journal.history()
-    made: list[str] = []
-    own = measure_name(metric)
-    for name in (own, *(other for other in _FURTHER if other != own)):
-        curves = [f"{view}/{name}" for view in VIEWS if f"{view}/{name}" in history.columns]
-        if curves:
-            picture = "curves.png" if name == own else f"curves-{name}.png"
-            learning_curves(history, curves, figures / picture)
-            made.append(picture)
-    view = next(
-        (
-            v
-            for v in ("personal/local", "global/local")
-            if f"{v}/{own}" in history and history[f"{v}/{own}"].notna().any()
-        ),
-        None,
-    )
-    if view is not None:
-        prefix = f"{view}/{own}/client/"
-        last = (
-            history[history[f"{view}/{own}"].notna()]
-            .iloc[-1:]
-            .dropna(axis="columns")
-            .to_dict("records")[-1]
-        )
-        values = {
-            str(n).removeprefix(prefix): float(v)
-            for n, v in last.items()
-            if str(n).startswith(prefix)
-        }
-        if values:
-            client_bars(values, prefix.removesuffix("/client/"), figures / "clients.png")
-            made.append("clients.png")
+    figures = _draw_metrics(journal.history(), measure_name(metric))
     if (folder / PARTITION).exists():
-        bubble_chart(ClientHoldings.read(folder / PARTITION), figures / "partition.png")
-        made.append("partition.png")
-    for name in made:
+        record = read_partition(folder / PARTITION)
+        figures["partition.png"] = draw_partition(PartitionCounts.from_record(record))
+    for name, figure in figures.items():
+        save_figure(figure, folder / directory.FIGURES / name)
         journal.artifact(f"{directory.FIGURES}/{name}", directory.FIGURES)
-    for name in (
-        directory.CONFIG,
-        *(n for n in (PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS) if (folder / n).exists()),
-    ):
-        journal.artifact(name)
+    journal.artifact(directory.CONFIG)
+    for name in (PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS):
+        if (folder / name).exists():
+            journal.artifact(name)
+
+
+def _draw_metrics(history: pd.DataFrame, measure: str) -> dict[str, Figure]:
+    """Return the learning curves and the clients' last values by the names of their files."""
+    from flray.drawing.charts import Line, LinePanel, draw_clients, draw_lines  # start-up
+
+    figures: dict[str, Figure] = {}
+    for name in (measure, *(other for other in _FURTHER_MEASURES if other != measure)):
+        lines = []
+        for view in TEST_VIEWS:
+            if f"{view}/{name}" in history:
+                measured = history[["round", f"{view}/{name}"]].dropna()
+                lines.append(Line(f"{view}/{name}", *measured.to_numpy(dtype=float).T))
+        if lines:
+            file = "curves.png" if name == measure else f"curves-{name}.png"
+            figures[file] = draw_lines([LinePanel("", lines)], "round", name)
+    for view in ("personal/local", "global/local"):
+        metric = f"{view}/{measure}"
+        evaluated = history[history[metric].notna()] if metric in history else history.iloc[:0]
+        if len(evaluated):
+            prefix = f"{metric}/client/"
+            last = evaluated.iloc[-1].dropna()
+            values = {
+                str(name).removeprefix(prefix): float(value)
+                for name, value in last.items()
+                if str(name).startswith(prefix)
+            }
+            if values:
+                figures["clients.png"] = draw_clients(values, metric)
+            break
+    return figures

@@ -10,12 +10,13 @@ from pathlib import Path
 from rich.console import Console
 
 from flray.config.experiment import Config
+from flray.drawing.canvas import save_figure
+from flray.drawing.charts import draw_scores
 from flray.files.csv_files import csv_text
 from flray.results.sweep import SweepResult
 from flray.runs import directory
 from flray.runs.figures import draw_figures
 from flray.runs.journal import Journal, history_of, read_events
-from flray.tracking import plots
 from flray.tuning.trial_store import RESULTS, SUMMARY, TABLE, TrialFolder, trial_folders
 
 OVERVIEW_LIMIT, REPORT = 40, "report"
@@ -48,15 +49,10 @@ def finish(
     made = [directory.CONFIG, RESULTS, SUMMARY, TABLE]
     scores = dict(list(result.scores().items())[:OVERVIEW_LIMIT])
     if scores:
-        figures = folder / directory.FIGURES
-        figures.mkdir(exist_ok=True)
-        metrics = result.metrics
-        name = (
-            metrics[0]
-            if len(metrics) == 1
-            else " or ".join(sorted({m.rsplit("/", 1)[-1] for m in metrics}))
-        )
-        plots.sweep_overview(scores, name, figures / "overview.png", title=config.experiment.name)
+        names = sorted({metric.rpartition("/")[2] for metric in result.metrics})
+        name = result.metrics[0] if len(result.metrics) == 1 else " or ".join(names)
+        figure = draw_scores(scores, name, config.experiment.name)
+        save_figure(figure, folder / directory.FIGURES / "overview.png")
         made.append(f"{directory.FIGURES}/overview.png")
     for name in made:
         journal.artifact(name, directory.FIGURES if name.startswith(directory.FIGURES) else "")

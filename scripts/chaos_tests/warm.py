@@ -86,7 +86,7 @@ def prepare() -> None:
         "flray.cli.display",
         "flray.reporting",
         "flray.runs.runner",
-        "flray.tracking.plots",
+        "flray.drawing.charts",
         "flray.tracking.background",
         "flray.sweeps",
         "flray.tuning.callback",

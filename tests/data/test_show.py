@@ -7,7 +7,9 @@ from PIL import Image
 from flray import registry
 from flray.cli.main import invoke
 from flray.data import DataSet, Domain, federate, load_dataset
-from flray.data.partition_plot import ClientHoldings, bubble_chart, partition_table
+from flray.data.partition_table import partition_table
+from flray.drawing.canvas import LIGHT, save_figure
+from flray.drawing.partition import PartitionCounts, draw_partition
 
 
 def test_the_table_counts_what_clients_hold() -> None:
@@ -44,7 +46,7 @@ def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> No
         {"clients": clients, "alpha": 0.5},
         0,
     )
-    bubble_chart(ClientHoldings.of(data), tmp_path / "new" / "chart.png")
+    save_figure(draw_partition(PartitionCounts.of(data)), tmp_path / "new" / "chart.png")
     with Image.open(tmp_path / "new" / "chart.png") as image:
         pixels = np.asarray(image.convert("RGB")).astype(int)
     assert pixels.shape[1] < 4000
@@ -60,11 +62,11 @@ def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> No
 def test_many_clients_become_columns_of_one_picture(tmp_path: Path) -> None:
     dataset = load_dataset("digits-sklearn")
     data = federate(dataset, "domains", {"clients_per_domain": 60}, 0)
-    bubble_chart(ClientHoldings.of(data), tmp_path / "chart.png")
+    save_figure(draw_partition(PartitionCounts.of(data)), tmp_path / "chart.png")
     with Image.open(tmp_path / "chart.png") as image:
         pixels = np.asarray(image.convert("RGB")).astype(int)
     assert pixels.shape[1] < 2400
-    shades = [[0x00, 0x72, 0xB2], [0xD5, 0x5E, 0x00], [0x00, 0x9E, 0x73], [0xCC, 0x79, 0xA7]]
+    shades = [list(bytes.fromhex(colour[1:])) for colour in LIGHT[:4]]
     drawn = [(np.abs(pixels - shade).max(axis=2) < 3).sum(1).max() for shade in shades]
     assert drawn == pytest.approx(
         [1800 / 4] * 4, abs=3
@@ -154,7 +156,7 @@ def test_the_command_draws_every_partition(
     assert (total == 770) == (whole and not shift) and 0 < classes < total
     with Image.open(tmp_path / "chart.png") as image:
         pixels = np.asarray(image.convert("RGB")).astype(int)
-    shades = [[0x00, 0x72, 0xB2], [0xD5, 0x5E, 0x00], [0x00, 0x9E, 0x73]]
+    shades = [list(bytes.fromhex(colour[1:])) for colour in LIGHT[:3]]
     drawn = [(np.abs(pixels - shade).max(axis=2) < 40).sum() for shade in shades]
     by_domain = name.startswith("domain")
     assert drawn[0] > 500 and (min(drawn[1:]) > 500) == by_domain

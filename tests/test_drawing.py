@@ -1,0 +1,165 @@
+"""Figures show the numbers they were given, in every format."""
+
+import math
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flray.drawing.canvas import page_svg, save_figure
+from flray.drawing.charts import (
+    GridPanel,
+    Line,
+    LinePanel,
+    draw_clients,
+    draw_lines,
+    draw_matrices,
+    draw_scores,
+    draw_table,
+)
+
+BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
+
+
+def pixels(path: Path, colour: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the pixels of exactly this colour."""
+    return np.nonzero((np.asarray(Image.open(path).convert("RGB")) == colour).all(axis=2))
+
+
+def curve(name: str, scale: float, every: int = 1) -> Line:
+    rounds = range(0, 40, every)
+    return Line(name, list(rounds), [scale * (1 - math.exp(-r / 10)) for r in rounds])
+
+
+def test_curves_are_drawn_over_all_rounds(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "curves.png"
+    panel = LinePanel("fedskc", [curve("a/accuracy", 0.9), curve("b/accuracy", 0.4, every=5)])
+    save_figure(draw_lines([panel], "round", "accuracy"), path)
+    width = Image.open(path).size[0]
+    for colour in (BLUE, ORANGE):
+        columns = np.unique(pixels(path, colour)[1])
+        drawn = columns[columns < 0.7 * width]  # to the right of it is the legend
+        assert drawn.max() - drawn.min() > 0.5 * width
+
+
+def test_the_better_method_is_drawn_higher_and_first_in_the_legend(tmp_path: Path) -> None:
+    path = tmp_path / "methods.png"
+    figure = draw_lines(
+        [LinePanel("", [curve("fedavg", 0.5), curve("fedskc", 0.9)])], "round", "accuracy"
+    )
+    save_figure(figure, path)
+    assert pixels(path, BLUE)[0].mean() > pixels(path, ORANGE)[0].mean()  # rows count from the top
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["fedskc", "fedavg"]
+
+
+def test_a_line_is_broken_where_a_value_is_missing() -> None:
+    broken = Line("a", [1, 2, 3, 4], [0.5, math.nan, 0.6, 0.7])
+    figure = draw_lines([LinePanel("", [broken])], "round", "accuracy")
+    (line,) = figure.axes[0].lines
+    assert np.isnan(np.asarray(line.get_ydata(), float)[1])
+
+
+@pytest.mark.parametrize(
+    ("clients", "worst", "expected"), [(20, 0.1, 2), (10, 0.1, 1), (4, 0.1, 1), (12, 0.5, 6)]
+)
+def test_the_worst_clients_have_the_share_of_the_area_that_they_should(
+    tmp_path: Path, clients: int, worst: float, expected: int
+) -> None:
+    path = tmp_path / "bars.png"
+    values = {f"c{i}": 0.5 + i * 1e-6 for i in range(clients)}
+    save_figure(draw_clients(values, "accuracy", worst), path)
+    columns = np.bincount(pixels(path, ORANGE)[1])
+    bars = np.count_nonzero(
+        np.diff((columns > 100).astype(int)) == 1
+    )  # a bar is tall, the legend's patch is not
+    assert bars == expected
+    height = columns.max()
+    assert np.count_nonzero(np.bincount(pixels(path, BLUE)[1]) > 0.9 * height) > 0
+
+
+def test_clients_without_a_value_are_left_out_and_none_at_all_is_refused(tmp_path: Path) -> None:
+    save_figure(draw_clients({"a": 0.5, "b": math.nan}, "accuracy"), tmp_path / "one.png")
+    assert len(pixels(tmp_path / "one.png", BLUE)[0]) == 0
+    with pytest.raises(ValueError, match="no client"):
+        draw_clients({"b": math.nan}, "accuracy")
+
+
+def test_many_clients_stay_one_page(tmp_path: Path) -> None:
+    figure = draw_clients({str(i): i / 1000 for i in range(1000)}, "accuracy")
+    save_figure(figure, tmp_path / "many.png")
+    assert Image.open(tmp_path / "many.png").size == (1800, 630)
+
+
+def test_a_sweep_has_one_row_per_method_with_a_score(tmp_path: Path) -> None:
+    scores = {"fedavg": [0.5, 0.6], "fedskc": [0.7, math.nan], "moon": [0.65], "broken": [math.nan]}
+    save_figure(draw_scores(scores, "accuracy"), tmp_path / "sweep.png")
+    save_figure(draw_scores(scores | {"broken": [0.1]}, "accuracy"), tmp_path / "four.png")
+    three, four = (Image.open(tmp_path / f"{name}.png").size[1] for name in ("sweep", "four"))
+    assert four - three == pytest.approx(0.34 * 150, abs=1)
+    with pytest.raises(ValueError, match="no setting"):
+        draw_scores({"broken": [math.nan]}, "accuracy")
+
+
+NAMES = ["<b>&", "$x^2$", "_hidden", '#0072b2 style="fill: #0072b2"', "-->", "\\alpha"]
+
+
+def test_names_are_text_in_svg_and_no_markup() -> None:
+    lines = [Line(name, [1, 2], [0.1, 0.2]) for name in NAMES]
+    svg = page_svg(draw_lines([LinePanel(NAMES[0], lines)], "round", "accuracy"), NAMES[0])
+    texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.text]
+    assert set(NAMES) <= set(texts)
+
+
+def test_the_colours_of_a_page_are_those_of_its_style_sheet() -> None:
+    values = np.array([[0.5, -0.5], [0.1, 1.0]])
+    texts = [["50", "x"], ["1", "2"]]
+    panel = GridPanel("t", ["a", "b"], ["c", "d"], values, texts, frozenset({(0, 1)}))
+    for figure in (
+        draw_lines([LinePanel("t", [curve("a", 0.5)])], "round", "accuracy"),
+        draw_clients({"a": 0.5, "b": 0.4}, "accuracy"),
+        draw_scores({"a": [0.5, 0.4]}, "accuracy"),
+        draw_table(panel),
+        draw_matrices([panel]),
+    ):
+        svg = page_svg(figure, "label")
+        assert svg.startswith("<svg ") and "var(--fg)" in svg and "matplotlib" not in svg
+        assert not set(re.findall("#[0-9a-f]{6}\\b", re.sub('base64[^"]*', "", svg)))
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_files_drawn_by_threads_at_once_are_the_same(tmp_path: Path, kind: str) -> None:
+    def draw(name: str) -> bytes:
+        figure = draw_lines([LinePanel("", [curve("a", 0.9)])], "round", "accuracy")
+        save_figure(figure, tmp_path / f"{name}.{kind}")
+        return (tmp_path / f"{name}.{kind}").read_bytes()
+
+    alone = draw("alone")
+    with ThreadPoolExecutor(2) as pool:
+        assert set(pool.map(draw, map(str, range(6)))) == {alone}
+
+
+def test_drawing_opens_no_pyplot_figure_and_changes_no_setting(tmp_path: Path) -> None:
+    import matplotlib
+    from matplotlib import pyplot
+
+    before = dict(matplotlib.rcParams), pyplot.get_fignums()
+    for kind in ("png", "svg", "pdf"):
+        figure = draw_lines([LinePanel("", [curve("a", 0.9)])], "round", "accuracy")
+        save_figure(figure, tmp_path / f"x.{kind}")
+    assert (dict(matplotlib.rcParams), pyplot.get_fignums()) == before
+
+
+def test_drawing_needs_neither_torch_nor_ray() -> None:
+    code = (
+        "import sys, flray.drawing.charts, flray.drawing.partition; "
+        "print({'torch', 'ray', 'matplotlib.pyplot'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"
