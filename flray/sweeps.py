@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from flray.results.sweep import SweepResult
+from flray.runs.progress import SweepProgress
 from flray.tuning import sweep
-from flray.tuning.progress import SweepProgress
 
 
 def tune(

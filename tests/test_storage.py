@@ -26,7 +26,7 @@ from flray.errors import DataError, FlrayError
 from flray.files import lease, storage
 from flray.files.mirror import Mirror
 from flray.runs import directory, runner
-from flray.runs.loop import NullProgress
+from flray.runs.progress import NullProgress
 from flray.tracking.client import connect
 from flray.tuning.trial_store import checkpoints, next_session
 

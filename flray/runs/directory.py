@@ -30,6 +30,7 @@ from flray.files.atomic import write_atomically
 from flray.tracking.address import redact, resolve_uri
 
 FolderKind = Literal["run", "sweep"]
+RunStatus = Literal["waiting", "running", "interrupted", "finished", "stopped", "failed"]
 CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoint", "figures"
 FETCHED_MARK = ".fetched"
 """Marks a folder that came from object storage."""

@@ -1,59 +1,21 @@
-"""The loop over a run's rounds: step, journal, checkpoint, and what the user sees of it."""
+"""The loop over a run's rounds: step, callbacks, checkpoint, and what a loss or an interrupt costs."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
-from flray.federation.diagnostics import (
-    FINAL_DIAGNOSTICS,
-    INITIAL_DIAGNOSTICS,
-    encode,
-    save_encoded,
-)
 from flray.federation.failures import ObjectLostError, ServerLostError
 from flray.federation.federation import RoundResult
 from flray.federation.handle import FederationHandle
 from flray.federation.spec import FederationSpec
-from flray.metrics.names import primary_metric_name
+from flray.federation.state import Notify
 from flray.runs import directory
-from flray.runs.journal import Journal
+from flray.runs.callbacks import RunCallback
 
 MAX_LOSSES = 3
 """Losses of the server or of clients' states that a run outlives with no finished round in between."""
-
-
-class Progress(Protocol):
-    """Shows how far a run is."""
-
-    def begin(self, spec: FederationSpec, done: int) -> None:
-        """Show that the rounds start after `done`."""
-
-    def round(self, finished: RoundResult, metric: str) -> None:
-        """Show a finished round."""
-
-    def say(self, line: str) -> None:
-        """Show a line for the user."""
-
-    def end(self) -> None:
-        """Take away what is shown."""
-
-
-class NullProgress:
-    """A progress display that shows nothing."""
-
-    def begin(self, spec: FederationSpec, done: int) -> None:
-        """Do nothing."""
-
-    def round(self, finished: RoundResult, metric: str) -> None:
-        """Do nothing."""
-
-    def say(self, line: str) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
 
 
 class RoundLoop:
@@ -63,15 +25,14 @@ class RoundLoop:
     ----------
     spec : FederationSpec
         What is run.
-    federation : Running
+    federation : FederationHandle
         Where it runs.
     folder : Path
         The run's folder.
-    journal : Journal
-        Gets every round before a checkpoint knows of it, so that no round is ever missing from the
-        history.
-    progress : Progress
-        What the user sees.
+    callbacks : sequence of RunCallback
+        Are told of every round in their order, before a checkpoint of it is written.
+    notify : callable
+        Is given the lines a user should see.
     """
 
     def __init__(
@@ -79,16 +40,11 @@ class RoundLoop:
         spec: FederationSpec,
         federation: FederationHandle,
         folder: Path,
-        journal: Journal,
-        progress: Progress,
+        callbacks: Sequence[RunCallback],
+        notify: Notify,
     ) -> None:
-        self._spec, self._federation, self._folder, self._journal = (
-            spec,
-            federation,
-            folder,
-            journal,
-        )
-        self._progress = progress
+        self._spec, self._federation, self._folder = spec, federation, folder
+        self._callbacks, self._notify = callbacks, notify
         self._done = 0
         self._saved_at = time.monotonic()
         self._saved_round = -1
@@ -117,7 +73,7 @@ class RoundLoop:
             except KeyboardInterrupt:
                 pass
             except Exception as error:  # a signal to all processes takes Ray's with it
-                self._progress.say(
+                self._notify(
                     f"the round under way is lost, it will be played again ({type(error).__name__})"
                 )
             raise
@@ -143,7 +99,7 @@ class RoundLoop:
                         f"flray resume {self._folder}"
                     ) from error
                 what = "the server actor died" if isinstance(error, ServerLostError) else str(error)
-                self._progress.say(f"{what}; going on from the last checkpoint")
+                self._notify(f"{what}; going on from the last checkpoint")
 
     def _run_to_end(self) -> str:
         self._done = self._saved_round = self._federation.restore(
@@ -151,28 +107,19 @@ class RoundLoop:
         )
         if not self._begun:
             self._begun = True
-            self._progress.begin(self._spec, self._done)
-        metric = primary_metric(self._spec)
-        if self._done == 0:
-            self._diagnose(False)
+            for callback in self._callbacks:
+                callback.on_begin(self._done)
         while self._done < self._spec.config.rounds:
-            self._round(metric)
-        self._diagnose(True)
+            self._take(self._federation.step())
+            self._checkpoint()
+        for callback in self._callbacks:
+            callback.on_end()
         return self._federation.sha256()
 
-    def _diagnose(self, final: bool) -> None:
-        path = self._folder / (FINAL_DIAGNOSTICS if final else INITIAL_DIAGNOSTICS)
-        if self._spec.config.tracking.features and not path.exists():
-            found = self._federation.diagnostics(final)
-            if found:
-                save_encoded(encode(found), path)
-
-    def _round(self, metric: str) -> None:
-        finished = self._federation.step()
-        self._done = finished.number
-        self._journal.record_round(finished.number, finished.metrics)
-        self._progress.round(finished, metric)
-        self._checkpoint()
+    def _take(self, result: RoundResult) -> None:
+        self._done = result.number
+        for callback in self._callbacks:
+            callback.on_round(result)
 
     def _checkpoint(self) -> None:
         settings = self._spec.config.checkpoint
@@ -185,7 +132,8 @@ class RoundLoop:
             self._save()
 
     def _save(self) -> None:
-        self._journal.sync()
+        for callback in self._callbacks:
+            callback.on_checkpoint(self._done)
         self._federation.save(
             self._folder / directory.CHECKPOINT, self._spec.config.checkpoint.keep
         )
@@ -194,21 +142,15 @@ class RoundLoop:
 
     def _save_after_interrupt(self) -> None:
         """Save the last whole round; on Ray the one under way ends first, in this process it is played again later."""
-        self._progress.say("stopping")
+        self._notify("stopping")
         finished = self._federation.wait_for_round()
         if finished is not None:
-            self._done = finished.number
-            self._journal.record_round(finished.number, finished.metrics)
+            self._take(finished)
         if self._federation.between_rounds and self._done > self._saved_round:
             self._save()
         if self._saved_round == 0:
-            self._progress.say("no round has been saved yet; the run will begin anew")
+            self._notify("no round has been saved yet; the run will begin anew")
         elif self._saved_round > 0:
-            self._progress.say(
+            self._notify(
                 f"the checkpoint holds round {self._saved_round} of {self._spec.config.rounds}"
             )
-
-
-def primary_metric(spec: FederationSpec) -> str:
-    """Return the name of the method's own measure."""
-    return primary_metric_name(spec.algorithm.views, spec.task.metric)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,15 @@ from flray.federation.spec import FederationSpec
 from flray.files.mirror import mirrored
 from flray.interrupts import InterruptedRunError as InterruptedRunError
 from flray.interrupts import resume_hint
+from flray.metrics.names import primary_metric_name
 from flray.metrics.summary import Reported, summarise_history
 from flray.runs import directory, resume_checks
+from flray.runs.callbacks import DiagnosticsCallback, JournalCallback, ProgressCallback, RunCallback
 from flray.runs.figures import draw_figures
-from flray.runs.journal import Journal
-from flray.runs.loop import NullProgress, Progress, RoundLoop, primary_metric
-from flray.tracking.address import check, redact
-
-Notify = Callable[[str], None]
+from flray.runs.loop import RoundLoop
+from flray.runs.progress import NullProgress, Progress
+from flray.runs.session import RunSession, recording_failure, tracking
+from flray.tracking.address import check
 
 
 @dataclass(frozen=True)
@@ -209,19 +210,6 @@ def data_identity(spec: FederationSpec) -> dict[str, Any]:
     }
 
 
-def run_tags(folder: Path) -> dict[str, str]:
-    """Return a run's MLflow tags: versions, fingerprints and the folder."""
-    identity = directory.read(folder)
-    tags = {f"version.{name}": version for name, version in identity.get("versions", {}).items()}
-    tags |= {
-        f"{part}.fingerprint": identity[part] for part in ("data", "partition") if part in identity
-    }
-    cpu = identity.get("cpu", {})
-    tags |= {f"cpu.{part}": cpu[part] for part in ("bits", "model", "capability") if part in cpu}
-    tags |= {f"origin.{name}": origin for name, origin in identity.get("origins", {}).items()}
-    return {**tags, "flray.folder": str(folder)}
-
-
 def _run_to_end(
     spec: FederationSpec,
     folder: Path,
@@ -229,75 +217,39 @@ def _run_to_end(
     progress: Progress,
     labels: Mapping[str, str] | None = None,
 ) -> Result:
-    experiment = spec.config
+    experiment, metric = spec.config, primary_metric(spec)
     with resume_hint(folder), contextlib.ExitStack() as stack:
-        stack.enter_context(
-            mirrored(folder, directory.remote_uri(folder, experiment.output), progress.say)
-        )
-        journal = stack.enter_context(Journal(folder / directory.JOURNAL))
-        directory.update(folder, status="running")
-        began_before = not journal.start(
-            uid=directory.read(folder)["uid"],
-            experiment=experiment.tracking.experiment,
+        remote = directory.remote_uri(folder, experiment.output)
+        stack.enter_context(mirrored(folder, remote, progress.say))
+        session = RunSession(
+            folder,
+            experiment,
             name=f"{experiment.name} {folder.name}",
-            tags=run_tags(folder),
+            tags={},
             params=dict(directory.flatten_settings(experiment.model_dump(mode="json"))),
+            labels=labels,
         )
-        if began_before:
-            journal.resume()
-        if labels:
-            journal.tags(labels)
-        stack.enter_context(_tracking(folder, experiment, progress.say))
+        stack.callback(session.close)
+        uri = experiment.tracking.uri
+        stack.enter_context(tracking(folder, uri, progress.say, iter(()), patience=20.0))
+        stack.enter_context(recording_failure(session))
         try:
-            digest = _federate(spec, folder, journal, address, progress)
-        except KeyboardInterrupt:
-            _record_end(folder, journal, "interrupted")
-            raise
-        except BaseException:
-            _record_end(folder, journal, "failed")
-            raise
+            digest = _federate(spec, session, address, progress)
         finally:
             progress.end()
         try:
-            draw_figures(folder, journal, primary_metric(spec))
+            draw_figures(folder, session.journal, metric)
         except (OSError, ValueError) as error:
             progress.say(f"the figures could not be drawn: {error}")
-        journal.tags({"model.sha256": digest})
-        journal.end("FINISHED")
-        # Last, so that a run killed just before is resumed and closed rather than taken for
-        # finished.
-        directory.update(folder, status="finished", sha256=digest)
+        session.journal.tags({"model.sha256": digest})
+        # The description last: a run killed just before is resumed and closed rather than taken
+        # for finished.
+        session.end("finished", sha256=digest)
     return _result(folder, spec)
 
 
-def _record_end(folder: Path, journal: Journal, status: str) -> None:
-    directory.update(folder, status=status)
-    journal.end("KILLED" if status == "interrupted" else "FAILED")
-
-
-@contextlib.contextmanager
-def _tracking(folder: Path, experiment: Experiment, say: Notify) -> Iterator[None]:
-    """Send the journal to MLflow while the run goes on, and what is left at its end."""
-    if experiment.tracking.uri is None:
-        yield
-        return
-    from flray.tracking.background import Tracker
-
-    tracker = Tracker(experiment.tracking.uri, say=say)
-    tracker.register(folder)
-    try:
-        yield
-    finally:
-        unsent = tracker.close(timeout=20.0)
-        if unsent:
-            say(
-                f"{unsent} entries could not be sent to {redact(experiment.tracking.uri)}; "
-                f"they are kept: flray sync {folder}"
-            )
-
-
 def _federate(
-    spec: FederationSpec, folder: Path, journal: Journal, address: str | None, progress: Progress
+    spec: FederationSpec, session: RunSession, address: str | None, progress: Progress
 ) -> str:
     """Run all rounds that are left and return the digest."""
     with contextlib.ExitStack() as stack:
@@ -313,7 +265,13 @@ def _federate(
         else:
             federation = inline_federation(spec, progress.say)
         stack.callback(federation.close)
-        return RoundLoop(spec, federation, folder, journal, progress).run()
+        callbacks: list[RunCallback] = [
+            JournalCallback(session.journal),
+            ProgressCallback(progress, spec, primary_metric(spec)),
+        ]
+        if spec.config.tracking.features:
+            callbacks.append(DiagnosticsCallback(federation, session.folder))
+        return RoundLoop(spec, federation, session.folder, callbacks, progress.say).run()
 
 
 def _result(folder: Path, spec: FederationSpec) -> Result:
@@ -332,3 +290,8 @@ def _result(folder: Path, spec: FederationSpec) -> Result:
     return Result(
         folder=folder, history=history, sha256=str(digest), metric=metric, experiment=spec.config
     )
+
+
+def primary_metric(spec: FederationSpec) -> str:
+    """Return the name of the method's own measure."""
+    return primary_metric_name(spec.algorithm.views, spec.task.metric)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flray.results.sweep import SweepResult
+    from flray.runs.progress import SweepProgress
     from flray.sweeps import resume, tune
-    from flray.tuning.progress import SweepProgress
 
 __all__ = ["SweepProgress", "SweepResult", "resume", "tune"]
 
@@ -20,7 +20,7 @@ _MODULES = {
     "tune": "flray.sweeps",
     "resume": "flray.sweeps",
     "SweepResult": "flray.results.sweep",
-    "SweepProgress": "flray.tuning.progress",
+    "SweepProgress": "flray.runs.progress",
 }
 
 

@@ -20,10 +20,12 @@ from flray.federation.diagnostics import (
     save_encoded,
     save_partition,
 )
+from flray.federation.federation import RoundResult
 from flray.runs import directory
-from flray.runs.journal import Journal
+from flray.runs.callbacks import JournalCallback
+from flray.runs.progress import SweepProgress
+from flray.runs.session import EndStatus, RunSession
 from flray.tracking.background import Tracker
-from flray.tuning.progress import SweepProgress
 from flray.tuning.space import TrialSpec
 from flray.tuning.trial_store import TrialFolder
 
@@ -59,7 +61,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._config = config
         self._sweep, self._points, self._tracker, self._progress = sweep, points, tracker, progress
         self._parent = directory.read(sweep)
-        self._journals: dict[str, Journal] = {}
+        self._sessions: dict[str, RunSession] = {}
         self._done: dict[str, int] = {}
         self._values: dict[str, Any] = {}
         self._metrics: dict[str, str] = {}
@@ -74,14 +76,14 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Open the trial's journal, once."""
         number = str(trial)
-        if number in self._journals:
+        if number in self._sessions:
             return
         self._begun = (
             self._begun or time.monotonic()
         )  # starting the first processes tells nothing about the rest
         point, folder = self._points[number], TrialFolder(self._sweep, number)
-        journal = self._journals[number] = folder.begin(point, self._parent, self._config)
-        self._done[number] = max((event["round"] for event in journal.rounds()), default=0)
+        session = self._sessions[number] = folder.begin(point, self._parent, self._config)
+        self._done[number] = max((event["round"] for event in session.journal.rounds()), default=0)
         self._left -= self._done[number]
         if self._tracker is not None:
             self._tracker.register(folder.path, parent_dir=self._sweep)
@@ -92,7 +94,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     ) -> None:
         """Record the rounds of a step."""
         number, done = str(trial), int(result["training_iteration"])
-        point, journal = self._points[number], self._journals[number]
+        point, journal = self._points[number], self._sessions[number].journal
         report = json.loads(result["report"])
         self._values[number], self._metrics[number] = report["values"], report["metric"]
         for line in report["lines"]:
@@ -107,9 +109,10 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._left -= len(carried)
         if not played:
             return
+        recorder = JournalCallback(journal)
         for round_, metrics in enumerate(played, start=done - len(played) + 1):
-            journal.record_round(round_, metrics)
-        journal.sync()
+            recorder.on_round(RoundResult(round_, metrics))
+        recorder.on_checkpoint(done)  # which Tune may write at any time from now on
         self._done[number] = done
         self._played += len(played)
         self._left -= len(played)
@@ -129,7 +132,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         if report.get(PARTITION):
             save_partition(report[PARTITION], folder)
             held = report[PARTITION]
-            self._journals[number].tags(
+            self._sessions[number].journal.tags(
                 {
                     **{
                         f"{part}.fingerprint": digest
@@ -171,16 +174,16 @@ class TrialRecorder(Callback):  # type: ignore[misc]
 
     def close(self) -> None:
         """End the journals of trials that were interrupted."""
-        for journal in self._journals.values():
+        for session in self._sessions.values():
             with contextlib.suppress(OSError):
-                journal.end("KILLED")
-            journal.close()
-        self._journals.clear()
+                session.journal.end("KILLED")
+            session.close()
+        self._sessions.clear()
 
-    def _end(self, trial: Any, status: str, **values: Any) -> None:
+    def _end(self, trial: Any, status: EndStatus, **values: Any) -> None:
         number = str(trial)
-        journal = self._journals.pop(number, None)
-        if journal is None:
+        session = self._sessions.pop(number, None)
+        if session is None:
             return
         point, done = self._points[number], self._done[number]
         if self._values.get(number, point.values) != point.values:
@@ -188,8 +191,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
                 k: v for k, v in self._values[number].items() if k != "seed"
             }
         folder = TrialFolder(self._sweep, number)
-        folder.end(journal, status, rounds=done, metric=self._metrics.get(number), **values)
-        journal.close()
+        folder.end(session, status, rounds=done, metric=self._metrics.get(number), **values)
+        session.close()
         self._left -= point.experiment.rounds - done
         scores = [score for round_, score in folder.scores() if round_ <= done]
         if values.get("failure"):

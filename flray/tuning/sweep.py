@@ -17,12 +17,12 @@ from flray.files.mirror import mirrored
 from flray.interrupts import resume_hint
 from flray.results.sweep import SweepResult
 from flray.runs import directory, resume_checks
-from flray.runs.journal import Journal
+from flray.runs.progress import NullProgress, SweepProgress
+from flray.runs.session import RunSession, recording_failure, tracking
 from flray.startup import gc_disabled
-from flray.tracking.address import check, redact
+from flray.tracking.address import check
 from flray.tracking.background import Tracker
 from flray.tuning import naming
-from flray.tuning.progress import NullProgress, SweepProgress
 from flray.tuning.resources import TrialResources
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.summary import ReportWriter, finish
@@ -156,60 +156,40 @@ class _Sweep:
 
     def drive(self, folder: Path, labels: Mapping[str, str] | None = None) -> SweepResult:
         """Run what is left, finish the parent run, and return the result."""
-        identity, experiment = directory.read(folder), self._config.experiment
+        config, experiment = self._config, self._config.experiment
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are
         # on.
-        self._stack.enter_context(
-            mirrored(
-                folder,
-                directory.remote_uri(folder, experiment.output),
-                self._progress.say,
-                leave=(TUNE,),
-            )
-        )
-        journal = self._stack.enter_context(Journal(folder / directory.JOURNAL))
-        tags = {f"version.{name}": version for name, version in identity["versions"].items()}
-        # The names of arms are the user's own words, which are no names of parameters.
-        params = {
-            key: text
-            for key, text in resume_checks.settings_text(self._config, "sweep").items()
-            if not key.startswith("arms.")
-        }
-        if not journal.start(
-            uid=identity["uid"],
-            experiment=experiment.tracking.experiment,
+        remote = directory.remote_uri(folder, experiment.output)
+        self._stack.enter_context(mirrored(folder, remote, self._progress.say, leave=(TUNE,)))
+        settings = resume_checks.settings_text(config, "sweep")
+        session = RunSession(
+            folder,
+            experiment,
             name=f"{experiment.name} {folder.name}",
-            params=params,
-            tags={
-                **tags,
-                **naming.tags(self._config),
-                "flray.folder": str(folder),
-                "flray.kind": "sweep",
-            },
-        ):
-            journal.resume()
-        if labels:
-            journal.tags(labels)
-        directory.update(folder, status="running")
+            # The names of arms are the user's own words, which are no names of parameters.
+            params={key: v for key, v in settings.items() if not key.startswith("arms.")},
+            tags={**naming.tags(config), "flray.kind": "sweep"},
+            labels=labels,
+        )
+        self._stack.callback(session.close)
         for point in self._points.values():
-            TrialFolder(folder, point.number).create(point, self._config)
+            TrialFolder(folder, point.number).create(point, config)
         for trial in trial_folders(folder):
             # The members of a population go on together, for they influence each other.
-            if trial.status == "failed" or isinstance(self._config.sweep.scheduler, Pbt):
+            if trial.status == "failed" or isinstance(config.sweep.scheduler, Pbt):
                 directory.update(trial.path, status="waiting", setting_at_end=None)
-        with _tracking(folder, experiment.tracking.uri, self._progress) as tracker:
+        begun = (j.parent for j in sorted((folder / TRIALS).glob(f"*/{directory.JOURNAL}")))
+        uri, notify = experiment.tracking.uri, self._progress.say
+        with (
+            tracking(folder, uri, notify, begun, patience=60.0) as tracker,
+            recording_failure(session),
+        ):
             try:
                 self._run(folder, tracker)
-                result = finish(folder, self._config, journal, self._write_report)
-            except BaseException as error:
-                stopped = isinstance(error, KeyboardInterrupt)
-                journal.end("KILLED" if stopped else "FAILED")
-                directory.update(folder, status="interrupted" if stopped else "failed")
-                raise
+                result = finish(folder, config, session.journal, self._write_report)
             finally:
                 self._progress.end()
-            journal.end("FAILED" if result.all_failed else "FINISHED")
-            directory.update(folder, status="finished")
+            session.end("finished", tracked_as="FAILED" if result.all_failed else None)
         return result
 
     def _run(self, folder: Path, tracker: Tracker | None) -> None:
@@ -242,24 +222,3 @@ class _Sweep:
         return self._stack.enter_context(
             ray_session(self._address, bits.variables(self._config.experiment))
         )
-
-
-@contextlib.contextmanager
-def _tracking(folder: Path, uri: str | None, progress: SweepProgress) -> Iterator[Tracker | None]:
-    """Send the parent's and the trials' journals while the sweep goes on, and what is left at its end."""
-    if uri is None:
-        yield None
-        return
-    tracker = Tracker(uri, say=progress.say)
-    tracker.register(folder)
-    for trial in sorted((folder / TRIALS).glob(f"*/{directory.JOURNAL}")):
-        tracker.register(trial.parent, parent_dir=folder)
-    try:
-        yield tracker
-    finally:
-        unsent = tracker.close(timeout=60.0)
-        if unsent:
-            progress.say(
-                f"{unsent} entries could not be sent to {redact(uri)}; they are kept: flray sync "
-                f"{folder}"
-            )

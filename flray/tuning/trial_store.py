@@ -17,7 +17,9 @@ from flray.config.shapes import shape_problem
 from flray.errors import FlrayError
 from flray.files import storage
 from flray.runs import directory
-from flray.runs.journal import Journal, read_events
+from flray.runs.directory import RunStatus
+from flray.runs.journal import read_events
+from flray.runs.session import EndStatus, RunSession
 from flray.tuning import naming
 from flray.tuning.space import TrialSpec, Values, trial_number
 
@@ -84,49 +86,33 @@ class TrialFolder:
         return content
 
     @property
-    def status(self) -> str:
+    def status(self) -> RunStatus:
         """waiting, running, finished, stopped (early) or failed."""
-        return str(self.identity["status"])
+        status: RunStatus = self.identity["status"]
+        return status
 
-    def begin(self, point: TrialSpec, parent: Mapping[str, Any], sweep: Config) -> Journal:
-        """Open the journal and record that the trial starts or goes on."""
-        identity = self.identity
-        journal = Journal(self.path / directory.JOURNAL)
-        tags = {
-            f"version.{name}": version for name, version in identity.get("versions", {}).items()
-        }
-        tracking = point.experiment.tracking
-        began = journal.start(
-            uid=identity["uid"],
-            experiment=tracking.experiment,
-            parent=parent["uid"],
+    def begin(self, point: TrialSpec, parent: Mapping[str, Any], sweep: Config) -> RunSession:
+        """Begin the trial or go on with it."""
+        settings = directory.flatten_settings(point.experiment.model_dump(mode="json"))
+        return RunSession(
+            self.path,
+            point.experiment,
             name=naming.title(point),
-            tags={
-                **tags,
-                **naming.tags(sweep, point.experiment),
-                "flray.folder": str(self.path),
-                "trial": point.number,
-            },
-            params={
-                **naming.varied_params(point.setting),
-                **dict(directory.flatten_settings(point.experiment.model_dump(mode="json"))),
-            },
+            tags={**naming.tags(sweep, point.experiment), "trial": point.number},
+            params={**naming.varied_params(point.setting), **dict(settings)},
+            parent=parent["uid"],
+            failure=None,
         )
-        if not began:
-            journal.resume()
-        directory.update(self.path, status="running", failure=None)
-        return journal
 
-    def end(self, journal: Journal, status: str, **values: Any) -> None:
-        """Record how the trial ended: in the journal first, for a trial without end would be run again."""
+    def end(self, session: RunSession, status: EndStatus, **values: Any) -> None:
+        """Record how the trial ended."""
         tags = {"trial.status": status, "stopped_early": str(status == "stopped").lower()}
         if values.get("sha256"):
             tags["model.sha256"] = values["sha256"]
         if values.get("failure"):
             tags["failure"] = values["failure"].splitlines()[0]
-        journal.tags(tags)
-        journal.end("FAILED" if status == "failed" else "FINISHED")
-        directory.update(self.path, status=status, **values)
+        session.journal.tags(tags)
+        session.end(status, **values)
 
     def rounds_recorded(self) -> int:
         """Return up to which round the journal has every round."""

@@ -17,7 +17,7 @@ from flray.federation.building import build_spec
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import PoolPlanner
 from flray.runs import runner
-from flray.runs.loop import NullProgress
+from flray.runs.progress import NullProgress
 
 BROKEN = '''
 import os

@@ -10,8 +10,7 @@ import pytest
 
 from flray import tuning
 from flray.runs import runner
-from flray.runs.loop import NullProgress
-from flray.tuning import progress
+from flray.runs.progress import NullProgress
 
 
 def seen(uri: str, metric: str) -> set[int]:
@@ -74,7 +73,7 @@ def test_every_round_of_a_sweep_is_seen_while_it_goes_on(
     uri = f"sqlite:///{tmp_cwd}/mlflow.db"
     waited: list[int] = []
 
-    class Watched(progress.NullProgress):
+    class Watched(NullProgress):
         def round(
             self, number: str, label: str, done: int, rounds: int, score: float, left: float
         ) -> None:

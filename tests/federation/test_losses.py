@@ -16,8 +16,9 @@ from flray.federation.executor import InlineExecutor
 from flray.federation.failures import ObjectLostError, ServerLostError, error_summary
 from flray.federation.federation import Federation, RoundResult, inline_federation
 from flray.federation.ray_backend import process_loss
+from flray.runs.callbacks import JournalCallback
 from flray.runs.journal import Journal
-from flray.runs.loop import NullProgress, RoundLoop
+from flray.runs.loop import RoundLoop
 
 
 class Dying(Federation):
@@ -52,7 +53,7 @@ def run_federation(
     )
     journal = Journal(tmp_cwd / name / "journal.jsonl")
     return RoundLoop(
-        spec, Dying(spec, dict(steps), **losses), tmp_cwd / name, journal, NullProgress()
+        spec, Dying(spec, dict(steps), **losses), tmp_cwd / name, [JournalCallback(journal)], print
     ).run(), journal
 
 

@@ -12,8 +12,8 @@ from ray.tune.result_grid import ResultGrid
 
 from flray.config.loader import load
 from flray.runs import directory
+from flray.runs.progress import NullProgress
 from flray.tuning.callback import TrialRecorder
-from flray.tuning.progress import NullProgress
 from tests.tuning.test_step import trial_of
 
 

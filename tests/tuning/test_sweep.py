@@ -22,7 +22,7 @@ from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.runs import directory, runner
 from flray.runs.journal import read_events
-from flray.tuning.progress import NullProgress
+from flray.runs.progress import NullProgress
 from flray.tuning.trial_store import trial_folders
 
 pytestmark = pytest.mark.slow

@@ -1,8 +1,27 @@
-"""What a sweep shows while it runs."""
+"""What shows the progress of a run and of a sweep, and the display that shows nothing."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
+
+from flray.federation.federation import RoundResult
+from flray.federation.spec import FederationSpec
+
+
+class Progress(Protocol):
+    """Shows how far a run is."""
+
+    def begin(self, spec: FederationSpec, done: int) -> None:
+        """Show that the rounds start after `done`."""
+
+    def round(self, finished: RoundResult, metric: str) -> None:
+        """Show a finished round."""
+
+    def say(self, line: str) -> None:
+        """Show a line for the user."""
+
+    def end(self) -> None:
+        """Close the display."""
 
 
 class SweepProgress(Protocol):
@@ -28,26 +47,22 @@ class SweepProgress(Protocol):
         """Show a line for the user."""
 
     def end(self) -> None:
-        """Take away what is shown."""
+        """Close the display."""
 
 
 class NullProgress:
-    """A progress display that shows nothing."""
+    """Shows nothing, of a run or of a sweep."""
 
-    def begin(self, total: int, done: int) -> None:
+    def begin(self, *info: Any) -> None:
         """Do nothing."""
 
-    def trial_started(self, number: str, label: str, rounds_done: int) -> None:
+    def trial_started(self, *info: Any) -> None:
         """Do nothing."""
 
-    def round(
-        self, number: str, label: str, done: int, rounds: int, score: float, left: float
-    ) -> None:
+    def round(self, *info: Any) -> None:
         """Do nothing."""
 
-    def trial_done(
-        self, number: str, label: str, status: str, rounds_done: int, score: float
-    ) -> None:
+    def trial_done(self, *info: Any) -> None:
         """Do nothing."""
 
     def say(self, line: str) -> None:
