@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from flray.cli.main import invoke
-from flray.federation.building import load_dataset
+from flray.data.public import load_once
 from flray.runs.journal import Journal
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -110,7 +110,7 @@ def more_rounds(folder: Path) -> None:
 
 def other_samples(folder: Path) -> None:
     np.save("x.npy", np.ones((20, 3, 32, 32), np.uint8))
-    load_dataset("random", {})  # a process keeps the set it has loaded last
+    load_once("random", {})  # a process keeps the set it has loaded last
 
 
 def damage(folder: Path) -> None:

@@ -17,8 +17,9 @@ from flray.data.datasets import (
     glyphs,
     tiny_imagenet,
 )
-from flray.data.federated import federate, load_dataset
+from flray.data.federated import federate
 from flray.data.fetching import FETCHABLE, get
+from flray.data.loading import load_dataset
 from flray.data.sources.cache import data_root
 from flray.data.sources.images import channel_statistics
 from flray.data.types import ClientIndices, DataSet, Domain, FederatedData

@@ -5,21 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
 
 from flray.config.sections import Shift, SplitName
-from flray.data.dataset_checks import validate_dataset
+from flray.data.loading import validate_options
 from flray.data.shifts import long_tail, noise_levels, private_sizes, used_share
-from flray.data.sources.cache import data_root
-from flray.data.splits import Division, by_client, divide
+from flray.data.splits import Division, assign_test_samples, by_client, divide
 from flray.data.types import ClientIndices, DataSet, FederatedData, Labels, Pooled
 from flray.errors import ConfigError, DataError
-from flray.registry import Registry, datasets, partitions
+from flray.registry import partitions
 from flray.rng import numpy_generator
 
 Split = SplitName | tuple[float, float, float]
@@ -28,30 +25,6 @@ _MANY = 100_000  # clients: up to so many the partition itself says why they are
 _WITHOUT_CLASSES = frozenset(
     {"iid", "domains"}
 )  # take labels to count samples or to stratify, no more
-
-
-def load_dataset(
-    name: str, options: dict[str, Any] | None = None, root: Path | None = None
-) -> DataSet:
-    """Return a registered data set; nothing is downloaded.
-
-    Parameters
-    ----------
-    name : str
-        Registered name.
-    options : dict, optional
-        Its options.
-    root : Path, optional
-        Folder of the data cache, default `flray.data.sources.cache.data_root()`.
-
-    Raises
-    ------
-    FlrayError
-        If the name or an option is unknown, or the data set has not been fetched.
-    """
-    return validate_dataset(
-        name, datasets.call(name, root or data_root(), **_options(datasets, name, options or {}))
-    )
 
 
 def federate(
@@ -220,52 +193,6 @@ def federate(
     )
 
 
-def assign_test_samples(
-    trains: Sequence[Rows], groups: Rows, test_groups: Rows, num_classes: int
-) -> list[Rows]:
-    """Deal test samples to clients so that each client is tested on what it trains on.
-
-    Parameters
-    ----------
-    trains : sequence of ndarray of int64
-        Each client's training rows.
-    groups, test_groups : ndarray of int64 [n], [m]
-        Group (domain * num_classes + class) of every training and test sample.
-    num_classes : int
-        Number of classes.
-
-    Returns
-    -------
-    list of ndarray of int64
-        Sorted rows of the test set per client; disjoint, together all of it. A group is dealt in
-        proportion to the clients' training samples of it (largest remainder, ties to the client
-        with the fewest test samples so far); a group without training samples in proportion to
-        those of its domain, or else to the clients' sizes.
-    """
-    tests: list[list[Rows]] = [[] for _ in trains]
-    num_groups = (
-        int(max(groups.max(), test_groups.max(initial=0))) // num_classes * num_classes
-        + num_classes
-    )
-    counts = np.stack([np.bincount(groups[train], minlength=num_groups) for train in trains])
-    dealt = np.zeros(len(trains), dtype=np.int64)
-    for group in np.unique(test_groups):
-        domain = group // num_classes * num_classes
-        candidates = (
-            counts[:, group],
-            counts[:, domain : domain + num_classes].sum(1),
-            counts.sum(1),
-        )
-        rows = np.flatnonzero(test_groups == group)
-        sizes = _largest_remainder(
-            next(held for held in candidates if held.any()), len(rows), dealt
-        )
-        dealt += sizes
-        for test, part in zip(tests, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
-            test.append(part)
-    return [np.sort(np.concatenate([*test, np.empty(0, dtype=np.int64)])) for test in tests]
-
-
 def _apply_shift(
     division: Division, dataset: DataSet, y: Rows, domains: Rows, seed: int, shift: Shift | None
 ) -> Division:
@@ -282,15 +209,6 @@ def _apply_shift(
     if shift is not None and shift.sizes:
         fit = fit[private_sizes(domains[fit], [d.name for d in dataset.domains], seed, shift.sizes)]
     return replace(division, fit=fit)
-
-
-def _largest_remainder(weights: Rows, total: int, so_far: Rows) -> Rows:
-    """Split `total` into integers in proportion to integer weights."""
-    quotas = weights * total
-    sizes: Rows = quotas // weights.sum()
-    by_remainder = np.lexsort((so_far, -(quotas % weights.sum())))
-    sizes[by_remainder[: total - sizes.sum()]] += 1
-    return sizes
 
 
 def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> list[Rows]:
@@ -313,7 +231,9 @@ def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> l
             f"it may take {', '.join(context)}, options are keyword-only"
         )
     found = partitions.call(
-        name, *(context[parameter] for parameter in wanted), **_options(partitions, name, options)
+        name,
+        *(context[parameter] for parameter in wanted),
+        **validate_options(partitions, name, options),
     )
     parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in found]
     line = np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
@@ -327,19 +247,6 @@ def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> l
             "and no row twice"
         )
     return parts
-
-
-def _options(registry: Registry, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    model: type[BaseModel] = registry.params(name)
-    try:
-        return dict(model(**options))
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join([registry.kind, name, *map(str, first["loc"])])
-        allowed = ", ".join(model.model_fields) or "none"
-        raise ConfigError(
-            path, repr(first["input"]), f"{first['msg']} (options: {allowed})"
-        ) from None
 
 
 def _pool(parts: Sequence[Labels]) -> tuple[Rows, Rows]:

@@ -11,17 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.dataset_checks import validate_dataset
+from flray.config.experiment import PublicChoice
 from flray.data.datasets.embedded import Seed
-from flray.data.sources.cache import data_root
+from flray.data.loading import load_dataset, take_subset
 from flray.data.sources.images import Images, channel_statistics, photo_crops
 from flray.data.types import DataSet, Domain
 from flray.errors import ConfigError
-from flray.registry import datasets, register_dataset
+from flray.registry import register_dataset
 from flray.rng import numpy_generator
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in a grey image (ITU-R BT.601), as Pillow and torchvision have them."""
+_loaded: dict[str, DataSet] = {}
 
 
 @register_dataset("photos")
@@ -57,6 +58,37 @@ def photos(
     return DataSet("photos", (Domain("photos", "real", *parts),), ("photo",), mean, std)
 
 
+def load_once(
+    name: str,
+    options: Mapping[str, Any],
+    public: PublicChoice | None = None,
+    subset: int | None = None,
+) -> DataSet:
+    """Return a data set with its public samples; a process keeps the one that it has loaded last.
+
+    Parameters
+    ----------
+    name : str
+        Registered name.
+    options : mapping
+        Its options.
+    public : PublicChoice, optional
+        Where its public samples come from, if not from the set itself.
+    subset : int, optional
+        At most so many training and test samples of each domain.
+    """
+    key = f"{name} {sorted(options.items())} {public} {subset}"
+    if key not in _loaded:
+        _loaded.clear()
+        dataset = load_dataset(name, options)
+        if subset is not None:
+            dataset = take_subset(dataset, subset)
+        if public is not None:
+            dataset = with_public(dataset, public.name, public.options)
+        _loaded[key] = dataset
+    return _loaded[key]
+
+
 def with_public(dataset: DataSet, name: str, options: Mapping[str, Any]) -> DataSet:
     """Return a data set with public samples from another one; its fingerprint covers them.
 
@@ -77,7 +109,7 @@ def with_public(dataset: DataSet, name: str, options: Mapping[str, Any]) -> Data
     others = {option: value for option, value in options.items() if option != "samples"}
     private = dataset.domains[0].train_x
     shape = private.shape[1:] if private.dtype == np.uint8 else ()
-    source = validate_dataset(name, datasets.call(name, data_root(), **others))
+    source = load_dataset(name, others)
     return replace(
         dataset, public=public_images(source, shape, options["samples"], others.get("seed", 0))
     )

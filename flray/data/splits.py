@@ -1,4 +1,4 @@
-"""Which samples are for training, validation and test before they are dealt to clients."""
+"""Which samples are for training, validation and test: of the data set, of a client, and by clients' classes."""
 
 from __future__ import annotations
 
@@ -98,6 +98,52 @@ def by_client(
     return np.sort(order[test + val :]), np.sort(order[test : test + val]), np.sort(order[:test])
 
 
+def assign_test_samples(
+    trains: Sequence[Rows], groups: Rows, test_groups: Rows, num_classes: int
+) -> list[Rows]:
+    """Assign test samples to clients so that each client is tested on what it trains on.
+
+    Parameters
+    ----------
+    trains : sequence of ndarray of int64
+        Each client's training rows.
+    groups, test_groups : ndarray of int64 [n], [m]
+        Group (domain * num_classes + class) of every training and test sample.
+    num_classes : int
+        Number of classes.
+
+    Returns
+    -------
+    list of ndarray of int64
+        Sorted rows of the test set per client; disjoint, together all of it. A group is dealt in
+        proportion to the clients' training samples of it (largest remainder, ties to the client
+        with the fewest test samples so far); a group without training samples in proportion to
+        those of its domain, or else to the clients' sizes.
+    """
+    tests: list[list[Rows]] = [[] for _ in trains]
+    num_groups = (
+        int(max(groups.max(), test_groups.max(initial=0))) // num_classes * num_classes
+        + num_classes
+    )
+    counts = np.stack([np.bincount(groups[train], minlength=num_groups) for train in trains])
+    dealt = np.zeros(len(trains), dtype=np.int64)
+    for group in np.unique(test_groups):
+        domain = group // num_classes * num_classes
+        candidates = (
+            counts[:, group],
+            counts[:, domain : domain + num_classes].sum(1),
+            counts.sum(1),
+        )
+        rows = np.flatnonzero(test_groups == group)
+        sizes = _largest_remainder(
+            next(held for held in candidates if held.any()), len(rows), dealt
+        )
+        dealt += sizes
+        for test, part in zip(tests, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
+            test.append(part)
+    return [np.sort(np.concatenate([*test, np.empty(0, dtype=np.int64)])) for test in tests]
+
+
 def _fedbn_digits(labels: Rows, domains: Rows, names: Sequence[str], ratio: float) -> Division:
     """Pool the official parts, cut 80 to 20 by class, and take 743 (times the ratio) for training; seed 0 always."""
     size, fits, tests = round(FEDBN_DIGITS * ratio), [], []
@@ -146,3 +192,12 @@ def _fedbn_office(domains: Rows, num_train: int, names: Sequence[str]) -> Divisi
         vals.append(rows[num_fit : num_fit + num_val])
     test = np.arange(num_train, len(domains), dtype=np.int64)
     return Division(np.sort(np.concatenate(fits)), np.sort(np.concatenate(vals)), test)
+
+
+def _largest_remainder(weights: Rows, total: int, so_far: Rows) -> Rows:
+    """Split `total` into integers in proportion to integer weights."""
+    quotas = weights * total
+    sizes: Rows = quotas // weights.sum()
+    by_remainder = np.lexsort((so_far, -(quotas % weights.sum())))
+    sizes[by_remainder[: total - sizes.sum()]] += 1
+    return sizes

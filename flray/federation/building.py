@@ -6,12 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flray import registry
-from flray.config.experiment import Experiment, ModelChoice, PublicChoice
-from flray.data.dataset_checks import validate_dataset
+from flray.config.experiment import Experiment, ModelChoice
 from flray.data.federated import federate
-from flray.data.public import with_public
-from flray.data.sources.cache import data_root
-from flray.data.subset import take_subset
+from flray.data.public import load_once
 from flray.data.types import DataSet, FederatedData
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.federation.spec import FederationSpec, SharedDataset
@@ -19,43 +16,10 @@ from flray.federation.validation import _augmentations, validate
 from flray.metrics.names import check_clients
 from flray.rng import numpy_generator
 
-_datasets: dict[str, DataSet] = {}
-
-
-def load_dataset(
-    name: str,
-    options: Mapping[str, Any],
-    public: PublicChoice | None = None,
-    most: int | None = None,
-) -> DataSet:
-    """Return a data set, loaded at most once per process.
-
-    Parameters
-    ----------
-    name : str
-        Registered name.
-    options : mapping
-        Its options.
-    public : PublicChoice, optional
-        Where its public samples come from, if not from the set itself.
-    most : int, optional
-        Only a `subset` of at most so many samples per domain.
-    """
-    key = f"{name} {sorted(options.items())} {public} {most}"
-    if key not in _datasets:
-        _datasets.clear()
-        dataset = validate_dataset(name, registry.datasets.call(name, data_root(), **options))
-        if most is not None:
-            dataset = take_subset(dataset, most)
-        if public is not None:
-            dataset = with_public(dataset, public.name, public.options)
-        _datasets[key] = dataset
-    return _datasets[key]
-
 
 def dataset_for(config: Experiment) -> DataSet:
-    """Return an experiment's data set, as `load_dataset`."""
-    return load_dataset(config.data.name, config.data.options, config.public, config.subset)
+    """Return an experiment's data set, loaded at most once per process."""
+    return load_once(config.data.name, config.data.options, config.public, config.subset)
 
 
 def build_spec(config: Experiment, shared: SharedDataset | None = None) -> FederationSpec:

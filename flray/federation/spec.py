@@ -15,7 +15,7 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.types import Weighting
 from flray.config.experiment import Experiment, ModelChoice
 from flray.data.types import DataSet, FederatedData, Pooled, label_placeholders
-from flray.tasks.base import Task, make_task
+from flray.tasks import Task, make_task
 
 EVAL_CHUNK = 2048
 """Samples of the common test set in one evaluation turn; fixed, so that the bits do not depend on the workers."""

@@ -1,1 +1,44 @@
 """Learning tasks: the loss that is minimised and the metrics that are reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flray.errors import FlrayError
+from flray.tasks.base import Task
+from flray.tasks.binary import Binary
+from flray.tasks.classification import Classification
+from flray.tasks.few_shot import FewShot
+from flray.tasks.segmentation import Segmentation
+
+__all__ = ["NAMES", "Binary", "Classification", "FewShot", "Segmentation", "Task", "make_task"]
+
+NAMES = ("classification", "binary", "segmentation", "few-shot")
+
+
+def make_task(
+    name: str, classes: Sequence[str] = (), few_shot: Mapping[str, int] | None = None
+) -> Task:
+    """Return the task called `name`.
+
+    Parameters
+    ----------
+    name : str
+        One of `NAMES`.
+    classes : sequence of str
+        Class names, for segmentation the structures'.
+    few_shot : mapping, optional
+        The settings of `FewShot`.
+
+    Raises
+    ------
+    FlrayError
+        If there is none.
+    """
+    if name == "segmentation":
+        return Segmentation(classes)
+    if name == "few-shot":
+        return FewShot(**(few_shot or {}))
+    if name not in NAMES:
+        raise FlrayError(f"unknown task {name!r}; one of {', '.join(NAMES)}")
+    return Binary() if name == "binary" else Classification()

@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
+
+from flray.data.types import FederatedData
+from flray.errors import DataError
+from flray.tasks.base import Array, Predictions
+from flray.tasks.classification import Classification
 
 
-def binary_metrics(
-    scores: NDArray[Any], labels: NDArray[Any], threshold: float = 0.5
-) -> dict[str, float]:
+class Binary(Classification):
+    """Classification of two classes, the second one positive: besides accuracy and loss AUC, sensitivity and so on.
+
+    The networks have two logits, as for any classes, so that every method for classification runs;
+    the score is the positive class's probability, which is the sigmoid of the logits' difference.
+    """
+
+    name = "binary"
+    measures: tuple[str, ...] = ("accuracy", "loss", "auc", "sensitivity", "specificity", "f1")
+
+    def check(self, data: FederatedData) -> None:
+        """Refuse masks and more or fewer than two classes."""
+        super().check(data)
+        if data.num_classes != 2:
+            raise DataError(
+                f"data set {data.dataset}: a binary task has 2 classes, found {data.num_classes}"
+            )
+
+    def predictions(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return per sample also the score of class 1 and the label."""
+        score = torch.sigmoid((outputs[:, 1] - outputs[:, 0]).to(torch.float64))
+        return {**super().predictions(outputs, targets), "score": score, "label": targets}
+
+    def summarise(self, predictions: Predictions) -> dict[str, float]:
+        """Return accuracy, loss, AUC, sensitivity, specificity and F1."""
+        return {
+            **super().summarise(predictions),
+            **binary_metrics(predictions["score"], predictions["label"]),
+        }
+
+
+def binary_metrics(scores: Array, labels: Array, threshold: float = 0.5) -> dict[str, float]:
     """Return what describes a two-class prediction.
 
     Parameters

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from flray import functional, rng
 from flray.data.types import FederatedData
 from flray.errors import DataError
 from flray.models.dry_run import dry_run
+from flray.tasks.base import Array, Predictions
 
 Rows = NDArray[np.int64]
 _CHUNK = 2**22  # values of the embeddings that an evaluation works on at a time
@@ -92,14 +92,14 @@ class FewShot:
         """Return embedding and label of each sample."""
         return {"embedding": outputs, "label": targets}
 
-    def summarise(self, predictions: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+    def summarise(self, predictions: Predictions) -> dict[str, float]:
         """Return mean accuracy and loss over the test episodes; NaN where too few classes have enough samples."""
         generator = rng.numpy_generator(self.seed, "batches", extra="test episodes")
-        drawn = list(self.episodes(predictions["label"], generator, self.test))
-        if not drawn:
+        episodes = list(self.episodes(predictions["label"], generator, self.test))
+        if not episodes:
             return {"accuracy": float("nan"), "loss": float("nan")}
         embeddings = torch.from_numpy(predictions["embedding"])
-        rows = torch.from_numpy(np.stack(drawn))  # [episodes, way, shot + queries]
+        rows = torch.from_numpy(np.stack(episodes))  # [episodes, way, shot + queries]
         right = loss = 0.0
         for part in rows.split(max(1, _CHUNK // (rows[0].numel() * embeddings.shape[1]))):
             chosen = embeddings[part].double()
@@ -118,7 +118,7 @@ class FewShot:
         return {"accuracy": right / count, "loss": loss / count}
 
     def episodes(
-        self, labels: NDArray[Any], generator: np.random.Generator, number: int
+        self, labels: Array, generator: np.random.Generator, number: int
     ) -> Iterator[Rows]:
         """Yield episodes: positions [way, shot + queries], each class's support first; none where it is impossible.
 

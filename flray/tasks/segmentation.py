@@ -1,17 +1,119 @@
-"""Overlap and distance of masks, equal to MONAI's `compute_dice` and `compute_hausdorff_distance` (tested).
+"""Segmentation of structures that may overlap: Dice loss, Dice coefficient, Hausdorff distance.
 
-Written out here because importing MONAI takes seconds in every process that evaluates.
+Coefficient and distance equal MONAI's `compute_dice` and `compute_hausdorff_distance` (tested); written out here
+because importing MONAI takes seconds in every process that evaluates.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flray import functional
+from flray.data.types import FederatedData
+from flray.errors import ConfigError, DataError
+from flray.models.dry_run import dry_run
+from flray.tasks.base import Array, Predictions
 
 
-def dice_coefficient(predicted: NDArray[Any], truth: NDArray[Any]) -> NDArray[np.float64]:
+class Segmentation:
+    """Masks of structures that may overlap: Dice loss; Dice and Hausdorff distance of what has a probability above 1/2.
+
+    Parameters
+    ----------
+    structures : sequence of str
+        Names of the masks' channels.
+    """
+
+    name = "segmentation"
+    metric = "dice"
+    logits = False
+
+    def __init__(self, structures: Sequence[str]) -> None:
+        self.structures = tuple(structures)
+        distances = ("dice", "hausdorff", "hausdorff95")
+        single = (
+            tuple(f"{measure}_{s}" for measure in distances for s in structures)
+            if len(structures) > 1
+            else ()
+        )
+        self.measures: tuple[str, ...] = (*distances, *single, "loss")
+
+    def check(self, data: FederatedData) -> None:
+        """Refuse anything but masks of the images' size, one per structure."""
+        wanted = (len(self.structures), *data.shape[1:])
+        if data.y.dtype != np.uint8 or (data.y.shape[1:] != wanted and data.y.size):
+            raise DataError(
+                f"data set {data.dataset}: segmentation needs masks, uint8 {list(wanted)} per "
+                f"sample, found"
+                f" {data.y.dtype} {list(data.y.shape[1:])}"
+            )
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Return the network unchanged."""
+        return model
+
+    def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
+        """Refuse a network that does not return one map per structure."""
+        wanted = [len(self.structures), *data.shape[1:]]
+        found = list(dry_run(name, model, data.shape).shape[1:])
+        if found != wanted:
+            raise ConfigError(
+                "experiment.model",
+                name,
+                f"segmentation needs a network with one map per structure, "
+                f"{wanted}, and it returns {found}; for example unet",
+            )
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the Dice loss of logits and masks [B, K, H, W]."""
+        return functional.dice_loss(outputs, targets)
+
+    def predictions(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return Dice loss [B]; Dice, Hausdorff distance and its 95th percentile [B, K], in pixels.
+
+        Where only one of the two masks is empty, the distance counts as the image's diagonal, the
+        largest there is.
+        """
+        predicted, truth = (outputs > 0).cpu().numpy(), targets.cpu().numpy() != 0
+        distances = np.array(
+            [
+                [hausdorff_distance(p, t, (100.0, 95.0)) for p, t in zip(*pair, strict=True)]
+                for pair in zip(predicted, truth, strict=True)
+            ]
+        ).reshape(*truth.shape[:2], 2)
+        distances[np.isinf(distances)] = np.hypot(*truth.shape[2:])
+        return {
+            "loss": functional.dice_loss(outputs, targets, reduction="none").to(torch.float64),
+            "dice": torch.from_numpy(dice_coefficient(predicted, truth)),
+            "hausdorff": torch.from_numpy(distances[..., 0]),
+            "hausdorff95": torch.from_numpy(distances[..., 1]),
+        }
+
+    def summarise(self, predictions: Predictions) -> dict[str, float]:
+        """Return each measure as mean over structures and, called ``dice_cup``, of each structure; and the loss."""
+        metrics = {}
+        for measure in ("dice", "hausdorff", "hausdorff95"):
+            means = [_mean(values) for values in predictions[measure].T]
+            metrics[measure] = _mean(np.array(means))
+            if len(means) > 1:
+                metrics.update(
+                    {f"{measure}_{s}": v for s, v in zip(self.structures, means, strict=True)}
+                )
+        return {**metrics, "loss": _mean(predictions["loss"])}
+
+
+def _mean(values: Array) -> float:
+    """Return the mean of the values that are defined."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def dice_coefficient(predicted: Array, truth: Array) -> NDArray[np.float64]:
     """Return ``2 |P and T| / (|P| + |T|)`` of binary masks.
 
     Parameters
@@ -32,7 +134,7 @@ def dice_coefficient(predicted: NDArray[Any], truth: NDArray[Any]) -> NDArray[np
 
 
 def hausdorff_distance(
-    predicted: NDArray[Any], truth: NDArray[Any], percentiles: tuple[float, ...] = (100.0,)
+    predicted: Array, truth: Array, percentiles: tuple[float, ...] = (100.0,)
 ) -> NDArray[np.float64]:
     """Return the Hausdorff distance of one pair of masks, in pixels, at several percentiles.
 

@@ -17,7 +17,7 @@ from flray.federation import checkpoint
 from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.tasks.base import Classification
+from flray.tasks import Classification
 from tests.algorithms.conftest import federation_of, run_federation, settings_for, world_of
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))

@@ -17,8 +17,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from flray.data.datasets.cifar import CIFAR10, CIFAR100, FC100_COARSE
-from flray.data.federated import load_dataset
 from flray.data.fetching import get
+from flray.data.loading import load_dataset
 from flray.data.sources.archives import FILES
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import FlrayError

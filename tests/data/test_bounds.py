@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from flray.data.datasets.characters import read_idx
-from flray.data.federated import load_dataset
+from flray.data.loading import load_dataset
 from flray.data.sources import image_files, limits
 from flray.data.sources.download import member
 from flray.data.sources.image_files import (

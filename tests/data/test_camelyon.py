@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from flray.data.federated import federate, load_dataset
+from flray.data.federated import federate
+from flray.data.loading import load_dataset
 from flray.data.types import DataSet
 from flray.errors import FlrayError
 from tests.data.pictures import edit, found, picture

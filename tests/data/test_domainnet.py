@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flray.data.datasets.domainnet import TEN
-from flray.data.federated import load_dataset
+from flray.data.loading import load_dataset
 from flray.data.types import DataSet
 from flray.errors import FlrayError
 from tests.data.pictures import edit, found, trees

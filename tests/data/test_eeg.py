@@ -11,7 +11,7 @@ import pytest
 from flray.data.datasets import eeg
 from flray.data.datasets.eeg_synthetic import trials
 from flray.data.datasets.tangent_space import covariances
-from flray.data.federated import load_dataset
+from flray.data.loading import load_dataset
 from flray.errors import FlrayError
 
 

@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 
 from flray.cli.main import invoke
 from flray.data.datasets.cifar import COARSE, FC100_COARSE
-from flray.data.federated import load_dataset
+from flray.data.loading import load_dataset
 from flray.data.sources.images import resize, to_colour
 from flray.data.types import DataSet
 from flray.registry import datasets

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flray.data import DataSet, Domain, FederatedData, federate, load_dataset
-from flray.data.federated import assign_test_samples
+from flray.data.splits import assign_test_samples
 from flray.errors import ConfigError, DataError, FlrayError
 from flray.registry import partitions
 

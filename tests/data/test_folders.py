@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from flray.data.datasets.class_folders import OFFICE31, OFFICE_CALTECH10, OFFICE_HOME, PACS, VLCS
-from flray.data.federated import load_dataset
+from flray.data.loading import load_dataset
 from flray.data.types import DataSet
 from flray.errors import FlrayError
 from tests.data.pictures import picture, pixels_of, trees, zipped

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
-from flray.data.federated import load_dataset
+from flray.data.loading import load_dataset
 from flray.data.sources.image_files import (
     Folder,
     Zip,

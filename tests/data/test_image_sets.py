@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flray.data.federated import federate, load_dataset
+from flray.data.federated import federate
+from flray.data.loading import load_dataset
 from flray.data.sources import image_sets
 from flray.data.sources.memmap import backing_file
 from flray.data.types import DataSet, Pooled

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from flray.data import DataSet, Domain
-from flray.data.dataset_checks import validate_dataset
+from flray.data.loading import validate_dataset
 from flray.data.sources.images import (
     bundled_photos,
     channel_statistics,

@@ -10,10 +10,9 @@ from PIL import Image
 
 from flray.config.loader import load, schema
 from flray.data import load_dataset
-from flray.data.public import fit_to_shape, public_images
+from flray.data.public import fit_to_shape, load_once, public_images
 from flray.errors import ConfigError, FlrayError
 from flray.federation.building import build_spec
-from flray.federation.building import load_dataset as loaded
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec, SharedDataset
@@ -134,7 +133,9 @@ def test_the_section_survives_saving_and_is_known_to_sweeps() -> None:
     assert load(content, ["public=photos"]).experiment.public.options["samples"] == 5000
     keys = {data_key(load(content, [f"public.samples={n}"]).experiment) for n in (9, 10)}
     assert len(keys) == 2
-    shared = SharedDataset.of(loaded("digits-sklearn", experiment.data.options, experiment.public))
+    shared = SharedDataset.of(
+        load_once("digits-sklearn", experiment.data.options, experiment.public)
+    )
     assert (
         len(build_spec(experiment, shared).data.public)
         == len(build_spec(experiment).data.public)

@@ -1,7 +1,7 @@
 import numpy as np
 
 from flray.data import load_dataset
-from flray.data.subset import take_subset
+from flray.data.loading import take_subset
 
 
 def test_a_subset_is_small_has_every_class_and_is_always_the_same() -> None:

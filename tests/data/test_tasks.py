@@ -16,7 +16,7 @@ from flray.data.federated import federate
 from flray.errors import ConfigError, DataError, FlrayError
 from flray.functional import dice_loss
 from flray.models import build
-from flray.tasks.base import NAMES, make_task
+from flray.tasks import NAMES, make_task
 
 
 def measured(

@@ -11,8 +11,9 @@ import pytest
 import flray
 from flray.cli.main import invoke
 from flray.config.loader import load
+from flray.data.loading import load_dataset
 from flray.errors import FlrayError
-from flray.federation.building import build_spec, load_dataset
+from flray.federation.building import build_spec
 from flray.federation.diagnostics import collect_diagnostics, partition_summary
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from flray.config.loader import load
+from flray.data import public
+from flray.data.loading import load_dataset
 from flray.data.sources.cache import data_root, write_arrays
 from flray.data.types import Pooled
 from flray.errors import DataError
-from flray.federation import building
-from flray.federation.building import build_spec, load_dataset
+from flray.federation.building import build_spec
 from flray.federation.ray_backend.node_cache import node_samples
 from flray.runs import runner
 
@@ -33,7 +34,7 @@ def shared(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "test_y": generator.integers(0, 10, 60),
         },
     )
-    building._datasets.clear()
+    public._loaded.clear()
 
 
 def settings(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from flray.data.federated import federate
+from flray.data.loading import load_dataset
 from flray.errors import ConfigError
-from flray.federation.building import load_dataset
 from flray.models.dry_run import dry_run
-from flray.tasks.base import make_task
+from flray.tasks import make_task
 
 
 def test_it_is_left_as_it_was() -> None:

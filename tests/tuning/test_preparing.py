@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from flray.config.loader import ConfigErrors, load
-from flray.federation.building import build_spec, load_dataset
+from flray.data.loading import load_dataset
+from flray.federation.building import build_spec
 from flray.federation.spec import SharedDataset
 from flray.tuning.resources import TrialResources
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs

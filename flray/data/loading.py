@@ -1,15 +1,103 @@
-"""What is wrong with a data set that a user's own function returned, in words, before anything is made of it."""
+"""Load a registered data set: options and contents are checked, and a small part can be taken to try things out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 
-from flray.data.types import DataSet, Domain
-from flray.errors import DataError, brief
+from flray import rng
+from flray.data.sources.cache import data_root
+from flray.data.types import DataSet, Domain, Labels
+from flray.errors import ConfigError, DataError, brief
+from flray.registry import Registry, datasets
+
+
+def load_dataset(
+    name: str, options: Mapping[str, Any] | None = None, root: Path | None = None
+) -> DataSet:
+    """Return a registered data set; nothing is downloaded.
+
+    Parameters
+    ----------
+    name : str
+        Registered name.
+    options : dict, optional
+        Its options.
+    root : Path, optional
+        Folder of the data cache, default `flray.data.sources.cache.data_root()`.
+
+    Raises
+    ------
+    FlrayError
+        If the name or an option is unknown, or the data set has not been fetched.
+    """
+    return validate_dataset(
+        name,
+        datasets.call(name, root or data_root(), **validate_options(datasets, name, options or {})),
+    )
+
+
+def validate_options(registry: Registry, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a component's options with its defaults.
+
+    Raises
+    ------
+    ConfigError
+        If one is unknown or has a value that is not allowed.
+    """
+    model: type[BaseModel] = registry.params(name)
+    try:
+        return dict(model(**options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join([registry.kind, name, *map(str, first["loc"])])
+        allowed = ", ".join(model.model_fields) or "none"
+        raise ConfigError(
+            path, repr(first["input"]), f"{first['msg']} (options: {allowed})"
+        ) from None
+
+
+def take_subset(dataset: DataSet, most: int) -> DataSet:
+    """Return a data set with at most `most` training and `most` test samples of each domain, chosen by key.
+
+    Parameters
+    ----------
+    dataset : DataSet
+        Public samples stay as they are.
+    most : int
+        At least 1. Every class keeps at least one sample where `most` allows it.
+    """
+
+    def chosen_rows(labels: Labels, what: str) -> NDArray[np.int64]:
+        order = rng.numpy_generator(0, "sampling", extra=f"subset/{what}").permutation(len(labels))
+        flat = labels.reshape(len(labels), -1)[:, 0]
+        _, first = np.unique(flat[order], return_index=True)
+        rest = np.setdiff1d(np.arange(len(order)), first)
+        return np.sort(order[np.concatenate([np.sort(first), rest])[:most]])
+
+    domains = []
+    for domain in dataset.domains:
+        train, test = (
+            chosen_rows(domain.train_y, f"{domain.name}/train"),
+            chosen_rows(domain.test_y, f"{domain.name}/test"),
+        )
+        domains.append(
+            replace(
+                domain,
+                train_x=domain.train_x[train],
+                train_y=domain.train_y[train],
+                test_x=domain.test_x[test],
+                test_y=domain.test_y[test],
+            )
+        )
+    return replace(dataset, domains=tuple(domains))
 
 
 def validate_dataset(name: str, found: Any) -> DataSet:
