@@ -1,20 +1,22 @@
 """Data sets, partitions, augmentations and the federation's data; importing this package registers what is built in."""
 
-from flray.data import augment, partitions, public
+from flray.data import augment, geometric, partitions, public
 from flray.data.datasets import (
     camelyon,
     characters,
     cifar,
-    class_folders,
+    cifar_jpeg,
     digit_archives,
     digits5,
     domainnet,
     eeg,
     eeg_synthetic,
     embedded,
+    fc100,
     fundus,
     fundus_synthetic,
     glyphs,
+    office_pacs_vlcs,
     tiny_imagenet,
 )
 from flray.data.federated import federate
@@ -35,7 +37,7 @@ __all__ = [
     "channel_statistics",
     "characters",
     "cifar",
-    "class_folders",
+    "cifar_jpeg",
     "data_root",
     "digit_archives",
     "digits5",
@@ -43,12 +45,15 @@ __all__ = [
     "eeg",
     "eeg_synthetic",
     "embedded",
+    "fc100",
     "federate",
     "fundus",
     "fundus_synthetic",
+    "geometric",
     "get",
     "glyphs",
     "load_dataset",
+    "office_pacs_vlcs",
     "partitions",
     "public",
     "tiny_imagenet",

@@ -8,19 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flray.config.sections import Shift, SplitName
+from flray.data.arrays import Labels, Rows
 from flray.data.loading import validate_options
 from flray.data.shifts import long_tail, noise_levels, private_sizes, used_share
 from flray.data.splits import Division, assign_test_samples, by_client, divide
-from flray.data.types import ClientIndices, DataSet, FederatedData, Labels, Pooled
+from flray.data.types import ClientIndices, DataSet, FederatedData, Pooled
 from flray.errors import ConfigError, DataError
 from flray.registry import partitions
 from flray.rng import numpy_generator
 
 Split = SplitName | tuple[float, float, float]
-Rows = NDArray[np.int64]
 _MANY = 100_000  # clients: up to so many the partition itself says why they are too many
 _WITHOUT_CLASSES = frozenset(
     {"iid", "domains"}

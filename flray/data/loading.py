@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from flray import rng
+from flray.data.arrays import Labels
 from flray.data.sources.cache import data_root
-from flray.data.types import DataSet, Domain, Labels
+from flray.data.types import DataSet, Domain
 from flray.errors import ConfigError, DataError, brief
 from flray.registry import Registry, datasets
 

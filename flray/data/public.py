@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from flray.config.experiment import PublicChoice
+from flray.data.arrays import Array, Images
 from flray.data.datasets.embedded import Seed
 from flray.data.loading import load_dataset, take_subset
-from flray.data.sources.images import Images, channel_statistics, photo_crops
+from flray.data.sources.images import channel_statistics, photo_crops
 from flray.data.types import DataSet, Domain
 from flray.errors import ConfigError
 from flray.registry import register_dataset
@@ -46,7 +47,7 @@ def photos(
     size : int
         Side of a crop in pixels.
     """
-    parts: list[NDArray[Any]] = []
+    parts: list[Array] = []
     for part, count in (("train", crops), ("test", max(1, crops // 5))):
         generator = numpy_generator(seed, "data", extra=f"photos/{part}")
         # Few pixels averaged to one where a crop is large: the smallest photo has some 400 rows.

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.data.arrays import Rows
 from flray.errors import ConfigError, nearest
 from flray.rng import numpy_generator
-
-Rows = NDArray[np.int64]
 
 
 def long_tail(labels: Rows, domains: Rows, seed: int, rho: float, num_classes: int) -> Rows:

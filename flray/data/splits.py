@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flray.config.sections import SplitName
+from flray.data.arrays import Rows
 from flray.errors import ConfigError
 from flray.rng import numpy_generator
 
-Rows = NDArray[np.int64]
 FEDBN_DIGITS = 743
 """FedBN's training images per client: a tenth of the training part of its smallest domain, USPS."""
 

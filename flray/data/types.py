@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.data.arrays import Array, Labels
 from flray.data.sources.memmap import add_bytes, backing_file, join_parts
 from flray.errors import DataError
 
 Origin = Literal["real", "composed", "rendered", "random"]
-Labels = NDArray[np.int64] | NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Domain:
 
     name: str
     origin: Origin
-    train_x: NDArray[Any]
+    train_x: Array
     train_y: Labels
-    test_x: NDArray[Any]
+    test_x: Array
     test_y: Labels
 
 
@@ -145,7 +145,7 @@ class Pooled(_ZeroCopyPickle):
         The data set's public samples.
     """
 
-    x: NDArray[Any]
+    x: Array
     y: Labels
     public: NDArray[np.uint8] | None = None
 
@@ -163,9 +163,7 @@ class Pooled(_ZeroCopyPickle):
             x = np.moveaxis(lying, -1, 1)
         else:
             x = np.concatenate(parts)
-        labels: NDArray[Any] = np.concatenate(
-            [d.train_y for d in domains] + [d.test_y for d in domains]
-        )
+        labels: Array = np.concatenate([d.train_y for d in domains] + [d.test_y for d in domains])
         return cls(x, labels.astype(np.int64) if labels.ndim == 1 else labels, dataset.public)
 
 
@@ -209,7 +207,7 @@ class FederatedData(_ZeroCopyPickle):
     """
 
     dataset: str
-    x: NDArray[Any]
+    x: Array
     y: Labels
     clients: tuple[ClientIndices, ...]
     test: NDArray[np.int64]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flray.data.arrays import Array
 from flray.data.types import FederatedData
 
-Array: TypeAlias = NDArray[Any]
 Predictions: TypeAlias = Mapping[str, Array]
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flray.data.arrays import Array
 from flray.data.types import FederatedData
 from flray.errors import DataError
-from flray.tasks.base import Array, Predictions
+from flray.tasks.base import Predictions
 from flray.tasks.classification import Classification
 
 

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flray import functional, rng
+from flray.data.arrays import Array, Rows
 from flray.data.types import FederatedData
 from flray.errors import DataError
 from flray.models.dry_run import dry_run
-from flray.tasks.base import Array, Predictions
+from flray.tasks.base import Predictions
 
-Rows = NDArray[np.int64]
 _CHUNK = 2**22  # values of the embeddings that an evaluation works on at a time
 
 

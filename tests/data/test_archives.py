@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.io import savemat
 
-from flray.data.datasets.cifar import CIFAR10, CIFAR100, FC100_COARSE
+from flray.data.datasets.cifar import CIFAR10, CIFAR100
+from flray.data.datasets.fc100 import FC100_COARSE
 from flray.data.fetching import get
 from flray.data.loading import load_dataset
 from flray.data.sources.archives import FILES

@@ -7,11 +7,8 @@ from torchvision.transforms.v2 import functional as reference
 from flray.config.experiment import Config, Local
 from flray.config.loader import ConfigErrors, load
 from flray.data import colour_jitter
-from flray.data.augment import (
-    PRESETS,
-    augment_batch,
-    augment_pair,
-    check,
+from flray.data.augment import PRESETS, augment_batch, augment_pair, check
+from flray.data.geometric import (
     random_crop,
     random_flip,
     random_resized_crop,

@@ -19,16 +19,10 @@ from PIL import Image
 
 from flray.data.datasets.characters import read_idx
 from flray.data.loading import load_dataset
-from flray.data.sources import image_files, limits
+from flray.data.sources import file_stores, image_files, limits
 from flray.data.sources.download import member
-from flray.data.sources.image_files import (
-    Folder,
-    Store,
-    Zip,
-    check_proportions,
-    decode_images,
-    open_store,
-)
+from flray.data.sources.file_stores import Folder, Store, Zip, open_store
+from flray.data.sources.image_files import check_proportions, decode_images
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import DataError, FlrayError
 from tests.data.pictures import picture, pixels_of, trees
@@ -159,13 +153,13 @@ def test_an_archive_that_declares_too_much_is_refused_whole(
     with zipfile.ZipFile(path, "w") as archive:
         for n in range(5):
             archive.writestr(f"{n}.txt", bytes(1000))
-    monkeypatch.setattr(image_files, "FILES", 4)
+    monkeypatch.setattr(file_stores, "FILES", 4)
     assert "it declares 5 files of 4.883 KiB together, and at most 4 of 4 TiB" in refusal(
         lambda: Zip(path)
     )
-    monkeypatch.setattr(image_files, "FILES", 5)
+    monkeypatch.setattr(file_stores, "FILES", 5)
     assert len(Zip(path).items()) == 5
-    monkeypatch.setattr(image_files, "ARCHIVE_BYTES", 4999)
+    monkeypatch.setattr(file_stores, "ARCHIVE_BYTES", 4999)
     refusal(lambda: Zip(path))
 
 

@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets.class_folders import chosen_domains
+from flray.data.datasets.domain_folders import chosen_domains
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
 from flray.data.sources.archives import register_source
 from flray.data.sources.download import Progress
-from flray.data.sources.image_files import Folder, Item
+from flray.data.sources.file_stores import Folder, Item
 from flray.data.sources.image_sets import (
     ImageSet,
     Mapped,

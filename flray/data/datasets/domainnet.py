@@ -10,17 +10,12 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets.class_folders import (
-    ClassFolders,
-    Incomplete,
-    chosen_domains,
-    domain_home,
-    normalise_name,
-)
+from flray.data.datasets.class_folders import ClassFolders, Incomplete
+from flray.data.datasets.domain_folders import chosen_domains, domain_home, normalise_name
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
 from flray.data.sources.archives import register_source
 from flray.data.sources.download import Progress
-from flray.data.sources.image_files import Item, Store
+from flray.data.sources.file_stores import Item, Store, find_store
 from flray.data.sources.image_sets import (
     ImageSet,
     Mapped,
@@ -28,7 +23,6 @@ from flray.data.sources.image_sets import (
     Size,
     Table,
     TestShare,
-    find_store,
     image_dataset,
     split,
 )

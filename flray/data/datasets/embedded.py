@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from flray.data.arrays import Array
 from flray.data.sources.images import (
     channel_statistics,
     over_photos,
@@ -116,7 +116,7 @@ def random(
         Seed of the samples.
     """
     generator = numpy_generator(seed, "data", extra="random")
-    arrays: list[NDArray[Any]] = []
+    arrays: list[Array] = []
     for n in (samples, max(samples // 5, classes)):
         arrays += [
             generator.standard_normal((n, *shape), dtype=np.float32),

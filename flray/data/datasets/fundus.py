@@ -9,21 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.datasets.class_folders import chosen_domains
+from flray.data.datasets.domain_folders import chosen_domains
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
 from flray.data.datasets.fundus_synthetic import STRUCTURES
 from flray.data.sources.archives import register_source
 from flray.data.sources.download import Progress
-from flray.data.sources.image_files import Item, Store
-from flray.data.sources.image_sets import (
-    ImageSet,
-    Mapped,
-    Place,
-    Size,
-    Table,
-    find_store,
-    image_dataset,
-)
+from flray.data.sources.file_stores import Item, Store, find_store
+from flray.data.sources.image_sets import ImageSet, Mapped, Place, Size, Table, image_dataset
 from flray.data.types import DataSet
 from flray.errors import DataError
 from flray.registry import register_dataset

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.data.arrays import Array
+
 Floats = NDArray[np.float64]
 
 
-def covariances(trials: NDArray[Any], shrinkage: float = 1e-3) -> Floats:
+def covariances(trials: Array, shrinkage: float = 1e-3) -> Floats:
     """Return each trial's covariance over time.
 
     Parameters
@@ -61,7 +63,7 @@ def tangent_vectors(matrices: Floats, reference: Floats) -> Floats:
     return vectors
 
 
-def pad_vectors(vectors: NDArray[Any], length: int) -> NDArray[np.float32]:
+def pad_vectors(vectors: Array, length: int) -> NDArray[np.float32]:
     """Return vectors [n, d] with zeros behind them, float32 [n, length] (LG-Mix, appendix: sets of unequal channels).
 
     Raises

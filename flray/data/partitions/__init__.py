@@ -11,7 +11,7 @@ Data whose clients are sites (hospitals, recordings) have these sites as domains
 their partition.
 """
 
-from flray.data.partitions.allocation import Rows
+from flray.data.arrays import Rows
 from flray.data.partitions.classes import pathological
 from flray.data.partitions.dirichlet import dirichlet, dirichlet_equal, iid
 from flray.data.partitions.domains import by_domain, domain_dirichlet

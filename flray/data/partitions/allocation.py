@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from flray.data.arrays import Rows
 from flray.errors import DataError
 
-Rows = NDArray[np.int64]
 Count = Annotated[int, Field(ge=1, description="number of clients")]
 Concentration = Annotated[
     float, Field(gt=0, description="Dirichlet concentration; smaller is more skewed")

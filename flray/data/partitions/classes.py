@@ -7,7 +7,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from flray.data.partitions.allocation import Count, Rows, cut
+from flray.data.arrays import Rows
+from flray.data.partitions.allocation import Count, cut
 from flray.errors import DataError
 from flray.registry import register_partition
 from flray.rng import numpy_generator

@@ -7,14 +7,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from flray.data.partitions.allocation import (
-    Concentration,
-    Count,
-    MinSize,
-    Rows,
-    dirichlet_draw,
-    redrawn,
-)
+from flray.data.arrays import Rows
+from flray.data.partitions.allocation import Concentration, Count, MinSize, dirichlet_draw, redrawn
 from flray.registry import register_partition
 from flray.rng import numpy_generator
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from flray.data.partitions.allocation import Concentration, MinSize, Rows, dirichlet_draw, redrawn
+from flray.data.arrays import Rows
+from flray.data.partitions.allocation import Concentration, MinSize, dirichlet_draw, redrawn
 from flray.errors import DataError
 from flray.registry import register_partition
 from flray.rng import numpy_generator

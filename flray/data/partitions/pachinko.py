@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.partitions.allocation import Concentration, Count, Rows
+from flray.data.arrays import Rows
+from flray.data.partitions.allocation import Concentration, Count
 from flray.errors import DataError
 from flray.registry import register_partition
 from flray.rng import numpy_generator

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from flray.data.arrays import Array, Arrays
 from flray.data.sources.cache import MANIFEST, read_arrays, write_arrays
 from flray.data.sources.download import Progress
 from flray.errors import DataError
 
-Arrays = dict[str, NDArray[Any]]
 Place = Annotated[
     str | None,
     Field(
@@ -208,7 +208,7 @@ def whole_numbers(path: Path, values: Any) -> NDArray[np.int64]:
     return labels
 
 
-def check_labels(path: Path, labels: NDArray[Any], classes: int) -> None:
+def check_labels(path: Path, labels: Array, classes: int) -> None:
     """Refuse labels outside 0 to `classes` - 1, and files that lack a class.
 
     Raises

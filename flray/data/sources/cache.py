@@ -11,11 +11,10 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flray.data.arrays import Array, Arrays
 from flray.errors import DataError
 from flray.files import storage
 
@@ -37,7 +36,7 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_arrays(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_arrays(folder: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays as ``NAME.npy`` with a manifest of sizes and checksums, replacing what was there.
 
     Parameters
@@ -90,7 +89,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
                 place.rmdir()
 
 
-def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> dict[str, NDArray[Any]]:
+def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> Arrays:
     """Read and verify what `write_arrays` wrote.
 
     Parameters

@@ -7,28 +7,22 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from flray.data.arrays import Array, Rows
 from flray.data.sources.cache import MANIFEST, new_folder, read_arrays
 from flray.data.sources.download import Progress
-from flray.data.sources.image_files import (
-    Item,
-    Store,
-    check_proportions,
-    content_groups,
-    decode_images,
-    open_store,
-)
+from flray.data.sources.file_stores import Item, Store, content_groups
+from flray.data.sources.image_files import check_proportions, decode_images
 from flray.data.sources.images import channel_counts, statistics_of
 from flray.data.types import DataSet, Domain
 from flray.errors import DataError
 from flray.rng import numpy_generator
 
-Rows = NDArray[np.int64]
 Size = Annotated[
     int, Field(ge=8, le=1024, description="height and width in pixels to which images are resized")
 ]
@@ -131,27 +125,6 @@ class ImageSet:
     mapped: bool | None = None
     task: str = "classification"
     read_mask: Callable[[NDArray[np.uint8], Path], NDArray[np.uint8]] | None = None
-
-
-def find_store(root: Path, name: str, path: str | None, where: str, layout: str) -> Store:
-    """Return the files of a set.
-
-    Raises
-    ------
-    DataError
-        If they are not there: what it is, where it comes from, where to put it and how it is laid
-        out.
-    """
-    place = Path(path).expanduser() if path else root / "archives" / name
-    store = open_store(place)
-    if store is None:
-        found = "empty" if place.exists() else "missing"
-        raise DataError(
-            f"data set {name} is not there: {place} is {found}. It comes from {where}; put the "
-            f"folder or "
-            f"zip archive there (or give its place as data.path), laid out as {layout}"
-        )
-    return store
 
 
 def split(table: Table, share: float, spec: ImageSet, store: Store | None = None) -> Table:
@@ -296,7 +269,7 @@ def _decode(spec: ImageSet, table: Table, store: Store, folder: Path) -> None:
         x.flush()
         assert table.test is not None
         counts = channel_counts(np.moveaxis(x[: np.count_nonzero(~table.test)], -1, 1))
-        y: NDArray[Any] = table.labels
+        y: Array = table.labels
         if spec.read_mask is not None:
             check_proportions(store, table.items, table.masks)
             paths = (store.where / item.path for item in table.masks)

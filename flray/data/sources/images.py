@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from flray.data.arrays import Array, Images
 from flray.errors import DataError
-
-Images = NDArray[np.uint8]
 
 # Standard deviation within a crop below which it counts as one colour: half of the bundled photos
 # is smooth background.
@@ -68,7 +66,7 @@ def photo_crops(n: int, size: int, generator: np.random.Generator, max_scale: in
     return crops
 
 
-def resize(images: NDArray[Any], size: int) -> Images:
+def resize(images: Array, size: int) -> Images:
     """Resize square images bilinearly (half-pixel centres, edges repeated; meant for enlarging).
 
     Parameters
@@ -113,7 +111,7 @@ def over_photos(digits: Images, crops: Images) -> Images:
     return _to_uint8(np.abs(crops.astype(np.int16) - digits[:, None]))
 
 
-def channel_statistics(images: list[NDArray[Any]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_statistics(images: list[Array]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel, over all arrays together.
 
     Parameters
@@ -159,9 +157,7 @@ def channel_statistics(images: list[NDArray[Any]]) -> tuple[tuple[float, ...], t
     )
 
 
-def _statistics_of_numbers(
-    tables: list[NDArray[Any]],
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _statistics_of_numbers(tables: list[Array]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     values = np.concatenate(
         [np.moveaxis(table, 1, -1).reshape(-1, table.shape[1]) for table in tables]
     )
@@ -171,7 +167,7 @@ def _statistics_of_numbers(
     return tuple(float(f"{m:.6g}") for m in mean), tuple(float(f"{s:.6g}") for s in deviation)
 
 
-def channel_counts(images: NDArray[Any]) -> NDArray[np.int64]:
+def channel_counts(images: Array) -> NDArray[np.int64]:
     """Return how often each channel has each of the 256 values, int64 [C, 256], for uint8 images [n, C, H, W]."""
     counts = np.zeros((images.shape[1], 256), dtype=np.int64)
     step = max(1, 2**24 // max(1, images[:1].size))  # bincount makes its input eight times larger
@@ -203,6 +199,6 @@ def _block_mean(photo: Images, scale: int) -> Images:
     return _to_uint8(blocks.mean(axis=(1, 3)))
 
 
-def _to_uint8(values: NDArray[Any]) -> Images:
+def _to_uint8(values: Array) -> Images:
     rounded: Images = np.clip(np.rint(values), 0, 255).astype(np.uint8)
     return rounded

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from flray.data.arrays import Array
 
 _BLOCK = 2**26  # bytes that are read at a time
 
 
-def backing_file(array: NDArray[Any]) -> str | None:
+def backing_file(array: Array) -> str | None:
     """Return the file that holds exactly this memory-mapped array and no more, or None."""
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
@@ -28,7 +29,7 @@ def backing_file(array: NDArray[Any]) -> str | None:
     return None
 
 
-def join_parts(parts: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
+def join_parts(parts: Sequence[Array]) -> Array | None:
     """Return the array whose consecutive parts these are, if they are all there is of it."""
     base = parts[0].base
     if (
@@ -50,7 +51,7 @@ def join_parts(parts: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     return np.asarray(base).reshape(-1, *parts[0].shape[1:])
 
 
-def add_bytes(digest: hashlib._Hash, array: NDArray[Any]) -> None:
+def add_bytes(digest: hashlib._Hash, array: Array) -> None:
     """Add an array's bytes as if it were contiguous, without a copy of all of it."""
     step = max(1, _BLOCK // max(1, array[:1].nbytes))
     for start in range(0, len(array), step):
