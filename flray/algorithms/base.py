@@ -105,8 +105,7 @@ class Algorithm:
         """
         return model
 
-    # --- client
-    # -------------------------------------------------------------------------------------------
+    # --- client -----------------------------------------------------------------------------------
 
     def setup(self, client: Client) -> None:
         """Fill ``client.state`` before the client's first turn. Default: nothing."""
@@ -173,8 +172,7 @@ class Algorithm:
         """Return models within a client's own one that are tested alone too, as ``<name>/local``. Default: none."""
         return {}
 
-    # --- server
-    # -------------------------------------------------------------------------------------------
+    # --- server -----------------------------------------------------------------------------------
 
     def server_setup(self, server: Server) -> None:
         """Fill ``server.state`` before round 0. Default: nothing."""

@@ -82,8 +82,7 @@ class Client:
         self._trainable: list[nn.Parameter] = []
         self._clip_norm = self.local.clip_norm
 
-    # --- model
-    # --------------------------------------------------------------------------------------------
+    # --- model ------------------------------------------------------------------------------------
 
     @property
     def model(self) -> nn.Module:
@@ -191,8 +190,7 @@ class Client:
         )
         return outputs, labels
 
-    # --- randomness and tracking
-    # ----------------------------------------------------------------------------
+    # --- randomness and tracking ------------------------------------------------------------------
 
     def generator(self, purpose: rng.Purpose, extra: int | str = 0) -> torch.Generator:
         """Return this client's generator for one purpose in this round."""
@@ -229,8 +227,7 @@ class Client:
         """Mean loss over the turn's steps; NaN where there were none."""
         return float(self._loss_sum) / self._steps if self._steps else math.nan
 
-    # --- training
-    # -------------------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------
 
     def run(
         self, phase: Phase, samples: Samples | None = None
@@ -321,6 +318,5 @@ class Client:
         if missing := self.resident.entries.keys() - self._loaded:
             raise RuntimeError(
                 f"receive() left {len(missing)} values of the model unset, {min(missing)!r} among "
-                f"them: "
-                "a turn must set all parameters and buffers"
+                "them: a turn must set all parameters and buffers"
             )

@@ -139,8 +139,7 @@ class FCCLPlus(PublicCollaboration):
             augment=self.hp.augment,
         )
 
-    # --- public data
-    # --------------------------------------------------------------------------------------
+    # --- public data ------------------------------------------------------------------------------
 
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:
         """Return the logits Z_i and, for FISL, the similarities S_i (Eq. 3-4)."""
@@ -176,8 +175,7 @@ class FCCLPlus(PublicCollaboration):
             stage for stage in super().exchanges(server) if learns or stage.name != "collaborate"
         ]
 
-    # --- client
-    # -------------------------------------------------------------------------------------------
+    # --- client -----------------------------------------------------------------------------------
 
     def pretrain(self, client: Client) -> None:
         """Pre-train, and begin with that model as the teacher."""

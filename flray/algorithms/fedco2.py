@@ -106,8 +106,7 @@ class FedCO2(Algorithm):
         if self.hp.personal == "batch_norm" and self.hp.statistics == "averaged":
             self.shared = "not_batch_norm+buffers"
 
-    # --- client
-    # -------------------------------------------------------------------------------------------
+    # --- client -----------------------------------------------------------------------------------
 
     def setup(self, client: Client) -> None:
         """Start the offline model at the initial values."""
@@ -178,8 +177,7 @@ class FedCO2(Algorithm):
             "offline": client.reference(client.state["offline"], "offline"),
         }
 
-    # --- server
-    # -------------------------------------------------------------------------------------------
+    # --- server -----------------------------------------------------------------------------------
 
     def server_setup(self, server: Server) -> None:
         """Start with the initial classifier for every client."""

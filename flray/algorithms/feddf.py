@@ -89,12 +89,11 @@ class FedDF(PublicCollaboration):
             raise ConfigError(
                 "experiment.aggregation.buffers",
                 "local",
-                "feddf runs the clients' models at the server "
-                "and so needs their statistics: average",
+                "feddf runs the clients' models at the server and so needs their statistics: "
+                "average",
             )
 
-    # --- client
-    # -------------------------------------------------------------------------------------------
+    # --- client -----------------------------------------------------------------------------------
 
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:
         """Return the logits."""
@@ -110,8 +109,7 @@ class FedDF(PublicCollaboration):
         """Train on private data, as peers after the last public batch."""
         return super().train(client) if self.hp.mode == "peer" else Algorithm.train(self, client)
 
-    # --- server
-    # -------------------------------------------------------------------------------------------
+    # --- server -----------------------------------------------------------------------------------
 
     def exchanges(self, server: Server) -> Iterable[Stage]:
         """Yield one stage, or those of the exchange between peers."""

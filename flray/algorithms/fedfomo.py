@@ -51,8 +51,7 @@ class FedFomo(Algorithm):
     shared = "none"
     views = ("personal",)
 
-    # --- client
-    # -------------------------------------------------------------------------------------------
+    # --- client -----------------------------------------------------------------------------------
 
     def begin(self, client: Client) -> None:
         """Mix the candidates; what comes out is the next round's reference."""
@@ -105,8 +104,7 @@ class FedFomo(Algorithm):
             "gains": client.scratch["gains"],
         }
 
-    # --- server
-    # -------------------------------------------------------------------------------------------
+    # --- server -----------------------------------------------------------------------------------
 
     def server_setup(self, server: Server) -> None:
         """Begin with no models and no gains."""

@@ -105,8 +105,7 @@ class FedMatch(Algorithm):
                 self.needs - {"homogeneous"},
             )
 
-    # --- client
-    # -------------------------------------------------------------------------------------------
+    # --- client -----------------------------------------------------------------------------------
 
     def begin(self, client: Client) -> None:
         """Take the model apart and freeze the helpers."""
@@ -234,8 +233,7 @@ class FedMatch(Algorithm):
         noise = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
         return torch.softmax(client.model.eval()(noise)[0], dim=0)
 
-    # --- server
-    # -------------------------------------------------------------------------------------------
+    # --- server -----------------------------------------------------------------------------------
 
     def send(self, server: Server, stage: Stage) -> Message:
         """Send the mean psi, once there is one."""

@@ -30,8 +30,7 @@ class FedRS(Algorithm):
         graded: bool = hyper(
             False,
             "the scale grows with a class's share: alpha + (1 - alpha) n_c / max n "
-            "(lxcnju/FedRepo; FCCL+, by "
-            "its numbers)",
+            "(lxcnju/FedRepo; FCCL+, by its numbers)",
             "FedRS, restricted softmax: 1 or alpha",
         )
 

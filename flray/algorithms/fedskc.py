@@ -105,8 +105,8 @@ class FedSKC(Algorithm):
         )
         knowledge: Literal["after", "last_epoch"] | None = hyper(
             None,
-            "knowledge from the trained model in eval mode, or from the logits of the last epoch's "
-            "steps",
+            "knowledge from the trained model in eval mode, or from the logits of the last "
+            "epoch's steps",
             "Algorithm 1, line 41; released code: train-mode logits of the last epoch",
         )
         review_buffers: bool | None = hyper(
@@ -127,8 +127,7 @@ class FedSKC(Algorithm):
         """Whether any module needs the knowledge."""
         return bool(self.hp.lcl or self.hp.gda or self.hp.gpr)
 
-    # --- client
-    # -------------------------------------------------------------------------------------------
+    # --- client -----------------------------------------------------------------------------------
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Train everything once, at the variant's learning rate."""
@@ -171,8 +170,7 @@ class FedSKC(Algorithm):
         )
         return {**reply, "knowledge": {"vectors": vectors, "counts": counts}}
 
-    # --- server
-    # -------------------------------------------------------------------------------------------
+    # --- server -----------------------------------------------------------------------------------
 
     def send(self, server: Server, stage: Stage) -> Message:
         """Send the global knowledge c~ and which classes it has, once there is any."""

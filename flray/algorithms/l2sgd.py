@@ -99,8 +99,7 @@ class L2SGD(Algorithm):
         )
         return pull
 
-    # --- client
-    # -------------------------------------------------------------------------------------------
+    # --- client -----------------------------------------------------------------------------------
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Train as told, with a coin for one step."""
@@ -124,8 +123,7 @@ class L2SGD(Algorithm):
         )
         return {}
 
-    # --- server
-    # -------------------------------------------------------------------------------------------
+    # --- server -----------------------------------------------------------------------------------
 
     def server_setup(self, server: Server) -> None:
         """Nobody has sent a model yet."""

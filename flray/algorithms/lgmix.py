@@ -66,8 +66,8 @@ class LGMix(Algorithm):
         )
         history: Literal["earlier", "all", "none"] | None = hyper(
             None,
-            "lambda is the mean over the rounds before this one, over all up to this one, or this "
-            "round's own",
+            "lambda is the mean over the rounds before this one, over all up to this one, or "
+            "this round's own",
             "below Eq. 6: rounds before t; released code: includes t; Table 4 has none",
         )
         inputs: Literal["normalised", "unit"] | None = hyper(
@@ -89,8 +89,7 @@ class LGMix(Algorithm):
         super().__init__(hp)
         self.normalise = self.hp.inputs == "normalised"
 
-    # --- client: local training
-    # ---------------------------------------------------------------------------
+    # --- client: local training -------------------------------------------------------------------
 
     def receive(self, client: Client) -> None:
         """Load the personalised model; before the first turn that is u."""
@@ -150,8 +149,7 @@ class LGMix(Algorithm):
         client.log("lgmix/lambda_of_round", ratio)
         return {"weights": _add_update(u, start, trained)}
 
-    # --- client: mixing
-    # -----------------------------------------------------------------------------------
+    # --- client: mixing ---------------------------------------------------------------------------
 
     def exchanges(self, server: Server) -> Iterable[Stage]:
         """Train, then hand out the new u for mixing."""
@@ -178,8 +176,7 @@ class LGMix(Algorithm):
         }
         return {}
 
-    # --- server
-    # -------------------------------------------------------------------------------------------
+    # --- server -----------------------------------------------------------------------------------
 
     def apply(self, server: Server, architecture: str, mean: Weights) -> None:
         """Step from u towards the mean of u + Delta_c: u + eta_g sum_c p_c Delta_c."""

@@ -37,8 +37,8 @@ class Scaffold(Algorithm):
         )
         option: Literal["I", "II"] = hyper(
             "II",
-            "new c_i: I, the gradient at the received weights (one more pass); II, the mean of the "
-            "round's steps",
+            "new c_i: I, the gradient at the received weights (one more pass); II, the mean of "
+            "the round's steps",
             "SCAFFOLD, experiments: option II",
         )
 
@@ -54,8 +54,8 @@ class Scaffold(Algorithm):
             raise ConfigError(
                 "experiment.local",
                 found,
-                "scaffold's option II holds for plain SGD only; set momentum: "
-                "0 and optimizer: sgd, or algorithm.option: I",
+                "scaffold's option II holds for plain SGD only; set momentum: 0 and optimizer: "
+                "sgd, or algorithm.option: I",
             )
 
     def server_setup(self, server: Server) -> None:

@@ -149,8 +149,8 @@ def check(how: str | Sequence[Step], path: str, shape: Sequence[int], dtype: np.
             raise ConfigError(
                 path,
                 name,
-                "it changes colours, for which 8-bit images of 1 or 3 channels are needed; "
-                f"these samples are {dtype} of {shape[0]}",
+                "it changes colours, for which 8-bit images of 1 or 3 channels are needed; these "
+                f"samples are {dtype} of {shape[0]}",
             )
 
 

@@ -115,8 +115,7 @@ def federate(
     ):  # before arrays of that many are made
         raise DataError(
             f"partition {partition_name}: found {asked} clients for {len(fit_y)} training samples "
-            f"of data "
-            f"set {dataset.name}; each needs one, so at most {len(fit_y)}"
+            f"of data set {dataset.name}; each needs one, so at most {len(fit_y)}"
         )
     trains = _partition(partition_name, options, context)
 
@@ -130,10 +129,9 @@ def federate(
     for k, rows in enumerate(trains):
         if not len(rows):
             raise DataError(
-                f"partition {partition_name}: client {k} of {len(trains)} gets no training samples "
-                f"of data set "
-                f"{dataset.name} ({len(fit_y)} samples); take fewer clients, more samples or a "
-                f"less skewed partition"
+                f"partition {partition_name}: client {k} of {len(trains)} gets no training "
+                f"samples of data set {dataset.name} ({len(fit_y)} samples); take fewer clients, "
+                "more samples or a less skewed partition"
             )
 
     num_classes = len(dataset.classes)
@@ -222,12 +220,11 @@ def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> l
         if unknown[0] == "superclasses":
             raise DataError(
                 f"partition {name}: needs superclasses of the classes, as cifar100 has them; this "
-                f"data set "
-                "has none"
+                "data set has none"
             )
         raise DataError(
-            f"partition {name}: unknown positional parameter {unknown[0]!r}; "
-            f"it may take {', '.join(context)}, options are keyword-only"
+            f"partition {name}: unknown positional parameter {unknown[0]!r}; it may take "
+            f"{', '.join(context)}, options are keyword-only"
         )
     found = partitions.call(
         name,
@@ -242,8 +239,7 @@ def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> l
     ):
         raise DataError(
             f"partition {name}: must return at least one client, rows between 0 and "
-            f"{len(context['labels']) - 1}, "
-            "and no row twice"
+            f"{len(context['labels']) - 1}, and no row twice"
         )
     return parts
 
@@ -266,8 +262,7 @@ def _check_labels(dataset: DataSet, partition: str) -> None:
     ):
         raise DataError(
             f"partition {partition}: splits by class, and samples of data set {dataset.name} have "
-            f"masks "
-            f"({dataset.task}); take {' or '.join(sorted(_WITHOUT_CLASSES))}"
+            f"masks ({dataset.task}); take {' or '.join(sorted(_WITHOUT_CLASSES))}"
         )
 
 

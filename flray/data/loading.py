@@ -119,7 +119,7 @@ def validate_dataset(name: str, found: Any) -> DataSet:
     if not isinstance(found, DataSet):
         raise DataError(
             f"data set {name}: its function returned {type(found).__name__}; return a "
-            f"flray.data.DataSet"
+            "flray.data.DataSet"
         )
     try:
         problem = next(_problems(found), None)
@@ -159,29 +159,27 @@ def _problems(dataset: DataSet) -> Iterator[str]:
             if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
                 yield (
                     f"{where}: samples of {part}_x are {x.dtype} {list(x.shape[1:])}, those of "
-                    f"{dataset.domains[0].name} {first.dtype} {list(first.shape[1:])}; all must be "
-                    f"alike"
+                    f"{dataset.domains[0].name} {first.dtype} {list(first.shape[1:])}; all must "
+                    "be alike"
                 )
             yield from (f"{where}: {problem}" for problem in _label_problems(domain, part, dataset))
     channels = first.shape[1:2]
     if first.dtype == np.uint8 and (first.ndim != 4 or (len(dataset.mean),) != channels):
         yield (
             f": samples are {list(first.shape[1:])} and mean has {len(dataset.mean)} values; "
-            f"images are [channels, "
-            "height, width] (x.transpose(0, 3, 1, 2) brings the last axis to the front), with one "
-            "mean per channel"
+            "images are [channels, height, width] (x.transpose(0, 3, 1, 2) brings the last axis "
+            "to the front), with one mean per channel"
         )
     elif first.ndim == 4 and len(dataset.mean) not in (1, *channels):
         yield (
-            f": samples are {first.dtype} {list(first.shape[1:])} and mean has {len(dataset.mean)} "
-            f"values; give one "
-            "for all or one per channel (flray.data.channel_statistics returns mean and std)"
+            f": samples are {first.dtype} {list(first.shape[1:])} and mean has "
+            f"{len(dataset.mean)} values; give one for all or one per channel "
+            "(flray.data.channel_statistics returns mean and std)"
         )
     if len(dataset.mean) != len(dataset.std) or not all(value > 0 for value in dataset.std):
         yield (
             f": mean has {len(dataset.mean)} values and std is {dataset.std}; give as many, those "
-            f"of std above 0 "
-            "(flray.data.channel_statistics returns both)"
+            "of std above 0 (flray.data.channel_statistics returns both)"
         )
 
 
@@ -194,6 +192,5 @@ def _label_problems(domain: Domain, part: str, dataset: DataSet) -> Iterator[str
     elif len(labels) and not 0 <= labels.min() <= labels.max() < count:
         yield (
             f"{part}_y has labels from {labels.min()} to {labels.max()}, and there are {count} "
-            f"classes; labels "
-            f"count from 0 to {count - 1}"
+            f"classes; labels count from 0 to {count - 1}"
         )

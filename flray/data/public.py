@@ -146,8 +146,8 @@ def public_images(source: DataSet, shape: tuple[int, ...], samples: int, seed: i
         raise ConfigError(
             "experiment.public",
             source.name,
-            "public images go with private images only; these private samples are numbers of their "
-            "own",
+            "public images go with private images only; these private samples are numbers of "
+            "their own",
         )
     total = sum(map(len, parts))
     if samples > total:
@@ -189,7 +189,7 @@ def fit_to_shape(images: Images, shape: tuple[int, ...]) -> Images:
             "experiment.public",
             f"images of {images.shape[1]} channels",
             f"only grey and colour change into each other; the private images have {channels} "
-            f"channels",
+            "channels",
         )
     down, across = _triangles(images.shape[2], height), _triangles(images.shape[3], width)
     result = np.empty((len(images), *shape), dtype=np.uint8)

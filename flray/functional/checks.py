@@ -117,7 +117,7 @@ def map_floating(
         if not isinstance(other, Mapping):
             raise ValueError(
                 f"{name}: {type(other).__name__}, expected a dict of tensors with the first one's "
-                f"names"
+                "names"
             )
         check_names(name, other, first)
     return {

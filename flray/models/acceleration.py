@@ -88,8 +88,8 @@ class _CompiledForward:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise FlrayError(
-                f"local.compile: torch.compile failed on this network or machine ({reason}); "
-                "set it to false"
+                f"local.compile: torch.compile failed on this network or machine ({reason}); set "
+                "it to false"
             ) from error
         return outputs
 

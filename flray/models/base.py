@@ -64,8 +64,8 @@ def as_split(module: nn.Module) -> SplitModel:
         found = ", ".join(children) or "none"
         raise FlrayError(
             f"model {name}: this needs a feature/classifier split, but there is no child called "
-            f"{' or '.join(missing)} "
-            f"(its children: {found}); build it as flray.models.SplitModel(features, classifier)"
+            f"{' or '.join(missing)} (its children: {found}); build it as "
+            "flray.models.SplitModel(features, classifier)"
         )
     outside = [
         entry
@@ -75,7 +75,7 @@ def as_split(module: nn.Module) -> SplitModel:
     if outside:
         raise FlrayError(
             f"model {name}: {outside[0]!r} lies outside features and classifier; move it into one "
-            f"of them"
+            "of them"
         )
     return cast(SplitModel, module)
 
@@ -95,7 +95,7 @@ def feature_dim(model: nn.Module) -> int:
                 return size
     raise FlrayError(
         f"model {type(model).__name__}: its classifier has no nn.Linear, so its feature size is "
-        f"unknown"
+        "unknown"
     )
 
 
@@ -111,8 +111,8 @@ def linear_classifier(model: nn.Module) -> nn.Linear:
     if not isinstance(classifier, nn.Linear):
         raise FlrayError(
             f"model {type(model).__name__}: this needs one linear layer as classifier, found "
-            f"{type(classifier).__name__}; take the last layer alone ('digit-cnn' and 'alexnet' do "
-            f"with split: head)"
+            f"{type(classifier).__name__}; take the last layer alone ('digit-cnn' and 'alexnet' "
+            "do with split: head)"
         )
     return classifier
 
@@ -137,14 +137,13 @@ def image_shape(name: str, shape: Sequence[int], minimum: int) -> tuple[int, int
     if len(shape) != 3 or min(shape) < 1:
         raise FlrayError(
             f"model {name!r} takes images [channels, height, width], found samples of shape "
-            f"{tuple(shape)}; "
-            "choose 'linear' or 'mlp' for other data"
+            f"{tuple(shape)}; choose 'linear' or 'mlp' for other data"
         )
     channels, height, width = shape
     if min(height, width) < minimum:
         raise FlrayError(
             f"model {name!r} needs images of at least {minimum}x{minimum}, found {height}x{width} "
-            f"(shape {tuple(shape)}); resize the images or choose a model with fewer down-sampling "
-            f"steps"
+            f"(shape {tuple(shape)}); resize the images or choose a model with fewer "
+            "down-sampling steps"
         )
     return channels, height, width

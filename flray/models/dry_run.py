@@ -39,8 +39,8 @@ def dry_run(name: str, model: nn.Module, shape: Sequence[int]) -> Any:
         raise ConfigError(
             "experiment.model",
             name,
-            f"it cannot take this data's samples {list(shape)} ({why}); choose "
-            "another network, or options that fit (`flray list models NAME`)",
+            f"it cannot take this data's samples {list(shape)} ({why}); choose another network, "
+            "or options that fit (`flray list models NAME`)",
         ) from None
     finally:
         model.train(training)

@@ -73,8 +73,7 @@ def _group(model: nn.Module, name: str, expression: str) -> frozenset[str]:
     where = "" if name == expression else f" in {expression!r}"
     raise FlrayError(
         f"unknown parameter group {name!r}{where}{nearest(name, GROUPS)}; groups are "
-        f"{', '.join(GROUPS)}, "
-        "joined by + (union) and - (difference)"
+        f"{', '.join(GROUPS)}, joined by + (union) and - (difference)"
     )
 
 
@@ -138,8 +137,7 @@ def layer_taps(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if not names:
         raise FlrayError(
             f"model {type(model).__name__} has no layers before its classifier, which this method "
-            f"compares; "
-            "choose a deeper one, for example 'mlp' or 'lenet'"
+            "compares; choose a deeper one, for example 'mlp' or 'lenet'"
         )
     return [(name, modules[name]) for name in names]
 

@@ -90,8 +90,7 @@ def unet(
     if height % 2**depth or pixels_wide % 2**depth:
         raise FlrayError(
             f"model 'unet' with depth {depth} needs a height and width that are multiples of "
-            f"{2**depth}, "
-            f"found {height}x{pixels_wide}; resize the images or take a smaller depth"
+            f"{2**depth}, found {height}x{pixels_wide}; resize the images or take a smaller depth"
         )
     last = "norm2" if norm != "none" else "conv2"
     taps = [

@@ -56,8 +56,8 @@ def printed_numbers(paper: str, table: str) -> pd.DataFrame:
         )
     if table not in known[paper]:
         raise FlrayError(
-            f"no numbers of {PAPERS[paper]} {table!r}{nearest(table, known[paper])}; "
-            f"there are {', '.join(known[paper])}"
+            f"no numbers of {PAPERS[paper]} {table!r}{nearest(table, known[paper])}; there are "
+            f"{', '.join(known[paper])}"
         )
     return _read(paper, table).copy()
 

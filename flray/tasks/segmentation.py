@@ -50,8 +50,7 @@ class Segmentation:
         if data.y.dtype != np.uint8 or (data.y.shape[1:] != wanted and data.y.size):
             raise DataError(
                 f"data set {data.dataset}: segmentation needs masks, uint8 {list(wanted)} per "
-                f"sample, found"
-                f" {data.y.dtype} {list(data.y.shape[1:])}"
+                f"sample, found {data.y.dtype} {list(data.y.shape[1:])}"
             )
 
     def network(self, model: nn.Module) -> nn.Module:
@@ -66,8 +65,8 @@ class Segmentation:
             raise ConfigError(
                 "experiment.model",
                 name,
-                f"segmentation needs a network with one map per structure, "
-                f"{wanted}, and it returns {found}; for example unet",
+                f"segmentation needs a network with one map per structure, {wanted}, and it "
+                f"returns {found}; for example unet",
             )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

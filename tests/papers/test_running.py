@@ -18,7 +18,7 @@ from flray.config import suites
 from flray.config.experiment import Config, Experiment, ModelChoice
 from flray.config.loader import load
 from flray.config.yaml_files import read_with_base
-from flray.data.datasets import camelyon, class_folders, digit_archives, domainnet, fundus
+from flray.data.datasets import camelyon, digit_archives, domainnet, fundus, office_pacs_vlcs
 from flray.data.types import DataSet, Domain
 from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
@@ -114,9 +114,9 @@ def test_the_stand_ins_have_the_domains_of_the_real_sets() -> None:
         "camelyon17": camelyon.CENTRES,
         "fundus": fundus.DOMAINS,
         "domainnet": tuple(domainnet.DOMAINS),
-        "office31": tuple(class_folders.OFFICE31.domains),
-        "office-caltech10": tuple(class_folders.OFFICE_CALTECH10.domains),
-        "office-home": tuple(class_folders.OFFICE_HOME.domains),
+        "office31": tuple(office_pacs_vlcs.OFFICE31.domains),
+        "office-caltech10": tuple(office_pacs_vlcs.OFFICE_CALTECH10.domains),
+        "office-home": tuple(office_pacs_vlcs.OFFICE_HOME.domains),
     }
     assert {name: tuple(SHAPES[name][0]) for name in real} == {
         name: tuple(names) for name, names in real.items()

@@ -75,8 +75,7 @@ class PublicExchange(Algorithm):
         if self.hp.average:
             self.needs |= {"homogeneous"}
 
-    # --- what a method defines
-    # ----------------------------------------------------------------------------
+    # --- what a method defines --------------------------------------------------------------------
 
     @abstractmethod
     def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
@@ -98,8 +97,7 @@ class PublicExchange(Algorithm):
         """Return what goes back to the clients. Default: the mean of their outputs."""
         return average_outputs(replies, "outputs")
 
-    # --- client
-    # -------------------------------------------------------------------------------------------
+    # --- client -----------------------------------------------------------------------------------
 
     def begin_stage(self, client: Client) -> None:
         """Load the client's model, pre-train it before the first round, and learn from the stage before."""
@@ -137,8 +135,7 @@ class PublicExchange(Algorithm):
             self.train_phase(client, phase)
         return self.report(client)
 
-    # --- server
-    # -------------------------------------------------------------------------------------------
+    # --- server -----------------------------------------------------------------------------------
 
     def exchanges(self, server: Server) -> Iterable[Stage]:
         """Yield the public stages, one to average where that is on, then local training."""

@@ -71,6 +71,6 @@ def refuse_overridden(config: Experiment, **values: object) -> None:
             raise ConfigError(
                 f"experiment.local.{name}",
                 str(given),
-                f"{config.algorithm.name} trains with {value} "
-                f"here; write algorithm.{name}: {given} instead",
+                f"{config.algorithm.name} trains with {value} here; write algorithm.{name}: "
+                f"{given} instead",
             )

@@ -36,8 +36,8 @@ _COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
 Place = Annotated[
     str | None,
     Field(
-        description="folder of the set, default DATA/archives/camelyon17 (DATA: "
-        "$FLRAY_DATA or ~/.cache/flray)"
+        description="folder of the set, default DATA/archives/camelyon17 (DATA: $FLRAY_DATA or "
+        "~/.cache/flray)"
     ),
 ]
 
@@ -77,8 +77,8 @@ class Camelyon17:
         if home is None:
             raise DataError(
                 f"data set camelyon17 is not there: {place} lacks {METADATA}. It comes from "
-                f"{self.where}; "
-                f"unpack it there (or give its folder as data.path), laid out as {LAYOUT}"
+                f"{self.where}; unpack it there (or give its folder as data.path), laid out as "
+                f"{LAYOUT}"
             )
         chosen = chosen_domains(self.name, CENTRES, domains)
         spec = ImageSet(
@@ -107,8 +107,7 @@ def camelyon17(
         Field(
             description=(
                 "what is divided between training and test: the images of each class, or whole "
-                "slides, so that no patient is "
-                "in both"
+                "slides, so that no patient is in both"
             )
         ),
     ] = "image",
@@ -163,8 +162,7 @@ def _table(home: Path, chosen: Sequence[str], by_slide: bool) -> Table:
             if tumour not in ("0", "1") or centre not in ("0", "1", "2", "3", "4"):
                 raise DataError(
                     f"{path}, line {line}: tumor {tumour!r} and center {centre!r}; expected 0 or "
-                    f"1, and 0 "
-                    "to 4; fetch it again"
+                    "1, and 0 to 4; fetch it again"
                 )
             if not all((row[column] or "").isdecimal() for column in wanted):
                 raise DataError(f"{path}, line {line}: something that is no number; fetch it again")
@@ -183,7 +181,6 @@ def _table(home: Path, chosen: Sequence[str], by_slide: bool) -> Table:
         if len(set(labels.tolist())) < 2:
             raise DataError(
                 f"{path}: {name} has {len(labels)} patches, and not of both classes; fetch it "
-                f"again, or "
-                "choose other centres with data.domains"
+                "again, or choose other centres with data.domains"
             )
     return Table(items, columns[:, 0], columns[:, 1], groups=columns[:, 2] if by_slide else None)

@@ -212,9 +212,9 @@ def superclasses(arrays: Arrays) -> tuple[int, ...]:
     ):
         if found.setdefault(fine, coarse) != coarse:
             raise DataError(
-                f"cifar-100: class {CIFAR100[fine]} lies in the superclasses {COARSE[found[fine]]} "
-                f"and "
-                f"{COARSE[coarse]}: the files are not CIFAR-100's; fetch them again"
+                f"cifar-100: class {CIFAR100[fine]} lies in the superclasses "
+                f"{COARSE[found[fine]]} and {COARSE[coarse]}: the files are not CIFAR-100's; "
+                "fetch them again"
             )
     return tuple(found.get(label, 0) for label in range(100))
 

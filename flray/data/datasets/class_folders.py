@@ -163,8 +163,8 @@ class ClassFolders:
             if domain is None:
                 if item.is_image:
                     raise DataError(
-                        f"data set {self.name}: {store.where / item.path} is in no domain's folder "
-                        f"({', '.join(self.domains)}); take it away"
+                        f"data set {self.name}: {store.where / item.path} is in no domain's "
+                        f"folder ({', '.join(self.domains)}); take it away"
                     )
                 continue  # a licence, a list or the like
             if domain not in chosen:
@@ -177,8 +177,7 @@ class ClassFolders:
             if len(below) != 3 or not item.is_image:
                 raise DataError(
                     f"data set {self.name}: {store.where / item.path} is no image in a class's "
-                    f"folder, "
-                    f"{below[0]}/CLASS/*.jpg; take it away"
+                    f"folder, {below[0]}/CLASS/*.jpg; take it away"
                 )
             label = label_of.get(normalise_name(below[1]))
             if label is None and self.others:
@@ -186,10 +185,9 @@ class ClassFolders:
             if label is None:
                 raise DataError(
                     f"data set {self.name}: the folder "
-                    f"{str(store.where / item.path).rsplit('/', 1)[0]} is "
-                    f"none of its {len(self.classes)} classes{nearest(below[1], self.classes)}; "
-                    f"take it "
-                    f"away, or say what it is, as data.rename={{{below[1]}: CLASS}}"
+                    f"{str(store.where / item.path).rsplit('/', 1)[0]} is none of its "
+                    f"{len(self.classes)} classes{nearest(below[1], self.classes)}; take it away, "
+                    f"or say what it is, as data.rename={{{below[1]}: CLASS}}"
                 )
             kept.append(item)
             labels.append(label)

@@ -189,7 +189,7 @@ def build_digits5(sources: Mapping[str, Arrays], seed: int) -> Arrays:
         if len(labels) < 2 * n:
             raise DataError(
                 f"digits5-local: {len(labels)} {part} samples of MNIST for two domains of {n} "
-                f"samples each"
+                "samples each"
             )
         order = _generator(seed, f"mnist/{part}").permutation(len(labels))
         arrays[f"mnist_{part}_x"], arrays[f"mnist_{part}_y"] = (

@@ -64,8 +64,7 @@ def domain_home(
         some = ", ".join(tops[:5]) + (" and more" if len(tops) > 5 else "")
         raise DataError(
             f"data set {name}: no domain's folder in {store.where}, only {some or 'nothing'}; it "
-            f"must be "
-            f"laid out as {layout}"
+            f"must be laid out as {layout}"
         )
     return min(homes, key=lambda home: (-len(homes[home]), home.count("/"), home))
 
@@ -91,8 +90,7 @@ def check_complete(
         if len(missing) == len(classes):
             raise DataError(
                 f"data set {name}: the domain {domain} has no images in {where}; put them there, "
-                f"or choose "
-                "other domains with data.domains"
+                "or choose other domains with data.domains"
             )
         if missing and not incomplete:
             some = ", ".join(missing[:5]) + (
@@ -100,6 +98,5 @@ def check_complete(
             )
             raise DataError(
                 f"data set {name}: the domain {domain} in {where} has no images of {some}; fetch "
-                f"it again, "
-                "or set data.incomplete to true to do without"
+                "it again, or set data.incomplete to true to do without"
             )

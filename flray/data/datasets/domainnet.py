@@ -194,8 +194,7 @@ def _test_list(
             if labels.setdefault(folder, label) != label:
                 raise DataError(
                     f"{where}: label {label} for the class {folder}, which has label "
-                    f"{labels[folder]} "
-                    "elsewhere; fetch the list again"
+                    f"{labels[folder]} elsewhere; fetch the list again"
                 )
             if home + name in found:
                 raise DataError(f"{where}: {name} is listed twice; fetch the list again")
@@ -210,8 +209,7 @@ def _one_class_per_label(labels: Mapping[str, str], store: Store) -> None:
         if classes.setdefault(label, name) != name:
             raise DataError(
                 f"{store.where}: the lists give the label {label} to the classes {classes[label]} "
-                f"and "
-                f"{name}; fetch them again"
+                f"and {name}; fetch them again"
             )
 
 

@@ -118,8 +118,7 @@ def disc_and_cup(mask: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
     else:
         raise DataError(
             f"{path}: grey value {outside} in the corners; expected white or black outside the "
-            f"disc; fetch "
-            "the mask again"
+            "disc; fetch the mask again"
         )
     if not disc.any():
         raise DataError(
@@ -146,33 +145,29 @@ def _table(store: Store, chosen: Sequence[str]) -> Table:
         ):
             raise DataError(
                 f"data set fundus: {store.where / item.path} is out of place; expected {LAYOUT}; "
-                f"take it "
-                "away"
+                "take it away"
             )
         kind = images if below[2] == "image" else masks
         key = (chosen.index(DOMAINS[number]), below[0] == "test", below[3].rsplit(".", 1)[0])
         if key in kind:
             raise DataError(
                 f"data set fundus: {store.where / item.path} and {kind[key].path} have the same "
-                f"name; take "
-                "one away"
+                "name; take one away"
             )
         kind[key] = item
     for key in sorted({*images, *masks}):
         if key not in images or key not in masks:
             have, lacks = (images, "mask") if key in images else (masks, "image")
             raise DataError(
-                f"data set fundus: {store.where / have[key].path} has no {lacks} of the same name; "
-                f"fetch "
-                "it again or take the file away"
+                f"data set fundus: {store.where / have[key].path} has no {lacks} of the same "
+                "name; fetch it again or take the file away"
             )
     keys = sorted(images)
     for number, name in enumerate(chosen):
         if not any(key[0] == number for key in keys):
             raise DataError(
                 f"data set fundus: {name} has no images in {store.where}; it must be laid out as "
-                f"{LAYOUT}; "
-                "put them there, or choose other sources with data.domains"
+                f"{LAYOUT}; put them there, or choose other sources with data.domains"
             )
     return Table(
         [images[key] for key in keys],

@@ -84,13 +84,12 @@ def _table(store: Store) -> tuple[Table, tuple[str, ...]]:
     if not classes:
         raise DataError(
             f"data set tiny-imagenet: no folder train/WNID in {store.where}; it must be laid out "
-            f"as "
-            f"{LAYOUT}"
+            f"as {LAYOUT}"
         )
     if len(classes) != NUM_CLASSES:
         raise DataError(
-            f"data set tiny-imagenet: {len(classes)} folders of classes in {store.where}/**/train, "
-            f"expected {NUM_CLASSES}; fetch it again"
+            f"data set tiny-imagenet: {len(classes)} folders of classes in "
+            f"{store.where}/**/train, expected {NUM_CLASSES}; fetch it again"
         )
     annotated = _annotations(store, items, classes)
     label_of = {name: label for label, name in enumerate(classes)}
@@ -111,8 +110,8 @@ def _table(store: Store) -> tuple[Table, tuple[str, ...]]:
         label = label_of.get(name or "")
         if label is None:
             raise DataError(
-                f"data set tiny-imagenet: {store.where / item.path} belongs to none of the classes "
-                f"of "
+                f"data set tiny-imagenet: {store.where / item.path} belongs to none of the "
+                "classes of "
                 + (f"train/ (it is not in {ANNOTATIONS})" if is_val else "train/")
                 + "; take it away or fetch it again"
             )
@@ -130,8 +129,7 @@ def _table(store: Store) -> tuple[Table, tuple[str, ...]]:
         if not counts.all():
             raise DataError(
                 f"data set tiny-imagenet: the class {classes[int(counts.argmin())]} has no images "
-                f"in the "
-                f"{part} folder of {store.where}; fetch it again"
+                f"in the {part} folder of {store.where}; fetch it again"
             )
     return table, classes
 
@@ -169,7 +167,7 @@ def _annotations(store: Store, items: Sequence[Item], classes: Sequence[str]) ->
         if len(fields) < 2 or fields[1] not in classes:
             raise DataError(
                 f"{where}: found {line[:60]!r}; expected FILE, a class of train/ and a box; fetch "
-                f"it again"
+                "it again"
             )
         if folder + fields[0] not in files:
             raise DataError(

@@ -48,10 +48,9 @@ def pathological(
     if classes_per_client > len(classes) or clients * classes_per_client < len(classes):
         raise DataError(
             f"partition pathological: clients={clients} with "
-            f"classes_per_client={classes_per_client} on {len(classes)} "
-            f"classes; classes_per_client must be at most {len(classes)} and clients * "
-            f"classes_per_client at least "
-            f"{len(classes)}, so that every class has a holder"
+            f"classes_per_client={classes_per_client} on {len(classes)} classes; "
+            f"classes_per_client must be at most {len(classes)} and clients * classes_per_client "
+            f"at least {len(classes)}, so that every class has a holder"
         )
     generator = numpy_generator(seed, "partition")
     holders: list[list[int]] = [[] for _ in classes]

@@ -97,8 +97,7 @@ def domain_dirichlet(
             functools.partial(dirichlet_draw, labels[rows], parts, alpha, generator),
             min_size,
             f"partition domain-dirichlet: no split of a domain's {len(rows)} samples with "
-            f"alpha={alpha} and "
-            f"parts={parts} gives each of keep={keep}",
+            f"alpha={alpha} and parts={parts} gives each of keep={keep}",
             "take a larger alpha, fewer parts or a smaller min_size",
             counted=keep,
             possible=keep * min_size <= len(rows),

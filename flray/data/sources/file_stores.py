@@ -149,9 +149,8 @@ class Zip:
             zipfile.BadZipFile,
         ) as error:
             raise DataError(
-                f"{where}: not a readable zip archive ({error}); fetch it again, or unpack it into "
-                f"a "
-                "folder if it is of another kind"
+                f"{where}: not a readable zip archive ({error}); fetch it again, or unpack it "
+                "into a folder if it is of another kind"
             ) from None
         self._lock = threading.Lock()
         entries = self._archive.infolist()
@@ -159,8 +158,8 @@ class Zip:
         if len(entries) > FILES or declared > ARCHIVE_BYTES:
             raise DataError(
                 f"{where}: it declares {len(entries):,} files of {amount(declared)} together, and "
-                f"at most "
-                f"{FILES:,} of {amount(ARCHIVE_BYTES)} are read; take what is needed out of it"
+                f"at most {FILES:,} of {amount(ARCHIVE_BYTES)} are read; take what is needed out "
+                "of it"
             )
 
     def items(self) -> list[Item]:
@@ -236,8 +235,7 @@ def find_store(root: Path, name: str, path: str | None, where: str, layout: str)
         found = "empty" if place.exists() else "missing"
         raise DataError(
             f"data set {name} is not there: {place} is {found}. It comes from {where}; put the "
-            f"folder or "
-            f"zip archive there (or give its place as data.path), laid out as {layout}"
+            f"folder or zip archive there (or give its place as data.path), laid out as {layout}"
         )
     return store
 

@@ -90,8 +90,7 @@ def decode_images(
             )
             raise DataError(
                 f"{store.where / item.path}: cannot be decoded ({why}); fetch the file again, or "
-                f"take it "
-                "away"
+                "take it away"
             ) from None
         if pixels.size != (size, size):
             how = Image.Resampling.BILINEAR if mode == "RGB" else Image.Resampling.NEAREST
@@ -130,8 +129,7 @@ def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item
         ):
             raise DataError(
                 f"{store.where / mask.path}: the mask is {mask_width}x{mask_height} and its image "
-                f"{width}x"
-                f"{height}, so it does not lie on it; fetch both again, or take them away"
+                f"{width}x{height}, so it does not lie on it; fetch both again, or take them away"
             )
 
 
@@ -161,8 +159,7 @@ def _open_image(store: Store, item: Item) -> Image.Image:
         what = f"{image.width}x{image.height} pixels"
     raise DataError(
         f"{store.where / item.path}: it has {what}, and at most {PIXELS:,} are decoded of one "
-        f"image; make "
-        "it smaller, or take it away"
+        "image; make it smaller, or take it away"
     )
 
 

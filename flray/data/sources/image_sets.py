@@ -31,8 +31,8 @@ TestShare = Annotated[
     Field(
         gt=0,
         lt=1,
-        description="share of each class of each domain that is set apart for "
-        "test, as the seed decides",
+        description="share of each class of each domain that is set apart for test, as the seed "
+        "decides",
     ),
 ]
 Mapped = Annotated[
@@ -45,8 +45,8 @@ Mapped = Annotated[
 Place = Annotated[
     str | None,
     Field(
-        description="folder or zip archive of the set, default DATA/archives/NAME "
-        "(DATA: $FLRAY_DATA or ~/.cache/flray)"
+        description="folder or zip archive of the set, default DATA/archives/NAME (DATA: "
+        "$FLRAY_DATA or ~/.cache/flray)"
     ),
 ]
 

@@ -139,14 +139,13 @@ def channel_statistics(images: list[Array]) -> tuple[tuple[float, ...], tuple[fl
             or (part.dtype == np.uint8 and part.ndim != 4)
         ):
             raise DataError(
-                f"channel_statistics: found {part.dtype} {list(part.shape)}; give uint8 images [n, "
-                "channels, height, width] or numbers [n, columns, ...]"
+                f"channel_statistics: found {part.dtype} {list(part.shape)}; give uint8 images "
+                "[n, channels, height, width] or numbers [n, columns, ...]"
             )
         if part.shape[1] != images[0].shape[1]:
             raise DataError(
                 f"channel_statistics: found {images[0].shape[1]} and {part.shape[1]} channels; "
-                f"give arrays "
-                "of one kind of samples"
+                "give arrays of one kind of samples"
             )
     if not sum(map(len, images)):
         raise DataError("channel_statistics: found no samples; give the training parts")

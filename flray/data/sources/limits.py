@@ -81,9 +81,8 @@ def check_size(path: Path | str, size: int, most: int) -> None:
     """
     if size > most:
         raise DataError(
-            f"{path}: it has {amount(size)}, and at most {amount(most)} are read of one file; take "
-            f"it away "
-            "or make it smaller"
+            f"{path}: it has {amount(size)}, and at most {amount(most)} are read of one file; "
+            "take it away or make it smaller"
         )
 
 
@@ -132,7 +131,6 @@ def read_at_most(file: Readable, path: Path | str, most: int) -> bytes:
         if len(content) > most:
             raise DataError(
                 f"{path}: more than {amount(most)} come out of it, which is what is read of one "
-                f"file at "
-                "most; take it away or make it smaller"
+                "file at most; take it away or make it smaller"
             )
     return bytes(content)

@@ -96,8 +96,7 @@ def read_pickled_arrays(path: Path) -> Any:
     except Exception as error:
         raise DataError(
             f"{path}: not a pickle of plain arrays: {' '.join(str(error).split())}; nothing in it "
-            f"was "
-            "run. Fetch the file again from its source"
+            "was run. Fetch the file again from its source"
         ) from None
     _check(path, content, 0)
     return content
@@ -108,7 +107,7 @@ def _check(path: Path, content: Any, depth: int) -> None:
     if depth > _DEEPEST:
         raise DataError(
             f"{path}: more than {_DEEPEST} containers within each other; arrays of numbers are "
-            f"needed"
+            "needed"
         )
     if type(content) is np.ndarray:
         if content.dtype.hasobject:
