@@ -3,7 +3,7 @@
 A method is one file with one class. It declares what it shares and needs, overrides the hooks in
 which it differs from FedAvg, and keeps nothing on itself: what a client must remember goes into
 ``client.state``, what the server must remember into ``server.state``, both plain trees. So a
-client's turn is a pure function, and saving, replaying and counting bytes need no help from the
+client's task is a pure function, and saving, replaying and counting bytes need no help from the
 method.
 """
 
@@ -108,7 +108,7 @@ class Algorithm:
     # --- client -----------------------------------------------------------------------------------
 
     def setup(self, client: Client) -> None:
-        """Fill ``client.state`` before the client's first turn. Default: nothing."""
+        """Fill ``client.state`` before the client's first task. Default: nothing."""
 
     def receive(self, client: Client) -> None:
         """Set all parameters and buffers of ``client.model`` from the message and the client's state."""

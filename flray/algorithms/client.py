@@ -1,4 +1,4 @@
-"""What an algorithm's hooks see of a client during one turn: model, data, message, state, keyed randomness."""
+"""What an algorithm's hooks see of a client during one task: model, data, message, state, keyed randomness."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flray.tasks.base import Task
 
 
 class Client:
-    """One client during one turn.
+    """One client during one task: a stage of a round, or an evaluation.
 
     Attributes
     ----------
@@ -44,9 +44,9 @@ class Client:
     work : float
         Share of the local steps to do; below 1 for stragglers.
     metrics : dict of str to float
-        What the turn reports for tracking (see `log`).
+        What the task reports for tracking (see `log`).
     scratch : dict
-        What hooks hand to each other within the turn; gone afterwards.
+        What hooks hand to each other within the task; gone afterwards.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Client:
         self._loaded.update(weights)
 
     def load_personal(self) -> None:
-        """Set the personal group: from the client's state, or to the initial values before its first turn."""
+        """Set the personal group: from the client's state, or to the initial values before its first task."""
         if self.resident.personal:
             kept = self.state.get("personal")
             self.load(
@@ -147,25 +147,25 @@ class Client:
         role: str = "reference",
         architecture: str | None = None,
     ) -> nn.Module:
-        """Return a frozen twin of the model, or a model of another architecture, frozen and in eval mode.
+        """Return a frozen copy of the model, or a model of another architecture, frozen and in eval mode.
 
         Parameters
         ----------
         weights : tree, optional
             Its values; names that are missing keep the model's current ones.
         role : str
-            One twin per role lives in each process; asking again for a role overwrites it.
+            One copy per role lives in each process; asking again for a role overwrites it.
         architecture : str, optional
             Key of another client's architecture; the weights must then be complete.
         """
         values = {**(self.resident.entries if architecture is None else {}), **(weights or {})}
-        twin = (self.resident if architecture is None else self._residents(architecture)).frozen(
+        frozen = (self.resident if architecture is None else self._residents(architecture)).frozen(
             role
         )
         with torch.no_grad():
-            for name, entry in twin.state_dict(keep_vars=True).items():
+            for name, entry in frozen.state_dict(keep_vars=True).items():
                 entry.copy_(values[name])
-        return twin
+        return frozen
 
     @torch.no_grad()
     def outputs(self, samples: Samples | None = None) -> tuple[Tensor, Tensor]:
@@ -203,7 +203,7 @@ class Client:
         self.metrics[name] = float(value.detach() if isinstance(value, Tensor) else value)
 
     def record_loss(self, loss: Tensor) -> None:
-        """Add a step's loss to the turn's mean."""
+        """Add a step's loss to the task's mean."""
         self._loss_sum += loss.detach()
         self._steps += 1
 
@@ -214,17 +214,17 @@ class Client:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps done so far in this turn."""
+        """Optimiser steps done so far in this task."""
         return self._steps
 
     @property
     def samples_seen(self) -> int:
-        """Samples in the batches of this turn's phases so far, each as often as it came."""
+        """Samples in the batches of this task's phases so far, each as often as it came."""
         return self._seen
 
     @property
     def mean_loss(self) -> float:
-        """Mean loss over the turn's steps; NaN where there were none."""
+        """Mean loss over the task's steps; NaN where there were none."""
         return float(self._loss_sum) / self._steps if self._steps else math.nan
 
     # --- training ---------------------------------------------------------------------------------
@@ -314,9 +314,9 @@ class Client:
             nn.utils.clip_grad_norm_(self._trainable, self._clip_norm)
 
     def check_received(self) -> None:
-        """Assert that the turn has set every value of the model, whatever an earlier turn left there."""
+        """Assert that the task has set every value of the model, whatever an earlier task left there."""
         if missing := self.resident.entries.keys() - self._loaded:
             raise RuntimeError(
                 f"receive() left {len(missing)} values of the model unset, {min(missing)!r} among "
-                "them: a turn must set all parameters and buffers"
+                "them: a task must set all parameters and buffers"
             )

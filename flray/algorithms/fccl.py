@@ -18,8 +18,6 @@ class FCCL(FCCLPlus):
 
     # Without omega, mu, tau and so on, which FCCLPlus reads for its other terms alone: no `hp: Params`.
     class Params(CollaborativeParams):
-        """Hyper-parameters; those without a default here depend on the variant."""
-
         pretrain_epochs: int = hyper(
             50,
             "epochs of local training before a client's first round",

@@ -91,8 +91,6 @@ class FCCLPlus(PublicCollaboration):
     """
 
     class Params(CollaborativeParams):
-        """Hyper-parameters; those without a default here depend on the variant."""
-
         deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
             **CollaborativeParams.deviations,
             "tau_squared": (False, True),

@@ -25,7 +25,7 @@ Which = Literal["online", "offline"]
 class FedCO2(Algorithm):
     """Each client trains two models; the sum of their logits predicts (Eq. 3).
 
-    A turn, for each of the two models: a mutual phase that distils the other one as it was at the
+    Local training, for each of the two models: a mutual phase that distils the other one as it was at the
     start (Eq. 4-5), then training with ``CE + mu * sum_j CE(head_j(features))`` over the other
     clients' offline classifiers (Eq. 6-7). Down: the online model's shared part and all clients'
     offline classifiers. Up: the online model's shared part and the own offline classifier. Client
@@ -35,8 +35,6 @@ class FedCO2(Algorithm):
     """
 
     class Params(VariantParams):
-        """Hyper-parameters; those without a default here depend on the form and the variant."""
-
         deviations: ClassVar[Mapping[str, tuple[object, object]]] = {"first_mutual": (True, False)}
         skewed_labels: ClassVar[Mapping[str, tuple[object, object]]] = {
             "weights": ("uniform", "samples"),

@@ -38,8 +38,6 @@ class FedDF(PublicCollaboration):
     """
 
     class Params(PublicParams):
-        """Hyper-parameters; those without a default here depend on the variant."""
-
         presets = (
             Preset("fcclplus", "WenkeHuang/FCCL, with which its tables were made", mode="peer"),
         )

@@ -23,7 +23,7 @@ class FedHKD(Algorithm):
     Down: weights, and from round 2 the hyper-knowledge H, Q with the mask of its classes. Up:
     weights, the client's class means of clipped features with noise, of soft predictions without,
     and counts, for the classes above the threshold. The noise is that of one release; no privacy
-    over the rounds is claimed. The personal model is the client's own after its last turn.
+    over the rounds is claimed. The personal model is the client's own after its last training.
     """
 
     class Params(registry.Params):
@@ -96,7 +96,7 @@ class FedHKD(Algorithm):
         return {"features": features, "predictions": predictions, "counts": counts}
 
     def predictor(self, client: Client, view: View) -> Predictor:
-        """Return the client's own last model, or the received one before its first turn."""
+        """Return the client's own last model, or the received one before its first training."""
         client.load(client.state.get("trained", {}))
         return super().predictor(client, view)
 

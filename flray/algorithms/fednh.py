@@ -67,7 +67,7 @@ class FedNH(Algorithm):
         train_scale: bool = hyper(True, "s is trained and averaged", "Yutong-Dai/FedNH: trainable")
         personal: bool = hyper(
             False,
-            "also test each client's model as its last turn left it, with the newest W; clients "
+            "also test each client's model as its last training left it, with the newest W; clients "
             "then keep it",
             "FedNH reports both; FedSKC's table has the global model",
         )
@@ -97,7 +97,7 @@ class FedNH(Algorithm):
         return {"weights": trained, "directions": {"vectors": unit(means), "counts": counts}}
 
     def predictor(self, client: Client, view: View) -> Predictor:
-        """Return the client's own last model, or the received one before its first turn."""
+        """Return the client's own last model, or the received one before its first training."""
         client.load(client.state.get("trained", {}))
         return super().predictor(client, view)
 

@@ -10,7 +10,7 @@ from flray.registry import hyper, register_algorithm
 
 @register_algorithm("fedper")
 class FedPer(Algorithm):
-    """FedAvg on everything but the personal group, which each client keeps between its turns.
+    """FedAvg on everything but the personal group, which each client keeps between its rounds.
 
     All clients begin with the same personal values. With nothing personal this is FedAvg, with
     everything `Local`.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flray import functional, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.common.samples import Batch, pooled
+from flray.algorithms.common.samples import Batch, mean_over_positions
 from flray.models import layer_taps
 from flray.registry import hyper, register_algorithm
 
@@ -55,10 +55,10 @@ class FedRCL(Algorithm):
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return CE with the mean of the tapped layers' terms."""
         hp = self.hp
-        with tapped(client.model) as layers:
+        with collect_taps(client.model) as layers:
             loss = super().loss(client, batch)
         return loss + hp.weight * functional.relaxed_contrastive_loss(
-            [pooled(layer) for layer in layers],
+            [mean_over_positions(layer) for layer in layers],
             batch.y,
             hp.tau,
             hp.threshold,
@@ -69,7 +69,7 @@ class FedRCL(Algorithm):
 
 
 @contextmanager
-def tapped(model: nn.Module) -> Iterator[list[Tensor]]:
+def collect_taps(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the outputs of the model's tapped layers, shallow to deep, during a forward pass."""
     outputs: list[Tensor] = []
     handles = [

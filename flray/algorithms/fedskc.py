@@ -36,8 +36,6 @@ class FedSKC(Algorithm):
     """
 
     class Params(VariantParams):
-        """Hyper-parameters; those without a default here depend on the variant."""
-
         deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
             "lr": (None, 0.1),
             "beta": (0.95, 0.99),

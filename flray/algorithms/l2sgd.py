@@ -107,12 +107,12 @@ class L2SGD(Algorithm):
 
     def report(self, client: Client) -> Message:
         """Send the model for the mean; with a coin that waits for a pull."""
-        return {} if self.hp.coin else uploaded_model(client)
+        return {} if self.hp.coin else weights_for_mean(client)
 
     def collect(self, client: Client) -> Message:
         """Send the model as it is."""
         self.receive(client)
-        return uploaded_model(client)
+        return weights_for_mean(client)
 
     def pull(self, client: Client) -> Message:
         """Return nothing; step towards the mean."""
@@ -145,20 +145,20 @@ class L2SGD(Algorithm):
         if stage.name != "pull":
             return {}
         (parameters,) = server.parameter_names.values()
-        names = averaged_names(server.config, server.model, parameters)
+        names = names_to_average(server.config, server.model, parameters)
         return {"mean": {name: w for name, w in server.model.items() if name in names}}
 
 
-def uploaded_model(client: Client) -> Message:
+def weights_for_mean(client: Client) -> Message:
     """Return what of the client's model goes into the mean."""
     return {
         "weights": client.weights(
-            averaged_names(client.config, client.resident.entries, client.parameters)
+            names_to_average(client.config, client.resident.entries, client.parameters)
         )
     }
 
 
-def averaged_names(
+def names_to_average(
     config: Experiment, entries: Iterable[str], parameters: Iterable[str]
 ) -> frozenset[str]:
     """Return the names whose mean is taken: all, or the parameters alone where buffers stay local."""

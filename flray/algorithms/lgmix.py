@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flray import functional, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.common.samples import Batch, pooled
+from flray.algorithms.common.samples import Batch, mean_over_positions
 from flray.algorithms.common.variants import VariantParams, require
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Stage
@@ -25,7 +25,7 @@ class LGMix(Algorithm):
     """A round has two exchanges: clients train from their personalised models, then mix the updates.
 
     Server: ``u``, which is not the mean of the personalised models. Client state: ``own``, the
-    personalised model w_c (before its first turn: the u it receives), and ``ratios``, lambda of
+    personalised model w_c (before its first training: the u it receives), and ``ratios``, lambda of
     earlier rounds; within a round also the trained model and the u it was trained beside. Up: ``u +
     Delta_c`` in one model, so that the mean over clients is ``u + sum_c p_c Delta_c`` and, with
     lambda = 0 throughout, FedAvg's average to the bit. Down: u before training, for the features,
@@ -33,8 +33,6 @@ class LGMix(Algorithm):
     """
 
     class Params(VariantParams):
-        """Hyper-parameters; those without a default here depend on the variant."""
-
         deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
             "centred": (False, True),
             "drop_smallest": (False, True),
@@ -92,7 +90,7 @@ class LGMix(Algorithm):
     # --- client: local training -------------------------------------------------------------------
 
     def receive(self, client: Client) -> None:
-        """Load the personalised model; before the first turn that is u."""
+        """Load the personalised model; before the first training that is u."""
         state, message = client.state, client.message
         client.load(state["own"] if "own" in state else message["weights"])
         client.load_personal()
@@ -129,7 +127,7 @@ class LGMix(Algorithm):
     def trace(self, features: Tensor) -> Tensor:
         """Return the Gram trace of penultimate features [B, m] or, pooled over positions, [B, m, ...]."""
         return functional.gram_trace(
-            pooled(features).double(),
+            mean_over_positions(features).double(),
             require(self.hp.centred),
             drop_smallest=require(self.hp.drop_smallest),
         )

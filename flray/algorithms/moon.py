@@ -8,7 +8,7 @@ from torch import Tensor
 from flray import functional, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.common.samples import Batch, pooled
+from flray.algorithms.common.samples import Batch, mean_over_positions
 from flray.algorithms.types import Message
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
@@ -20,7 +20,7 @@ class MOON(Algorithm):
 
     Features are what the classifier sees, feature maps averaged over positions; the authors put a
     projection head of two layers there, which belongs to the network and so to every method that is
-    compared. Client state: the model as it was after the client's own last turn. In its first turn
+    compared. Client state: the model as it was after the client's own last training. In its first training
     both references are the received model, and the term has no gradient.
     """
 
@@ -56,11 +56,14 @@ class MOON(Algorithm):
                 client.scratch["previous"](batch.x),
             )
         contrast = functional.model_contrastive_loss(
-            pooled(batch.features), pooled(received), pooled(previous), self.hp.tau
+            mean_over_positions(batch.features),
+            mean_over_positions(received),
+            mean_over_positions(previous),
+            self.hp.tau,
         )
         return super().loss(client, batch) + self.hp.mu * contrast
 
     def report(self, client: Client) -> Message:
-        """Keep the trained model for the next turn."""
+        """Keep the trained model for the next training."""
         client.state["previous"] = client.snapshot()
         return super().report(client)

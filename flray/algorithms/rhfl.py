@@ -28,8 +28,6 @@ class RHFL(PublicCollaboration):
     """
 
     class Params(PublicParams):
-        """Hyper-parameters; those without a default here depend on the variant."""
-
         presets = (Preset("fcclplus", "FCCL+ Table VII", a=0.1, b=1.0),)
 
         deviations: ClassVar[Mapping[str, tuple[object, object]]] = {

@@ -76,7 +76,7 @@ def take_subset(dataset: DataSet, most: int) -> DataSet:
         At least 1. Every class keeps at least one sample where `most` allows it.
     """
 
-    def chosen_rows(labels: Labels, what: str) -> NDArray[np.int64]:
+    def choose_rows(labels: Labels, what: str) -> NDArray[np.int64]:
         order = rng.numpy_generator(0, "sampling", extra=f"subset/{what}").permutation(len(labels))
         flat = labels.reshape(len(labels), -1)[:, 0]
         _, first = np.unique(flat[order], return_index=True)
@@ -86,8 +86,8 @@ def take_subset(dataset: DataSet, most: int) -> DataSet:
     domains = []
     for domain in dataset.domains:
         train, test = (
-            chosen_rows(domain.train_y, f"{domain.name}/train"),
-            chosen_rows(domain.test_y, f"{domain.name}/test"),
+            choose_rows(domain.train_y, f"{domain.name}/train"),
+            choose_rows(domain.test_y, f"{domain.name}/test"),
         )
         domains.append(
             replace(

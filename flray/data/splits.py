@@ -23,7 +23,7 @@ class Division:
     Attributes
     ----------
     fit : ndarray of int64
-        What the partition deals to clients, sorted.
+        What the partition gives to clients, sorted.
     val, test : ndarray of int64
         Set apart for validation and test, sorted. Empty where clients divide what they get
         themselves.
@@ -114,7 +114,7 @@ def assign_test_samples(
     Returns
     -------
     list of ndarray of int64
-        Sorted rows of the test set per client; disjoint, together all of it. A group is dealt in
+        Sorted rows of the test set per client; disjoint, together all of it. A group is assigned in
         proportion to the clients' training samples of it (largest remainder, ties to the client
         with the fewest test samples so far); a group without training samples in proportion to
         those of its domain, or else to the clients' sizes.
@@ -125,7 +125,7 @@ def assign_test_samples(
         + num_classes
     )
     counts = np.stack([np.bincount(groups[train], minlength=num_groups) for train in trains])
-    dealt = np.zeros(len(trains), dtype=np.int64)
+    assigned = np.zeros(len(trains), dtype=np.int64)
     for group in np.unique(test_groups):
         domain = group // num_classes * num_classes
         candidates = (
@@ -135,9 +135,9 @@ def assign_test_samples(
         )
         rows = np.flatnonzero(test_groups == group)
         sizes = _largest_remainder(
-            next(held for held in candidates if held.any()), len(rows), dealt
+            next(held for held in candidates if held.any()), len(rows), assigned
         )
-        dealt += sizes
+        assigned += sizes
         for test, part in zip(tests, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
             test.append(part)
     return [np.sort(np.concatenate([*test, np.empty(0, dtype=np.int64)])) for test in tests]

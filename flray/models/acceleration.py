@@ -33,7 +33,7 @@ def compile_model(model: nn.Module, batch_size: int, **options: Any) -> None:
     """Have a network's training steps on whole batches run compiled from now on, all else as written.
 
     A compiled graph holds for one shape. Which shapes a process has met, and in which order,
-    depends on who else was played there; so that no bit does, other batches (the small last one,
+    depends on which clients it has trained; so that no bit does, other batches (the small last one,
     evaluation's, those of a phase with a size of its own), frozen copies, and passes that a hook
     looks into are never compiled. Where there is no whole graph of the network, or torch's limit of
     recompilations is reached, it fails instead of going on uncompiled.

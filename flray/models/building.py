@@ -48,7 +48,7 @@ def build(
         If the model or an option is unknown, a value is not allowed, or the samples do not fit the
         network.
     """
-    checked = _checked(name, options)
+    checked = _validate_options(name, options)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed, which would also seed the accelerators, whose state is not restored
         # here.
@@ -61,7 +61,7 @@ def build(
     return model.to(dtype=dtype)
 
 
-def _checked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _validate_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     params = registry.models.params(name)
     try:
         checked = params.model_validate(dict(options))

@@ -84,7 +84,7 @@ def batch_norm_modules(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
 
 
 def supports_single_sample(model: nn.Module, shape: Sequence[int]) -> bool:
-    """Tell whether a network can be trained on a batch of a single sample; tried on shapes alone.
+    """Tell whether a network can be trained on a batch of a single sample, by a dry run on shapes alone.
 
     Batch norm cannot where a sample has one value per channel, as in fully connected layers. A
     network that does not run on shapes alone is believed to.

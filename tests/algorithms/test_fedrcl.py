@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flray.algorithms.common.samples import pooled
-from flray.algorithms.fedrcl import tapped
+from flray.algorithms.common.samples import mean_over_positions
+from flray.algorithms.fedrcl import collect_taps
 from flray.errors import FlrayError
 from flray.models import build
 from tests.algorithms.conftest import (
@@ -88,11 +88,16 @@ def test_a_round_by_hand() -> None:
 def test_layers_are_tapped_before_their_relu_and_only_during_the_pass() -> None:
     model = build("lenet", (1, 16, 16), 3, {}, seed=0)
     x = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
-    with tapped(model) as layers:
+    with collect_taps(model) as layers:
         model(x)
-    assert [tuple(pooled(layer).shape) for layer in layers] == [(2, 6), (2, 16), (2, 120), (2, 84)]
+    assert [tuple(mean_over_positions(layer).shape) for layer in layers] == [
+        (2, 6),
+        (2, 16),
+        (2, 120),
+        (2, 84),
+    ]
     assert all((layer < 0).any() for layer in layers)
-    torch.testing.assert_close(pooled(layers[0])[1, 2], layers[0][1, 2].mean())
+    torch.testing.assert_close(mean_over_positions(layers[0])[1, 2], layers[0][1, 2].mean())
     model(x)
     assert len(layers) == 4
 

@@ -54,7 +54,7 @@ def average_outputs(replies: Iterable[Reply], entry: str) -> dict[str, Tensor]:
 
 
 class BlockSum:
-    """The weights of one block's clients on their way to the mean, added up where the clients are played.
+    """The weights of one block's clients on their way to the mean, added up where the clients train.
 
     Parameters
     ----------

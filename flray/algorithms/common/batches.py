@@ -50,9 +50,9 @@ def batch_indices(
         norm of images can take (those that cannot are refused before round 0).
     """
     count, few_shot = len(samples), task if isinstance(task, FewShot) else None
-    lone = batch_norm and count > 1 and count % size == 1
+    single = batch_norm and count > 1 and count % size == 1
     per_epoch = (
-        -(-count // size) - int(lone)
+        -(-count // size) - int(single)
         if few_shot is None
         else few_shot.episodes_per_epoch(samples.labels)
     )

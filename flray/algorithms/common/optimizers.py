@@ -16,7 +16,7 @@ from flray.trees import Tree
 def make_optimizer(
     parameters: list[nn.Parameter], local: Local, round: int
 ) -> torch.optim.Optimizer:
-    """Return a fresh optimiser for one turn.
+    """Return a fresh optimiser.
 
     Parameters
     ----------

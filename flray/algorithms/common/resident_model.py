@@ -13,7 +13,7 @@ from flray.models import groups
 
 
 class ResidentModel:
-    """One architecture's model in one process, with what is known of it; every turn sets all of its values.
+    """One architecture's model in one process, with facts about it; every task sets all of its values.
 
     Parameters
     ----------
@@ -52,6 +52,6 @@ class ResidentModel:
     def frozen(self, role: str) -> nn.Module:
         """Return a second model of the same architecture for reference values (one per role, reused)."""
         if role not in self.frozen_copies:
-            twin = copy.deepcopy(self.model)
-            self.frozen_copies[role] = twin.requires_grad_(False)
+            model = copy.deepcopy(self.model)
+            self.frozen_copies[role] = model.requires_grad_(False)
         return self.frozen_copies[role].eval()

@@ -114,7 +114,7 @@ class Samples:
             yield self.take(positions)
 
 
-def pooled(features: Tensor) -> Tensor:
+def mean_over_positions(features: Tensor) -> Tensor:
     """Return features [B, m] or, averaged over positions, feature maps [B, m, ...] as [B, m].
 
     What was taken from within a network that computes in bfloat16 becomes float32, as what comes

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets.domain_folders import chosen_domains
+from flray.data.datasets.domain_folders import select_domains
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
 from flray.data.sources.archives import register_source
 from flray.data.sources.download import Progress
@@ -80,7 +80,7 @@ class Camelyon17:
                 f"{self.where}; unpack it there (or give its folder as data.path), laid out as "
                 f"{LAYOUT}"
             )
-        chosen = chosen_domains(self.name, CENTRES, domains)
+        chosen = select_domains(self.name, CENTRES, domains)
         spec = ImageSet(
             self.name, chosen, ("normal", "tumour"), size, seed, samples, mapped, task="binary"
         )

@@ -12,9 +12,9 @@ from pydantic import Field
 
 from flray.data.datasets.domain_folders import (
     check_complete,
-    chosen_domains,
     domain_home,
     normalise_name,
+    select_domains,
 )
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
 from flray.data.sources.archives import register_source
@@ -113,7 +113,7 @@ class ClassFolders:
     ) -> DataSet:
         """Return the data set; the options are those of `register_tree`."""
         store = find_store(root, self.name, path, self.where, self.layout)
-        chosen = chosen_domains(self.name, tuple(self.domains), domains)
+        chosen = select_domains(self.name, tuple(self.domains), domains)
         table = self.table(store, store.items(), chosen, rename or {}, incomplete)
         spec = ImageSet(
             self.name, chosen, tuple(self.classes), size or self.size, seed, samples, mapped

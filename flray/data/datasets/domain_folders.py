@@ -21,7 +21,7 @@ def normalise_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def chosen_domains(name: str, have: Sequence[str], wanted: Sequence[str] | None) -> tuple[str, ...]:
+def select_domains(name: str, have: Sequence[str], wanted: Sequence[str] | None) -> tuple[str, ...]:
     """Return the wanted domains in the set's order.
 
     Raises

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from flray.data.datasets.class_folders import ClassFolders, Incomplete
-from flray.data.datasets.domain_folders import chosen_domains, domain_home, normalise_name
+from flray.data.datasets.domain_folders import domain_home, normalise_name, select_domains
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
 from flray.data.sources.archives import register_source
 from flray.data.sources.download import Progress
@@ -75,7 +75,7 @@ class _DomainNet(ClassFolders):
     ) -> DataSet:
         """Return the data set; the options are those of `domainnet`."""
         store = find_store(root, self.name, path, self.where, self.layout)
-        chosen = chosen_domains(self.name, tuple(DOMAINS), domains)
+        chosen = select_domains(self.name, tuple(DOMAINS), domains)
         items = store.items()
         home = domain_home(
             store, items, {normalise_name(d): d for d in DOMAINS}, self.layout, self.name

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.datasets.domain_folders import chosen_domains
+from flray.data.datasets.domain_folders import select_domains
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
 from flray.data.datasets.fundus_synthetic import STRUCTURES
 from flray.data.sources.archives import register_source
@@ -53,7 +53,7 @@ class Fundus:
     ) -> DataSet:
         """Return the data set; the options are those of `fundus`."""
         store = find_store(root, self.name, path, self.where, LAYOUT)
-        chosen = chosen_domains(self.name, DOMAINS, domains)
+        chosen = select_domains(self.name, DOMAINS, domains)
         spec = ImageSet(
             self.name,
             chosen,

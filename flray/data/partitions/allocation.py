@@ -71,7 +71,7 @@ def dirichlet_draw(
     return [np.concatenate(part) for part in parts]
 
 
-def redrawn(
+def draw_until_large_enough(
     draw: Callable[[], list[Rows]],
     min_size: int,
     wanted: str,

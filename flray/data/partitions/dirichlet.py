@@ -1,4 +1,4 @@
-"""All domains pooled: samples dealt at random, or classes by Dirichlet proportions."""
+"""All domains pooled: samples assigned at random, or classes by Dirichlet proportions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import numpy as np
 from pydantic import Field
 
 from flray.data.arrays import Rows
-from flray.data.partitions.allocation import Concentration, Count, MinSize, dirichlet_draw, redrawn
+from flray.data.partitions.allocation import (
+    Concentration,
+    Count,
+    MinSize,
+    dirichlet_draw,
+    draw_until_large_enough,
+)
 from flray.registry import register_partition
 from flray.rng import numpy_generator
 
@@ -44,7 +50,7 @@ def dirichlet(
 ) -> list[Rows]:
     """Split each class over the clients in proportions drawn from Dir(alpha, ..., alpha).
 
-    The whole split is redrawn until the smallest client is large enough (Yurochkin et al. 2019; Hsu
+    The whole split is draw_until_large_enough until the smallest client is large enough (Yurochkin et al. 2019; Hsu
     et al. 2019 draw over classes instead). Client sizes differ.
 
     Parameters
@@ -69,7 +75,7 @@ def dirichlet(
         If no draw out of 1000 gives every client `min_size` samples.
     """
     generator = numpy_generator(seed, "partition")
-    return redrawn(
+    return draw_until_large_enough(
         lambda: dirichlet_draw(labels, clients, alpha, generator, balanced=balanced),
         min_size,
         f"partition dirichlet: no split of {len(labels)} samples with alpha={alpha} gives each of "

@@ -9,7 +9,12 @@ import numpy as np
 from pydantic import Field
 
 from flray.data.arrays import Rows
-from flray.data.partitions.allocation import Concentration, MinSize, dirichlet_draw, redrawn
+from flray.data.partitions.allocation import (
+    Concentration,
+    MinSize,
+    dirichlet_draw,
+    draw_until_large_enough,
+)
 from flray.errors import DataError
 from flray.registry import register_partition
 from flray.rng import numpy_generator
@@ -93,7 +98,7 @@ def domain_dirichlet(
     clients: list[Rows] = []
     for domain in np.unique(domains):
         rows = np.flatnonzero(domains == domain)
-        cuts = redrawn(
+        cuts = draw_until_large_enough(
             functools.partial(dirichlet_draw, labels[rows], parts, alpha, generator),
             min_size,
             f"partition domain-dirichlet: no split of a domain's {len(rows)} samples with "
