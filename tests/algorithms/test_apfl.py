@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     assert_weights,
     gaussian_clients,
     mean_of,
     run_federation,
     softmax_gradient,
     state_of,
-    tensors,
 )
 
 NAME = "classifier.weight"
@@ -31,7 +31,7 @@ def test_two_rounds_by_hand() -> None:
     start = run_federation(
         {"name": "apfl"}, rounds=1, model="one-layer", local={"epochs": 0}
     ).server.model[NAME]
-    data = tensors(gaussian_clients())
+    data = as_tensors(gaussian_clients())
     gradients = [softmax_gradient(start, x, y) for x, y in data]
     own = [start - 0.1 * 0.3 * g for g in gradients]
     w = mean_of([{NAME: start - 0.1 * g} for g in gradients], SIZES)[NAME]
@@ -88,7 +88,7 @@ def test_personal_models_end_at_fedavg_s_and_local_s(settings: dict[str, object]
 def test_a_linear_mixture_is_the_mixture_of_the_outputs() -> None:
     federation = run_federation("apfl", rounds=3, model="one-layer")
     metrics = federation.evaluate()
-    for i, (x, y) in enumerate(tensors(gaussian_clients())):
+    for i, (x, y) in enumerate(as_tensors(gaussian_clients())):
         state = state_of(federation, i)
         outputs = [x @ w.T for w in (state["v"][NAME], federation.server.model[NAME])]
         loss = F.cross_entropy(state["alpha"] * outputs[0] + (1 - state["alpha"]) * outputs[1], y)
@@ -100,7 +100,7 @@ def test_a_linear_mixture_is_the_mixture_of_the_outputs() -> None:
 def test_the_mixture_s_statistics_are_mixed_like_parameters() -> None:
     """alpha = 0.5: v's running mean follows the forward passes at the mixture, from a common start."""
     federation = run_federation(fixed(0.5), rounds=1, local={"batch_size": 99})
-    for i, (x, _) in enumerate(tensors(gaussian_clients())):
+    for i, (x, _) in enumerate(as_tensors(gaussian_clients())):
         start = run_federation("apfl", rounds=1, local={"epochs": 0}).server.model
         expected = 0.9 * start["features.middle.running_mean"] + 0.1 * (
             x @ start["features.first.weight"].T

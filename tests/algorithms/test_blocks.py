@@ -15,13 +15,13 @@ from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.replies import into_blocks
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
     assert_weights,
     federation_of,
     gaussian_clients,
     models_sha,
     settings_for,
-    world_of,
+    spec_of,
 )
 
 ABLE = (
@@ -60,7 +60,7 @@ def rounds(
     **changes: Any,
 ) -> Federation:
     settings = {**settings_for(name), **changes}
-    spec = world_of(name, gaussian_clients(SIZES), aggregation={"block": block}, **settings)
+    spec = spec_of(name, gaussian_clients(SIZES), aggregation={"block": block}, **settings)
     federation = federation_of(spec, executor(spec))
     for _ in range(count):
         federation.step()
@@ -80,7 +80,7 @@ def test_a_method_whose_server_sees_replies_is_refused(name: str) -> None:
         match=rf"experiment.aggregation.block: found 2; the server of {name} looks at "
         "single replies.*choose one of apfl, .*fedavg",
     ):
-        world_of(name, aggregation={"block": 2}, **settings_for(name))
+        spec_of(name, aggregation={"block": 2}, **settings_for(name))
 
 
 @pytest.mark.parametrize("name", ABLE)
@@ -124,7 +124,7 @@ def test_the_order_in_which_blocks_are_played_changes_no_bit(name: str) -> None:
 def test_the_server_gets_one_sum_per_block() -> None:
     size = sum(v.numel() * 8 for v in rounds("fedavg", None, 0).server.model.values())
     for block, messages in ((None, 5), (1, 5), (2, 3), (3, 2), (5, 1), (9, 1)):
-        spec = world_of("fedavg", gaussian_clients(SIZES), aggregation={"block": block})
+        spec = spec_of("fedavg", gaussian_clients(SIZES), aggregation={"block": block})
         metrics = federation_of(spec).step().metrics
         assert (metrics["bytes/up"], metrics["bytes/down"]) == (messages * size, 5 * size)
 
@@ -134,7 +134,7 @@ def test_blocks_are_weighed_by_their_clients(weights: str) -> None:
     plain = {"weights": weights, "block": None}
     whole, blocked = (
         federation_of(
-            world_of("fedavg", gaussian_clients(SIZES), aggregation={**plain, "block": block})
+            spec_of("fedavg", gaussian_clients(SIZES), aggregation={**plain, "block": block})
         )
         for block in (None, 2)
     )

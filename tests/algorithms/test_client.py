@@ -12,7 +12,7 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.types import Phase
 from flray.data.types import DataSet, Domain
-from tests.algorithms.conftest import federation_of, models_sha, run_federation, world_of
+from tests.algorithms.helpers import federation_of, models_sha, run_federation, spec_of
 
 SEEN: list[torch.Tensor] = []
 
@@ -96,7 +96,7 @@ def test_a_phase_of_so_many_steps_takes_the_first_batches_of_its_passes() -> Non
 def test_every_network_gets_the_weights_of_its_own_architecture() -> None:
     """Architectures share a stage, but not its message: without training, clients send back what came."""
     federation = federation_of(
-        world_of(
+        spec_of(
             "fedavg",
             local={"epochs": 0, "precision": "float32"},
             models={"client1": {"name": "two-layer", "width": 7}},

@@ -12,7 +12,7 @@ import torch._dynamo.utils
 from flray.federation import checkpoint
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import federation_of, world_of
+from tests.algorithms.helpers import federation_of, spec_of
 from tests.algorithms.test_every_algorithm import Permuted
 
 # Of FedAvg, of a frozen half and then the other, of gradients at other parameters and of a hook
@@ -24,7 +24,7 @@ METHODS = ("fedavg", "fedrep", "perfedavg", "fedrcl")
 @pytest.mark.parametrize("name", METHODS)
 def test_compiled_runs_repeat_resume_and_stay_near(name: str, tmp_path: Path) -> None:
     def federation(compile: bool, executor: Any = InlineExecutor) -> Federation:
-        spec = world_of(name, local={"compile": compile, "momentum": 0.9})
+        spec = spec_of(name, local={"compile": compile, "momentum": 0.9})
         return federation_of(spec, executor(spec))
 
     torch._dynamo.reset()

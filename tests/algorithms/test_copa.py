@@ -5,17 +5,17 @@ import torch
 import torch.nn.functional as F
 
 from flray import trees
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     assert_weights,
-    descended,
     federation_of,
     gaussian_clients,
+    gradient_step,
     mean_of,
     models_sha,
     run_federation,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 W, V = "features.first.weight", "classifier.weight"
@@ -37,14 +37,17 @@ def test_one_client_is_local(model: dict[str, object]) -> None:
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; the others' heads are those of the round's start, and their terms a sum."""
     federation = run_federation("copa", model="linear-body", local={"batch_size": 99}, rounds=2)
-    start, clients = dict(federation_of(federation.spec).server.model), tensors(gaussian_clients())
+    start, clients = (
+        dict(federation_of(federation.spec).server.model),
+        as_tensors(gaussian_clients()),
+    )
     body, heads = {W: start[W]}, [start[V]] * 3
     for _ in range(2):
         trained = []
         for own, (x, y) in enumerate(clients):
             others = [head for j, head in enumerate(heads) if j != own]
             trained.append(
-                descended(
+                gradient_step(
                     {**body, V: heads[own]},
                     lambda p, x=x, y=y, others=others: sum(
                         F.cross_entropy(x @ p[W].T @ head.T, y) for head in (p[V], *others)
@@ -63,13 +66,13 @@ def test_two_rounds_by_hand() -> None:
 
 
 def test_an_ensemble_of_equal_heads_is_one_head() -> None:
-    copa, fedavg = (federation_of(world_of(name)).evaluate() for name in ("copa", "fedavg"))
+    copa, fedavg = (federation_of(spec_of(name)).evaluate() for name in ("copa", "fedavg"))
     assert copa["personal/local/loss"] == pytest.approx(fedavg["global/local/loss"], rel=1e-12)
     assert copa["personal/local/accuracy"] == fedavg["global/local/accuracy"]
 
 
 def test_the_last_known_heads_of_absent_clients_are_used() -> None:
-    federation = federation_of(world_of("copa", participation={"clients": 1}))
+    federation = federation_of(spec_of("copa", participation={"clients": 1}))
     for _ in range(3):
         before = federation.server.state["heads"]
         federation.step()
@@ -82,5 +85,5 @@ def test_peers_matter() -> None:
     """In the first round already, with heads that are all the initial one."""
     assert models_sha(run_federation("copa")) != models_sha(run_federation("fedper"))
     assert torch.equal(
-        run_federation("copa").server.model[V], federation_of(world_of("copa")).server.model[V]
+        run_federation("copa").server.model[V], federation_of(spec_of("copa")).server.model[V]
     )

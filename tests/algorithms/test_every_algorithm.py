@@ -17,13 +17,13 @@ from flray.federation.federation import Federation
 from flray.federation.messages import TaskInput, TaskResult
 from flray.federation.spec import FederationSpec
 from flray.models import groups
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
     federation_of,
     gaussian_clients,
-    partial,
+    partial_participation,
     run_federation,
     settings_for,
-    world_of,
+    spec_of,
 )
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
@@ -80,7 +80,7 @@ class Permuted(InlineExecutor):
 
 @every
 def test_the_order_in_which_clients_are_played_changes_no_bit(name: str) -> None:
-    spec = world_of(name, **settings_for(name), **partial(name))
+    spec = spec_of(name, **settings_for(name), **partial_participation(name))
     digests = []
     for executor in (InlineExecutor(spec), Permuted(spec)):
         federation = federation_of(spec, executor)
@@ -90,9 +90,9 @@ def test_the_order_in_which_clients_are_played_changes_no_bit(name: str) -> None
     assert digests[0] == digests[1]
 
 
-@pytest.mark.parametrize("name", [name for name in BUILT_IN if partial(name)])
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if partial_participation(name)])
 def test_a_client_that_is_not_sampled_keeps_its_state(name: str) -> None:
-    federation = federation_of(world_of(name, **settings_for(name), **partial(name)))
+    federation = federation_of(spec_of(name, **settings_for(name), **partial_participation(name)))
     away = 0
     for _ in range(4):
         before = [
@@ -137,7 +137,7 @@ class Watched(InlineExecutor):
 
 @every
 def test_a_turn_changes_neither_its_message_nor_its_state(name: str) -> None:
-    spec = world_of(name, **settings_for(name))
+    spec = spec_of(name, **settings_for(name))
     executor = Watched(spec)
     federation = federation_of(spec, executor)
     for _ in range(3):
@@ -159,7 +159,7 @@ def test_evaluation_changes_nothing(name: str) -> None:
 
 @every
 def test_resuming_from_any_round_gives_the_same_bits(name: str, tmp_path: Path) -> None:
-    spec = world_of(name, **settings_for(name), **partial(name))
+    spec = spec_of(name, **settings_for(name), **partial_participation(name))
     whole = federation_of(spec)
     for done in range(4):
         checkpoint.save(whole, tmp_path / str(done))

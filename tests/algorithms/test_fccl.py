@@ -13,13 +13,13 @@ from flray import functional, registry, trees
 from flray.algorithms.client import Client
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     run_federation,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.02, "batch_size": 100, "epochs": 2}
@@ -33,7 +33,7 @@ class Loop:
         self.algorithm = federation.spec.algorithm
         self.options, self.hp, self.spec = options, self.algorithm.hp, federation.spec
         self.models = [federation.spec.build(key) for key in federation.spec.architecture_of]
-        self.data = tensors(CLIENTS)
+        self.data = as_tensors(CLIENTS)
         assert federation.spec.data.public is not None
         self.public = torch.from_numpy(federation.spec.data.public)
         self.teachers = [copy.deepcopy(m) for m in self.models]
@@ -191,7 +191,7 @@ def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
 def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, Any]) -> None:
     """Batch norm, Adam, three public batches a round, full private batches, three rounds."""
     options = {"name": "fcclplus", "public_batch_size": 10, **options}
-    federation = federation_of(world_of(options, CLIENTS, local=ADAM))
+    federation = federation_of(spec_of(options, CLIENTS, local=ADAM))
     loop = Loop(federation, options)
     for number in range(3):
         federation.step()
@@ -207,7 +207,7 @@ def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, 
 def test_participants_may_have_different_networks() -> None:
     models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
     federation = federation_of(
-        world_of({"name": "fcclplus", "public_batch_size": 10}, CLIENTS, models=models, local=ADAM)
+        spec_of({"name": "fcclplus", "public_batch_size": 10}, CLIENTS, models=models, local=ADAM)
     )
     loop = Loop(federation, {})
     federation.step()
@@ -258,7 +258,7 @@ def test_with_two_teachers_and_no_similarity_it_is_fccl(without: dict[str, Any])
 
 
 def test_pre_trained_model_never_changes_and_the_teacher_is_the_last_reported_model() -> None:
-    federation = federation_of(world_of({"name": "fccl", "pretrain_epochs": 2}))
+    federation = federation_of(spec_of({"name": "fccl", "pretrain_epochs": 2}))
     federation.step()
     pretrained = trees.sha256(state_of(federation, 0)["pretrained"])
     for _ in range(2):
@@ -297,7 +297,7 @@ def test_the_switch_changes_exactly_these_values(name: str, more: dict[str, Any]
 
 def test_private_batch_that_would_be_ignored_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.batch_size: 16"):
-        world_of({"name": "fcclplus", "variant": "released"}, local={"batch_size": 16})
+        spec_of({"name": "fcclplus", "variant": "released"}, local={"batch_size": 16})
 
 
 def test_what_keeps_from_forgetting_matters_and_without_strength_is_nothing() -> None:
@@ -343,7 +343,7 @@ def test_fisher_information_of_a_softmax_regression_is_its_closed_form() -> None
     """Entry (c, d) is the mean of (p_c - y_c)^2 x_d^2; the penalty has no slope at its anchor."""
     FISHERS.clear()
     federation = federation_of(
-        world_of(
+        spec_of(
             {
                 "name": "watched-fcclplus",
                 "local_term": "ewc",
@@ -355,7 +355,7 @@ def test_fisher_information_of_a_softmax_regression_is_its_closed_form() -> None
         )
     )
     w = federation.server.model["classifier.weight"]
-    x, y = tensors(CLIENTS)[0]
+    x, y = as_tensors(CLIENTS)[0]
     federation.step()
     residual = torch.softmax(x @ w.T, 1) - torch.nn.functional.one_hot(y, 3)
     (fisher,) = FISHERS

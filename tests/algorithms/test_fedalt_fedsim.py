@@ -9,7 +9,8 @@ from flray.algorithms.common.samples import Batch
 from flray.algorithms.fedalt import FedAlt
 from flray.errors import FlrayError
 from flray.models import groups
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     assert_weights,
     federation_of,
     gaussian_clients,
@@ -17,9 +18,8 @@ from tests.algorithms.conftest import (
     models_sha,
     run_federation,
     softmax_gradient,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 BODY, HEAD = "features.first.weight", "classifier.weight"
@@ -32,7 +32,7 @@ def test_the_shared_part_is_trained_under_the_new_personal_one() -> None:
     federation = run_federation("fedalt", rounds=1, **FULL)
     initial = federation_of(federation.spec).server.model
     bodies = []
-    for i, (x, y) in enumerate(tensors(gaussian_clients())):
+    for i, (x, y) in enumerate(as_tensors(gaussian_clients())):
         head = initial[HEAD] - 0.1 * softmax_gradient(initial[HEAD], x @ initial[BODY].T, y)
         bodies.append(
             {BODY: initial[BODY] - 0.1 * head.T @ softmax_gradient(head @ initial[BODY], x, y)}
@@ -45,7 +45,7 @@ def test_fedsim_trains_both_from_where_they_were() -> None:
     federation = run_federation("fedsim", rounds=1, **FULL)
     initial = federation_of(federation.spec).server.model
     bodies = []
-    for i, (x, y) in enumerate(tensors(gaussian_clients())):
+    for i, (x, y) in enumerate(as_tensors(gaussian_clients())):
         bodies.append(
             {
                 BODY: initial[BODY]
@@ -80,7 +80,7 @@ def test_each_phase_leaves_the_other_part_as_it_is(
 
     monkeypatch.setattr(FedAlt, "step", watched)
     federation_of(
-        world_of(
+        spec_of(
             {"name": "fedalt", "personal": group, "personal_epochs": 2},
             gaussian_clients((12,)),
             local={"momentum": 0.9, "weight_decay": 0.1},
@@ -104,4 +104,4 @@ def test_only_the_shared_part_travels_and_groups_are_checked(name: str) -> None:
     metrics = run_federation({"name": name, "personal": "features"}).step().metrics
     assert metrics["bytes/up"] == metrics["bytes/down"] == 3 * 8 * (5 * 3 + 3)
     with pytest.raises(FlrayError, match="unknown parameter group 'head'"):
-        world_of({"name": name, "personal": "head"})
+        spec_of({"name": name, "personal": "head"})

@@ -3,13 +3,13 @@ from __future__ import annotations
 import torch
 
 from flray import trees
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     models_sha,
     run_federation,
     softmax_gradient,
-    tensors,
 )
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
@@ -35,7 +35,9 @@ def test_body_step_by_hand() -> None:
     federation = run_federation("fedbabu", rounds=1, model=model, local={"batch_size": 99})
     initial = federation_of(federation.spec).server.model
     w, v = initial["features.first.weight"], initial["classifier.weight"]
-    steps = [w - 0.1 * v.T @ softmax_gradient(v @ w, x, y) for x, y in tensors(gaussian_clients())]
+    steps = [
+        w - 0.1 * v.T @ softmax_gradient(v @ w, x, y) for x, y in as_tensors(gaussian_clients())
+    ]
     torch.testing.assert_close(
         federation.server.model["features.first.weight"],
         torch.stack(steps).mean(0),

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from flray import registry, trees
 from flray.models import groups
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     models_sha,
     run_federation,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 FULL: dict[str, Any] = {
@@ -106,10 +106,10 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     intra, inter = (options.get(n, "none" if fusion_only else "both") for n in ("intra", "inter"))
     released = options.get("variant") == "released"
     clients = gaussian_clients((10, 9, 12))
-    federation = federation_of(world_of({"name": "fedco2", **options}, clients, **FULL))
+    federation = federation_of(spec_of({"name": "fedco2", **options}, clients, **FULL))
     shared = {name: value.clone() for name, value in federation.server.model.items()}
     offline = [dict(shared) for _ in clients]
-    data = tensors(clients)
+    data = as_tensors(clients)
     for number in range(3):
         federation.step()
         heads, online, new = [dict(w) for w in offline], [], []
@@ -200,7 +200,7 @@ def test_label_skew_sends_no_classifiers() -> None:
 
 
 def test_the_server_keeps_the_last_known_classifiers() -> None:
-    federation = federation_of(world_of("fedco2", participation={"clients": 1}))
+    federation = federation_of(spec_of("fedco2", participation={"clients": 1}))
     initial = federation.server.model["classifier.weight"].clone()
     seen = set()
     for _ in range(4):

@@ -15,19 +15,19 @@ from flray import trees
 from flray.algorithms.common.public_exchange import public_subset
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     models_sha,
     run_federation,
     softmax_gradient,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 CLIENTS = gaussian_clients((10, 9, 12))
-DATA = tensors(CLIENTS)
+DATA = as_tensors(CLIENTS)
 W = "classifier.weight"
 FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100}}
 
@@ -57,7 +57,7 @@ def adam(
 )
 def test_three_rounds_at_the_server_by_hand(options: dict[str, Any]) -> None:
     federation = federation_of(
-        world_of(
+        spec_of(
             {"name": "feddf", "steps": 5, "batch_size": 10, "lr": 0.05, **options}, CLIENTS, **FULL
         )
     )
@@ -87,7 +87,7 @@ def test_three_rounds_at_the_server_by_hand(options: dict[str, Any]) -> None:
 )
 def test_stages_between_peers_compute_what_one_loop_does(options: dict[str, Any]) -> None:
     federation = federation_of(
-        world_of(
+        spec_of(
             {"name": "feddf", "mode": "peer", "public_batch_size": 10, **options},
             CLIENTS,
             model="one-layer",
@@ -165,18 +165,18 @@ def test_every_architecture_gets_a_student_of_all_clients() -> None:
 
 
 def test_only_a_server_that_trains_has_models_and_public_samples() -> None:
-    federation = federation_of(world_of("feddf"))
+    federation = federation_of(spec_of("feddf"))
     trains = federation.server
     assert trains.model_for is not None and trains.public is not None and len(trains.public) == 24
     assert np.shares_memory(trains.public._x.numpy(), federation.spec.data.public), (
         "the samples were copied"
     )
     for other in ("fedavg", {"name": "feddf", "mode": "peer"}):
-        server = federation_of(world_of(other)).server
+        server = federation_of(spec_of(other)).server
         assert server.model_for is None and server.public is None
 
 
 def test_statistics_that_stay_at_the_clients_are_refused() -> None:
     with pytest.raises(ConfigError, match="buffers"):
-        world_of("feddf", aggregation={"buffers": "local"})
-    world_of({"name": "feddf", "mode": "peer"}, aggregation={"buffers": "local"})
+        spec_of("feddf", aggregation={"buffers": "local"})
+    spec_of({"name": "feddf", "mode": "peer"}, aggregation={"buffers": "local"})

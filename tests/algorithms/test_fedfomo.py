@@ -12,13 +12,13 @@ from flray import trees
 from flray.algorithms.types import Stage
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
     federation_of,
     gaussian_clients,
     run_federation,
     softmax_gradient,
+    spec_of,
     state_of,
-    world_of,
 )
 
 W = "classifier.weight"
@@ -36,7 +36,7 @@ def parts(federation: Federation, i: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def test_four_rounds_by_hand() -> None:
-    federation = federation_of(world_of("fedfomo", **FULL))
+    federation = federation_of(spec_of("fedfomo", **FULL))
     data = [parts(federation, i) for i in range(3)]
     initial = federation.server.model[W].clone()
     now, reference = [initial] * 3, [initial] * 3
@@ -88,8 +88,8 @@ def test_with_peers_that_only_harm_and_no_progress_of_its_own_a_client_trains_al
     poison: float,
 ) -> None:
     """The reference is put at the own model, which then gains nothing; the peers are made useless."""
-    federation = federation_of(world_of("fedfomo", **VAL))
-    alone = federation_of(world_of("local", **VAL))
+    federation = federation_of(spec_of("fedfomo", **VAL))
+    alone = federation_of(spec_of("local", **VAL))
     for number in range(3):
         for i, state in enumerate(state_of(federation, i) for i in range(3)):
             if number:
@@ -107,7 +107,7 @@ def test_with_peers_that_only_harm_and_no_progress_of_its_own_a_client_trains_al
 def test_a_broken_peer_has_no_influence() -> None:
     digests = []
     for poison in (1e6, float("nan"), float("inf")):
-        federation = federation_of(world_of("fedfomo", **FULL))
+        federation = federation_of(spec_of("fedfomo", **FULL))
         federation.step()
         models = federation.server.state["models"]
         federation.server.state["models"] = {**models, "2": {W: models["2"][W] * poison}}
@@ -132,7 +132,7 @@ def test_equal_peers_leave_a_client_where_it_is() -> None:
 
 def test_the_peers_that_gained_most_are_sent() -> None:
     federation = federation_of(
-        world_of({"name": "fedfomo", "peers": 2, "epsilon": 0}, gaussian_clients((8,) * 5), **FULL)
+        spec_of({"name": "fedfomo", "peers": 2, "epsilon": 0}, gaussian_clients((8,) * 5), **FULL)
     )
     algorithm, server = federation.spec.algorithm, federation.server
     assert algorithm.send_private(server, 0, Stage("train")) == {}
@@ -162,7 +162,7 @@ def test_chance_explores_and_fades() -> None:
 
 def test_validation_split_is_required_and_never_trained_on() -> None:
     with pytest.raises(ConfigError, match="validation"):
-        world_of("fedfomo")
-    federation = federation_of(world_of("fedfomo", **VAL))
+        spec_of("fedfomo")
+    federation = federation_of(spec_of("fedfomo", **VAL))
     for client in federation.spec.data.clients:
         assert len(client.val) and not set(client.val) & (set(client.train) | set(client.test))

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from flray.algorithms.client import Client
 from flray.algorithms.fedhkd import FedHKD
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     assert_weights,
-    descended,
     federation_of,
     gaussian_clients,
+    gradient_step,
     mean_of,
     models_sha,
     run_federation,
-    tensors,
-    world_of,
+    spec_of,
 )
 
 W, V = "features.first.weight", "classifier.weight"
@@ -47,7 +47,7 @@ def test_the_first_round_is_fedavg_s_and_the_second_is_not() -> None:
 
 def test_without_noise_the_knowledge_is_the_mean_over_all_samples() -> None:
     federation = run_federation(EXACT, gaussian_clients(skew=True), classes=4, model="one-layer")
-    known, clients = federation.server.state["knowledge"], tensors(gaussian_clients(skew=True))
+    known, clients = federation.server.state["knowledge"], as_tensors(gaussian_clients(skew=True))
     x, y = torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients])
     expected = torch.stack([x[y == c].mean(0) for c in range(3)])
     torch.testing.assert_close(known["features"][:3], expected, rtol=1e-12, atol=1e-14)
@@ -62,7 +62,7 @@ def test_features_are_clipped_to_the_norm() -> None:
     known = run_federation({**EXACT, "clip": 0.5}, [client], model="one-layer").server.state[
         "knowledge"
     ]
-    x, y = tensors([client])[0]
+    x, y = as_tensors([client])[0]
     short = x * (0.5 / x.norm(dim=1, keepdim=True)).clamp(max=1)
     expected = torch.stack([short[y == c].mean(0) for c in range(3)])
     torch.testing.assert_close(known["features"], expected, rtol=1e-12, atol=1e-14)
@@ -98,7 +98,7 @@ def test_a_class_below_the_threshold_is_not_sent(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(FedHKD, "knowledge", watched)
     ((x, _),) = gaussian_clients((12,))
     y = np.array([0] * 7 + [1] * 3 + [2] * 2, dtype=np.int64)
-    federation = federation_of(world_of({**EXACT, "threshold": 0.25}, [(x, y)], model="one-layer"))
+    federation = federation_of(spec_of({**EXACT, "threshold": 0.25}, [(x, y)], model="one-layer"))
     metrics = federation.step().metrics
     known = federation.server.state["knowledge"]
     assert known["present"].tolist() == [True, True, False]  # 3 of 12 is a quarter
@@ -109,7 +109,7 @@ def test_a_class_below_the_threshold_is_not_sent(monkeypatch: pytest.MonkeyPatch
 
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; nobody has class 3, which counts as 0 in the mean over classes."""
-    sizes, clients = [12, 9, 15], tensors(gaussian_clients())
+    sizes, clients = [12, 9, 15], as_tensors(gaussian_clients())
     federation = run_federation(
         {**EXACT, "lam": 0.4, "gamma": 0.3},
         classes=4,
@@ -119,7 +119,7 @@ def test_two_rounds_by_hand() -> None:
     )
     start = federation_of(federation.spec).server.model
     trained = [
-        descended(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
+        gradient_step(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
         for x, y in clients
     ]
     features = torch.cat([x @ p[W].T for (x, _), p in zip(clients, trained, strict=True)])
@@ -139,7 +139,7 @@ def test_two_rounds_by_hand() -> None:
         return F.cross_entropy(f @ p[V].T, y) + 0.4 * predictions + 0.3 * distance
 
     mean = mean_of(trained, sizes)
-    trained = [descended(mean, lambda p, x=x, y=y: loss(p, x, y)) for x, y in clients]
+    trained = [gradient_step(mean, lambda p, x=x, y=y: loss(p, x, y)) for x, y in clients]
     assert_weights(federation.server.model, mean_of(trained, sizes))
 
 

@@ -15,20 +15,20 @@ from flray.algorithms.common.samples import Batch
 from flray.algorithms.fedmatch import FedMatch
 from flray.algorithms.types import Stage
 from flray.registry import register_algorithm
-from tests.algorithms.conftest import (
-    descended,
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
+    gradient_step,
     models_sha,
     run_federation,
     softmax_gradient,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 CLIENTS = gaussian_clients((10, 9, 12))
-DATA = tensors(CLIENTS)
+DATA = as_tensors(CLIENTS)
 W = "classifier.weight"
 NUMBERS = {
     "lam_s": 2.0,
@@ -75,7 +75,7 @@ def unlabelled(psi: Tensor, sigma: Tensor, helpers: list[Tensor], x: Tensor, hp:
 def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     """One step of each kind in a round. Helpers arrive in round 2 and, with interval 1, anew in round 3."""
     federation = federation_of(
-        world_of(
+        spec_of(
             {"name": "fedmatch", **NUMBERS, **options},
             CLIENTS,
             model="one-layer",
@@ -103,7 +103,7 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
             helpers = [pool[j] + (sigma if hp.average else 0) for j in sent[i]]
             sigma = sigma - 0.1 * hp.lam_s * softmax_gradient(theta[i], a, b)
             loss = lambda w, s=sigma, h=helpers: unlabelled(w["psi"], s, h, x, hp)  # noqa: E731
-            own = descended({"psi": psi[i]}, loss)["psi"]
+            own = gradient_step({"psi": psi[i]}, loss)["psi"]
             small = own.abs() <= 1e-2
             zeroed += int(small.sum())
             trained[str(i)] = torch.where(small, 0, own)
@@ -181,9 +181,7 @@ def test_differs_from_fedavg_at_its_defaults() -> None:
 
 def test_the_nearest_clients_help_until_others_are_sent() -> None:
     federation = federation_of(
-        world_of(
-            {"name": "fedmatch", "interval": 2}, gaussian_clients((8,) * 5), local={"lr": 0.01}
-        )
+        spec_of({"name": "fedmatch", "interval": 2}, gaussian_clients((8,) * 5), local={"lr": 0.01})
     )
     algorithm, server = federation.spec.algorithm, federation.server
     federation.step()

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from flray import registry, trees
 from flray.federation.federation import Federation
 from flray.models import SplitModel
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     run_federation,
     softmax_gradient,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 CLIENTS = gaussian_clients((10, 9, 12))
-DATA = tensors(CLIENTS)
+DATA = as_tensors(CLIENTS)
 W = "classifier.weight"
 
 
@@ -38,9 +38,7 @@ def digested(w: Tensor, x: Tensor, consensus: Tensor) -> Tensor:
 )
 def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     federation = federation_of(
-        world_of(
-            {"name": "fedmd", **options}, CLIENTS, model="one-layer", local={"batch_size": 100}
-        )
+        spec_of({"name": "fedmd", **options}, CLIENTS, model="one-layer", local={"batch_size": 100})
     )
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     weights = [federation.server.model[W].clone() for _ in CLIENTS]
@@ -80,7 +78,7 @@ def test_batches_of_the_digest_meet_their_own_rows_of_the_consensus(clients: int
     """
     x, y = gaussian_clients((12,))[0]
     federation = federation_of(
-        world_of(
+        spec_of(
             {"name": "fedmd", "digest_batch_size": 5, "digest_epochs": 2},
             [(x.round().astype(np.float32), y)] * clients,
             model="few-digits",
@@ -106,7 +104,7 @@ def test_differs_from_local_training_at_its_defaults() -> None:
 
 
 def test_every_round_has_another_subset() -> None:
-    algorithm = federation_of(world_of({"name": "fedmd", "public_size": 10})).spec.algorithm
+    algorithm = federation_of(spec_of({"name": "fedmd", "public_size": 10})).spec.algorithm
     first, second = (algorithm.public_order(0, number, 50)[0].tolist() for number in range(2))
     assert len(set(first)) == len(set(second)) == 10 and set(first) != set(second)
     assert algorithm.public_order(0, 1, 50)[0].tolist() == second

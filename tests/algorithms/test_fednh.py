@@ -10,13 +10,13 @@ from torch import Tensor
 from flray.algorithms.fednh import W, spread
 from flray.errors import FlrayError
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     models_sha,
     run_federation,
-    tensors,
-    world_of,
+    spec_of,
 )
 
 S = "classifier.scale"
@@ -74,7 +74,7 @@ def test_with_full_momentum_w_keeps_its_bits_whatever_the_optimiser_does() -> No
 
 def test_rows_of_w_have_length_1_after_every_round() -> None:
     federation = federation_of(
-        world_of("fednh", gaussian_clients(skew=True), participation={"clients": 1})
+        spec_of("fednh", gaussian_clients(skew=True), participation={"clients": 1})
     )
     for _ in range(4):
         before = federation.server.model[W]
@@ -98,7 +98,7 @@ def test_a_round_by_hand() -> None:
         local={"batch_size": 99, "epochs": 2},
     )
     w, scales, pull = initial(federation)[W], [], torch.zeros(3, 4, dtype=torch.float64)
-    for x, y in tensors(gaussian_clients(skew=True)):
+    for x, y in as_tensors(gaussian_clients(skew=True)):
         directions = x / x.norm(dim=1, keepdim=True)
         cosines = directions @ w.T
         s = torch.tensor(2.0, dtype=torch.float64)
@@ -147,4 +147,4 @@ def test_personal_models_are_the_clients_last_ones_and_change_no_training() -> N
 
 def test_a_classifier_of_several_layers_is_refused() -> None:
     with pytest.raises(FlrayError, match="one linear layer as classifier, found Sequential"):
-        world_of("fednh", model="deep-classifier")
+        spec_of("fednh", model="deep-classifier")

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     models_sha,
     run_federation,
     softmax_gradient,
-    tensors,
-    world_of,
+    spec_of,
 )
 
 STEP: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 1, "lr": 0.3}}
@@ -25,7 +25,7 @@ W = "classifier.weight"
 def mean_update(w: Tensor) -> Tensor:
     """Return FedAvg's mean update of one full-batch step."""
     total = torch.zeros_like(w)
-    for x, y in tensors(gaussian_clients()):
+    for x, y in as_tensors(gaussian_clients()):
         total -= len(y) / 36 * 0.3 * softmax_gradient(w, x, y)
     return total
 
@@ -46,9 +46,9 @@ def rule(form: str, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("form", ["avgm", "adagrad", "adam", "yogi"])
 def test_three_rounds_by_hand_at_the_defaults(form: str) -> None:
-    federation = federation_of(world_of(f"fed{form}", gaussian_clients(), **STEP))
+    federation = federation_of(spec_of(f"fed{form}", gaussian_clients(), **STEP))
     general = federation_of(
-        world_of({"name": "fedopt", "server_optimizer": form}, gaussian_clients(), **STEP)
+        spec_of({"name": "fedopt", "server_optimizer": form}, gaussian_clients(), **STEP)
     )
     w = federation.server.model[W].clone()
     m, v = torch.zeros_like(w), torch.full_like(w, 1e-6)
@@ -86,7 +86,7 @@ def test_adaptive_forms_approach_fedavg_as_step_and_tau_grow_together() -> None:
 
 def test_first_adagrad_step_has_one_length_in_every_coordinate() -> None:
     federation = federation_of(
-        world_of(
+        spec_of(
             {"name": "fedadagrad", "initial": 0.0, "tau": 1e-14, "beta1": 0.5, "server_lr": 0.2},
             gaussian_clients(),
             **STEP,
@@ -121,7 +121,7 @@ def test_differs_from_fedavg_at_the_defaults(form: str) -> None:
 
 
 def test_moments_cover_parameters_only_and_start_at_tau_squared() -> None:
-    federation = federation_of(world_of({"name": "fedadam", "tau": 0.1}))
+    federation = federation_of(spec_of({"name": "fedadam", "tau": 0.1}))
     names = {name for name, _ in federation.spec.build("two-layer").named_parameters()}
     moments = federation.server.state["v"]["two-layer"]
     assert set(moments) == names

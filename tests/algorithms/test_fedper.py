@@ -6,14 +6,14 @@ import torch
 from flray import trees
 from flray.errors import FlrayError
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     run_federation,
     softmax_gradient,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 
@@ -41,7 +41,7 @@ def test_body_is_averaged_and_heads_are_not() -> None:
 def test_a_head_continues_from_its_last_turn() -> None:
     """One full-batch step a round on a single layer, of which all is personal: two steps of gradient descent."""
     federation = run_federation("fedper", rounds=2, model="one-layer", local={"batch_size": 99})
-    for i, (x, y) in enumerate(tensors(gaussian_clients())):
+    for i, (x, y) in enumerate(as_tensors(gaussian_clients())):
         w = federation_of(federation.spec).server.model["classifier.weight"].clone()
         for _ in range(2):
             w -= 0.1 * softmax_gradient(w, x, y)
@@ -61,4 +61,4 @@ def test_joined_groups_stay_at_the_client_together() -> None:
 
 def test_an_unknown_group_is_refused() -> None:
     with pytest.raises(FlrayError, match="unknown parameter group 'head'"):
-        world_of({"name": "fedper", "personal": "head"})
+        spec_of({"name": "fedper", "personal": "head"})

@@ -6,17 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     assert_weights,
-    descended,
     federation_of,
     gaussian_clients,
+    gradient_step,
     mean_of,
     models_sha,
     run_federation,
     softmax_gradient,
-    tensors,
-    world_of,
+    spec_of,
 )
 
 FULL = {"batch_size": 99}
@@ -33,7 +33,7 @@ def test_the_first_round_is_fedavg_s_and_the_second_is_not() -> None:
 
 def test_prototypes_are_the_means_over_all_samples_of_a_class() -> None:
     """The features of a network whose body has no parameters are its inputs."""
-    clients = tensors(gaussian_clients(skew=True))
+    clients = as_tensors(gaussian_clients(skew=True))
     state = run_federation("fedproc", gaussian_clients(skew=True), model="one-layer").server.state[
         "prototypes"
     ]
@@ -45,7 +45,7 @@ def test_prototypes_are_the_means_over_all_samples_of_a_class() -> None:
 
 def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:
     federation = federation_of(
-        world_of(
+        spec_of(
             "fedproc",
             gaussian_clients(skew=True),
             classes=4,
@@ -54,7 +54,7 @@ def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:
         )
     )
     clients, expected, known = (
-        tensors(gaussian_clients(skew=True)),
+        as_tensors(gaussian_clients(skew=True)),
         torch.zeros(4, 4, dtype=torch.float64),
         set(),
     )
@@ -80,7 +80,7 @@ def test_the_weight_of_ce_grows_over_the_rounds() -> None:
         w = mean_of(
             [
                 {V: w - 0.1 * alpha * softmax_gradient(w, x, y)}
-                for x, y in tensors(gaussian_clients())
+                for x, y in as_tensors(gaussian_clients())
             ],
             [12, 9, 15],
         )[V]
@@ -91,9 +91,9 @@ def test_two_rounds_by_hand() -> None:
     federation = run_federation(
         {"name": "fedproc", "alpha": 0.3}, model="linear-body", local=FULL, rounds=2
     )
-    clients, w = tensors(gaussian_clients()), dict(federation_of(federation.spec).server.model)
+    clients, w = as_tensors(gaussian_clients()), dict(federation_of(federation.spec).server.model)
     trained = [
-        descended(w, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
+        gradient_step(w, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
         for x, y in clients
     ]
     features = torch.cat([x @ p[W].T for (x, _), p in zip(clients, trained, strict=True)])
@@ -105,5 +105,5 @@ def test_two_rounds_by_hand() -> None:
         r = x @ p[W].T
         return 0.3 * F.cross_entropy(r @ p[V].T, y) + 0.7 * F.cross_entropy(r @ prototypes.T, y)
 
-    trained = [descended(w, lambda p, x=x, y=y: loss(p, x, y)) for x, y in clients]
+    trained = [gradient_step(w, lambda p, x=x, y=y: loss(p, x, y)) for x, y in clients]
     assert_weights(federation.server.model, mean_of(trained, [12, 9, 15]))

@@ -10,15 +10,15 @@ from torch import Tensor
 from flray import trees
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     assert_weights,
-    descended,
     federation_of,
     gaussian_clients,
+    gradient_step,
     run_federation,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
@@ -50,7 +50,7 @@ def test_prototypes_are_means_over_the_clients_that_hold_the_class(weighting: st
         model="one-layer",
     ).server.state["prototypes"]
     for c in range(3):
-        held = [x[y == c] for x, y in tensors(gaussian_clients(skew=True)) if (y == c).any()]
+        held = [x[y == c] for x, y in as_tensors(gaussian_clients(skew=True)) if (y == c).any()]
         assert len(held) == 2
         mean = (
             torch.stack([h.mean(0) for h in held]).mean(0)
@@ -70,7 +70,7 @@ def test_the_nearest_known_prototype_predicts(own: bool) -> None:
         model="one-layer",
     )
     prototypes = federation.server.state["prototypes"]["vectors"]
-    metrics, test = federation.evaluate(), tensors(gaussian_clients(skew=True))
+    metrics, test = federation.evaluate(), as_tensors(gaussian_clients(skew=True))
     for i, (x, y) in enumerate(test):
         distances = (x[:, None] - prototypes[None]).norm(dim=2)
         distances[:, 3] = (
@@ -89,8 +89,8 @@ def test_the_nearest_known_prototype_predicts(own: bool) -> None:
 
 def test_the_classifier_predicts_where_asked_and_before_there_are_prototypes() -> None:
     by_classifier = {"name": "fedproto", "predict": "classifier"}
-    federation = federation_of(world_of("fedproto"))
-    assert federation.evaluate() == federation_of(world_of(by_classifier)).evaluate()
+    federation = federation_of(spec_of("fedproto"))
+    assert federation.evaluate() == federation_of(spec_of(by_classifier)).evaluate()
     federation.step()
     assert federation.evaluate() != run_federation(by_classifier).evaluate()
     assert run_federation(by_classifier).evaluate() == run_federation("local").evaluate()
@@ -104,9 +104,9 @@ def test_two_rounds_by_hand(per_feature: bool) -> None:
         local=FULL,
         rounds=2,
     )
-    clients, start = tensors(gaussian_clients()), federation_of(federation.spec).server.model
+    clients, start = as_tensors(gaussian_clients()), federation_of(federation.spec).server.model
     trained = [
-        descended(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
+        gradient_step(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
         for x, y in clients
     ]
     prototypes = torch.stack(
@@ -126,7 +126,7 @@ def test_two_rounds_by_hand(per_feature: bool) -> None:
     for i, (x, y) in enumerate(clients):
         assert_weights(
             state_of(federation, i)["personal"],
-            descended(trained[i], lambda p, x=x, y=y: loss(p, x, y)),
+            gradient_step(trained[i], lambda p, x=x, y=y: loss(p, x, y)),
         )
 
 
@@ -140,4 +140,4 @@ def test_networks_may_differ_but_not_in_their_number_of_features() -> None:
     with pytest.raises(
         ConfigError, match="found two-layer: 4, two-layer-2: 5; fedproto compares features"
     ):
-        world_of("fedproto", models={"client0": {"name": "two-layer", "width": 4}})
+        spec_of("fedproto", models={"client0": {"name": "two-layer", "width": 4}})

@@ -12,16 +12,16 @@ from flray.algorithms.common.samples import mean_over_positions
 from flray.algorithms.fedrcl import collect_taps
 from flray.errors import FlrayError
 from flray.models import build
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     assert_weights,
-    descended,
     federation_of,
     gaussian_clients,
+    gradient_step,
     mean_of,
     models_sha,
     run_federation,
-    tensors,
-    world_of,
+    spec_of,
 )
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
@@ -80,7 +80,8 @@ def test_a_round_by_hand() -> None:
 
     start = federation_of(federation.spec).server.model
     trained = [
-        descended(start, lambda p, x=x, y=y: loss(p, x, y)) for x, y in tensors(gaussian_clients())
+        gradient_step(start, lambda p, x=x, y=y: loss(p, x, y))
+        for x, y in as_tensors(gaussian_clients())
     ]
     assert_weights(federation.server.model, mean_of(trained, [1, 1, 1]))
 
@@ -110,4 +111,4 @@ def test_a_client_with_a_single_class_stays_finite() -> None:
 
 def test_a_network_without_layers_is_refused() -> None:
     with pytest.raises(FlrayError, match="no layers before its classifier"):
-        world_of("fedrcl", model="one-layer")
+        spec_of("fedrcl", model="one-layer")

@@ -7,15 +7,15 @@ from flray import trees
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.fedrep import FedRep
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     models_sha,
     run_federation,
     softmax_gradient,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
@@ -42,7 +42,7 @@ def test_each_phase_leaves_the_other_part_as_it_is(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(FedRep, "step", watched)
     federation = federation_of(
-        world_of(rep(2, 1), gaussian_clients((12,)), local={"momentum": 0.9, "weight_decay": 0.1})
+        spec_of(rep(2, 1), gaussian_clients((12,)), local={"momentum": 0.9, "weight_decay": 0.1})
     )
     federation.step()
     head, body = [s for s in seen if s[0] == "personal"], [s for s in seen if s[0] == "train"]
@@ -61,7 +61,7 @@ def test_without_body_epochs_the_body_stays_the_initial_one() -> None:
 def test_head_phase_is_softmax_regression_on_the_received_features() -> None:
     """On a network whose body has no parameters, so that its phase is empty: two full-batch steps."""
     federation = run_federation(rep(2, 3), rounds=1, model="one-layer", local={"batch_size": 99})
-    for i, (x, y) in enumerate(tensors(gaussian_clients())):
+    for i, (x, y) in enumerate(as_tensors(gaussian_clients())):
         w = federation.server.model["classifier.weight"].clone()
         for _ in range(2):
             w -= 0.1 * softmax_gradient(w, x, y)

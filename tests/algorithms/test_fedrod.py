@@ -6,17 +6,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flray import trees
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     assert_weights,
-    descended,
     federation_of,
     gaussian_clients,
+    gradient_step,
     mean_of,
     models_sha,
     run_federation,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 W, V = "features.first.weight", "classifier.weight"
@@ -57,23 +57,23 @@ def test_two_steps_and_both_predictors_by_hand(start: str) -> None:
         local={"batch_size": 99, "epochs": 2},
     )
     initial, trained, heads = federation_of(federation.spec).server.model, [], []
-    for x, y in tensors(clients):
+    for x, y in as_tensors(clients):
         shares = (torch.bincount(y, minlength=3).double() / len(y)).clamp(min=1e-12).log()
         p = dict(initial)
         g = {"g": initial[V] if start == "copy" else torch.zeros_like(initial[V])}
         for _ in range(2):
             f = x @ p[W].T
             z = f @ p[V].T
-            p = descended(
+            p = gradient_step(
                 p, lambda q, x=x, y=y, s=shares: F.cross_entropy(x @ q[W].T @ q[V].T + s, y)
             )
-            g = descended(g, lambda q, z=z, f=f, y=y: F.cross_entropy(z + f @ q["g"].T, y))
+            g = gradient_step(g, lambda q, z=z, f=f, y=y: F.cross_entropy(z + f @ q["g"].T, y))
         trained.append(p)
         heads.append(g["g"])
     mean = mean_of(trained, [12, 9, 15])
     assert_weights(federation.server.model, mean)
     metrics = federation.evaluate()
-    for i, (x, y) in enumerate(tensors(clients)):
+    for i, (x, y) in enumerate(as_tensors(clients)):
         assert_weights(state_of(federation, i)["head"], {"weight": heads[i]})
         f = x @ mean[W].T
 
@@ -100,7 +100,7 @@ def test_the_personal_head_s_gradient_is_clipped_by_itself() -> None:
 
 def test_a_personal_head_of_zeros_makes_both_predictors_equal_at_the_start() -> None:
     fresh = {
-        start: federation_of(world_of({"name": "fedrod", "personal_init": start})).evaluate()
+        start: federation_of(spec_of({"name": "fedrod", "personal_init": start})).evaluate()
         for start in ("zero", "copy")
     }
     assert fresh["zero"]["personal/local/loss"] == fresh["zero"]["global/local/loss"]
@@ -108,7 +108,7 @@ def test_a_personal_head_of_zeros_makes_both_predictors_equal_at_the_start() -> 
 
 
 def test_the_personal_head_of_an_absent_client_stays() -> None:
-    federation = federation_of(world_of("fedrod", participation={"clients": 2}))
+    federation = federation_of(spec_of("fedrod", participation={"clients": 2}))
     heads: dict[int, str] = {}
     for _ in range(4):
         federation.step()

@@ -5,13 +5,13 @@ import torch
 
 from flray import trees
 from flray.errors import FlrayError
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     models_sha,
     run_federation,
-    tensors,
-    world_of,
+    spec_of,
 )
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
@@ -46,7 +46,7 @@ def test_one_step_by_hand(graded: bool) -> None:
     )
     w = federation_of(federation.spec).server.model["classifier.weight"]
     expected, total = torch.zeros_like(w), 0
-    for i, (x, y) in enumerate(tensors(SKEWED)):
+    for i, (x, y) in enumerate(as_tensors(SKEWED)):
         counts = torch.bincount(y, minlength=3).double()
         assert counts[i] == 0
         a = (
@@ -80,4 +80,4 @@ def test_the_graded_rule_differs_from_fedavg_where_all_clients_hold_all_classes(
 
 def test_a_classifier_of_several_layers_is_refused() -> None:
     with pytest.raises(FlrayError, match="one linear layer as classifier, found Sequential"):
-        world_of("fedrs", model="deep-classifier")
+        spec_of("fedrs", model="deep-classifier")

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from flray.errors import ConfigError
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     models_sha,
     run_federation,
     softmax_gradient,
-    tensors,
-    world_of,
+    spec_of,
 )
 
 FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 1, "lr": 0.01}}
@@ -132,9 +132,9 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
     """Clients without a class and a cohort of two: classes come and go in the global knowledge."""
     clients = gaussian_clients((10, 9, 12), skew=True)
     federation = federation_of(
-        world_of({"name": "fedskc", **options}, clients, participation={"clients": 2}, **FULL)
+        spec_of({"name": "fedskc", **options}, clients, participation={"clients": 2}, **FULL)
     )
-    w, data, known = federation.server.model[W].clone(), tensors(clients), {}
+    w, data, known = federation.server.model[W].clone(), as_tensors(clients), {}
     beta = options.get("beta", 0.95)
     absent = 0
     for _ in range(4):
@@ -175,7 +175,7 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
 
 def test_a_class_that_nobody_held_this_round_is_absent() -> None:
     clients = gaussian_clients((10, 9, 12), skew=True)
-    federation = federation_of(world_of("fedskc", clients, participation={"clients": 1}, **FULL))
+    federation = federation_of(spec_of("fedskc", clients, participation={"clients": 1}, **FULL))
     federation.step()
     (client,) = federation.server.cohort
     assert federation.server.state["knowledge"]["present"].tolist() == [
@@ -272,8 +272,8 @@ def test_learning_rate_of_the_released_code() -> None:
 
 def test_learning_rate_that_would_be_ignored_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.lr: 0\.05"):
-        world_of({"name": "fedskc", "variant": "released"}, local={"lr": 0.05})
-    world_of("fedskc", local={"lr": 0.05})
+        spec_of({"name": "fedskc", "variant": "released"}, local={"lr": 0.05})
+    spec_of("fedskc", local={"lr": 0.05})
 
 
 @pytest.mark.parametrize(
@@ -301,14 +301,14 @@ def test_local_loss_of_the_second_round_by_hand(
     """One client a round: the second one's class may have no prototype; the ramp is 2 / 100 in round 2."""
     clients = gaussian_clients((10, 9, 12), skew=True)
     federation = federation_of(
-        world_of(
+        spec_of(
             {"name": "fedskc", "gpr": False, **options},
             clients,
             participation={"clients": 1},
             **FULL,
         )
     )
-    w, data, known, missing = federation.server.model[W].clone(), tensors(clients), {}, False
+    w, data, known, missing = federation.server.model[W].clone(), as_tensors(clients), {}, False
     for _ in range(2):
         federation.step()
         (client,) = federation.server.cohort
@@ -322,9 +322,9 @@ def test_local_loss_of_the_second_round_by_hand(
 def test_knowledge_of_the_last_epoch_is_taken_from_the_steps_logits() -> None:
     """Two full-batch epochs: the last one's logits are those before the second step."""
     (client,) = gaussian_clients((12,))
-    ((x, y),) = tensors([client])
+    ((x, y),) = as_tensors([client])
     federation = federation_of(
-        world_of(
+        spec_of(
             {"name": "fedskc", "knowledge": "last_epoch"},
             [client],
             model="one-layer",

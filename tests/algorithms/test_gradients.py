@@ -9,7 +9,7 @@ from flray import registry, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.gradients import gradient_at
-from tests.algorithms.conftest import assert_weights, run_federation
+from tests.algorithms.helpers import assert_weights, run_federation
 
 SEEN: list[dict[str, Any]] = []
 

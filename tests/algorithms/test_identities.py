@@ -8,7 +8,7 @@ import pytest
 
 from flray import trees
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import models_sha, run_federation, state_of
+from tests.algorithms.helpers import models_sha, run_federation, state_of
 
 NORMED = {"name": "two-layer", "dropout": 0.2}
 PLAIN = {**NORMED, "norm": False}

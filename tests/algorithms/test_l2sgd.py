@@ -11,7 +11,8 @@ from flray import trees
 from flray.errors import ConfigError
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     assert_weights,
     federation_of,
     gaussian_clients,
@@ -19,9 +20,8 @@ from tests.algorithms.conftest import (
     models_sha,
     run_federation,
     softmax_gradient,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 NAME = "classifier.weight"
@@ -52,7 +52,7 @@ def test_a_round_trains_and_pulls_by_hand() -> None:
     for _ in range(2):
         models = [
             w - 0.1 * softmax_gradient(w, x, y)
-            for w, (x, y) in zip(models, tensors(gaussian_clients()), strict=True)
+            for w, (x, y) in zip(models, as_tensors(gaussian_clients()), strict=True)
         ]
         mean = mean_of([{NAME: w} for w in models], [1, 1, 1])[NAME]
         models = [0.7 * w + 0.3 * mean for w in models]
@@ -107,18 +107,20 @@ def test_the_coin_s_two_branches_are_unbiased_for_the_objective_s_gradient() -> 
         if not came["bytes/down"]:
             break
     assert came["train/steps"] == 3 and came["bytes/up"] == 0
-    for w, after, (x, y) in zip(models, own(federation), tensors(gaussian_clients()), strict=True):
+    for w, after, (x, y) in zip(
+        models, own(federation), as_tensors(gaussian_clients()), strict=True
+    ):
         assert_weights(
             {NAME: after - w}, {NAME: -alpha / (3 * (1 - p)) * softmax_gradient(w, x, y)}
         )
-    for w, pull, (x, y) in zip(before, pulls, tensors(gaussian_clients()), strict=True):
+    for w, pull, (x, y) in zip(before, pulls, as_tensors(gaussian_clients()), strict=True):
         step = -lr * softmax_gradient(w, x, y)  # of the branch that was just measured
         gradient = (softmax_gradient(w, x, y) + lam * (w - mean)) / 3
         assert_weights({NAME: (1 - p) * step + p * pull}, {NAME: -alpha * gradient})
 
 
 def test_models_travel_only_for_the_first_of_several_pulls() -> None:
-    federation = federation_of(world_of(coin(0.6), model="one-layer"))
+    federation = federation_of(spec_of(coin(0.6), model="one-layer"))
     size = trees.tensor_bytes(federation.server.model)
     moved, seen = True, set()
     for _ in range(24):
@@ -140,7 +142,7 @@ def test_models_travel_only_for_the_first_of_several_pulls() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.9])
 def test_the_coin_falls_as_often_as_it_should(p: float) -> None:
-    federation = federation_of(world_of(coin(p), model="one-layer"))
+    federation = federation_of(spec_of(coin(p), model="one-layer"))
     algorithm, server = federation.spec.algorithm, federation.server
     pulls = 0
     for server.round in range(2000):
@@ -151,7 +153,7 @@ def test_the_coin_falls_as_often_as_it_should(p: float) -> None:
 
 
 def test_a_federation_with_a_coin_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    spec = world_of(coin(0.5), rounds=8)
+    spec = spec_of(coin(0.5), rounds=8)
     whole = federation_of(spec)
     for done in range(8):
         checkpoint.save(whole, tmp_path / str(done))
@@ -180,5 +182,5 @@ def test_what_the_coin_does_not_hold_for_is_refused(
     options: dict[str, Any], local: dict[str, Any], path: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        world_of(options, local=local)
+        spec_of(options, local=local)
     assert str(caught.value).startswith(path)

@@ -13,15 +13,15 @@ from flray import registry, trees
 from flray.data.types import DataSet, Domain
 from flray.federation.executor import InlineExecutor
 from flray.models import SplitModel
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     models_sha,
     run_federation,
     softmax_gradient,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 SINGLE = {
@@ -77,10 +77,10 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
     history = options.get("history", "all" if released else "earlier")
     last = options.get("update", "last_epoch" if released else "round") == "last_epoch"
     clients = gaussian_clients((10, 9, 12))
-    federation = federation_of(world_of({"name": "lgmix", **options}, clients, **FULL))
+    federation = federation_of(spec_of({"name": "lgmix", **options}, clients, **FULL))
     u = {name: federation.server.model[name].clone() for name in NAMES}
     own, ratios = [dict(u) for _ in clients], [[] for _ in clients]
-    data = tensors(clients)
+    data = as_tensors(clients)
     for _ in range(4):
         metrics = federation.step().metrics
         updates = []
@@ -186,7 +186,7 @@ def bright(root: Any) -> DataSet:
 )
 def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: float) -> None:
     federation = federation_of(
-        world_of(
+        spec_of(
             {"name": "lgmix", "inputs": inputs},
             model="linear",
             data={"name": "bright"},
@@ -250,9 +250,9 @@ def split_early(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 def test_features_are_those_before_the_last_layer(model: str) -> None:
     """In the first step both models are the same: only the mode of the batch norm tells their features apart."""
     clients = gaussian_clients((10, 9, 12))
-    federation = federation_of(world_of("lgmix", clients, model=model, local={"batch_size": 100}))
+    federation = federation_of(spec_of("lgmix", clients, model=model, local={"batch_size": 100}))
     metrics = federation.step().metrics
-    for i, (x, _) in enumerate(tensors(clients)):
+    for i, (x, _) in enumerate(as_tensors(clients)):
         network: Any = federation.spec.build(model)
         layers = (
             network.layers
@@ -269,7 +269,7 @@ def test_features_are_those_before_the_last_layer(model: str) -> None:
 
 
 def test_nothing_is_left_at_the_network_after_a_turn() -> None:
-    spec = world_of("lgmix")
+    spec = spec_of("lgmix")
     executor = InlineExecutor(spec)
     federation_of(spec, executor).step()
     resident = executor._runner._resources.resident("two-layer")

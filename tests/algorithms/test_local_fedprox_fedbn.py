@@ -11,15 +11,15 @@ import torch
 from flray import trees
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     models_sha,
     run_federation,
     softmax_gradient,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 3}}
@@ -29,11 +29,11 @@ W = "classifier.weight"
 def test_fedprox_takes_the_steps_of_its_closed_form() -> None:
     """One layer, full batches: w <- w - lr (grad CE(w) + mu (w - w_0)), three times, then the weighted mean."""
     clients = gaussian_clients()
-    federation = federation_of(world_of({"name": "fedprox", "mu": 0.7}, clients, **FULL))
+    federation = federation_of(spec_of({"name": "fedprox", "mu": 0.7}, clients, **FULL))
     start = federation.server.model[W].clone()
     federation.step()
     mean = torch.zeros_like(start)
-    for x, y in tensors(clients):
+    for x, y in as_tensors(clients):
         w = start.clone()
         for _ in range(3):
             w = w - 0.1 * (softmax_gradient(w, x, y) + 0.7 * (w - start))
@@ -64,7 +64,7 @@ def test_fedprox_pull_is_zero_at_the_first_local_step() -> None:
 def test_fedprox_keeps_clients_closer_the_stronger_it_pulls() -> None:
     def moved(mu: float) -> float:
         federation = federation_of(
-            world_of({"name": "fedprox", "mu": mu}, gaussian_clients((12,)), **FULL)
+            spec_of({"name": "fedprox", "mu": mu}, gaussian_clients((12,)), **FULL)
         )
         start = federation.server.model[W].clone()
         federation.step()
@@ -81,11 +81,11 @@ def personal(federation: Federation, client: int) -> dict[str, torch.Tensor]:
 
 def test_local_is_plain_gradient_descent() -> None:
     clients = gaussian_clients()
-    federation = federation_of(world_of("local", clients, **FULL))
+    federation = federation_of(spec_of("local", clients, **FULL))
     start = federation.server.model[W].clone()
     for _ in range(2):
         federation.step()
-    for i, (x, y) in enumerate(tensors(clients)):
+    for i, (x, y) in enumerate(as_tensors(clients)):
         w = start.clone()
         for _ in range(6):
             w = w - 0.1 * softmax_gradient(w, x, y)
@@ -141,7 +141,7 @@ def test_fedbn_averages_the_rest_with_equal_weights() -> None:
 def test_fedbn_without_batch_norm_is_fedavg_and_says_so() -> None:
     model = {"name": "two-layer", "norm": False}
     lines: list[str] = []
-    spec = world_of("fedbn", model=model)
+    spec = spec_of("fedbn", model=model)
     federation = Federation(spec, InlineExecutor(spec), lines.append)
     for _ in range(3):
         federation.step()
@@ -167,7 +167,7 @@ def test_fedbn_differs_from_fedavg_with_equal_weights() -> None:
 
 
 def test_fedbn_evaluates_a_client_that_never_took_part_with_the_initial_norms() -> None:
-    federation = federation_of(world_of("fedbn", participation={"clients": 1}))
+    federation = federation_of(spec_of("fedbn", participation={"clients": 1}))
     federation.step()
     absent = next(i for i in range(3) if federation.states[i] is None)
     model = federation.spec.build("two-layer").double()

@@ -9,17 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flray import trees
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     assert_weights,
-    descended,
     federation_of,
     gaussian_clients,
+    gradient_step,
     mean_of,
     models_sha,
     run_federation,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
@@ -27,7 +27,7 @@ W, V = "features.first.weight", "classifier.weight"
 
 
 def test_first_turns_have_a_loss_of_log_2_and_no_gradient_from_it() -> None:
-    spec, plain = world_of("moon", model=DROPOUT), world_of("fedavg", model=DROPOUT)
+    spec, plain = spec_of("moon", model=DROPOUT), spec_of("fedavg", model=DROPOUT)
     moon, fedavg = federation_of(spec), federation_of(plain)
     losses = [federation.step().metrics["train/loss"] for federation in (moon, fedavg)]
     assert losses[0] - losses[1] == pytest.approx(math.log(2), abs=1e-12)
@@ -39,7 +39,7 @@ def test_first_turns_have_a_loss_of_log_2_and_no_gradient_from_it() -> None:
 
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; the second contrasts with the mean and with each client's own last model."""
-    mu, tau, sizes, clients = 2.0, 0.3, [12, 9, 15], tensors(gaussian_clients())
+    mu, tau, sizes, clients = 2.0, 0.3, [12, 9, 15], as_tensors(gaussian_clients())
     federation = run_federation(
         {"name": "moon", "mu": mu, "tau": tau},
         model="linear-body",
@@ -48,7 +48,7 @@ def test_two_rounds_by_hand() -> None:
     )
     start = federation_of(federation.spec).server.model
     own = [
-        descended(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
+        gradient_step(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
         for x, y in clients
     ]
     mean = mean_of(own, sizes)
@@ -62,14 +62,14 @@ def test_two_rounds_by_hand() -> None:
         return F.cross_entropy(r @ p[V].T, y) - mu * torch.log(near / (near + far)).mean()
 
     trained = [
-        descended(mean, lambda p, x=x, y=y, last=last: loss(p, x, y, last))
+        gradient_step(mean, lambda p, x=x, y=y, last=last: loss(p, x, y, last))
         for (x, y), last in zip(clients, own, strict=True)
     ]
     assert_weights(federation.server.model, mean_of(trained, sizes))
 
 
 def test_the_previous_model_is_that_of_the_client_s_own_last_turn() -> None:
-    federation = federation_of(world_of("moon", participation={"clients": 1}))
+    federation = federation_of(spec_of("moon", participation={"clients": 1}))
     previous: dict[int, str] = {}
     for _ in range(6):
         federation.step()

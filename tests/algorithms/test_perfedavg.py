@@ -10,7 +10,8 @@ from torch import Tensor
 from flray import trees
 from flray.algorithms import perfedavg
 from flray.algorithms.common.gradients import gradient_at
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     assert_weights,
     federation_of,
     gaussian_clients,
@@ -18,8 +19,7 @@ from tests.algorithms.conftest import (
     models_sha,
     run_federation,
     softmax_gradient,
-    tensors,
-    world_of,
+    spec_of,
 )
 
 NAME = "classifier.weight"
@@ -32,7 +32,7 @@ def per(form: str, **options: Any) -> dict[str, Any]:
 
 
 def initial(settings: dict[str, Any] = FULL) -> Tensor:
-    return federation_of(world_of("perfedavg", **settings)).server.model[NAME]
+    return federation_of(spec_of("perfedavg", **settings)).server.model[NAME]
 
 
 def test_first_order_step_by_hand() -> None:
@@ -40,7 +40,7 @@ def test_first_order_step_by_hand() -> None:
     w = initial()
     ends = [
         {NAME: w - BETA * softmax_gradient(w - ALPHA * softmax_gradient(w, x, y), x, y)}
-        for x, y in tensors(gaussian_clients())
+        for x, y in as_tensors(gaussian_clients())
     ]
     assert_weights(run_federation(per("fo"), **FULL).server.model, mean_of(ends, [1, 1, 1]))
 
@@ -48,7 +48,7 @@ def test_first_order_step_by_hand() -> None:
 def test_hessian_free_step_by_hand_and_by_the_hessian() -> None:
     w = initial()
     ends, exact = [], []
-    for x, y in tensors(gaussian_clients()):
+    for x, y in as_tensors(gaussian_clients()):
         g = softmax_gradient(w - ALPHA * softmax_gradient(w, x, y), x, y)
         change = softmax_gradient(w + DELTA * g, x, y) - softmax_gradient(w - DELTA * g, x, y)
         ends.append({NAME: w - BETA * (g - ALPHA * change / (2 * DELTA))})
@@ -78,7 +78,7 @@ def test_batches_are_independent_and_only_the_second_moves_the_statistics(
 
     monkeypatch.setattr(perfedavg, "gradient_at", watched)
     federation_of(
-        world_of(per("hf"), gaussian_clients((12,)), model={"name": "two-layer", "dropout": 0.2})
+        spec_of(per("hf"), gaussian_clients((12,)), model={"name": "two-layer", "dropout": 0.2})
     ).step()
     assert [(tag, moved) for tag, moved, _ in seen] == [
         ("inner", 0),
@@ -131,7 +131,7 @@ def test_personal_models_are_some_plain_steps_from_the_global_one(steps: int) ->
     before = federation.sha256()
     metrics = federation.evaluate()
     assert federation.sha256() == before
-    for i, (x, y) in enumerate(tensors(gaussian_clients())):
+    for i, (x, y) in enumerate(as_tensors(gaussian_clients())):
         w = federation.server.model[NAME]
         for _ in range(steps):
             w = w - ALPHA * softmax_gradient(w, x, y)

@@ -18,7 +18,7 @@ from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.tasks import Classification
-from tests.algorithms.conftest import federation_of, run_federation, settings_for, world_of
+from tests.algorithms.helpers import federation_of, run_federation, settings_for, spec_of
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 
@@ -67,7 +67,7 @@ class NotingTypes(Algorithm):
 
 def test_features_gradients_and_velocity_are_float32() -> None:
     metrics = (
-        federation_of(world_of("noting-types", local={"precision": "bfloat16", "momentum": 0.9}))
+        federation_of(spec_of("noting-types", local={"precision": "bfloat16", "momentum": 0.9}))
         .step()
         .metrics
     )

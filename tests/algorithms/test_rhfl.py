@@ -11,18 +11,18 @@ from torch import Tensor
 
 from flray import registry, trees
 from flray.federation.federation import Federation
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     run_federation,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.05, "batch_size": 100, "epochs": 2}
 CLIENTS = gaussian_clients((10, 9, 12))
-DATA = tensors(CLIENTS)
+DATA = as_tensors(CLIENTS)
 W = "classifier.weight"
 
 
@@ -41,7 +41,7 @@ def sce(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, Any]) -> None:
     """Linear networks without bias, Adam, three public batches a round, full private batches, three rounds."""
     federation = federation_of(
-        world_of(
+        spec_of(
             {"name": "rhfl", "public_batch_size": 8, **options},
             CLIENTS,
             local=ADAM,
@@ -125,7 +125,7 @@ def test_equal_clients_teach_each_other_nothing() -> None:
 
 def test_who_joins_later_counts_as_neither_improving_nor_worsening() -> None:
     federation = federation_of(
-        world_of("rhfl", model="one-layer", participation={"clients": 2}, rounds=6)
+        spec_of("rhfl", model="one-layer", participation={"clients": 2}, rounds=6)
     )
     seen: set[int] = set()
     late = 0

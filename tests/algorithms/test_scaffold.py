@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from flray.errors import ConfigError
-from tests.algorithms.conftest import (
+from tests.algorithms.helpers import (
+    as_tensors,
     federation_of,
     gaussian_clients,
     models_sha,
     run_federation,
     softmax_gradient,
+    spec_of,
     state_of,
-    tensors,
-    world_of,
 )
 
 FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 4}}
@@ -28,7 +28,7 @@ W = "classifier.weight"
 def test_two_rounds_by_hand_with_partial_participation(option: str, server_lr: float) -> None:
     clients = gaussian_clients()
     federation = federation_of(
-        world_of(
+        spec_of(
             {"name": "scaffold", "option": option, "server_lr": server_lr},
             clients,
             participation={"clients": 2},
@@ -37,7 +37,7 @@ def test_two_rounds_by_hand_with_partial_participation(option: str, server_lr: f
     )
     w = federation.server.model[W].clone()
     c, own = torch.zeros_like(w), [torch.zeros_like(w) for _ in clients]
-    data = tensors(clients)
+    data = as_tensors(clients)
     for _ in range(3):
         federation.step()
         cohort = federation.server.cohort
@@ -68,7 +68,7 @@ def test_counts_steps_and_not_epochs() -> None:
     """Option II after round 1 is the mean of the gradients seen: the displacement over (optimiser steps x lr)."""
     clients = gaussian_clients((12,))
     federation = federation_of(
-        world_of(
+        spec_of(
             "scaffold", clients, model="one-layer", local={"batch_size": 4, "epochs": 2, "lr": 0.05}
         )
     )
@@ -81,7 +81,7 @@ def test_counts_steps_and_not_epochs() -> None:
 def test_counts_the_steps_a_straggler_managed() -> None:
     settings = {"participation": {"stragglers": 1.0, "straggler_work": 0.5}}
     federation = federation_of(
-        world_of(
+        spec_of(
             "scaffold",
             gaussian_clients((12,)),
             model="one-layer",
@@ -97,7 +97,7 @@ def test_counts_the_steps_a_straggler_managed() -> None:
 
 def test_uses_the_round_s_decayed_learning_rate() -> None:
     federation = federation_of(
-        world_of(
+        spec_of(
             "scaffold",
             gaussian_clients((12,)),
             model="one-layer",
@@ -107,7 +107,7 @@ def test_uses_the_round_s_decayed_learning_rate() -> None:
     federation.step()
     start = federation.server.model[W].clone()
     federation.step()
-    ((x, y),) = tensors(gaussian_clients((12,)))
+    ((x, y),) = as_tensors(gaussian_clients((12,)))
     torch.testing.assert_close(
         state_of(federation, 0)["c"][W], softmax_gradient(start, x, y), rtol=1e-9, atol=1e-12
     )
@@ -148,5 +148,5 @@ def test_control_variates_cover_parameters_only() -> None:
 @pytest.mark.parametrize("local", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_option_two_refuses_what_its_formula_does_not_hold_for(local: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="option: I"):
-        world_of("scaffold", local=local)
+        spec_of("scaffold", local=local)
     assert run_federation({"name": "scaffold", "option": "I"}, local=local).rounds_done == 1

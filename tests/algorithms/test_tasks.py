@@ -12,7 +12,7 @@ from flray.config.experiment import Config
 from flray.errors import ConfigError
 from flray.federation.building import build_spec
 from flray.federation.spec import FederationSpec
-from tests.algorithms.conftest import federation_of, settings_for
+from tests.algorithms.helpers import federation_of, settings_for
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 every = pytest.mark.parametrize("name", BUILT_IN)

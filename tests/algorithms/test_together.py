@@ -15,7 +15,7 @@ from flray.errors import ConfigError
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
 from flray.models import SplitModel
-from tests.algorithms.conftest import federation_of, gaussian_clients, state_of, world_of
+from tests.algorithms.helpers import federation_of, gaussian_clients, spec_of, state_of
 
 SIZES = (
     12,
@@ -34,7 +34,7 @@ def run_federation(
     block: int = 5,
     **changes: Any,
 ) -> Federation:
-    spec = world_of(
+    spec = spec_of(
         name,
         gaussian_clients(SIZES),
         aggregation={"block": block, **changes.pop("aggregation", {})},

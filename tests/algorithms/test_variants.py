@@ -21,7 +21,7 @@ from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
 from flray.metrics.summary import trajectory
-from tests.algorithms.conftest import federation_of, gaussian_clients, run_federation
+from tests.algorithms.helpers import federation_of, gaussian_clients, run_federation
 
 Both = tuple[Any, Any]
 

@@ -31,7 +31,7 @@ from flray.federation.spec import FederationSpec
 from flray.models import SplitModel
 from flray.trees import Packed
 from tests.algorithms import conftest as hand_made
-from tests.algorithms.conftest import models_sha, state_of
+from tests.algorithms.helpers import models_sha, state_of
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.algorithms.test_identities import (
     GLOBAL,

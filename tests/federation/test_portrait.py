@@ -13,14 +13,14 @@ from flray.federation.diagnostics import (
     save_encoded,
 )
 from flray.federation.worker.diagnostics import evenly_spaced
-from tests.algorithms.conftest import federation_of, gaussian_clients, settings_for, world_of
+from tests.algorithms.helpers import federation_of, gaussian_clients, settings_for, spec_of
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_portrait_of_every_method_changes_nothing(name: str) -> None:
-    federation = federation_of(world_of(name, gaussian_clients(), **settings_for(name)))
+    federation = federation_of(spec_of(name, gaussian_clients(), **settings_for(name)))
     federation.step()
     before = federation.sha256()
     found = collect_diagnostics(federation)
@@ -39,7 +39,7 @@ def test_a_portrait_of_every_method_changes_nothing(name: str) -> None:
 
 def test_a_global_model_is_nowhere_away_from_itself_and_a_local_one_is() -> None:
     for name, away in (("fedavg", False), ("local", True), ("lgmix", True)):
-        federation = federation_of(world_of(name, gaussian_clients()))
+        federation = federation_of(spec_of(name, gaussian_clients()))
         federation.step()
         found = collect_diagnostics(federation)
         assert (found["distance"].max() > 1e-3) == away
@@ -58,7 +58,7 @@ def test_chosen_rows_are_spread_evenly() -> None:
 
 
 def test_who_holds_what() -> None:
-    spec = world_of("fedavg", gaussian_clients())
+    spec = spec_of("fedavg", gaussian_clients())
     found = partition_summary(spec)
     assert [sum(client["train"]) for client in found["clients"]] == [
         len(c.train) for c in spec.data.clients

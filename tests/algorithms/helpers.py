@@ -103,7 +103,7 @@ def gaussian_clients(
     return clients
 
 
-def world_of(
+def spec_of(
     algorithm: str | Mapping[str, Any],
     clients: Sequence[Arrays] | None = None,
     *,
@@ -112,7 +112,7 @@ def world_of(
     local: Mapping[str, Any] | None = None,
     **experiment: Any,
 ) -> FederationSpec:
-    """Return a world of hand-made clients; `experiment` holds further sections."""
+    """Return the specification of a federation of hand-made clients; `experiment` holds further sections."""
     if isinstance(algorithm, str):
         algorithm = {"name": algorithm, **QUICK.get(algorithm, {})}
     clients = list(gaussian_clients() if clients is None else clients)
@@ -150,7 +150,7 @@ def run_federation(
     **settings: Any,
 ) -> Federation:
     """Return a federation after some rounds."""
-    federation = federation_of(world_of(algorithm, clients, **settings))
+    federation = federation_of(spec_of(algorithm, clients, **settings))
     for _ in range(rounds):
         federation.step()
     return federation
@@ -168,7 +168,7 @@ def settings_for(name: str) -> dict[str, Any]:
     return {"evaluation": {"validation": 0.25}} if "validation" in algorithm.needs else {}
 
 
-def partial(name: str) -> dict[str, Any]:
+def partial_participation(name: str) -> dict[str, Any]:
     """Return settings for partial participation, or none where a method needs all clients."""
     return (
         {}
@@ -184,7 +184,7 @@ def softmax_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return p.T @ x / len(y)
 
 
-def descended(
+def gradient_step(
     weights: Mapping[str, Tensor], loss: Callable[[Mapping[str, Tensor]], Tensor], lr: float = 0.1
 ) -> dict[str, Tensor]:
     """Return the weights after one step of gradient descent on a loss that a test writes out."""
@@ -213,7 +213,7 @@ def assert_weights(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor])
         )
 
 
-def tensors(clients: Sequence[Arrays]) -> list[tuple[Tensor, Tensor]]:
+def as_tensors(clients: Sequence[Arrays]) -> list[tuple[Tensor, Tensor]]:
     return [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in clients]
 
 
