@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from flray.algorithms.common.batches import batch_indices
 from flray.algorithms.common.optimizers import make_optimizer
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Batch, Samples
+from flray.algorithms.common.task_record import TaskRecord
 from flray.algorithms.types import Message, Phase
 from flray.config.experiment import Experiment, Local
 from flray.data.augment import augment_pair
@@ -22,7 +23,7 @@ from flray.models import groups
 from flray.tasks.base import Task
 
 
-class Client:
+class Client(TaskRecord):
     """One client during one task: a stage of a round, or an evaluation.
 
     Attributes
@@ -43,8 +44,6 @@ class Client:
         Training samples by class.
     work : float
         Share of the local steps to do; below 1 for stragglers.
-    metrics : dict of str to float
-        What the task reports for tracking (see `log`).
     scratch : dict
         What hooks hand to each other within the task; gone afterwards.
     """
@@ -68,17 +67,15 @@ class Client:
         device: torch.device,
         residents: Callable[[str], ResidentModel],
     ) -> None:
+        super().__init__(device)
         self.id, self.round, self.stage_index, self.config = id, round, stage_index, config
         self.seed, self.local = config.seed, config.local
         self.resident, self.task, self.message, self.state = resident, task, message, state
         self.train, self.validation, self.public = train, validation, public
         self.num_classes, self.work, self.device = num_classes, work, device
         self._residents = residents
-        self.metrics: dict[str, float] = {}
-        self.scratch: Message = {}
+        self.scratch: dict[str, Any] = {}
         self._loaded: set[str] = set()
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._steps = self._seen = 0
         self._trainable: list[nn.Parameter] = []
         self._clip_norm = self.local.clip_norm
 
@@ -190,7 +187,7 @@ class Client:
         )
         return outputs, labels
 
-    # --- randomness and tracking ------------------------------------------------------------------
+    # --- randomness -------------------------------------------------------------------------------
 
     def generator(self, purpose: rng.Purpose, extra: int | str = 0) -> torch.Generator:
         """Return this client's generator for one purpose in this round."""
@@ -198,34 +195,10 @@ class Client:
             self.seed, purpose, round=self.round, client=self.id, extra=extra
         )
 
-    def log(self, name: str, value: float | Tensor) -> None:
-        """Track a number of this client in this round."""
-        self.metrics[name] = float(value.detach() if isinstance(value, Tensor) else value)
-
-    def record_loss(self, loss: Tensor) -> None:
-        """Add a step's loss to the task's mean."""
-        self._loss_sum += loss.detach()
-        self._steps += 1
-
     @property
     def lr(self) -> float:
         """Learning rate of this round's training, without a phase's own settings."""
         return self.local.lr * self.local.lr_decay**self.round
-
-    @property
-    def steps(self) -> int:
-        """Optimiser steps done so far in this task."""
-        return self._steps
-
-    @property
-    def samples_seen(self) -> int:
-        """Samples in the batches of this task's phases so far, each as often as it came."""
-        return self._seen
-
-    @property
-    def mean_loss(self) -> float:
-        """Mean loss over the task's steps; NaN where there were none."""
-        return float(self._loss_sum) / self._steps if self._steps else math.nan
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -270,7 +243,7 @@ class Client:
             for step, (where, last) in enumerate(batches):
                 if reseed is not None:
                     torch.manual_seed(reseed + step)
-                self._seen += len(where)
+                self.record_samples(len(where))
                 x, y = samples.take(where)
                 if local.augment != "none":
                     x, y = augment_pair(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from flray.algorithms.common.variants import refuse_overridden, require
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Phase, Stage
 from flray.config.experiment import Augment, Experiment
+from flray.models import as_split
 from flray.registry import hyper, register_algorithm
 
 FINAL_LR = 0.1
@@ -141,9 +142,9 @@ class FCCLPlus(PublicCollaboration):
 
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:
         """Return the logits Z_i and, for FISL, the similarities S_i (Eq. 3-4)."""
-        model: Any = client.model
         if not self.hp.fisl:
-            return {"logits": model(x)}
+            return {"logits": client.model(x)}
+        model = as_split(client.model)
         features = model.features(x)
         return {
             "logits": model.classifier(features),

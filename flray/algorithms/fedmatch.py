@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from flray.algorithms.types import Message, Replies, Stage, View
 from flray.data.augment import augment_batch
 from flray.models import groups
 from flray.registry import Preset, hyper, register_algorithm
-from flray.trees import Weights
+from flray.trees import Tree, Weights
 
 
 @register_algorithm("fedmatch")
@@ -135,9 +134,7 @@ class FedMatch(Algorithm):
             for number, one in enumerate(client.state.get("helpers", {}).values())
         ]
 
-    def helper(
-        self, client: Client, sent: Mapping[str, Any], role: str, sigma: Weights
-    ) -> nn.Module:
+    def helper(self, client: Client, sent: Tree, role: str, sigma: Weights) -> nn.Module:
         """Return a helper's frozen model: the own sigma with its psi, or a whole model of its own architecture."""
         if not self.hp.average:
             return client.reference(sent["weights"], role, sent["architecture"])

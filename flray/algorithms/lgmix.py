@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -194,7 +194,7 @@ def _last_inputs(*models: nn.Module) -> Iterator[list[Tensor]]:
     """
     seen = [torch.empty(0)] * len(models)
 
-    def keep(position: int) -> Any:
+    def keep(position: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             seen[position] = inputs[0].detach()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Phase, Replies
 from flray.registry import Preset, hyper, register_algorithm
+from flray.trees import Tree
 
 
 @register_algorithm("rhfl")
@@ -71,7 +72,7 @@ class RHFL(PublicCollaboration):
         """Return the mean SCE over the private samples, in eval mode."""
         return functional.symmetric_cross_entropy(*client.outputs(), self.hp.a, self.hp.b)
 
-    def public_loss(self, client: Client, outputs: Outputs, reduced: Mapping[str, Any]) -> Tensor:
+    def public_loss(self, client: Client, outputs: Outputs, reduced: Tree) -> Tensor:
         """Return the confidence-weighted divergence from the peers."""
         members = list(reduced["probabilities"])
         return functional.peer_distillation_loss(

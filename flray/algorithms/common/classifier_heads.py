@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
 from flray.algorithms.client import Client
+from flray.models import as_split
 
 
 def classifier_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -21,8 +21,8 @@ def heads_of(client: Client) -> list[nn.Module]:
     heads: Mapping[str, Mapping[str, Tensor]] = client.message.get("heads", {})
     if not heads:
         return []
-    model: Any = client.model
-    skeleton = copy.deepcopy(model.classifier).to("meta")  # shapes only, so that no head is copied
+    classifier = as_split(client.model).classifier
+    skeleton = copy.deepcopy(classifier).to("meta")  # shapes only, so that no head is copied
     modules: list[nn.Module] = []
     for index in sorted(map(int, heads)):
         module = copy.deepcopy(skeleton)

@@ -8,7 +8,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,7 +115,7 @@ def _svhn(folder: Path, names: Sequence[str]) -> Arrays:
 
     arrays: Arrays = {}
     for part, name in zip(("train", "test"), names, strict=True):
-        content: dict[str, Any] = loadmat(folder / name)
+        content: Arrays = loadmat(folder / name)
         expect(folder / name, {"X", "y"} <= content.keys(), "other variables", "X and y")
         x, y = (
             content["X"].transpose(3, 2, 0, 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -206,7 +206,6 @@ def superclasses(arrays: Arrays) -> tuple[int, ...]:
         If a class has images in two superclasses: the labels are not in CIFAR-100's order.
     """
     found: dict[int, int] = {}
-    fine: Any
     for fine, coarse in zip(
         arrays["train_y"].tolist(), arrays["train_coarse"].tolist(), strict=True
     ):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,6 +173,6 @@ def _blur(images: Floats, sigma: NDArray[np.float64]) -> Floats:
     for axis in (2, 3):
         widths = [(3, 3) if a == axis else (0, 0) for a in range(4)]
         padded = np.pad(images, widths, mode="edge")
-        shifted: list[Any] = [np.take(padded, range(k, k + SIZE), axis=axis) for k in range(7)]
+        shifted: list[Floats] = [np.take(padded, range(k, k + SIZE), axis=axis) for k in range(7)]
         images = np.einsum("nk,knchw->nchw", kernel, np.stack(shifted), optimize=False)
     return images

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,7 @@ def pad_vectors(vectors: Array, length: int) -> NDArray[np.float32]:
     return np.pad(vectors, ((0, 0), (0, length - vectors.shape[1]))).astype(np.float32)
 
 
-def _apply(function: Any, matrices: Floats) -> Floats:
+def _apply(function: Callable[[Floats], Floats], matrices: Floats) -> Floats:
     """Return a function of symmetric matrices, applied to their eigenvalues."""
     values, vectors = np.linalg.eigh((matrices + matrices.swapaxes(-1, -2)) / 2)
     result: Floats = (vectors * function(values)[..., None, :]) @ vectors.swapaxes(-1, -2)

@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from flray.data.arrays import Array, Arrays
@@ -186,7 +186,7 @@ def expect(path: Path, holds: bool, found: str, allowed: str) -> None:
         raise DataError(f"{path}: {found}, expected {allowed}; fetch the file again")
 
 
-def whole_numbers(path: Path, values: Any) -> NDArray[np.int64]:
+def whole_numbers(path: Path, values: ArrayLike) -> NDArray[np.int64]:
     """Return labels as int64 of the same shape.
 
     Raises
