@@ -1,4 +1,4 @@
-"""``local.compile``: near the plain bits, the same bits again, whoever was played before in the process."""
+"""``local.compile``: near the plain bits, the same bits again, whichever clients the process has trained before."""
 
 from __future__ import annotations
 

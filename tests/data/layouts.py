@@ -22,7 +22,11 @@ from flray.data.sources.cache import write_arrays
 from flray.data.sources.images import resize, to_colour
 from tests.data.conftest import N_MNIST, N_USPS
 from tests.data.pictures import pixels_of, trees
-from tests.data.test_archives import (
+from tests.data.test_camelyon import tissue
+from tests.data.test_domainnet import STYLES, net
+from tests.data.test_fundus import eye, retina
+from tests.data.test_tiny_imagenet import WNIDS, tiny
+from tests.data.writers import (
     cifar100_bin,
     fedbn_archive,
     idx,
@@ -30,10 +34,6 @@ from tests.data.test_archives import (
     pixels,
     python_cifar10,
 )
-from tests.data.test_camelyon import tissue
-from tests.data.test_domainnet import STYLES, net
-from tests.data.test_fundus import eye, retina
-from tests.data.test_tiny_imagenet import WNIDS, tiny
 
 Known = dict[bytes, tuple[str, Any]]
 

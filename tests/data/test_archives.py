@@ -1,19 +1,14 @@
-"""Data sets from their makers' files, written here in the exact layout."""
+"""Data sets from their makers' files: every form of them, and one clear message for each flaw."""
 
 from __future__ import annotations
 
-import gzip
-import io
 import os
 import pickle
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from PIL import Image
 from scipy.io import savemat
 
 from flray.data.datasets.cifar import CIFAR10, CIFAR100
@@ -23,53 +18,14 @@ from flray.data.loading import load_dataset
 from flray.data.sources.archives import FILES
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import FlrayError
-
-RNG = np.random.default_rng(0)
-
-
-def pixels(n: int, *shape: int) -> NDArray[np.uint8]:
-    return RNG.integers(0, 256, (n, *shape)).astype(np.uint8)
-
-
-def python_cifar10(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    folder.mkdir(parents=True)
-    x, y = pixels(60, 3072), np.arange(60) % 10
-    for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
-        rows = slice(10 * i, 10 * i + 10)
-        (folder / name).write_bytes(
-            pickle.dumps({"data": x[rows], "labels": y[rows].tolist()}, protocol=2)
-        )
-    return x, y
-
-
-def cifar100_bin(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Class c lies in superclass c // 5; two images of each in both parts."""
-    folder.mkdir(parents=True)
-    fine = np.repeat(np.arange(100), 2)
-    rows = np.concatenate([(fine // 5)[:, None], fine[:, None], pixels(200, 3072)], 1).astype(
-        np.uint8
-    )
-    for name in ("train.bin", "test.bin"):
-        (folder / name).write_bytes(rows.tobytes())
-    return rows[:, 2:], fine
-
-
-def idx(path: Path, array: NDArray[np.uint8]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    path.write_bytes(gzip.compress(head + array.tobytes()))
-
-
-def test_cifar10_keeps_labels_pixels_and_the_official_split(tmp_path: Path) -> None:
-    x, y = python_cifar10(tmp_path / "archives/cifar-10/cifar-10-batches-py")
-    dataset = load_dataset("cifar-10", root=tmp_path)
-    (domain,) = dataset.domains
-    assert dataset.classes == CIFAR10
-    assert dataset.classes[3] == "cat"
-    assert np.array_equal(domain.train_x, x[:50].reshape(-1, 3, 32, 32))
-    assert np.array_equal(domain.train_y, y[:50])
-    assert np.array_equal(domain.test_x.reshape(-1, 3072), x[50:])
-    assert np.array_equal(domain.test_y, y[50:])
+from tests.data.writers import (
+    cifar100_bin,
+    fc100_pickles,
+    fedbn_archive,
+    jpeg_archive,
+    pixels,
+    python_cifar10,
+)
 
 
 def test_both_forms_of_cifar_are_the_same_data(tmp_path: Path) -> None:
@@ -120,56 +76,6 @@ def test_fc100_has_unseen_classes_of_unseen_superclasses_in_its_test_part(tmp_pa
     assert (len(seen), len(unseen), seen & unseen) == (60, 20, set())
     assert {c // 5 for c in unseen} == set(FC100_COARSE["test"])
     assert sorted(c for part in FC100_COARSE.values() for c in part) == list(range(20))
-
-
-def test_fashion_mnist_is_read_in_label_order(tmp_path: Path) -> None:
-    x, y = pixels(20, 28, 28), (np.arange(20) % 10).astype(np.uint8)
-    for part, images, labels in (("train", x, y), ("t10k", x[:10], y[9::-1])):
-        idx(tmp_path / f"{part}-images-idx3-ubyte.gz", images)
-        idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)
-    dataset = load_dataset("fashion-mnist", {"path": str(tmp_path)}, tmp_path)
-    (domain,) = dataset.domains
-    assert np.array_equal(domain.train_x[:, 0], x)
-    assert np.array_equal(domain.test_y, y[9::-1])
-    assert dataset.classes[9] == "ankle boot"
-
-
-def test_emnist_is_turned_upright(tmp_path: Path) -> None:
-    x, y = pixels(47, 28, 28), np.arange(47, dtype=np.uint8)
-    for part in ("train", "test"):
-        idx(tmp_path / f"gzip/emnist-bymerge-{part}-images-idx3-ubyte.gz", x)
-        idx(tmp_path / f"gzip/emnist-bymerge-{part}-labels-idx1-ubyte.gz", y)
-    dataset = load_dataset("emnist", {"path": str(tmp_path)}, tmp_path)
-    assert np.array_equal(dataset.domains[0].train_x[5, 0], x[5].T)
-    assert dataset.classes[10] == "A"
-    assert dataset.classes[46] == "t"
-
-
-def test_svhn_writes_zero_as_ten(tmp_path: Path) -> None:
-    x, y = pixels(10, 3, 32, 32), np.arange(1, 11)
-    for name in ("train_32x32.mat", "test_32x32.mat"):
-        savemat(tmp_path / name, {"X": x.transpose(2, 3, 1, 0), "y": y[:, None]})
-    (domain,) = load_dataset("svhn", {"path": str(tmp_path)}, tmp_path).domains
-    assert np.array_equal(domain.train_x, x)
-    assert domain.train_y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
-
-
-def fedbn_archive(folder: Path) -> dict[str, Any]:
-    parts: dict[str, Any] = {}
-    for name, shape in (
-        ("MNIST", (28, 28)),
-        ("SVHN", (32, 32, 3)),
-        ("USPS", (16, 16)),
-        ("SynthDigits", (32, 32, 3)),
-        ("MNIST_M", (28, 28, 3)),
-    ):
-        (folder / name / "partitions").mkdir(parents=True)
-        for i in range(11):
-            content = (pixels(10, *shape), np.roll(np.arange(10), i))
-            parts[f"{name}/{i}"] = content
-            path = folder / name / ("test.pkl" if i == 10 else f"partitions/train_part{i}.pkl")
-            path.write_bytes(pickle.dumps(content))
-    return parts
 
 
 def test_fedbns_digits_are_read_part_by_part(tmp_path: Path) -> None:
@@ -225,23 +131,6 @@ def test_digit_five_reads_every_way_of_writing_labels(tmp_path: Path) -> None:
     assert by_name["svhn"].train_y.tolist() == y.tolist()
     assert np.array_equal(by_name["usps"].train_x[:, 2], x[..., 0])
     assert by_name["svhn"].train_x.shape == (10, 3, 28, 28)
-
-
-def jpeg_archive(path: Path, classes: tuple[str, ...] = CIFAR10) -> NDArray[np.uint8]:
-    files = []
-    for value in range(20):
-        stream = io.BytesIO()
-        Image.fromarray(np.full((32, 32, 3), 12 * value, np.uint8)).save(stream, "JPEG", quality=95)
-        files.append(np.frombuffer(stream.getvalue(), np.uint8))
-    np.savez(
-        path,
-        jpeg=np.concatenate(files),
-        offset=np.cumsum([0, *map(len, files)]),
-        label=np.arange(20) % 10,
-        is_test=np.arange(20) >= 10,
-        classes=np.array(classes),
-    )
-    return np.concatenate(files)
 
 
 def test_jpegs_are_told_from_cifar10_by_name_and_sorted_by_class_name(tmp_path: Path) -> None:
@@ -455,17 +344,6 @@ def test_mnistm_and_synthdigits_come_alone_from_either_archive(tmp_path: Path) -
     assert np.array_equal(other.test_y, y[10:])
     assert np.array_equal(synth.test_x.transpose(0, 2, 3, 1), parts["SynthDigits/10"][0])
     assert np.array_equal(synth.test_y, parts["SynthDigits/10"][1])
-
-
-def fc100_pickles(folder: Path) -> dict[str, Any]:
-    """The 60, 20 and 20 classes in another order than their labels, one image each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    whole = {}
-    for part, coarse in FC100_COARSE.items():
-        labels = [c for c in range(99, -1, -1) if c // 5 in coarse]
-        whole[part] = {"data": pixels(len(labels), 32, 32, 3), "labels": labels}
-        (folder / f"FC100_{part}.pickle").write_bytes(pickle.dumps(whole[part], protocol=2))
-    return whole
 
 
 def test_fc100_is_read_from_its_own_pickles(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Small archives in the exact layout of the makers' files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from flray.data.datasets.cifar import CIFAR10
+from flray.data.datasets.fc100 import FC100_COARSE
+
+RNG = np.random.default_rng(0)
+
+
+def pixels(n: int, *shape: int) -> NDArray[np.uint8]:
+    return RNG.integers(0, 256, (n, *shape)).astype(np.uint8)
+
+
+def python_cifar10(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    folder.mkdir(parents=True)
+    x, y = pixels(60, 3072), np.arange(60) % 10
+    for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
+        rows = slice(10 * i, 10 * i + 10)
+        (folder / name).write_bytes(
+            pickle.dumps({"data": x[rows], "labels": y[rows].tolist()}, protocol=2)
+        )
+    return x, y
+
+
+def cifar100_bin(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Class c lies in superclass c // 5; two images of each in both parts."""
+    folder.mkdir(parents=True)
+    fine = np.repeat(np.arange(100), 2)
+    rows = np.concatenate([(fine // 5)[:, None], fine[:, None], pixels(200, 3072)], 1).astype(
+        np.uint8
+    )
+    for name in ("train.bin", "test.bin"):
+        (folder / name).write_bytes(rows.tobytes())
+    return rows[:, 2:], fine
+
+
+def idx(path: Path, array: NDArray[np.uint8]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    path.write_bytes(gzip.compress(head + array.tobytes()))
+
+
+def fedbn_archive(folder: Path) -> dict[str, Any]:
+    parts: dict[str, Any] = {}
+    for name, shape in (
+        ("MNIST", (28, 28)),
+        ("SVHN", (32, 32, 3)),
+        ("USPS", (16, 16)),
+        ("SynthDigits", (32, 32, 3)),
+        ("MNIST_M", (28, 28, 3)),
+    ):
+        (folder / name / "partitions").mkdir(parents=True)
+        for i in range(11):
+            content = (pixels(10, *shape), np.roll(np.arange(10), i))
+            parts[f"{name}/{i}"] = content
+            path = folder / name / ("test.pkl" if i == 10 else f"partitions/train_part{i}.pkl")
+            path.write_bytes(pickle.dumps(content))
+    return parts
+
+
+def jpeg_archive(path: Path, classes: tuple[str, ...] = CIFAR10) -> NDArray[np.uint8]:
+    files = []
+    for value in range(20):
+        stream = io.BytesIO()
+        Image.fromarray(np.full((32, 32, 3), 12 * value, np.uint8)).save(stream, "JPEG", quality=95)
+        files.append(np.frombuffer(stream.getvalue(), np.uint8))
+    np.savez(
+        path,
+        jpeg=np.concatenate(files),
+        offset=np.cumsum([0, *map(len, files)]),
+        label=np.arange(20) % 10,
+        is_test=np.arange(20) >= 10,
+        classes=np.array(classes),
+    )
+    return np.concatenate(files)
+
+
+def fc100_pickles(folder: Path) -> dict[str, Any]:
+    """The 60, 20 and 20 classes in another order than their labels, one image each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {}
+    for part, coarse in FC100_COARSE.items():
+        labels = [c for c in range(99, -1, -1) if c // 5 in coarse]
+        whole[part] = {"data": pixels(len(labels), 32, 32, 3), "labels": labels}
+        (folder / f"FC100_{part}.pickle").write_bytes(pickle.dumps(whole[part], protocol=2))
+    return whole
