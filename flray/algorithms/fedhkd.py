@@ -60,9 +60,8 @@ class FedHKD(Algorithm):
         loss, known = super().loss(client, batch), client.message.get("knowledge")
         if known is None:
             return loss
-        head = as_split(
-            client.model
-        ).classifier.eval()  # class means are no batch to take statistics from
+        # Class means are no batch to take statistics from.
+        head = as_split(client.model).classifier.eval()
         predictions = functional.hyper_prediction_loss(
             head(known["features"]), known["predictions"], known["present"], self.hp.temperature
         )

@@ -217,9 +217,8 @@ class FedSKC(Algorithm):
         for reply, d_k, e_k in zip(replies, discrepancy, e, strict=True):
             server.log("fedskc/d_k", d_k, reply.client)
             server.log("fedskc/e_k", e_k, reply.client)
-        if (
-            self.hp.gda
-        ):  # relative to the largest, so that equal weights give the bits of the plain mean
+        # Relative to the largest, so that equal weights give the bits of the plain mean.
+        if self.hp.gda:
             return {
                 reply.client: float(e_k / e.max()) for reply, e_k in zip(replies, e, strict=True)
             }

@@ -97,9 +97,8 @@ class LGMix(Algorithm):
 
     def train(self, client: Client) -> Message:
         """Train with an eye on the last layer's inputs, of this model and of u."""
-        u = client.resident.frozen(
-            "u"
-        )  # made before the hooks are set: a copy would carry them along
+        # Made before the hooks are set: a copy would carry them along.
+        u = client.resident.frozen("u")
         with _last_inputs(client.model, u) as client.scratch["features"]:
             return super().train(client)
 

@@ -61,9 +61,8 @@ class PerFedAvg(Algorithm):
         outer, third = client.run(Phase()), client.run(Phase("third"))
         w = client.weights(frozenset(client.parameters))  # follows the model
         for inner, _ in client.run(Phase("inner")):
-            buffers = client.snapshot(
-                frozenset(client.resident.entries) - w.keys()
-            )  # thrown away after the step
+            # Thrown away after the step.
+            buffers = client.snapshot(frozenset(client.resident.entries) - w.keys())
             gradient, _ = gradient_at(client, inner, w, buffers)
             batch, optimizer = next(outer)
             gradient, loss = gradient_at(client, batch, step_along(w, gradient, -self.hp.alpha))

@@ -21,9 +21,8 @@ from flray.rng import numpy_generator
 
 Split = SplitName | tuple[float, float, float]
 _MANY = 100_000  # clients: up to so many the partition itself says why they are too many
-_WITHOUT_CLASSES = frozenset(
-    {"iid", "domains"}
-)  # take labels to count samples or to stratify, no more
+# Take labels to count samples or to stratify, no more.
+_WITHOUT_CLASSES = frozenset({"iid", "domains"})
 
 
 def federate(
@@ -110,9 +109,8 @@ def federate(
     if dataset.coarse is not None:
         context["superclasses"] = np.array(dataset.coarse, dtype=np.int64)[fit_y]
     asked = options.get("clients")
-    if isinstance(asked, int) and asked > max(
-        len(fit_y), _MANY
-    ):  # before arrays of that many are made
+    # Before arrays of that many are made.
+    if isinstance(asked, int) and asked > max(len(fit_y), _MANY):
         raise DataError(
             f"partition {partition_name}: found {asked} clients for {len(fit_y)} training samples "
             f"of data set {dataset.name}; each needs one, so at most {len(fit_y)}"

@@ -193,9 +193,8 @@ def fit_to_shape(images: Images, shape: tuple[int, ...]) -> Images:
         )
     down, across = _triangles(images.shape[2], height), _triangles(images.shape[3], width)
     result = np.empty((len(images), *shape), dtype=np.uint8)
-    for first in range(
-        0, len(images), 1000
-    ):  # a bounded float64 copy, however many images there are
+    # A bounded float64 copy, however many images there are.
+    for first in range(0, len(images), 1000):
         block = images[first : first + 1000].astype(np.float64)
         if channels == 1 and block.shape[1] == 3:
             block = np.tensordot(block, LUMA, axes=(1, 0))[:, None]

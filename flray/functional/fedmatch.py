@@ -140,8 +140,7 @@ def decomposition_penalty(
             raise ValueError(
                 f"sigma[{name!r}]: shape {list(sigma[name].shape)}, expected {list(value.shape)}"
             )
-    sparse = torch.cat(
-        [value.flatten() for value in psi.values()]
-    )  # one subtraction instead of one per layer
+    # One subtraction instead of one per layer.
+    sparse = torch.cat([value.flatten() for value in psi.values()])
     dense = torch.cat([sigma[name].detach().flatten() for name in psi])
     return l1 * sparse.abs().sum() + l2 * (dense - sparse).square().sum()

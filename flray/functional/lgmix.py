@@ -47,9 +47,8 @@ def gram_trace(features: Tensor, centred: bool = False, *, drop_smallest: bool =
     if centred:
         values = values - values.mean(0)
     trace = values.square().sum()
-    if (
-        drop_smallest and sizes["n"] >= sizes["m"]
-    ):  # with fewer samples than features the smallest one is zero
+    # With fewer samples than features the smallest one is zero.
+    if drop_smallest and sizes["n"] >= sizes["m"]:
         smallest: Tensor = torch.linalg.svdvals(values)[-1]
         trace = trace - smallest.square()
     return (trace / sizes["m"]).to(features.dtype)

@@ -35,9 +35,8 @@ def proximal_penalty(
         If there is no parameter, or names or shapes differ.
     """
     _check(parameters, reference=reference)
-    theta = torch.cat(
-        [value.flatten() for value in parameters.values()]
-    )  # one subtraction instead of one per layer
+    # One subtraction instead of one per layer.
+    theta = torch.cat([value.flatten() for value in parameters.values()])
     w = torch.cat([reference[name].detach().flatten() for name in parameters])
     return strength / 2 * (theta - w).square().sum()
 

@@ -17,9 +17,8 @@ def densenet121(
     shape: tuple[int, ...], num_classes: int, *, norm: Literal["batch", "group"] = "batch"
 ) -> nn.Module:
     """DenseNet-121 with torchvision's layers and initial values, not pre-trained (6,955,906 parameters, 2 classes)."""
-    from torchvision.models import (
-        densenet121 as architecture,
-    )  # seconds to import, so only where it is used
+    # Seconds to import, so only where it is used.
+    from torchvision.models import densenet121 as architecture
 
     channels, _, _ = image_shape("densenet121", shape, 29)
     network = architecture(weights=None, num_classes=num_classes)

@@ -52,9 +52,8 @@ def test_augmentation_is_keyed_and_moves_no_other_stream() -> None:
     changed = 0
     for before, after, repeated in zip(plain, flipped, again, strict=True):
         assert torch.equal(after, repeated)
-        for image, other in zip(
-            before, after, strict=True
-        ):  # the same samples in the same order, mirrored or not
+        # The same samples in the same order, mirrored or not.
+        for image, other in zip(before, after, strict=True):
             assert torch.equal(image, other) or torch.equal(image.flip(-1), other)
             changed += not torch.equal(image, other)
     assert 0 < changed < 64

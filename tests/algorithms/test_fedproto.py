@@ -73,9 +73,8 @@ def test_the_nearest_known_prototype_predicts(own: bool) -> None:
     metrics, test = federation.evaluate(), as_tensors(gaussian_clients(skew=True))
     for i, (x, y) in enumerate(test):
         distances = (x[:, None] - prototypes[None]).norm(dim=2)
-        distances[:, 3] = (
-            torch.inf
-        )  # nobody holds it; its row of zeros would be a point like any other
+        # Nobody holds it; its row of zeros would be a point like any other.
+        distances[:, 3] = torch.inf
         if own:
             distances[:, i] = torch.inf
         assert (

@@ -238,8 +238,7 @@ def test_knowledge_travels_only_where_a_module_needs_it() -> None:
     assert gda_only["bytes/up"] - plain["bytes/up"] == 3 * (9 * 8 + 3 * 8)
 
 
-# --- the rows in which paper and released code differ
-# ---------------------------------------------------------
+# --- the rows in which paper and released code differ ---------------------------------------------
 
 RELEASED = {
     "lr": 0.1,

@@ -59,9 +59,8 @@ def test_a_round_trains_and_pulls_by_hand() -> None:
     for i, w in enumerate(models):
         assert_weights(state_of(federation, i)["personal"], {NAME: w})
     assert_weights(federation.server.model, {NAME: mean})
-    assert_weights(
-        {NAME: torch.stack(own(federation)).mean(0)}, {NAME: mean}
-    )  # the pull leaves the mean
+    # The pull leaves the mean.
+    assert_weights({NAME: torch.stack(own(federation)).mean(0)}, {NAME: mean})
 
 
 def test_a_full_pull_makes_all_models_uniform_fedavg_s() -> None:

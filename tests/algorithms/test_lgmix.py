@@ -24,9 +24,8 @@ from tests.algorithms.helpers import (
     state_of,
 )
 
-SINGLE = {
-    "precision": "float32"
-}  # updates are formed in float64, so that the ends are exact for float32 models
+# Updates are formed in float64, so that the ends are exact for float32 models.
+SINGLE = {"precision": "float32"}
 FULL: dict[str, Any] = {"model": "scaled", "local": {"batch_size": 100, "epochs": 2}}
 NAMES = ("features.layer.weight", "classifier.weight")
 

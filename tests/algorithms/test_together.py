@@ -17,13 +17,8 @@ from flray.federation.federation import Federation
 from flray.models import SplitModel
 from tests.algorithms.helpers import federation_of, gaussian_clients, spec_of, state_of
 
-SIZES = (
-    12,
-    9,
-    15,
-    7,
-    10,
-)  # batches of 4: other numbers of steps, other last batches; one of a single sample
+# Batches of 4: other numbers of steps, other last batches; one of a single sample.
+SIZES = (12, 9, 15, 7, 10)
 
 
 def run_federation(

@@ -101,17 +101,15 @@ def test_each_value_can_be_set_alone(method: str, row: str, option: str) -> None
     one, other = ROWS[method, row][option]
     alone = resolved(method, **{option: other})
     assert alone == {**resolved(method), option: other}
-    if (
-        one is not None
-    ):  # null stands for the experiment's own setting, which the released code does not look at
+    # Null stands for the experiment's own setting, which the released code does not look at.
+    if one is not None:
         assert resolved(method, variant="released", **{option: one}) == {
             **resolved(method, variant="released"),
             option: one,
         }
 
 
-# --- each row makes a difference
-# ----------------------------------------------------------------------------------
+# --- each row makes a difference ------------------------------------------------------------------
 
 ADAM = {"optimizer": "adam", "lr": 0.02, "batch_size": 4, "epochs": 2}
 PUBLIC = {"public_batch_size": 8}
@@ -217,8 +215,7 @@ def test_fedskc_local_lr() -> None:
     assert paper != fast == same
 
 
-# --- rows that are no option of the method
-# ------------------------------------------------------------------------
+# --- rows that are no option of the method --------------------------------------------------------
 
 
 def test_fedskc_reported_value() -> None:

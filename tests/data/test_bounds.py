@@ -253,8 +253,7 @@ def test_an_image_of_too_many_pixels_is_refused_by_its_head(
     store = Folder(tmp_path)
     line = (
         f"{tmp_path}/z.png: it has {found}, and at most 67,108,864 are decoded of one image; make "
-        f"it smaller, or "
-        "take it away"
+        "it smaller, or take it away"
     )
     assert refusal(lambda: decode(store)) == line
     assert refusal(lambda: check_proportions(store, store.items(), store.items())) == line
@@ -287,8 +286,7 @@ def test_what_comes_out_of_a_compressed_file_counts(
     assert (
         refusal(lambda: read_idx(path))
         == f"{path}: more than 1 MiB come out of it, which is what is read of one file at most; "
-        "take it away or make it "
-        "smaller"
+        "take it away or make it smaller"
     )
     path.write_bytes(gzip.compress(b"\0\0\x08\xff"))
     assert "another kind of file" in refusal(lambda: read_idx(path))

@@ -54,9 +54,8 @@ def test_no_episode_without_two_classes() -> None:
 
 
 def test_an_epoch_shows_as_many_samples_as_there_are() -> None:
-    assert (
-        TASK.episodes_per_epoch(torch.from_numpy(labels(20, 20, 20))) == 4
-    )  # 60 / (3 * 6), rounded up
+    # 60 / (3 * 6), rounded up.
+    assert TASK.episodes_per_epoch(torch.from_numpy(labels(20, 20, 20))) == 4
 
 
 def test_batches_are_keyed_by_their_generator() -> None:

@@ -200,9 +200,8 @@ def test_trials_keep_their_labels(name: str, tmp_path: Path) -> None:
     dataset = load_dataset(name, GENERATED.get(name, {}), tmp_path)
     assert dataset.classes == ("feet", "right hand")
     for domain in dataset.domains:
-        if (
-            there is not None
-        ):  # the first number of a tangent vector is the first channel's logarithmic power
+        # The first number of a tangent vector is the first channel's logarithmic power.
+        if there is not None:
             assert ((domain.train_x[:, 0] > 0) == (domain.train_y == 1)).all()
             assert ((domain.test_x[:, 0] > 0) == (domain.test_y == 1)).all()
         else:

@@ -132,9 +132,8 @@ def test_label_skew_pools_the_domains_and_keeps_the_label_mix() -> None:
 
 def test_match_test_by_hand() -> None:
     trains = [np.array([0, 1, 2]), np.array([3, 4]), np.array([5])]
-    groups = np.array(
-        [0, 0, 1, 0, 1, 1]
-    )  # class 0: 2, 1, 0 samples; class 1: 1, 1, 1; class 2: none, so sizes 3, 2, 1
+    # Class 0: 2, 1, 0 samples; class 1: 1, 1, 1; class 2: none, so sizes 3, 2, 1.
+    groups = np.array([0, 0, 1, 0, 1, 1])
     test_groups = np.array([0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 2])
     tests = assign_test_samples(trains, groups, test_groups, 3)
     # Class 0: 4, 2, 0. Class 1: 2/3 each, the two go to the emptiest, 2 and 1. Class 2: 1.5, 1,

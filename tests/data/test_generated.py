@@ -26,9 +26,8 @@ def test_fundus_synthetic() -> None:
         inside = (domain.train_x * disc[:, None]).sum((0, 2, 3)) / disc.sum()
         outside = (domain.train_x * (1 - disc[:, None])).sum((0, 2, 3)) / (1 - disc).sum()
         assert np.abs(inside - outside).max() > 20
-        assert (inside.mean() > outside.mean()) == (
-            domain.name != "E"
-        )  # the odd one: dark on a bright ground
+        # The odd one: dark on a bright ground.
+        assert (inside.mean() > outside.mean()) == (domain.name != "E")
     distances = [np.abs(a - b).max() for i, a in enumerate(looks) for b in looks[:i]]
     assert min(distances) > 5
 

@@ -78,11 +78,8 @@ def test_statistics_of_a_table_are_of_its_columns(dtype: type) -> None:
     parts = [np.array([[0, 10, 5], [4, 30, 5]], dtype=dtype), np.array([[2, 20, 5]], dtype=dtype)]
     mean, std = channel_statistics(parts)
     assert mean == (2.0, 20.0, 5.0)
-    assert std == (
-        1.63299,
-        8.16497,
-        1.0,
-    )  # the square roots of 8/3 and 200/3; a column that never changes
+    # The square roots of 8/3 and 200/3; a column that never changes.
+    assert std == (1.63299, 8.16497, 1.0)
     signals = np.stack([parts[0]] * 4, 2)
     assert channel_statistics([signals]) == ((2.0, 20.0, 5.0), (2.0, 10.0, 1.0))
 

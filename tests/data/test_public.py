@@ -79,9 +79,8 @@ def test_constant_images_stay_what_they_are() -> None:
 def test_colours_become_their_luma() -> None:
     image = np.array([250, 100, 40], dtype=np.uint8).reshape(1, 3, 1, 1).repeat(6, 2).repeat(6, 3)
     found = fit_to_shape(image, (1, 6, 6))
-    assert found.shape == (1, 1, 6, 6) and set(found.ravel().tolist()) == {
-        138
-    }  # 0.299 250 + 0.587 100 + 0.114 40
+    # 0.299 250 + 0.587 100 + 0.114 40.
+    assert found.shape == (1, 1, 6, 6) and set(found.ravel().tolist()) == {138}
 
 
 def test_an_experiment_names_its_public_data() -> None:

@@ -68,9 +68,8 @@ def test_many_clients_become_columns_of_one_picture(tmp_path: Path) -> None:
     assert pixels.shape[1] < 2400
     shades = [list(bytes.fromhex(colour[1:])) for colour in LIGHT[:4]]
     drawn = [(np.abs(pixels - shade).max(axis=2) < 3).sum(1).max() for shade in shades]
-    assert drawn == pytest.approx(
-        [1800 / 4] * 4, abs=3
-    )  # the strip: 60 of 240 clients each, over twelve inches
+    # The strip: 60 of 240 clients each, over twelve inches.
+    assert drawn == pytest.approx([1800 / 4] * 4, abs=3)
     dark = (np.abs(pixels - [0x08, 0x30, 0x6B]).max(axis=2) < 3).sum()
     assert dark > 1000
 
@@ -133,8 +132,7 @@ def test_the_command_draws_every_partition(
     }
     (tmp_path / "x.yaml").write_text(
         f"{{data: two-levels, partition: {{name: {name}{options.get(name, ', clients: 6')}}}, "
-        f"shift: {{{shift}}}, "
-        "model: linear, algorithm: fedavg}"
+        f"shift: {{{shift}}}, model: linear, algorithm: fedavg}}"
     )
     registry.datasets.register("two-levels")(two_levels)
     try:

@@ -18,9 +18,8 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_confidence_and_votes() -> None:
     logits = torch.tensor([[0.0, 2.0], [0.0, 1.0]])  # largest probabilities 0.881 and 0.731
     assert confident(logits, 0.75).tolist() == [True, False] and not confident(logits, 1.01).any()
-    picks = torch.tensor(
-        [[2, 2, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]]
-    )  # the second sample is tied three ways
+    # The second sample is tied three ways.
+    picks = torch.tensor([[2, 2, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]])
     assert vote(torch.nn.functional.one_hot(picks, 3).double()).tolist() == [1, 2, 1, 1]
     own = normal(1, 5, 3)
     assert torch.equal(vote(own.expand(3, 5, 3)), own[0].argmax(1))

@@ -262,9 +262,8 @@ def test_period_review_without_masks_and_equal_knowledge() -> None:
 
 def test_period_review_returns_current_where_rho_is_undefined() -> None:
     weights, none = torch.tensor([0.1, 3.0]), torch.zeros(2, dtype=torch.bool)
-    flat = torch.full(
-        (2, 3), 0.1
-    )  # 0.1 is not exact in binary: its computed variance must still be zero
+    # 0.1 is not exact in binary: its computed variance must still be zero.
+    flat = torch.full((2, 3), 0.1)
     assert variance_change(torch.randn(2, 3), flat) is None
     assert torch.equal(period_review(weights, weights + 1, torch.randn(2, 3), flat), weights)
     assert torch.equal(

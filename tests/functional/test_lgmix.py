@@ -45,9 +45,8 @@ def test_ratio() -> None:
     assert mixing_ratio(torch.zeros(2, 3), torch.zeros(2, 3)).item() == 0.5
     assert mixing_ratio(torch.zeros(2, 3), torch.ones(2, 3)).item() == 0.0
     assert mixing_ratio(local[:1], other[:1], centred=True).item() == 0.5
-    assert (
-        mixing_ratio(torch.full((2, 3), 1e25), torch.full((2, 3), 1e25)).item() == 0.5
-    )  # squares exceed float32
+    # Squares exceed float32.
+    assert mixing_ratio(torch.full((2, 3), 1e25), torch.full((2, 3), 1e25)).item() == 0.5
     assert trace_ratio(3.0, 1.0).item() == 0.75
     with pytest.raises(ValueError, match="global_trace: nan"):
         trace_ratio(1.0, float("nan"))

@@ -32,9 +32,8 @@ def test_unit_gradient_along_any_dimension() -> None:
     zero = torch.zeros(2, 3, requires_grad=True)
     (gradient,) = torch.autograd.grad(unit(zero).sum(), zero)
     assert not gradient.any()
-    assert (
-        unit(torch.tensor([[float("nan"), 1.0]])).isnan().all()
-    )  # a diverged model must not look like a zero vector
+    # A diverged model must not look like a zero vector.
+    assert unit(torch.tensor([[float("nan"), 1.0]])).isnan().all()
 
 
 def test_means_of_nothing_are_zero_with_a_gradient() -> None:

@@ -137,9 +137,8 @@ def test_direction_update_by_hand() -> None:
     moved = update_directions(weight, directions, torch.tensor([[3, 0, 2], [1, 0, 2]]), 0.9)
     row = 0.9 * np.array([1.0, 0.0]) + 0.1 * np.array([1.0, 3.0]) / 10**0.5
     np.testing.assert_allclose(moved[0], row / np.linalg.norm(row), rtol=1e-13)
-    assert torch.equal(
-        moved[1:], weight[1:]
-    )  # nobody holds class 1; the directions of class 2 cancel
+    # Nobody holds class 1; the directions of class 2 cancel.
+    assert torch.equal(moved[1:], weight[1:])
     np.testing.assert_allclose(moved[:2].norm(dim=1), np.ones(2), rtol=1e-14)
     assert torch.equal(update_directions(weight, directions, torch.ones(2, 3).long(), 1.0), weight)
 

@@ -25,9 +25,8 @@ from flray.federation.federation import inline_federation
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
 FILES = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
-SHAPES: dict[
-    str, tuple[Sequence[str], int, tuple[int, ...]]
-] = {  # domains, classes, shape without the size
+# Domains, classes, shape without the size.
+SHAPES: dict[str, tuple[Sequence[str], int, tuple[int, ...]]] = {
     "digits5": (("mnist", "svhn", "usps", "synthdigits", "mnistm"), 10, (3, 28)),
     "digits5-local": (("mnist", "usps", "optdigits", "synth", "mnistm"), 10, (3, 32)),
     "mnist": (("mnist",), 10, (1, 28)),

@@ -15,9 +15,8 @@ from flray.papers import printed_numbers, tables
 from flray.results.paper_table import printed_rows
 
 ALL = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
-FILES = {
-    name: path for name, path in ALL.items() if "/local" not in name
-}  # those on other data are no tables
+# Those on other data are no tables.
+FILES = {name: path for name, path in ALL.items() if "/local" not in name}
 EXPECTED = {
     "fedco2": [f"table{n}" for n in (1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13)]
     + [f"fig{n}" for n in range(3, 8)],

@@ -65,9 +65,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     missing = [place for place in (folder.parent, *folder.parent.parents) if not place.exists()]
     while True:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # taken away by another process, which had made it for nothing
+        # Taken away by another process, which had made it for nothing.
+        with contextlib.suppress(FileNotFoundError):
             temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
             break
     try:

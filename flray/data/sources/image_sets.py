@@ -252,9 +252,8 @@ def _key(spec: ImageSet, table: Table, store: Store) -> str:
         os.fsencode(f"{_RECIPE}|{spec.size}|{store.where.resolve()}|{len(table.items)}")
     )
     for item in (*table.items, *table.masks):
-        digest.update(
-            os.fsencode(f"{item.path}|{item.size}|{item.stamp}\n")
-        )  # names may be of any bytes
+        # Names may be of any bytes.
+        digest.update(os.fsencode(f"{item.path}|{item.size}|{item.stamp}\n"))
     for array in (table.labels, table.domains, table.test):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]

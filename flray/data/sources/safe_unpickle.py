@@ -115,12 +115,8 @@ def _check(path: Path, content: Any, depth: int) -> None:
     elif type(content) in (list, tuple, dict):
         parts = [*content.keys(), *content.values()] if isinstance(content, dict) else content
         for part in parts:
-            if type(part) not in (
-                int,
-                float,
-                str,
-                bytes,
-            ):  # labels and names, of which there are many
+            # Labels and names, of which there are many.
+            if type(part) not in (int, float, str, bytes):
                 _check(path, part, depth + 1)
     elif not (
         content is None
