@@ -101,4 +101,5 @@ def write_report(folder: Path, output: Path) -> Sequence[Path]:
     """Write a sweep's report into a folder and return its files."""
     from flray.reporting.build import make  # start-up: scikit-learn and matplotlib, at the end only
 
-    return make(folder, output).files
+    made = make(folder, output)
+    return [*made.files, *made.figures]

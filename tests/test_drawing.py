@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flray.drawing.canvas import page_svg, save_figure
+from flray.drawing.canvas import render_svg, save_figure, theme_svg
 from flray.drawing.charts import (
     GridPanel,
     Line,
@@ -112,7 +112,8 @@ NAMES = ["<b>&", "$x^2$", "_hidden", '#0072b2 style="fill: #0072b2"', "-->", "\\
 
 def test_names_are_text_in_svg_and_no_markup() -> None:
     lines = [Line(name, [1, 2], [0.1, 0.2]) for name in NAMES]
-    svg = page_svg(draw_lines([LinePanel(NAMES[0], lines)], "round", "accuracy"), NAMES[0])
+    figure = draw_lines([LinePanel(NAMES[0], lines)], "round", "accuracy")
+    svg = theme_svg(render_svg(figure), NAMES[0])
     texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.text]
     assert set(NAMES) <= set(texts)
 
@@ -128,9 +129,22 @@ def test_the_colours_of_a_page_are_those_of_its_style_sheet() -> None:
         draw_table(panel),
         draw_matrices([panel]),
     ):
-        svg = page_svg(figure, "label")
+        svg = theme_svg(render_svg(figure), "label")
         assert svg.startswith("<svg ") and "var(--fg)" in svg and "matplotlib" not in svg
         assert not set(re.findall("#[0-9a-f]{6}\\b", re.sub('base64[^"]*', "", svg)))
+
+
+def test_a_small_entry_of_a_matrix_is_seen(tmp_path: Path) -> None:
+    for name, value in (("none", 0.0), ("blue", 0.3), ("orange", -0.3)):
+        panel = GridPanel("", (), (), np.full((2, 2), value))
+        save_figure(draw_matrices([panel]), tmp_path / f"{name}.png")
+    colours = {}
+    for name in ("none", "blue", "orange"):
+        image = Image.open(tmp_path / f"{name}.png").convert("RGB")
+        colours[name] = image.getpixel((image.size[0] // 2, image.size[1] // 2))
+    assert min(colours["none"]) > 250
+    assert colours["blue"][0] < 200 < colours["blue"][2]
+    assert colours["orange"][2] < 200 < colours["orange"][0]
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])

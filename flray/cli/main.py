@@ -212,8 +212,8 @@ def report_command(
         )
         files = made.files
         display.console.print(reporting.terminal(made.table, made.costs))
-        if made.said:
-            typer.echo(made.said)
+        if made.notice:
+            typer.echo(made.notice)
     for path in files:
         typer.echo(str(path))
 

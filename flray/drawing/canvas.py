@@ -111,19 +111,23 @@ def save_figure(figure: Figure, path: Path) -> None:
         _save(figure, file, path.suffix.lower().removeprefix("."))
 
 
-def page_svg(figure: Figure, label: str) -> str:
-    """Return a figure as SVG for an HTML page, whose style sheet holds the colours.
+def render_svg(figure: Figure) -> str:
+    """Return a figure as SVG, its texts as text."""
+    buffer = io.BytesIO()
+    _save(figure, buffer, "svg")
+    return buffer.getvalue().decode()
+
+
+def theme_svg(text: str, label: str) -> str:
+    """Return SVG for an HTML page whose style sheet holds the colours.
 
     Parameters
     ----------
-    figure : Figure
-        Drawn with the colours of this module.
+    text : str
+        As `render_svg` returns it.
     label : str
         Describes the figure to screen readers.
     """
-    buffer = io.BytesIO()
-    _save(figure, buffer, "svg", transparent=True)
-    text = buffer.getvalue().decode()
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.S)
     text = re.sub(r"<[^>]+>", _themed_tag, text[text.index("<svg") :])
     alt = re.sub('[<>&"]', " ", one_line(label))
@@ -136,10 +140,13 @@ def _themed_tag(tag: re.Match[str]) -> str:
     return re.sub("#[0-9a-f]{6}", lambda found: _VARIABLES.get(found[0], found[0]), text)
 
 
-def _save(figure: Figure, file: IO[bytes], kind: str, transparent: bool = False) -> None:
+def _save(figure: Figure, file: IO[bytes], kind: str) -> None:
+    if figure.get_layout_engine() is not None:  # once, not again for every format
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
     if kind == "png":
         figure.savefig(file, format="png")
         return
     date = {"svg": "Date", "pdf": "CreationDate"}[kind]
     with _settings_lock, matplotlib.rc_context(_TEXT_AS_TEXT):
-        figure.savefig(file, format=kind, transparent=transparent, metadata={date: None})
+        figure.savefig(file, format=kind, metadata={date: None})

@@ -32,9 +32,8 @@ from flray.drawing.canvas import (
 from flray.metrics.direction import lower_is_better
 
 Floats = Sequence[float] | NDArray[np.floating[Any]]
-_BLUE_ORANGE = LinearSegmentedColormap.from_list(
-    "blue-orange", [MARKED, f"{MARKED}00", f"{MAIN}00", MAIN]
-)
+_CLEAR_AT_ZERO = [(0.0, MARKED), (0.5, f"{MARKED}00"), (0.5, f"{MAIN}00"), (1.0, MAIN)]
+_BLUE_ORANGE = LinearSegmentedColormap.from_list("blue-orange", _CLEAR_AT_ZERO)
 _BLUES = LinearSegmentedColormap.from_list("blues", [f"{MAIN}10", f"{MAIN}90"])
 _MAX_MARKERS, _MAX_NAMES, _MAX_VALUES = 30, 60, 12
 

@@ -1,4 +1,4 @@
-"""Reports: a sweep's tables beside the printed numbers, and its figures, all from what was tracked."""
+"""Reports of a result set: tables beside the printed numbers, costs and figures, in every format."""
 
 from flray.reporting.build import Report, make, report
 from flray.reporting.text import terminal

@@ -1,4 +1,4 @@
-"""``flray report``: gather, table, draw, write."""
+"""``flray report``: read results, build the tables, draw the figures, write the files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flray.reporting import text as text_tables
-from flray.reporting.html import page
+from flray.drawing.canvas import render_svg, save_figure
+from flray.reporting import latex, text
+from flray.reporting.html import render_page
+from flray.reporting.sections import create_sections
 from flray.results.build_table import build_table
 from flray.results.costs import Cost, costs
 from flray.results.export import export_runs, read_export
@@ -23,27 +25,30 @@ MARKDOWN, LATEX, PAGE, FOLDER = "report.md", "report.tex", "report.html", "repor
 
 @dataclass(frozen=True)
 class Report:
-    """What was made.
+    """A report that was written.
 
     Attributes
     ----------
-    source : Source
-        Of what.
+    source : ResultSet
+        The runs.
     table : Table
         The main table.
     costs : sequence of Cost
         By setting.
     files : tuple of Path
-        What was written.
-    said : str
-        What was kept, if anything was to be.
+        Markdown, LaTeX and HTML, and the CSV file if one was given.
+    figures : tuple of Path
+        The figures of the page as files.
+    notice : str
+        One line on the runs that were added to a CSV file, if one was given.
     """
 
     source: ResultSet
     table: Table
     costs: Sequence[Cost]
     files: tuple[Path, ...]
-    said: str = ""
+    figures: tuple[Path, ...] = ()
+    notice: str = ""
 
 
 def report(
@@ -74,34 +79,35 @@ def report(
     keep : Path, optional
         A CSV file for one row per finished run; see `flray.results.export.export_runs`.
     """
-    if uri is not None:
-        from flray.results.load_mlflow import load_mlflow
+    if uri is None:
+        folder = directory.find(what, base)
+        return _export(make(folder, to or folder / FOLDER, target), keep)
+    from flray.results.load_mlflow import load_mlflow  # start-up: MLflow
 
-        with tempfile.TemporaryDirectory() as place:
-            return _kept(
-                make(load_mlflow(uri, what, Path(place)), to or Path(FOLDER), target), keep
-            )
-    folder = directory.find(what, base)
-    return _kept(make(folder, to or folder / FOLDER, target), keep)
+    with tempfile.TemporaryDirectory() as place:
+        source = load_mlflow(uri, what, Path(place))
+        return _export(make(source, to or Path(FOLDER), target), keep)
 
 
-def _kept(made: Report, path: Path | None) -> Report:
+def _export(made: Report, path: Path | None) -> Report:
     if path is None:
         return made
-    done = export_runs(made.source, path)
-    line = f"kept: {done.added} finished runs in {path}"
-    line += f"; {done.existing} were there before" if done.existing else ""
-    line += f"; {done.unfinished} that have not finished are left out" if done.unfinished else ""
-    return replace(made, files=(*made.files, path), said=line)
+    counts = export_runs(made.source, path)
+    line = f"kept: {counts.added} finished runs in {path}"
+    line += f"; {counts.existing} were there before" if counts.existing else ""
+    line += (
+        f"; {counts.unfinished} that have not finished are left out" if counts.unfinished else ""
+    )
+    return replace(made, files=(*made.files, path), notice=line)
 
 
 def make(source: ResultSet | Path, output: Path, target: float | None = None) -> Report:
-    """Write a report as Markdown, LaTeX and one HTML page that needs nothing else.
+    """Write a report as Markdown, LaTeX and one HTML page that needs nothing else, and its figures as files.
 
     Parameters
     ----------
-    source : Source or Path
-        What to report on, or the folder of a sweep or run.
+    source : ResultSet or Path
+        The runs, or the folder of a sweep or run.
     output : Path
         Folder to write to.
     target : float, optional
@@ -115,27 +121,35 @@ def make(source: ResultSet | Path, output: Path, target: float | None = None) ->
     """
     source = load_folder(source) if isinstance(source, Path) else source
     table, spent = build_table(source), costs(source, target)
-    output.mkdir(parents=True, exist_ok=True)
+    sections = list(create_sections(source))
+    drawings = {name: one for section in sections for name, one in section.figures.items()}
+    vectors = {name: render_svg(figure) for name, figure in drawings.items()}
+    folder, figures = output / directory.FIGURES, []
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in drawings.items():
+        figures += [folder / f"{name}.svg", folder / f"{name}.pdf"]
+        figures[-2].write_text(vectors[name], encoding="utf-8")
+        save_figure(figure, figures[-1])
     contents = {
-        MARKDOWN: text_tables.markdown(table, spent),
-        LATEX: text_tables.latex(table),
-        PAGE: page(source, table, spent),
+        MARKDOWN: text.markdown(table, spent),
+        LATEX: latex.render_table(table),
+        PAGE: render_page(source, table, spent, sections, vectors),
     }
-    for name, text in contents.items():
-        (output / name).write_text(text, encoding="utf-8")
-    return Report(source, table, spent, tuple(output / name for name in contents))
+    for name, content in contents.items():
+        (output / name).write_text(content, encoding="utf-8")
+    return Report(source, table, spent, tuple(output / name for name in contents), tuple(figures))
 
 
 def report_file(path: Path, to: Path | None = None) -> tuple[Table, tuple[Path, ...]]:
-    """Return the table of a file of kept results, and write it as Markdown and LaTeX if a folder is given."""
-    made = build_export_table(read_export(path))
+    """Return the table of an exported CSV file, and write it as Markdown and LaTeX if a folder is given."""
+    table = build_export_table(read_export(path))
     if to is None:
-        return made, ()
+        return table, ()
     to.mkdir(parents=True, exist_ok=True)
     files = {
-        to / f"{path.stem}.md": text_tables.markdown(made, ()),
-        to / f"{path.stem}.tex": text_tables.latex(made),
+        to / f"{path.stem}.md": text.markdown(table, ()),
+        to / f"{path.stem}.tex": latex.render_table(table),
     }
-    for file, text in files.items():
-        file.write_text(text, encoding="utf-8")
-    return made, tuple(files)
+    for file, content in files.items():
+        file.write_text(content, encoding="utf-8")
+    return table, tuple(files)

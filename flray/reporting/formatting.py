@@ -1,8 +1,10 @@
-"""How numbers are written, the same in every form of a report."""
+"""Texts of a report that are the same in every format."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator, Sequence
 
 from flray.results.build_table import describe_seeds
 from flray.results.costs import Cost
@@ -52,6 +54,30 @@ def comparison_sentences(table: Table) -> list[str]:
         for head, comparison in table.comparisons
     ]
     return [f"Best against second ({METHOD}; columns are not corrected for each other):", *lines]
+
+
+def head_rows(table: Table) -> list[list[tuple[str, int]]]:
+    """Return the heads by level, equal neighbours as one with the number of columns that it spans."""
+    depth = max((len(column.head) for column in table.columns), default=1)
+    heads = [("",) * (depth - len(column.head)) + column.head for column in table.columns]
+    return [
+        [
+            (prefix[-1], len(list(group)))
+            for prefix, group in itertools.groupby(heads, key=lambda head: head[: level + 1])
+        ]
+        for level in range(depth)
+    ]
+
+
+def group_costs(costs: Sequence[Cost]) -> Iterator[tuple[str, list[Cost]]]:
+    """Yield the costs of each group of settings that share a target."""
+    for group, members in itertools.groupby(costs, key=lambda cost: cost.group):
+        yield group, list(members)
+
+
+def cost_title(group: str, cost: Cost) -> str:
+    """Return the title of a group's costs."""
+    return f"{group + ' · ' if group else ''}means over seeds; target {target_text(cost)}"
 
 
 def cost_row(cost: Cost) -> list[str]:

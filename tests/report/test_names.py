@@ -19,9 +19,9 @@ from rich.console import Console
 from flray.config.loader import load
 from flray.errors import one_line
 from flray.files.csv_files import csv_text, read_csv
-from flray.reporting import make
+from flray.reporting import latex, make
 from flray.reporting import text as text_tables
-from flray.reporting.html import _main
+from flray.reporting.html import render_table
 from flray.results.sweep import SweepResult
 from flray.results.table import Cell, Column, Table
 from flray.runs import directory
@@ -150,7 +150,7 @@ def test_markdown_shows_a_name_as_it_is(name: str) -> None:
 
 @examples
 def test_html_shows_a_name_as_it_is(name: str) -> None:
-    shown = Texts(_main(table_of(name)))
+    shown = Texts(render_table(table_of(name)))
     assert shown.tags <= {"div", "table", "thead", "tbody", "tr", "th", "td", "span"}
     assert [cell.strip() for cell in shown.cells].count(one_line(name).strip()) == 3
 
@@ -174,17 +174,20 @@ COMMANDS = {
 }
 
 
+LETTERS = {name: letter for letter, name in latex.GREEK.items()}
+
+
 def read_tex(text: str) -> str:
     """Return what LaTeX sets for a text of ours."""
     pattern = re.compile(
         "|".join(map(re.escape, sorted(COMMANDS, key=len, reverse=True))) + r"|\$\\([a-z]+)\$"
     )
-    return pattern.sub(lambda found: COMMANDS.get(found[0]) or text_tables._GREEK[found[1]], text)
+    return pattern.sub(lambda found: COMMANDS.get(found[0]) or LETTERS[found[1]], text)
 
 
 @examples
 def test_latex_sets_a_name_as_it_is(name: str) -> None:
-    text = text_tables.latex(table_of(name))
+    text = latex.render_table(table_of(name))
     lines = text.split("\n")
     assert all(line == one_line(line) for line in lines)
     rows = [line for line in lines if line.endswith(r"\\") and "1.00" in line]

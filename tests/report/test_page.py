@@ -5,13 +5,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from flray.reporting import charts, make
-from flray.reporting.figures import figures
+from flray.drawing.charts import GridPanel
+from flray.reporting import make, panels
+from flray.reporting.sections import create_sections
+from flray.results.costs import group_trials
 from flray.results.load import load_folder
+from flray.results.result_set import ResultSet
 
 VOID = {"meta", "img", "br"}
+LOADING = ("src", "href", "xlink:href")
 
 
 class Balance(HTMLParser):
@@ -25,10 +28,12 @@ class Balance(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in VOID:
             self.open.append(tag)
-        self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.loaded += [
+            value or "" for name, value in attrs if name in ("src", "href", "xlink:href")
+        ]
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        pass
+        self.loaded += [value or "" for name, value in attrs if name in LOADING]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -41,9 +46,11 @@ def test_the_page_is_whole_and_needs_nothing_else(sweep: Path, tmp_path: Path) -
     parser = Balance()
     parser.feed(text)
     assert parser.open == []
-    assert (
-        all(value.startswith("data:image/png;base64,") for value in parser.loaded) and parser.loaded
-    )
+    assert all(value.startswith(("data:image/png;base64,", "#")) for value in parser.loaded)
+    assert parser.loaded and "var(--c0)" in text
+    names = {path.name for path in (tmp_path / "report" / "figures").iterdir()}
+    assert {"curves.svg", "curves.pdf", "features.pdf"} <= names and len(names) % 2 == 0
+    assert names == {path.name for path in made.figures}
     assert (
         not re.search(r"https?://(?!www\.w3\.org)", text)
         and "<script" not in text
@@ -53,13 +60,16 @@ def test_the_page_is_whole_and_needs_nothing_else(sweep: Path, tmp_path: Path) -
     assert "nan" not in re.sub(r"base64,[^\"]*", "", text).lower().replace("covariance", "")
 
 
-def test_every_figure_that_was_tracked_is_there_and_no_other(sweep: Path) -> None:
-    titles = [title for title, _, _ in figures(load_folder(sweep))]
-    assert titles == [
+def titles(sweep: Path) -> list[str]:
+    return [section.title for section in create_sections(load_folder(sweep))]
+
+
+def test_every_section_that_was_tracked_is_there_and_no_other(sweep: Path) -> None:
+    assert titles(sweep) == [
         "Learning curves",
         "Accuracy against bytes",
         "Clients",
-        "Who holds what",
+        "Samples of each client",
         "Aggregation weights of FedSKC (GDA)",
         "Personal and global models, layer by layer",
         "Correlation between classes",
@@ -68,8 +78,7 @@ def test_every_figure_that_was_tracked_is_there_and_no_other(sweep: Path) -> Non
     for trial in sweep.glob("trials/*"):
         for file in trial.glob("p*"):
             file.unlink()
-    titles = [title for title, _, _ in figures(load_folder(sweep))]
-    assert titles == [
+    assert titles(sweep) == [
         "Learning curves",
         "Accuracy against bytes",
         "Clients",
@@ -77,22 +86,21 @@ def test_every_figure_that_was_tracked_is_there_and_no_other(sweep: Path) -> Non
     ]
 
 
+def first_grid(source: ResultSet) -> GridPanel:
+    return next(panels.client_values(group_trials(source)))
+
+
 def test_the_worst_client_is_marked(sweep: Path) -> None:
-    (clients,) = [
-        content for title, content, _ in figures(load_folder(sweep)) if title == "Clients"
-    ]
-    bars = re.findall(r'<rect class="f(\d)"[^>]*><title>(\w): ([\d.]+) %', clients)
-    assert bars[:2] == [
-        ("0", "a", "75.00"),
-        ("1", "b", "65.00"),
-    ]  # the first seed's: both are of one domain
+    grid = first_grid(load_folder(sweep))
+    assert (grid.rows, grid.columns, grid.marked) == (
+        ["none", "full"],
+        ["a", "b"],
+        {(0, 1), (1, 1)},
+    )
+    assert grid.texts[0] == ["75.0", "65.0"]  # the first seed's: both are of one domain
     for path in sweep.glob("trials/*/partition.json"):
         path.write_text(path.read_text().replace('"domain": "d"', '"domain": "e"', 1))
-    (clients,) = [
-        content for title, content, _ in figures(load_folder(sweep)) if title == "Clients"
-    ]
-    bars = re.findall(r'<rect class="f(\d)"[^>]*><title>(\w): ([\d.]+) %', clients)
-    assert bars[:2] == [("0", "a", "76.00"), ("1", "b", "66.00")]
+    assert first_grid(load_folder(sweep)).texts[0] == ["76.0", "66.0"]
 
 
 def test_of_a_loss_the_worst_client_has_the_most(sweep: Path) -> None:
@@ -101,23 +109,18 @@ def test_of_a_loss_the_worst_client_has_the_most(sweep: Path) -> None:
         trial.metric = "global/common/loss"
         for client in "ab":
             trial.history[f"global/local/loss/client/{client}"] = 3.0 if client == "a" else 2.0
-    (clients,) = [content for title, content, _ in figures(source) if title == "Clients"]
-    assert re.findall(r'<rect class="f(\d)"[^>]*><title>(\w): (\d)<', clients)[:2] == [
-        ("1", "a", "3"),
-        ("0", "b", "2"),
-    ]
+    grid = first_grid(source)
+    assert (grid.texts[0], grid.marked) == (["3", "2"], {(0, 0), (1, 0)})
 
 
 def test_a_line_is_broken_where_a_round_is_missing(sweep: Path) -> None:
     source = load_folder(sweep)
     for trial in source.trials:
         trial.history.loc[1, "fedskc/e_k/client/a"] = float("nan")
-    (weights,) = [
-        content for title, content, _ in figures(source) if title.startswith("Aggregation weights")
-    ]
-    first = weights[: weights.index("</svg>", weights.index("plots"))]
-    lines = re.findall(r'<polyline[^>]*points="([^"]*)"><title>(\w)<', first)
-    assert [(name, len(points.split())) for points, name in lines] == [("a", 1), ("a", 2), ("b", 4)]
+    panel = next(panels.client_curves(group_trials(source), "fedskc/e_k"))
+    assert [line.name for line in panel.lines] == ["a", "b"]
+    assert np.isnan(panel.lines[0].y).tolist() == [False, True, False, False]
+    assert not np.isnan(panel.lines[1].y).any()
 
 
 def test_a_setting_without_traffic_is_not_in_the_legend_of_bytes(sweep: Path) -> None:
@@ -125,11 +128,10 @@ def test_a_setting_without_traffic_is_not_in_the_legend_of_bytes(sweep: Path) ->
     for trial in source.trials:
         if trial.setting["arms.modules"] == "none":
             trial.history[["bytes/up", "bytes/down"]] = 0.0
-    ((content, caption),) = [
-        (c, t) for title, c, t in figures(source) if title == "Accuracy against bytes"
-    ]
-    legend = content[: content.index("</ul>")]
-    assert "full" in legend and "none" not in legend and caption.endswith("nothing to draw: none.")
+    (section,) = [s for s in create_sections(source) if s.title == "Accuracy against bytes"]
+    (legend,) = section.figures["traffic"].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["full"]
+    assert section.caption.endswith("nothing to draw: none.")
 
 
 def test_what_was_not_tracked_is_said(sweep: Path, tmp_path: Path) -> None:
@@ -141,43 +143,3 @@ def test_what_was_not_tracked_is_said(sweep: Path, tmp_path: Path) -> None:
     assert "tracking.features=true" in make(sweep, tmp_path / "b").files[2].read_text(
         encoding="utf-8"
     )
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "found"),
-    [
-        (0.0, 1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
-        (1.0, 4.0, [1, 2, 3, 4]),
-        (0.0, 0.031, [0, 0.01, 0.02, 0.03]),
-        (3.0, 3.0, [3.0]),
-    ],
-)
-def test_ticks_are_round_numbers(low: float, high: float, found: list[float]) -> None:
-    assert charts.ticks(low, high) == pytest.approx(found)
-
-
-def test_points_lie_where_they_should() -> None:
-    plot = charts.Plot((0, 10), (0, 1), width=200, height=100)
-    (x0, y0), (x1, y1), (half, _) = plot.at(0, 0), plot.at(10, 1), plot.at(5, 0)
-    assert half == pytest.approx((x0 + x1) / 2) and y1 < y0
-
-
-def test_long_numbers_of_an_axis_have_room() -> None:
-    plot = charts.Plot((0, 1), (0.1249970, 0.1250005))
-    starts = [
-        float(x) - 6.3 * len(word)
-        for x, word in re.findall(r'text-anchor="end" x="([\d.]+)" y="[\d.]+">([^<]*)<', plot.svg())
-    ]
-    assert len(starts) >= 3 and min(starts) >= 0
-
-
-def test_whatever_a_name_holds_it_is_text() -> None:
-    plot = charts.Plot((0, 1), (0, 1), title='<b>"x" & y')
-    plot.line([(0, 0), (1, 1)], 0, "</svg>")
-    assert "<b>" not in plot.svg() and plot.svg().count("</svg>") == 1
-
-
-def test_matrices_are_pictures_of_their_size() -> None:
-    assert 'src="data:image/png;base64,' in charts.matrix(
-        np.eye(3), "m"
-    ) and 'alt="m"' in charts.matrix(np.eye(3), "m")

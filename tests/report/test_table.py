@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from flray.errors import FlrayError
-from flray.reporting.text import latex, markdown
+from flray.reporting.latex import render_table as latex
+from flray.reporting.text import markdown
 from flray.results.build_table import SMOKE_NOTE, build_table
 from flray.results.costs import costs
 from flray.results.load import load_folder

@@ -1,0 +1,207 @@
+"""The sections of a report: a title, figures by file name, and a caption."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from flray.drawing.charts import LinePanel, draw_lines, draw_matrices, draw_points, draw_table
+from flray.drawing.partition import PartitionCounts, draw_partition
+from flray.metrics.direction import lower_is_better
+from flray.reporting import model_panels, panels
+from flray.reporting.panels import MAX_PANELS, Groups, join_names
+from flray.results.costs import group_trials
+from flray.results.measures import comparable_trials
+from flray.results.result_set import ResultSet, Trial
+
+_TRACKED = (
+    (
+        "mixing-ratio",
+        "train/lgmix/lambda",
+        "Mixing ratio λ of LG-Mix",
+        "Each client's λ in the update of its personal model: 1 is its own update alone, 0 the "
+        "global one.",
+    ),
+    (
+        "weights",
+        "fedskc/e_k",
+        "Aggregation weights of FedSKC (GDA)",
+        "Each client's weight e_k in the average; gaps are rounds without it.",
+    ),
+    (
+        "discrepancies",
+        "fedskc/d_k",
+        "Discrepancies of FedSKC",
+        "Each client's distance d_k of its knowledge from the global one.",
+    ),
+)
+"""File name, metric, title and caption of what methods track of every client."""
+_MAX_PARTITIONS, _MAX_MODELS = 6, 9
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a report.
+
+    Attributes
+    ----------
+    title, caption : str
+        Above and below its figures.
+    figures : dict of str to Figure
+        By file name without suffix.
+    """
+
+    title: str
+    caption: str
+    figures: Mapping[str, Figure]
+
+
+def create_sections(source: ResultSet) -> Iterator[Section]:
+    """Yield the sections for which something was tracked."""
+    groups = dict(itertools.islice(group_trials(source).items(), MAX_PANELS))
+    yield from _curves(groups)
+    yield from _clients(groups)
+    yield from _partitions(source)
+    seeds = "First seed." if _only_first(groups) else "Mean over seeds."
+    for file, name, title, caption in _TRACKED:
+        found = list(itertools.islice(panels.client_curves(groups, name), MAX_PANELS))
+        if found:
+            figure = draw_lines(found, "round", name.rpartition("/")[2])
+            yield Section(title, f"{caption} {seeds}", {file: figure})
+    yield from _models(groups)
+
+
+def _curves(groups: Groups) -> Iterator[Section]:
+    trials = [t for settings in groups.values() for trials in settings.values() for t in trials]
+    metrics = sorted({trial.metric for trial in trials if trial.metric})
+    label = (
+        metrics[0]
+        if len(metrics) == 1
+        else " or ".join(sorted({metric.rpartition("/")[2] for metric in metrics}))
+    )
+    share = not any(map(lower_is_better, metrics))
+    curves = list(panels.learning_curves(groups))
+    if curves:
+        yield Section(
+            "Learning curves",
+            "The primary metric after each round: mean over seeds, band of one standard "
+            f"deviation.{_missing(groups, curves)}",
+            {"curves": draw_lines(curves, "round", label, share=share)},
+        )
+    curves = list(panels.traffic_curves(groups))
+    if curves:
+        yield Section(
+            "Accuracy against bytes",
+            "The same metric against all bytes sent so far, up and down, mean over "
+            f"seeds.{_missing(groups, curves)}",
+            {"traffic": draw_lines(curves, "megabytes sent", label, share=share)},
+        )
+
+
+def _missing(groups: Groups, curves: Sequence[LinePanel]) -> str:
+    """Return a sentence on the settings that have no line."""
+    drawn = {line.name for panel in curves for line in panel.lines}
+    names = dict.fromkeys(label for settings in groups.values() for label in settings)
+    missing = [name for name in names if name not in drawn]
+    return f" Not drawn, for there is nothing to draw: {', '.join(missing)}." if missing else ""
+
+
+def _clients(groups: Groups) -> Iterator[Section]:
+    grids = list(panels.client_values(groups))
+    if grids:
+        seeds = (
+            "first seed (under another seed the same name is another client)"
+            if _only_first(groups)
+            else "mean over seeds"
+        )
+        yield Section(
+            "Clients",
+            "Each client's value (shares in percent) under the method's own models after the last "
+            f"round, {seeds}. The worst client of each setting is marked.",
+            {f"clients{_number(i)}": draw_table(grid) for i, grid in enumerate(grids)},
+        )
+
+
+def _only_first(groups: Groups) -> bool:
+    """Tell whether clients of different seeds must not be averaged."""
+    return any(
+        comparable_trials(trials) is not trials
+        for settings in groups.values()
+        for trials in settings.values()
+    )
+
+
+def _partitions(source: ResultSet) -> Iterator[Section]:
+    """Yield each partition of the first seed once."""
+    figures: dict[str, Figure] = {}
+    seen: set[str] = set()
+    seed = source.trials[0].seed
+    varying = source.varying()
+    for trial in source.trials:
+        record = trial.partition
+        if record is None or trial.seed != seed or str(record["clients"]) in seen:
+            continue
+        if len(seen) == _MAX_PARTITIONS:
+            break
+        seen.add(str(record["clients"]))
+        title = join_names(
+            *(
+                str(value)
+                for name, value in trial.setting.items()
+                if name in varying and "method" not in name and "algorithm" not in name
+            )
+        )
+        counts = PartitionCounts.from_record(record)
+        figures[f"partition{_number(len(figures))}"] = draw_partition(counts, title)
+    if figures:
+        yield Section(
+            "Samples of each client",
+            f"Training samples by client and class at seed {seed}: the area of a bubble is their "
+            "number; colours are domains.",
+            figures,
+        )
+
+
+def _models(groups: Groups) -> Iterator[Section]:
+    """Yield what was tracked of the models of every setting's first seed."""
+    firsts: dict[str, Trial] = {
+        join_names(group, label): trials[0]
+        for group, settings in groups.items()
+        for label, trials in settings.items()
+    }
+    distances = list(itertools.islice(panels.layer_distances(firsts), MAX_PANELS))
+    if distances:
+        yield Section(
+            "Personal and global models, layer by layer",
+            "Distance of each client's parameters from those it received, divided by their norm, "
+            "at the end of the first seed's run; of layers that never travel, from the initial "
+            "ones. Settings whose clients have the global model are left out.",
+            {"layers": draw_lines(distances, "", "relative distance")},
+        )
+    few = dict(itertools.islice(firsts.items(), _MAX_MODELS))
+    matrices = list(model_panels.correlations(few))
+    if matrices:
+        yield Section(
+            "Correlation between classes",
+            "FCCL+ Eq. 1: correlation, over samples that all clients see, of each class's logit at "
+            "a client with each class's mean logit of all clients; averaged over the clients, "
+            "before the first round and after the last of the first seed's run. Blue: positive, "
+            "orange: negative.",
+            {"correlations": draw_matrices(matrices)},
+        )
+    embeddings = list(model_panels.features(few))
+    if embeddings:
+        yield Section(
+            "Features",
+            "t-SNE of penultimate features of test samples, each under its own client's model, "
+            "first seed; colours are classes. Diamonds: the method's prototypes where it has them, "
+            "otherwise class means.",
+            {"features": draw_points(embeddings)},
+        )
+
+
+def _number(index: int) -> str:
+    return f"-{index + 1}" if index else ""
