@@ -72,10 +72,10 @@ def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
         trial = TrialFolder(folder, point.number)
         trial.create(point, config)
         final = FINAL[point.setting["arms.modules"], point.setting["arms.data"]][point.seed]
-        journal = trial.begin(point, directory.read(folder), config)
+        session = trial.begin(point, directory.read(folder), config)
         for round_ in range(1, 5):
             value = final - 0.1 * (4 - round_)
-            journal.record_round(
+            session.journal.record_round(
                 round_,
                 {
                     "score": value,
@@ -91,8 +91,8 @@ def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
                     "memory/client": 2.0**20 * 100,
                 },
             )
-        trial.end(journal, "finished", metric="global/common/accuracy", sha256="ab" * 32)
-        journal.close()
+        trial.end(session, "finished", metric="global/common/accuracy", sha256="ab" * 32)
+        session.close()
         _beside(trial.path)
     return folder
 

@@ -240,8 +240,8 @@ def swept(content: dict[str, Any], tmp_path: Path) -> SweepResult:
     for point in trial_specs(config, settings_of(config)):
         trial = TrialFolder(folder, point.number)
         trial.create(point, config)
-        journal = trial.begin(point, directory.read(folder), config)
-        journal.record_round(
+        session = trial.begin(point, directory.read(folder), config)
+        session.journal.record_round(
             1,
             {
                 "global/common/accuracy": 0.5,
@@ -251,12 +251,12 @@ def swept(content: dict[str, Any], tmp_path: Path) -> SweepResult:
         )
         last = point.setting["arms.axis"] == SETTABLE[-1]
         trial.end(
-            journal,
+            session,
             "failed" if last else "finished",
             metric="global/common/accuracy",
             **({"failure": "KeyError: [/x] \x1b[31m <b>"} if last else {"sha256": "ab" * 32}),
         )
-        journal.close()
+        session.close()
     from flray.runs.journal import Journal
 
     with Journal(folder / directory.JOURNAL) as journal:

@@ -27,11 +27,11 @@ def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
     for point in trial_specs(config, enumerate_settings(config)):
         folder = TrialFolder(tmp_path, point.number)
         folder.create(point, config)
-        journal = folder.begin(point, parent, config)
+        session = folder.begin(point, parent, config)
         final, rounds = finals.get(point.number, (0.0, 0))
         for round_ in range(1, rounds + 1):
             score = final - 0.1 * (rounds - round_)
-            journal.record_round(
+            session.journal.record_round(
                 round_,
                 {
                     "score": score,
@@ -44,19 +44,19 @@ def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
             )
         if rounds == 0:
             folder.end(
-                journal,
+                session,
                 "failed",
                 failure="client 1 (b), round 1: ValueError: no\nmore",
                 metric=None,
             )
         else:
             folder.end(
-                journal,
+                session,
                 "finished" if rounds == 3 else "stopped",
                 metric="global/common/accuracy",
                 sha256="ab" if rounds == 3 else None,
             )
-        journal.close()
+        session.close()
     return tmp_path
 
 
@@ -154,12 +154,12 @@ def test_the_protocol_decides_the_score(
     for point in trial_specs(config, enumerate_settings(config)):
         folder = TrialFolder(tmp_path, point.number)
         folder.create(point, config)
-        journal = folder.begin(point, directory.read(tmp_path), config)
+        session = folder.begin(point, directory.read(tmp_path), config)
         for round_, test, validation in ((2, 0.3, 0.4), (4, 0.7, 0.9), (6, 0.5, 0.8)):
-            journal.record_round(
+            session.journal.record_round(
                 round_ - 1, {"score": test - 0.2, "time/round": 1.0}
             )  # not evaluated: an old score
-            journal.record_round(
+            session.journal.record_round(
                 round_,
                 {
                     "score": test,
@@ -169,8 +169,8 @@ def test_the_protocol_decides_the_score(
                     "time/round": 1.0,
                 },
             )
-        folder.end(journal, "finished", metric="global/common/accuracy", sha256="ab")
-        journal.close()
+        folder.end(session, "finished", metric="global/common/accuracy", sha256="ab")
+        session.close()
     result = SweepResult(tmp_path)
     assert result.best["score"] == pytest.approx(score)
     assert result.results["client/a"].tolist() == pytest.approx([client] * len(result.results))
