@@ -1,24 +1,9 @@
 """Data sets, partitions, augmentations and the federation's data; importing this package registers what is built in."""
 
-from flray.data import augment, geometric, partitions, public
-from flray.data.datasets import (
-    camelyon,
-    characters,
-    cifar,
-    cifar_jpeg,
-    digit_archives,
-    digits5,
-    domainnet,
-    eeg,
-    eeg_synthetic,
-    embedded,
-    fc100,
-    fundus,
-    fundus_synthetic,
-    glyphs,
-    office_pacs_vlcs,
-    tiny_imagenet,
-)
+import importlib
+import pkgutil
+
+from flray.data import augment, datasets, geometric, partitions, public
 from flray.data.federated import federate
 from flray.data.fetching import FETCHABLE, get
 from flray.data.loading import load_dataset
@@ -33,28 +18,16 @@ __all__ = [
     "Domain",
     "FederatedData",
     "augment",
-    "camelyon",
     "channel_statistics",
-    "characters",
-    "cifar",
-    "cifar_jpeg",
     "data_root",
-    "digit_archives",
-    "digits5",
-    "domainnet",
-    "eeg",
-    "eeg_synthetic",
-    "embedded",
-    "fc100",
+    "datasets",
     "federate",
-    "fundus",
-    "fundus_synthetic",
     "geometric",
     "get",
-    "glyphs",
     "load_dataset",
-    "office_pacs_vlcs",
     "partitions",
     "public",
-    "tiny_imagenet",
 ]
+
+for _module in pkgutil.iter_modules(datasets.__path__, f"{datasets.__name__}."):
+    importlib.import_module(_module.name)
