@@ -118,12 +118,8 @@ class Client(TaskRecord):
     def load_personal(self) -> None:
         """Set the personal group: from the client's state, or to the initial values before its first task."""
         if self.resident.personal:
-            kept = self.state.get("personal")
-            self.load(
-                kept
-                if kept
-                else {name: self.resident.initial[name] for name in self.resident.personal}
-            )
+            initial = {name: self.resident.initial[name] for name in self.resident.personal}
+            self.load(self.state.get("personal") or initial)
 
     def weights(self, names: frozenset[str] | None = None) -> dict[str, Tensor]:
         """Return the model's current values of some names, by default the shared group. They follow the model."""

@@ -248,19 +248,16 @@ class FedMatch(Algorithm):
     def nearest(self, server: Server, client: int) -> list[str]:
         """Return the clients with the nearest predictions to one's own, never itself."""
         known = server.state.get("predictions", {})
-        own = known.get(str(client))
-        others = (
-            sorted(
-                (int(other) for other in known if other != str(client)),
-                key=lambda other: (
-                    float((known[str(other)].double() - own.double()).square().sum()),
-                    other,
-                ),
-            )
-            if own is not None
-            else []
-        )
-        return [str(other) for other in others[: self.hp.helpers]]
+        if str(client) not in known:
+            return []
+        own = known[str(client)].double()
+        distances = {
+            int(other): float((prediction.double() - own).square().sum())
+            for other, prediction in known.items()
+            if other != str(client)
+        }
+        nearest = sorted(distances, key=lambda other: (distances[other], other))
+        return [str(other) for other in nearest[: self.hp.helpers]]
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Average the models and psi; keep what makes each client a helper."""

@@ -51,10 +51,8 @@ class MOON(Algorithm):
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the task's loss with the model-contrastive term."""
         with torch.no_grad():
-            received, previous = (
-                client.scratch["received"](batch.x),
-                client.scratch["previous"](batch.x),
-            )
+            received = client.scratch["received"](batch.x)
+            previous = client.scratch["previous"](batch.x)
         contrast = functional.model_contrastive_loss(
             mean_over_positions(batch.features),
             mean_over_positions(received),
