@@ -13,16 +13,8 @@ import pytest
 from PIL import Image
 
 from flray.drawing.canvas import render_svg, save_figure, theme_svg
-from flray.drawing.charts import (
-    GridPanel,
-    Line,
-    LinePanel,
-    draw_clients,
-    draw_lines,
-    draw_matrices,
-    draw_scores,
-    draw_table,
-)
+from flray.drawing.charts import Line, LinePanel, draw_clients, draw_lines, draw_scores
+from flray.drawing.grids import GridPanel, draw_matrices, draw_table
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
 

@@ -80,6 +80,18 @@ def set_title(axes: Axes, title: str) -> None:
         axes.set_title(plain_text(title), loc="left", fontsize=9.5, fontweight="bold", color=INK)
 
 
+def name_ticks(axes: Axes, names: Sequence[str]) -> None:
+    """Name the positions 0, 1, 2, ... of the x axis, slanted where names are long."""
+    slanted = max(map(len, names), default=0) > 3
+    axes.set_xticks(
+        range(len(names)),
+        list(map(plain_text, names)),
+        rotation=45 if slanted else 0,
+        ha="right" if slanted else "center",
+        rotation_mode="anchor",
+    )
+
+
 def line_style(number: int) -> dict[str, Any]:
     """Return the colour and dashes of a series; further series than colours differ in dashes."""
     dashes = _DASHES[number // len(LIGHT) % len(_DASHES)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.drawing.charts import GridPanel, PointPanel
+from flray.drawing.grids import GridPanel, PointPanel
 from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
 from flray.results.result_set import Trial
 

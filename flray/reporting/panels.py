@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from flray.drawing.charts import GridPanel, Line, LinePanel
+from flray.drawing.charts import Line, LinePanel
+from flray.drawing.grids import GridPanel
 from flray.metrics.direction import lower_is_better
 from flray.results import measures
 from flray.results.result_set import Trial

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from flray.drawing.charts import LinePanel, draw_lines, draw_matrices, draw_points, draw_table
+from flray.drawing.charts import LinePanel, draw_lines
+from flray.drawing.grids import draw_matrices, draw_points, draw_table
 from flray.drawing.partition import PartitionCounts, draw_partition
 from flray.metrics.direction import lower_is_better
 from flray.reporting import model_panels, panels

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flray.drawing.charts import GridPanel
+from flray.drawing.grids import GridPanel
 from flray.reporting import make, panels
 from flray.reporting.sections import create_sections
 from flray.results.costs import group_trials
