@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from flray._torchvision_cpu_shim import install_hook
@@ -17,9 +18,14 @@ from flray.registry import (
 if TYPE_CHECKING:
     from flray.bits import portable
     from flray.config.loader import load as load_config
+    from flray.reporting.build import report
     from flray.runs.runner import run
+    from flray.runs.sweeps import resume, tune
+
+    __version__: str
 
 install_hook()
+logging.getLogger("flray").addHandler(logging.NullHandler())
 
 __all__ = [
     "load_config",
@@ -29,18 +35,26 @@ __all__ = [
     "register_dataset",
     "register_model",
     "register_partition",
+    "report",
+    "resume",
     "run",
+    "tune",
 ]
 
 _LATER = {
     "run": ("flray.runs.runner", "run"),
     "load_config": ("flray.config.loader", "load"),
     "portable": ("flray.bits", "portable"),
+    "report": ("flray.reporting.build", "report"),
+    "resume": ("flray.runs.sweeps", "resume"),
+    "tune": ("flray.runs.sweeps", "tune"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import what is heavy when it is first asked for."""
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("flray")
     if name not in _LATER:
         raise AttributeError(f"module 'flray' has no attribute {name!r}")
     module, attribute = _LATER[name]

@@ -1,6 +1,10 @@
-"""``python -m flray.run experiment.yaml [key=value ...]``: the same as ``flray run``."""
+"""``python -m flray.run FILE.yaml [key=value ...]`` is ``flray run``; `flray.run` can also be called."""
 
-from flray.cli.main import main
+from flray.startup import make_callable
+
+make_callable(__name__, "flray.runs.runner", "run")
 
 if __name__ == "__main__":
+    from flray.cli.main import main  # only here: it costs a call from Python nothing
+
     main("run")

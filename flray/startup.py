@@ -1,16 +1,19 @@
-"""What a command costs beside its work: modules are imported, and looked through when the process ends."""
+"""Start-up costs: no garbage collection during heavy imports and at exit, functions imported at their first call."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import sys
+import types
 from collections.abc import Iterator
+from typing import Any
 
 
 @contextlib.contextmanager
 def gc_disabled(*modules: str) -> Iterator[None]:
-    """Look for no garbage while modules are imported, nor ever again among what they made.
+    """Disable garbage collection while importing, then leave the imported objects out of it.
 
     An import makes millions of objects and next to no garbage; Python would look through all of
     them again and again.
@@ -34,3 +37,23 @@ def gc_disabled(*modules: str) -> Iterator[None]:
 def freeze_gc() -> None:
     """Let the process end without looking through all objects once more: a second or two with torch, Ray and MLflow."""
     gc.freeze()
+
+
+def make_callable(module: str, target: str, function: str) -> None:
+    """Have a call of a module call a function that is imported then.
+
+    So ``flray.run`` is one thing, whether ``flray.run`` was imported as a module before or not.
+
+    Parameters
+    ----------
+    module : str
+        The module's full name.
+    target, function : str
+        Where the function is, and its name.
+    """
+
+    class CallableModule(types.ModuleType):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return getattr(importlib.import_module(target), function)(*args, **kwargs)
+
+    sys.modules[module].__class__ = CallableModule

@@ -7,6 +7,7 @@ processes without a copy, and which never contains anything that could execute c
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import warnings
@@ -38,9 +39,6 @@ _DTYPES = {
         torch.bool,
     )
 }
-# A view of a packed buffer is read-only by agreement: algorithms never write into a message.
-warnings.filterwarnings("ignore", message=".*NumPy array is not writable.*")
-warnings.filterwarnings("ignore", message=".*given buffer is not writable.*")
 
 
 class Leaf(NamedTuple):
@@ -150,11 +148,19 @@ def unpack(packed: Packed) -> dict[str, Any]:
     return unflatten(pairs)
 
 
+@functools.cache
+def _accept_read_only_buffers() -> None:
+    """Hide torch's one warning that a view of a packed buffer is read-only, as messages are by agreement."""
+    warnings.filterwarnings("ignore", message=".*NumPy array is not writable.*")
+    warnings.filterwarnings("ignore", message=".*given buffer is not writable.*")
+
+
 def _view(data: np.ndarray[Any, np.dtype[np.uint8]], leaf: Leaf) -> Tensor:
     dtype = _DTYPES[leaf.dtype]
     size = math.prod(leaf.shape) * dtype.itemsize
     if not size:
         return torch.empty(leaf.shape, dtype=dtype)
+    _accept_read_only_buffers()
     return torch.from_numpy(data[leaf.offset : leaf.offset + size]).view(dtype).view(leaf.shape)
 
 

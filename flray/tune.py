@@ -1,6 +1,10 @@
-"""``python -m flray.tune search_spaces/x.yaml [key=value ...]``: the same as ``flray tune``."""
+"""``python -m flray.tune FILE.yaml [key=value ...]`` is ``flray tune``; `flray.tune` can also be called."""
 
-from flray.cli.main import main
+from flray.startup import make_callable
+
+make_callable(__name__, "flray.runs.sweeps", "tune")
 
 if __name__ == "__main__":
+    from flray.cli.main import main  # only here: it costs a call from Python nothing
+
     main("tune")

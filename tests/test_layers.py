@@ -13,8 +13,6 @@ import pytest
 import flray
 
 ROOT = Path(flray.__file__).parent
-NO_CIRCLES = ("algorithms", "data", "functional", "models", "papers", "tasks")
-"""Packages whose modules import each other in one direction only."""
 WITHOUT_RAY = (
     "algorithms",
     "config",
@@ -70,7 +68,7 @@ def imports(path: Path, typing_only: bool = False) -> set[str]:
 
 def test_no_import_circle() -> None:
     """Not even by an import within a function or for type checkers alone."""
-    paths = {module_name(path): path for part in NO_CIRCLES for path in modules(part)}
+    paths = {module_name(path): path for path in ROOT.rglob("*.py")}
     graph = {
         name: {
             module if module in paths else module.rpartition(".")[0]
@@ -83,6 +81,18 @@ def test_no_import_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"import circle: {' <- '.join(error.args[1])}")
+
+
+def test_ray_is_imported_in_its_backend_and_in_tuning_alone() -> None:
+    for path in ROOT.rglob("*.py"):
+        place = path.relative_to(ROOT).as_posix()
+        if not place.startswith(("federation/ray_backend/", "tuning/")):
+            roots = {name.split(".")[0] for name in imports(path, typing_only=True)}
+            assert "ray" not in roots, path
+
+
+def test_the_root_is_small() -> None:
+    assert len(list(ROOT.glob("*.py"))) <= 12
 
 
 @pytest.mark.parametrize("part", WITHOUT_RAY)

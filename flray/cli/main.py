@@ -90,9 +90,9 @@ def tune_command(
     ] = False,
 ) -> None:
     """Run a sweep over the file's space."""
-    with gc_disabled("flray.cli.display", "flray.sweeps"):
-        from flray import sweeps
+    with gc_disabled("flray.cli.display", "flray.runs.sweeps"):
         from flray.cli import display
+        from flray.runs import sweeps
 
     with display.SweepProgress() as progress:
         result = sweeps.tune(file, overrides or (), address=address, progress=progress, smoke=smoke)
@@ -148,10 +148,10 @@ def resume_command(
             )
         display.show_result(result)
     else:
-        from flray import sweeps
+        from flray.runs import sweeps
 
         with display.SweepProgress() as sweep_progress:
-            swept = sweeps.resume(
+            swept = sweeps.resume_sweep(
                 folder,
                 address=address,
                 progress=sweep_progress,

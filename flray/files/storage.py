@@ -7,7 +7,6 @@ cannot do; `flray.files.mirror` copies what has changed. Data sets are fetched o
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -18,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from flray.errors import FlrayError
+from flray.files.locks import hold_lock
 from flray.tracking.secrets import redact
 
 
@@ -151,8 +151,7 @@ def fetch(uri: str, folder: Path, mark: str | None = None) -> bool:
         came from.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of this node may be at it
+    with hold_lock(folder.parent / f".{folder.name}.lock"):  # another process may be at it
         if folder.exists():
             return True
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flray.config.shapes import shape_problem
 from flray.errors import DataError, FlrayError
+from flray.files.locks import BusyError, take_lock
 from flray.metrics.names import clean_name
 
 if TYPE_CHECKING:
@@ -198,27 +198,23 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            self._lock()
+            self._lock = take_lock(path.with_name(f".{path.name}.lock"), seconds=0)
+        except BusyError:
+            raise FlrayError(
+                f"{path.parent} is being written by a process that still runs; stop it first"
+            ) from None
+        self._file = -1
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             events, end = _parse(path.read_bytes(), path)
             os.ftruncate(self._file, end)
         except BaseException:
-            os.close(self._file)
+            self.close()
             raise
         self._torn_at: int | None = None
         self._recorded = {event["round"] for event in events if event["type"] == "round"}
         self._started = any(event["type"] == "start" for event in events)
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FlrayError(
-                f"{self.path.parent} is being written by a process that still runs; stop it first"
-            ) from None
-        except OSError:
-            return  # a file system without locks: the check is lost, the journal is not
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Write one event as one line, and tell who listens.
@@ -364,6 +360,8 @@ class Journal:
             with contextlib.suppress(OSError):
                 os.close(self._file)
             self._file = -1
+        if self._lock is not None:
+            self._lock.release()
 
     def __enter__(self) -> Journal:
         return self

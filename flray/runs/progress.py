@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from flray.federation.federation import RoundResult
 from flray.federation.spec import FederationSpec
+
+_LOG = logging.getLogger("flray")
+
+
+def logged(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that shows a line and gives it to the logger ``flray`` too."""
+
+    def say_and_log(line: str) -> None:
+        _LOG.info(line)
+        say(line)
+
+    return say_and_log
 
 
 class Progress(Protocol):

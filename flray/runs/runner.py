@@ -30,7 +30,7 @@ from flray.runs import directory, resume_checks
 from flray.runs.callbacks import DiagnosticsCallback, JournalCallback, ProgressCallback, RunCallback
 from flray.runs.figures import draw_figures
 from flray.runs.loop import RoundLoop
-from flray.runs.progress import NullProgress, Progress
+from flray.runs.progress import NullProgress, Progress, logged
 from flray.runs.session import RunSession, recording_failure, tracking
 from flray.tracking.address import check
 
@@ -218,9 +218,10 @@ def _run_to_end(
     labels: Mapping[str, str] | None = None,
 ) -> Result:
     experiment, metric = spec.config, primary_metric(spec)
+    say = logged(progress.say)
     with resume_hint(folder), contextlib.ExitStack() as stack:
         remote = directory.remote_uri(folder, experiment.output)
-        stack.enter_context(mirrored(folder, remote, progress.say))
+        stack.enter_context(mirrored(folder, remote, say))
         session = RunSession(
             folder,
             experiment,
@@ -231,7 +232,7 @@ def _run_to_end(
         )
         stack.callback(session.close)
         uri = experiment.tracking.uri
-        stack.enter_context(tracking(folder, uri, progress.say, iter(()), patience=20.0))
+        stack.enter_context(tracking(folder, uri, say, iter(()), patience=20.0))
         stack.enter_context(recording_failure(session))
         try:
             digest = _federate(spec, session, address, progress)
@@ -240,7 +241,7 @@ def _run_to_end(
         try:
             draw_figures(folder, session.journal, metric)
         except (OSError, ValueError) as error:
-            progress.say(f"the figures could not be drawn: {error}")
+            say(f"the figures could not be drawn: {error}")
         session.journal.tags({"model.sha256": digest})
         # The description last: a run killed just before is resumed and closed rather than taken
         # for finished.
@@ -252,6 +253,7 @@ def _federate(
     spec: FederationSpec, session: RunSession, address: str | None, progress: Progress
 ) -> str:
     """Run all rounds that are left and return the digest."""
+    say = logged(progress.say)
     with contextlib.ExitStack() as stack:
         federation: FederationHandle
         if uses_ray(spec.config):
@@ -260,10 +262,10 @@ def _federate(
 
             available = stack.enter_context(ray_session(address, bits.variables(spec.config)))
             plan = PoolPlanner(spec, available).plan()
-            progress.say(str(plan))
-            federation = RayFederation(spec, plan, progress.say)
+            say(str(plan))
+            federation = RayFederation(spec, plan, say)
         else:
-            federation = inline_federation(spec, progress.say)
+            federation = inline_federation(spec, say)
         stack.callback(federation.close)
         callbacks: list[RunCallback] = [
             JournalCallback(session.journal),
@@ -271,7 +273,7 @@ def _federate(
         ]
         if spec.config.tracking.features:
             callbacks.append(DiagnosticsCallback(federation, session.folder))
-        return RoundLoop(spec, federation, session.folder, callbacks, progress.say).run()
+        return RoundLoop(spec, federation, session.folder, callbacks, say).run()
 
 
 def _result(folder: Path, spec: FederationSpec) -> Result:

@@ -7,7 +7,6 @@ or more.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from flray.errors import FlrayError
+from flray.files.locks import BusyError, hold_lock
 from flray.startup import gc_disabled
 from flray.tracking.address import database_path, redact
 from flray.tracking.secrets import without_secrets
@@ -156,34 +156,18 @@ def _store_address(database: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def lock(path: Path, *, seconds: float) -> Iterator[None]:
-    """Hold the lock of `path` (a directory, or a file that is made) against other processes and threads.
+    """Hold the lock of `path` (a folder, or a file that is made) against other processes and threads.
 
     Raises
     ------
     TrackingUnavailableError
         If somebody else holds it for longer than `seconds`.
     """
-    handle = (
-        os.open(path, os.O_RDONLY)
-        if path.is_dir()
-        else os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    )
-    deadline = time.monotonic() + seconds
     try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise TrackingUnavailableError(f"another process is busy with {path}") from None
-                time.sleep(0.02)
-                continue
-            except OSError:
-                pass  # a file system without locks
-            break
-        yield
-    finally:
-        os.close(handle)
+        with hold_lock(path / ".flray-lock" if path.is_dir() else path, seconds):
+            yield
+    except BusyError:
+        raise TrackingUnavailableError(f"another process is busy with {path}") from None
 
 
 def call(uri: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,7 +1,7 @@
 """Sweeps on Ray Tune: a space, a search, a scheduler, seeds as repetitions, and a table at the end.
 
 The public functions are imported on first use: a module of this package that is imported by itself
-loads neither Ray nor the reports that `flray.sweeps` writes.
+loads neither Ray nor the reports that `flray.runs.sweeps` writes.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flray.results.sweep import SweepResult
     from flray.runs.progress import SweepProgress
-    from flray.sweeps import resume, tune
+    from flray.runs.sweeps import resume_sweep as resume
+    from flray.runs.sweeps import tune
 
 __all__ = ["SweepProgress", "SweepResult", "resume", "tune"]
 
 _MODULES = {
-    "tune": "flray.sweeps",
-    "resume": "flray.sweeps",
-    "SweepResult": "flray.results.sweep",
-    "SweepProgress": "flray.runs.progress",
+    "tune": ("flray.runs.sweeps", "tune"),
+    "resume": ("flray.runs.sweeps", "resume_sweep"),
+    "SweepResult": ("flray.results.sweep", "SweepResult"),
+    "SweepProgress": ("flray.runs.progress", "SweepProgress"),
 }
 
 
@@ -28,4 +29,5 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module 'flray.tuning' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    module, attribute = _MODULES[name]
+    return getattr(importlib.import_module(module), attribute)

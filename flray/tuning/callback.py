@@ -23,7 +23,7 @@ from flray.federation.diagnostics import (
 from flray.federation.federation import RoundResult
 from flray.runs import directory
 from flray.runs.callbacks import JournalCallback
-from flray.runs.progress import SweepProgress
+from flray.runs.progress import SweepProgress, logged
 from flray.runs.session import EndStatus, RunSession
 from flray.tracking.background import Tracker
 from flray.tuning.space import TrialSpec
@@ -60,6 +60,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     ) -> None:
         self._config = config
         self._sweep, self._points, self._tracker, self._progress = sweep, points, tracker, progress
+        self._say = logged(progress.say)
         self._parent = directory.read(sweep)
         self._sessions: dict[str, RunSession] = {}
         self._done: dict[str, int] = {}
@@ -98,7 +99,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         report = json.loads(result["report"])
         self._values[number], self._metrics[number] = report["values"], report["metric"]
         for line in report["lines"]:
-            self._progress.say(f"trial {number}: {line}")
+            self._say(f"trial {number}: {line}")
         self._keep(number, report)
         played = report["rounds"]
         # What the trial's checkpoint knows and the journal does not: it was copied into object
@@ -159,7 +160,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tell the user that a trial crashed and is tried again."""
-        self._progress.say(
+        self._say(
             f"trial {trial} crashed ({_reason(trial)}); it is tried again from its last checkpoint"
         )
 
@@ -196,9 +197,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._left -= point.experiment.rounds - done
         scores = [score for round_, score in folder.scores() if round_ <= done]
         if values.get("failure"):
-            self._progress.say(
-                f"trial {number} ({point.label}) failed: {values['failure'].splitlines()[0]}"
-            )
+            self._say(f"trial {number} ({point.label}) failed: {values['failure'].splitlines()[0]}")
         self._progress.trial_done(
             number, point.label, status, done, scores[-1] if scores else math.nan
         )

@@ -17,7 +17,7 @@ from flray.files.mirror import mirrored
 from flray.interrupts import resume_hint
 from flray.results.sweep import SweepResult
 from flray.runs import directory, resume_checks
-from flray.runs.progress import NullProgress, SweepProgress
+from flray.runs.progress import NullProgress, SweepProgress, logged
 from flray.runs.session import RunSession, recording_failure, tracking
 from flray.startup import gc_disabled
 from flray.tracking.address import check
@@ -46,7 +46,7 @@ def tune(
     write_report: ReportWriter | None = None,
     **replaced: Any,
 ) -> SweepResult:
-    """Run a sweep; see `flray.sweeps.tune`, which hands in how its report is written."""
+    """Run a sweep; see `flray.runs.sweeps.tune`, which hands in how its report is written."""
     config = load(source, [*overrides, *replaced.items()])
     config = resolve_sweep(suites.smoke(config) if smoke else config)
     with contextlib.ExitStack() as stack:
@@ -77,7 +77,7 @@ def resume(
     other_cpu: bool = False,
     write_report: ReportWriter | None = None,
 ) -> SweepResult:
-    """Continue a sweep; see `flray.sweeps.resume`."""
+    """Continue a sweep; see `flray.runs.sweeps.resume`."""
     config = resolve_sweep(resume_checks.load_config(folder, plugins))
     resume_checks.check_unchanged(folder, config)
     with contextlib.ExitStack() as stack:
@@ -160,7 +160,9 @@ class _Sweep:
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are
         # on.
         remote = directory.remote_uri(folder, experiment.output)
-        self._stack.enter_context(mirrored(folder, remote, self._progress.say, leave=(TUNE,)))
+        self._stack.enter_context(
+            mirrored(folder, remote, logged(self._progress.say), leave=(TUNE,))
+        )
         settings = resume_checks.settings_text(config, "sweep")
         session = RunSession(
             folder,
@@ -179,7 +181,7 @@ class _Sweep:
             if trial.status == "failed" or isinstance(config.sweep.scheduler, Pbt):
                 directory.update(trial.path, status="waiting", setting_at_end=None)
         begun = (j.parent for j in sorted((folder / TRIALS).glob(f"*/{directory.JOURNAL}")))
-        uri, notify = experiment.tracking.uri, self._progress.say
+        uri, notify = experiment.tracking.uri, logged(self._progress.say)
         with (
             tracking(folder, uri, notify, begun, patience=60.0) as tracker,
             recording_failure(session),

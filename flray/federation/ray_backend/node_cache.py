@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
 from typing import Any
 
@@ -13,6 +12,7 @@ from flray.config.experiment import Experiment
 from flray.data.sources.cache import data_root, read_arrays, write_arrays
 from flray.data.types import Pooled
 from flray.errors import DataError
+from flray.files.locks import hold_lock
 
 
 def node_samples(config: Experiment, fingerprint: str) -> Pooled:
@@ -37,8 +37,7 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
     folder = data_root() / "pooled" / socket.gethostname() / fingerprint[:32]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with (folder.parent / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with hold_lock(folder.parent / ".lock"):
             if not folder.exists():
                 _write_copy(folder, name, config, fingerprint)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""Run or resume a sweep and write its report: what ``flray tune`` does, for Python."""
+"""Run a sweep, resume a sweep or a run, and write reports: what the commands do, for Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from flray.results.sweep import SweepResult
-from flray.runs.progress import SweepProgress
+from flray.runs import directory, runner
+from flray.runs.progress import Progress, SweepProgress
+from flray.runs.runner import Result
 from flray.tuning import sweep
 
 
@@ -56,6 +58,53 @@ def tune(
 
 
 def resume(
+    what: str | Path,
+    *,
+    base: str | Path = "runs",
+    address: str | None = None,
+    progress: Progress | None = None,
+    sweep_progress: SweepProgress | None = None,
+    plugins: Sequence[str] = (),
+    other_cpu: bool = False,
+) -> Result | SweepResult:
+    """Continue an interrupted run or sweep, or return the result of a finished one.
+
+    A sweep's failed trials run again.
+
+    Parameters
+    ----------
+    what : str or Path
+        Its folder, name (the newest) or name and number.
+    base : str or Path
+        Folder of runs and sweeps, for names.
+    address : str, optional
+        As in `tune`.
+    progress, sweep_progress : Progress, SweepProgress, optional
+        Shows the progress of the one or the other; nothing is shown without.
+    plugins : sequence of str
+        Your own files in place of those that the settings name; see
+        `flray.runs.resume_checks.load_config`.
+    other_cpu : bool
+        Go on even where this CPU's bits are other than those it began with.
+
+    Raises
+    ------
+    FlrayError
+        If its files are damaged, its CPU or settings have changed, or another process runs it.
+    InterruptedRunError
+        If the user stopped it again.
+    """
+    folder = directory.find(str(what), base)
+    if directory.folder_kind(folder) == "run":
+        return runner.resume(
+            folder, address=address, progress=progress, plugins=plugins, other_cpu=other_cpu
+        )
+    return resume_sweep(
+        folder, address=address, progress=sweep_progress, plugins=plugins, other_cpu=other_cpu
+    )
+
+
+def resume_sweep(
     folder: Path,
     *,
     address: str | None = None,
@@ -63,30 +112,7 @@ def resume(
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
 ) -> SweepResult:
-    """Continue an interrupted sweep, or return the result of a finished one; failed trials run again.
-
-    Parameters
-    ----------
-    folder : Path
-        The sweep's folder.
-    address : str, optional
-        As in `tune`.
-    progress : SweepProgress, optional
-        As in `tune`.
-    plugins : sequence of str
-        Your own files in place of those that the settings name; see
-        `flray.runs.resume_checks.load_config`.
-    other_cpu : bool
-        As in `flray.runs.runner.resume`.
-
-    Raises
-    ------
-    FlrayError
-        If the sweep's files are damaged, its CPU or settings have changed, or another process runs
-        it.
-    InterruptedRunError
-        If the user stopped it again.
-    """
+    """Continue an interrupted sweep, given its folder; see `resume`."""
     return sweep.resume(
         folder,
         address=address,
