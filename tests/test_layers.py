@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -165,3 +166,12 @@ def test_torchvision_is_left_alone_where_torch_has_cuda(monkeypatch: pytest.Monk
     monkeypatch.setattr(_torchvision_cpu_shim, "_keep_alive", [])
     _torchvision_cpu_shim.declare_operators()
     assert _torchvision_cpu_shim._keep_alive == []
+
+
+def test_the_page_on_the_architecture_names_modules_that_exist() -> None:
+    """And no more of them than a reader can take in."""
+    text = (ROOT.parent / "docs" / "architecture.md").read_text()
+    paths = re.findall(r"`(flray/[\w/]+(?:\.py)?)`", text)
+    assert [path for path in paths if not (ROOT.parent / path).exists()] == []
+    lists = [len(re.findall(r"(?m)^\d+\. ", part)) for part in text.split("\n## ")]
+    assert [count for count in lists if count] == [10, 12, 7]
