@@ -45,7 +45,7 @@ def modules() -> set[str]:
     dotted = (
         ".".join(("flray", *path.relative_to(root).with_suffix("").parts))
         for path in root.rglob("*.py")
-        if path.stem != "__main__"
+        if path.stem == "__init__" or not path.stem.startswith("_")
     )  # which only calls the command line
     return {name.removesuffix(".__init__") for name in dotted}
 
