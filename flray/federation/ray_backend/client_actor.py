@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypedDict
 
 import ray
 import torch
@@ -18,6 +18,14 @@ from flray.federation.ray_backend.node_cache import node_samples
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner
 from flray.trees import Packed
+
+
+class Description(TypedDict):
+    """What a client actor tells of itself once it has started."""
+
+    pid: int
+    kind: str
+    resident: int
 
 
 class ClientActor:
@@ -49,7 +57,7 @@ class ClientActor:
         """Play a turn; see `flray.federation.worker.client_runner.ClientRunner.run_tasks`."""
         return self._runner.run(client_task, common, private, state)
 
-    def run_block(self, jobs: Sequence[TaskInput], *objects: Packed) -> list[Any]:
+    def run_block(self, jobs: Sequence[TaskInput], *objects: Packed) -> list[object]:
         """Play a block; see `flray.federation.worker.client_runner.ClientRunner.run_block`.
 
         Parameters
@@ -77,7 +85,7 @@ class ClientActor:
         )
         return [(outcomes, sums.nbytes if sums is not None else None), sums, *states]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return the process id, the kind of CPU and the resident bytes.
 
         Raises

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from flray.errors import FlrayError, disk_is_full
 from flray.federation.failures import ObjectLostError, ServerLostError
 from flray.federation.federation import RoundResult
+from flray.federation.ray_backend.handles import ObjectRef, ServerHandle
 from flray.federation.ray_backend.placement import Plan
 from flray.federation.ray_backend.process_loss import (
     ACTOR_DIED_ERRORS,
@@ -71,15 +72,16 @@ class RayFederation:
                 "`ray status` shows who holds what"
             ) from None
         self._server = self._start()
-        self._under_way: Any = None
+        self._under_way: ObjectRef | None = None
 
-    def _start(self) -> Any:
+    def _start(self) -> ServerHandle:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        return (
+        server: ServerHandle = (
             ray.remote(ServerActor)
             .options(num_cpus=0, scheduling_strategy=here)
             .remote(self._spec, [self._spec], self._plan, self._group, 0)
         )
+        return server
 
     def step(self) -> RoundResult:
         """Run one round."""
@@ -128,10 +130,10 @@ class RayFederation:
         """Return for each client actor how many instances of each architecture it holds."""
         return list(self._call("networks"))
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: object) -> Any:
         return self._get(self._server.call.remote(method, *arguments))
 
-    def _get(self, reference: Any) -> Any:
+    def _get(self, reference: ObjectRef) -> Any:
         """Return what the server returned, and pass on the lines that came with it."""
         try:
             value, lines = ray.get(reference)

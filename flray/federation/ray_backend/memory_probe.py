@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,10 @@ SAFETY_FACTOR = 1.2
 
 GPU_PROBE_TIMEOUT_S = 60.0
 """Seconds to wait for the GPUs of a node; where another job holds them, placement goes by their number alone."""
+
+
+Node = Mapping[str, Any]
+"""Resources of one node of the cluster by name, its ``id`` and its ``name``."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ def _one_step(jobs: Sequence[TaskInput]) -> list[TaskInput]:
     )
 
 
-def node_resources() -> list[dict[str, float]]:
+def node_resources() -> list[Node]:
     """Return the resources of every living node of the Ray this process is connected to, if it is to one."""
     import ray
 
@@ -133,7 +137,7 @@ def node_resources() -> list[dict[str, float]]:
     ]
 
 
-def should_probe(spec: FederationSpec, nodes: Sequence[dict[str, Any]]) -> bool:
+def should_probe(spec: FederationSpec, nodes: Sequence[Node]) -> bool:
     """Tell whether memory may limit the number of actors: always on GPUs, seldom on CPUs."""
     settings = spec.config.resources
     if settings.actors != "auto" and settings.gpus_per_actor != "auto":
@@ -153,7 +157,7 @@ def should_probe(spec: FederationSpec, nodes: Sequence[dict[str, Any]]) -> bool:
     )
 
 
-def survey_nodes(spec: FederationSpec, nodes: Sequence[dict[str, Any]]) -> ResourceSurvey | None:
+def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey | None:
     """Measure one turn on the cluster, and look at every GPU; None where the GPUs cannot be had within `WAIT`.
 
     Parameters

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flray import registry
 from flray.config.experiment import Experiment
@@ -51,14 +53,14 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
             f"FLRAY_DATA "
             "there to a folder that can be written"
         ) from None
-    arrays: dict[str, Any] = {
+    arrays: dict[str, NDArray[Any]] = {
         path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")
     }
     x = arrays["x"]
     return Pooled(np.moveaxis(x, -1, 1) if x.ndim == 4 else x, arrays["y"], arrays.get("public"))
 
 
-def _write_copy(folder: Any, name: str, config: Experiment, fingerprint: str) -> None:
+def _write_copy(folder: Path, name: str, config: Experiment, fingerprint: str) -> None:
     dataset = registry.datasets.call(name, data_root(), **config.data.options)
     if dataset.fingerprint != fingerprint:
         raise DataError(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError, FlrayError
 from flray.federation.ray_backend.memory_probe import (
+    Node,
     ResourceSurvey,
     node_resources,
     should_probe,
@@ -72,7 +72,7 @@ def make_plan(
     clients: int,
     cohort: int,
     available: Mapping[str, float],
-    nodes: Sequence[Mapping[str, Any]] = (),
+    nodes: Sequence[Node] = (),
     survey: ResourceSurvey | None = None,
 ) -> Plan:
     """Return how many client actors there will be, and what each gets.
@@ -154,7 +154,7 @@ def _each(cpus: float, gpu_share: float) -> str:
     return f"{cpus:g} CPU" + (f" and {gpu_share:g} GPU" if gpu_share else "")
 
 
-def _room(resources: Mapping[str, Any], cpus_per_actor: float, gpu_share: float) -> int:
+def _room(resources: Node | Mapping[str, float], cpus_per_actor: float, gpu_share: float) -> int:
     """Return the actors for which there are CPUs and GPUs; a share below 1 never spans two GPUs."""
     room = math.floor(float(resources.get("CPU", 0.0)) / cpus_per_actor + 1e-9)
     if gpu_share:
@@ -168,7 +168,7 @@ def _room(resources: Mapping[str, Any], cpus_per_actor: float, gpu_share: float)
     return room
 
 
-def _memory_room(node: Mapping[str, Any], need: int) -> int:
+def _memory_room(node: Node, need: int) -> int:
     return math.floor(MEMORY_FRACTION * node["memory"] / need) if "memory" in node else 10**9
 
 
@@ -224,7 +224,7 @@ class PoolPlanner:
         probing = self._nodes and uses_ray(spec.config) and should_probe(spec, self._nodes)
         self._survey = survey_nodes(spec, self._nodes) if probing else None
 
-    def plan(self, cohort: int | None = None, **resources: Any) -> Plan:
+    def plan(self, cohort: int | None = None, **resources: object) -> Plan:
         """Return a pool.
 
         Parameters

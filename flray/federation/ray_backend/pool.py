@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flray import bits
 from flray.config.experiment import Experiment
-from flray.federation.ray_backend.client_actor import ClientActor
+from flray.federation.ray_backend.client_actor import ClientActor, Description
+from flray.federation.ray_backend.handles import ClientHandle, ObjectRef, PlacementGroup
 from flray.federation.ray_backend.process_loss import ACTOR_DIED_ERRORS
 from flray.federation.worker.resources import thread_count
 
@@ -25,8 +25,8 @@ START_TIMEOUT_S = 60.0
 class PoolWorker:
     """One actor with the jobs waiting at it, oldest first; none until it has started, for its node may never come."""
 
-    actor: Any
-    starting: Any
+    actor: ClientHandle
+    starting: ObjectRef | None
     number: int
     bundle: int
     awaited: bool = False
@@ -38,9 +38,9 @@ class InFlight:
     """One unit of work under way: what is small and comes with the call's end, and references to what is not."""
 
     position: int
-    outcome: Any
-    bulk: Any
-    states: list[Any]
+    outcome: ObjectRef
+    bulk: ObjectRef
+    states: list[ObjectRef]
 
 
 class ActorPool:
@@ -66,13 +66,13 @@ class ActorPool:
 
     def __init__(
         self,
-        spec: Any,
+        spec: ObjectRef,
         config: Experiment,
         actors: int,
         gpus: float,
-        group: Any = None,
+        group: PlacementGroup | None = None,
         first_bundle: int = 0,
-        samples: Any = None,
+        samples: ObjectRef | None = None,
     ) -> None:
         self._spec, self.config, self._gpus, self._group = spec, config, gpus, group
         self._samples = samples
@@ -134,15 +134,15 @@ class ActorPool:
                 ray.kill(worker.actor)
             self.workers = []
 
-    def _start(self, bundle: int) -> tuple[Any, Any]:
+    def _start(self, bundle: int) -> tuple[ClientHandle, ObjectRef]:
         """Return a new actor and what is ready when it has started."""
         cpus = self.config.resources.cpus_per_actor
-        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": self._gpus, "max_restarts": 0}
+        options: dict[str, object] = {"num_cpus": cpus, "num_gpus": self._gpus, "max_restarts": 0}
         if self._group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=bundle
             )
-        actor = (
+        actor: ClientHandle = (
             ray.remote(ClientActor)
             .options(**options)
             .remote(self._spec, self._threads, self._samples)
@@ -153,7 +153,7 @@ class ActorPool:
     def _threads(self) -> int:
         return thread_count(self.config)
 
-    def reset(self, spec: Any, config: Experiment, samples: Any = None) -> None:
+    def reset(self, spec: ObjectRef, config: Experiment, samples: ObjectRef | None = None) -> None:
         """Play for another federation with the same actors; those that have died are replaced.
 
         Parameters
@@ -174,7 +174,7 @@ class ActorPool:
             except ACTOR_DIED_ERRORS:
                 self.replace(worker)
 
-    def note(self, described: Mapping[str, Any]) -> None:
+    def note(self, described: Description) -> None:
         """Take in what an actor that has started says of itself."""
         self.kinds.add(described["kind"])
 

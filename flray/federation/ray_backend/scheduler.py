@@ -15,6 +15,7 @@ import ray.exceptions
 from flray.errors import DataError, RunFailedError
 from flray.federation.failures import Failure, ObjectLostError, error_summary
 from flray.federation.messages import (
+    Ref,
     TaskBlock,
     TaskBlockResult,
     TaskInput,
@@ -22,6 +23,7 @@ from flray.federation.messages import (
     TaskResult,
     failed_block,
 )
+from flray.federation.ray_backend.handles import ClientHandle, ObjectRef
 from flray.federation.ray_backend.pool import ActorPool, InFlight, PoolWorker
 from flray.federation.ray_backend.process_loss import (
     ACTOR_DIED_ERRORS,
@@ -90,7 +92,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         self._done: dict[int, WorkResult] = {}
 
     @abstractmethod
-    def _call(self, actor: Any, job: Work) -> list[Any]:
+    def _call(self, actor: ClientHandle, job: Work) -> list[ObjectRef]:
         """Begin a unit at an actor: references to what is small, to what is large, and to each client's state."""
 
     @abstractmethod
@@ -263,10 +265,12 @@ class SingleTasks(TaskScheduler[TaskInput, TaskResult]):
 
     unit = "turn"
 
-    def _call(self, actor: Any, job: TaskInput) -> list[Any]:
+    def _call(self, actor: ClientHandle, job: TaskInput) -> list[ObjectRef]:
         return list(actor.run.remote(job.client_task, job.common, job.private, job.state))
 
-    def _answer(self, job: TaskInput, outcome: Any, call: InFlight, actor: int) -> TaskResult:
+    def _answer(
+        self, job: TaskInput, outcome: TaskOutcome, call: InFlight, actor: int
+    ) -> TaskResult:
         failed = outcome.failure is not None
         return TaskResult(
             job.client_task,
@@ -285,13 +289,13 @@ class BlockTasks(TaskScheduler[TaskBlock, TaskBlockResult]):
 
     unit = "block"
 
-    def _call(self, actor: Any, job: TaskBlock) -> list[Any]:
+    def _call(self, actor: ClientHandle, job: TaskBlock) -> list[ObjectRef]:
         # Ray resolves references that are arguments of their own, so the jobs hold places among
         # these instead.
-        objects: list[Any] = []
+        objects: list[Ref] = []
         places: dict[int, int] = {}
 
-        def place(handle: Any) -> int | None:
+        def place(handle: Ref) -> int | None:
             if handle is None:
                 return None
             if id(handle) not in places:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flray import bits
 from flray.errors import FlrayError
 from flray.federation.federation import Federation
 from flray.federation.memory import resident_bytes
 from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.ray_backend.handles import ObjectRef, PlacementGroup
 from flray.federation.ray_backend.placement import Plan
 from flray.federation.spec import FederationSpec
 
@@ -33,7 +32,12 @@ class ServerActor(Federation):
     """
 
     def __init__(
-        self, spec: FederationSpec, spec_ref: list[Any], plan: Plan, group: Any, first_bundle: int
+        self,
+        spec: FederationSpec,
+        spec_ref: list[ObjectRef],
+        plan: Plan,
+        group: PlacementGroup,
+        first_bundle: int,
     ) -> None:
         executor = RayExecutor(
             spec_ref[0], spec.config, plan.actors, plan.gpus_per_actor, group, first_bundle
@@ -50,7 +54,7 @@ class ServerActor(Federation):
             # it is dead.
             self._error = error
 
-    def call(self, method: str, *arguments: Any) -> tuple[Any, list[str]]:
+    def call(self, method: str, *arguments: object) -> tuple[object, list[str]]:
         """Return what a method returns, with the lines that a user should see.
 
         Raises

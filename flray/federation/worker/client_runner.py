@@ -19,6 +19,8 @@ from flray import rng, trees
 from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import BlockSum
 from flray.algorithms.common.batched_clients import train_batched
+from flray.algorithms.types import Predictor
+from flray.data.arrays import Rows
 from flray.federation.failures import describe_failure
 from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
 from flray.federation.messages import (
@@ -348,7 +350,7 @@ class ClientRunner:
         return {"diagnostics": client_diagnostics(client, predictor, probes, test)}
 
     @torch.no_grad()
-    def _predict(self, predictor: Any, rows: Any) -> dict[str, Any]:
+    def _predict(self, predictor: Predictor, rows: Rows) -> dict[str, Any]:
         samples = self._resources.samples(rows)
         return join_predictions(
             [

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from flray.algorithms.client import Client
+from flray.algorithms.common.samples import Samples
+from flray.algorithms.types import Predictor
 from flray.errors import FlrayError
 from flray.models.base import as_split
 
@@ -18,7 +20,9 @@ MAX_FEATURE_SAMPLES, MAX_PROBE_SAMPLES, MAX_CLIENTS = 500, 256, 12
 
 
 @torch.no_grad()
-def client_diagnostics(client: Client, predictor: Any, probes: Any, test: Any) -> Diagnostics:
+def client_diagnostics(
+    client: Client, predictor: Predictor, probes: Samples, test: Samples
+) -> Diagnostics:
     """Return a client's part of the portrait, in the process that plays it.
 
     Parameters

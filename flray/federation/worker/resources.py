@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from flray import rng
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Samples
 from flray.config.experiment import Experiment
+from flray.data.arrays import Rows
 from flray.data.sample_noise import sample_noise
 from flray.federation.spec import FederationSpec
 from flray.models import acceleration
@@ -97,7 +97,7 @@ class WorkerResources:
             for architecture, resident in self._residents.items()
         }
 
-    def samples(self, rows: Any) -> Samples:
+    def samples(self, rows: Rows) -> Samples:
         """Return rows of the federation's samples."""
         x, y = self._labelled
         disturb = self._noisy if self._noise is not None else None
@@ -116,7 +116,7 @@ class WorkerResources:
         data = self.spec.data
         return None if data.public is None else self.public_samples(np.arange(len(data.public)))
 
-    def public_samples(self, rows: Any) -> Samples:
+    def public_samples(self, rows: Rows) -> Samples:
         """Return rows of the public samples."""
         return Samples(
             self._unlabelled,

@@ -1,0 +1,48 @@
+"""Types of Ray's handles: Ray is not typed, and what is called on an actor should be."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+ObjectRef = object
+"""A reference to an object in Ray's store."""
+
+PlacementGroup = object
+"""A reserved set of bundles."""
+
+
+class RemoteMethod(Protocol):
+    """A method of an actor."""
+
+    def remote(self, *args: object) -> ObjectRef:
+        """Call it; return a reference to its result."""
+
+    def options(self, *, num_returns: int) -> RemoteMethod:
+        """Return the method with as many results, each an object of its own."""
+
+
+class MultipleResults(Protocol):
+    """A method of an actor that returns several objects."""
+
+    def remote(self, *args: object) -> list[ObjectRef]:
+        """Call it; return a reference to each result."""
+
+    def options(self, *, num_returns: int) -> MultipleResults:
+        """Return the method with as many results, each an object of its own."""
+
+
+class ClientHandle(Protocol):
+    """A `flray.federation.ray_backend.client_actor.ClientActor` in its process."""
+
+    run: MultipleResults
+    run_block: MultipleResults
+    describe: RemoteMethod
+    networks: RemoteMethod
+    reset: RemoteMethod
+
+
+class ServerHandle(Protocol):
+    """A `flray.federation.ray_backend.server_actor.ServerActor` in its process."""
+
+    call: RemoteMethod
+    close: RemoteMethod
