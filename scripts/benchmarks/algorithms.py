@@ -24,11 +24,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from flray import registry
 from flray.config.loader import load
 from flray.federation.building import build_spec
-from flray.federation.evaluation import primary_metric_name
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.memory import peak_bytes
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.session import ray_session
+from flray.metrics.names import primary_metric_name
 
 BASE = "fedavg"
 COLUMNS = ("method", "time", "work", "MiB down", "MiB up", "peak MiB", "accuracy", "of")

@@ -22,7 +22,9 @@ def build(spec: dict[str, Any]) -> nn.Module:
     model = models.build(
         spec["model"], tuple(spec["shape"]), spec["classes"], spec.get("options", {}), 0
     )
-    return model.to(memory_format=torch.channels_last) if spec["channels_last"] else model
+    if spec["channels_last"]:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
 
 
 def train(

@@ -20,7 +20,7 @@ from flray.bits import VARIABLES
 NETWORKS = ("lenet", "mlp", "resnet8")
 
 
-def play(network: str, precision: str, rounds: int, samples: int) -> None:
+def time_rounds(network: str, precision: str, rounds: int, samples: int) -> None:
     """Print the seconds of the fastest round but the first."""
     from flray.config.loader import load
     from flray.federation.building import build_spec
@@ -57,7 +57,8 @@ def main() -> None:
     parser.add_argument("--play", nargs=2, metavar=("NETWORK", "PRECISION"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.play:
-        play(*options.play, options.rounds, options.samples)
+        network, precision = options.play
+        time_rounds(network, precision, options.rounds, options.samples)
         return
     table = Table("network", "precision", "native s", "portable s", "ratio")
     for network, precision in [

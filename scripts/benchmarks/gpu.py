@@ -66,7 +66,8 @@ class Bare:
             else torch.channels_last
         )
         spec = {"model": model, "shape": [3, 32, 32], "classes": 10, "channels_last": False}
-        self.model = build(spec).to(device).to(memory_format=layout)
+        self.model = build(spec).to(device)
+        self.model.to(memory_format=layout)  # type: ignore[call-overload]
         mode = local.get("compile", False)
         self.run: Any = (
             self.model

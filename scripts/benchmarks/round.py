@@ -20,7 +20,7 @@ from rich.table import Table
 
 from flray.config.loader import load
 from flray.federation.building import build_spec
-from flray.federation.federation import inline_federation
+from flray.federation.federation import RoundResult, inline_federation
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import PoolPlanner
 from flray.federation.ray_backend.session import local_resources, ray_session
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers here too")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    spec = {
+    settings = {
         "model": options.model,
         "shape": [3, 32, 32],
         "classes": 10,
@@ -90,8 +90,8 @@ def main() -> None:
         "channels_last": options.format == "channels_last",
     }
     spec = build_spec(load(experiment(options, "ray")).experiment)
-    two = SeveralProcesses(spec, options.actors)
-    one = OneProcess(spec)
+    two = SeveralProcesses(settings, options.actors)
+    one = OneProcess(settings)
     inline = inline_federation(build_spec(load(experiment(options, "inline")).experiment), print)
     times: dict[str, list[float]] = {}
     records: list[dict[str, float]] = []
@@ -102,15 +102,15 @@ def main() -> None:
     with ray_session(None):
         ray_federation = RayFederation(spec, PoolPlanner(spec, local_resources()).plan(), print)
         for number in range(options.warmup + options.rounds):
-            finished = None
-            for name, play in (
+            finished: RoundResult | None = None
+            for name, run_round in (
                 (bare_many, two.round),
                 (flray_many, ray_federation.step),
                 ("bare PyTorch, one process", one.round),
                 ("flray, inline", inline.step),
             ):
-                outcome = play()
-                if name == flray_many:
+                outcome: float | RoundResult = run_round()
+                if name == flray_many and isinstance(outcome, RoundResult):
                     finished = outcome
                 seconds = outcome if isinstance(outcome, float) else outcome.metrics["time/round"]
                 if number >= options.warmup:

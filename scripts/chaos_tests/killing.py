@@ -19,6 +19,7 @@ from typing import Any
 
 import facts
 import processes
+import psutil
 import yaml
 from catalogue import Federation
 
@@ -87,7 +88,8 @@ class Place:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.token = hashlib.sha256(os.urandom(16)).hexdigest()
         os.environ["RAY_AUTH_TOKEN"] = self.token
-        self._cold, self._warm, self._used = cold, None, 0
+        self._warm: processes.Warm | None = None
+        self._cold, self._used = cold, 0
         self._second: Any = None
         self._bucket: processes.Service | None = None
         self._nodes: processes.Nodes | None = None
@@ -161,7 +163,8 @@ class Place:
             )
             path.write_text(json.dumps(found))
             shutil.rmtree(work)
-        return json.loads(path.read_text())
+        expected: dict[str, Any] = json.loads(path.read_text())
+        return expected
 
     def database(self) -> Path:
         """Return an empty MLflow database, which cases copy: making one takes seconds."""
@@ -501,9 +504,12 @@ class Case:
                 thread.join()
             self._tracking.kill()
             service, pause = self._tracking, draw.uniform(0, 2)
-            self._threads.append(
-                threading.Thread(target=lambda: (time.sleep(pause), service.start()))
-            )
+
+            def start_later() -> None:
+                time.sleep(pause)
+                service.start()
+
+            self._threads.append(threading.Thread(target=start_later))
             self._threads[-1].start()
         elif kill.victim == "node":
             if not self._place.nodes().replace():
@@ -513,7 +519,7 @@ class Case:
             found = processes.titled(mark, *TITLES[kill.victim])
             if not found:
                 return False
-            with contextlib.suppress(processes.psutil.Error):
+            with contextlib.suppress(psutil.Error):
                 draw.choice(found).kill()
         kill.hit = f"{self._done()} rounds"
         return True

@@ -242,7 +242,8 @@ class Service:
         end = time.monotonic() + 180
         while True:
             try:
-                return self._health(self.uri)
+                self._health(self.uri)
+                return
             except OSError:
                 assert self._process.poll() is None and time.monotonic() < end, (
                     self._folder / "log.txt"

@@ -222,7 +222,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     return found
 
 
-def _commands(command: click.Command, name: str) -> Iterator[str]:
+def _commands(command: Any, name: str) -> Iterator[str]:
     context = click.Context(command, info_name=name, terminal_width=100, max_content_width=100)
     yield from (*_title(name, "-"), ".. code-block:: text", "")
     yield from (f"    {line}" for line in command.get_help(context).splitlines())
