@@ -333,7 +333,7 @@ def _computed() -> Iterator[tuple[str, list[bytes]]]:
 
 MIXED = (
     "server and client actors compute with several kinds of CPU, so that the last bits depend on "
-    "who plays what; "
+    "which actor runs which client; "
     "resources.bits=portable has them compute alike"
 )
 

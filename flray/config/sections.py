@@ -125,7 +125,7 @@ Split = Annotated[
 
 
 class Resources(Section):
-    """Where the clients' turns are played."""
+    """Resources of the client tasks."""
 
     executor: Literal["ray", "inline"] = "ray"
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
@@ -137,7 +137,7 @@ class Resources(Section):
     )
     gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
         "auto",
-        description="share of a GPU, or a whole number of them; auto: one turn is played to see how much "
+        description="share of a GPU, or a whole number of them; auto: one task is run to see how much "
         "memory it takes, and as many actors share a GPU as its free memory carries, at most 4",
     )
     data: Literal["head", "node"] = Field(
@@ -153,7 +153,7 @@ class Resources(Section):
         "On a GPU they depend on the GPU either way",
     )
     queued: int = Field(
-        2, ge=1, le=16, description="turns waiting at each actor; two hide the call's latency"
+        2, ge=1, le=16, description="tasks waiting at each actor; two hide the call's latency"
     )
 
     @field_validator("gpus_per_actor")
@@ -178,7 +178,5 @@ class Faults(Section):
         "and reported",
     )
     attempts: int = Field(
-        3,
-        ge=1,
-        description="times a turn is played when its actor dies, before it counts as failed",
+        3, ge=1, description="times a task is run when its actor dies, before it counts as failed"
     )

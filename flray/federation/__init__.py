@@ -1,1 +1,1 @@
-"""Runs federations: the server's rounds, the processes that play clients' turns, checkpoints."""
+"""Federations: server rounds, client tasks on executors, evaluation and checkpoints."""

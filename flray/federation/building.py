@@ -23,7 +23,7 @@ def dataset_for(config: Experiment) -> DataSet:
 
 
 def build_spec(config: Experiment, shared: SharedDataset | None = None) -> FederationSpec:
-    """Load the data and build the world of an experiment.
+    """Load the data and build an experiment's specification.
 
     Parameters
     ----------
@@ -100,8 +100,8 @@ def _components_of(config: Experiment) -> Iterator[tuple[str, str]]:
     models = config.models if isinstance(config.models, tuple) else config.models.values()
     for choice in (config.model, *models):
         yield "models", choice.name
-    for how in (config.local.augment, config.algorithm.options.get("augment")):
-        for step in how if isinstance(how, tuple | list) else ():
+    for augment in (config.local.augment, config.algorithm.options.get("augment")):
+        for step in augment if isinstance(augment, tuple | list) else ():
             yield "augmentations", step["name"] if isinstance(step, dict) else step.name
     yield "algorithms", config.algorithm.name
 
@@ -109,12 +109,12 @@ def _components_of(config: Experiment) -> Iterator[tuple[str, str]]:
 def _own_components(
     config: Experiment, architectures: Mapping[str, ModelChoice]
 ) -> dict[str, dict[str, Any]]:
-    """Return what the user registered and the clients' turns need; nothing else has to reach other processes."""
+    """Return the user's components that client tasks need; other processes need no others."""
     steps = [
         step.name
-        for how in _augmentations(config).values()
-        if not isinstance(how, str)
-        for step in how
+        for augment in _augmentations(config).values()
+        if not isinstance(augment, str)
+        for step in augment
     ]
     used = {
         "algorithms": {config.algorithm.name},
@@ -149,7 +149,7 @@ def _architectures(
 
 
 def _assign_round_robin(choices: Sequence[ModelChoice], seed: int, count: int) -> list[ModelChoice]:
-    """Deal networks to clients in an order drawn from the seed."""
+    """Assign networks to clients in an order drawn from the seed."""
     places = numpy_generator(seed, "init", client=-1, extra="networks").permutation(count)
     return [choices[place % len(choices)] for place in places]
 

@@ -1,8 +1,8 @@
-"""Save and restore everything a federation is, so that a killed run ends with the bits of one that was not.
+"""Save and restore a federation's whole state: a run resumed after a kill gives identical results.
 
 A checkpoint is a manifest (JSON) that names files of tensors (safetensors) with their checksums.
 Files are written under a temporary name, synced and renamed, the manifest last: at every moment the
-newest manifest is whole. Client states that did not change since the last checkpoint are not
+newest manifest is complete. Client states that did not change since the last checkpoint are not
 written again.
 """
 
@@ -37,7 +37,7 @@ FileName = Annotated[str, StringConstraints(pattern=r"^\w[\w.\-]*$")]
 
 
 class _Manifest(BaseModel):
-    """What ``round-NNNNNN.json`` holds; a name in it never leads out of its folder."""
+    """The content of ``round-NNNNNN.json``; file names in it cannot point outside the folder."""
 
     format: int = FORMAT
     round: int
@@ -49,17 +49,17 @@ class _Manifest(BaseModel):
 
 
 def tree_to_bytes(tree: Mapping[str, Any]) -> bytes:
-    """Return a tree as safetensors; what is no tensor goes into the header as JSON."""
+    """Return a tree as safetensors; leaves other than tensors go into the header as JSON."""
     leaves = dict(trees.flatten(tree))
     tensors: dict[str, Tensor] = {}
-    places: set[int] = set()
+    addresses: set[int] = set()
     for path, leaf in leaves.items():
         if isinstance(leaf, Tensor):
             tensor = leaf.detach().cpu().contiguous()
-            place = tensor.untyped_storage().data_ptr()
+            address = tensor.untyped_storage().data_ptr()
             # safetensors refuses a tensor under two names, which a method's state may well hold
-            tensors[path] = tensor.clone() if place in places else tensor
-            places.add(place)
+            tensors[path] = tensor.clone() if address in addresses else tensor
+            addresses.add(address)
     rest = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Tensor)}
     order = list(leaves)
     data: bytes = safetensors.torch.save(
@@ -84,9 +84,9 @@ def save(federation: FederationState, folder: Path, keep: int = 2) -> Path:
     federation : FederationState
         Between two rounds.
     folder : Path
-        Made if missing; several checkpoints share it.
+        Created if missing; shared by several checkpoints.
     keep : int
-        Older manifests beyond this number, and files none of the kept ones names, are removed.
+        Older manifests beyond this number, and files that none of the rest names, are removed.
 
     Returns
     -------
@@ -127,12 +127,12 @@ def save(federation: FederationState, folder: Path, keep: int = 2) -> Path:
     path = folder / f"round-{done:06d}.json"
     sync_folder(folder)
     write_atomically(path, json.dumps(manifest, indent=1).encode())
-    _tidy(folder, keep)
+    _remove_old(folder, keep)
     return path
 
 
 def manifests(folder: Path) -> list[Path]:
-    """Return the manifests of a folder's checkpoints, oldest first: by the number, which may have any length."""
+    """Return the manifests of a folder's checkpoints, sorted by round number, oldest first."""
     found = (
         (re.fullmatch(r"round-(\d+)\.json", path.name), path)
         for path in folder.glob("round-*.json")
@@ -141,16 +141,16 @@ def manifests(folder: Path) -> list[Path]:
 
 
 def restore(federation: FederationState, folder: Path, warn: Notify = lambda line: None) -> int:
-    """Bring a fresh federation to the newest whole checkpoint of a folder.
+    """Restore a fresh federation from the newest complete checkpoint of a folder.
 
     Parameters
     ----------
     federation : FederationState
-        Nothing in it changes where there is no checkpoint.
+        Unchanged if there is no checkpoint.
     folder : Path
-        Where checkpoints lie.
+        The folder of the checkpoints.
     warn : callable
-        Is given a line for each damaged checkpoint that an older one stands in for.
+        Called with a line for each damaged checkpoint that is skipped.
 
     Returns
     -------
@@ -160,7 +160,7 @@ def restore(federation: FederationState, folder: Path, warn: Notify = lambda lin
     Raises
     ------
     DamagedCheckpointError
-        If there are checkpoints and none of them is whole; it names what is wrong with the newest.
+        If all checkpoints are damaged; the message names the damage of the newest.
     FlrayError
         If the data or the partition are not those of the checkpoint.
     """
@@ -173,7 +173,7 @@ def restore(federation: FederationState, folder: Path, warn: Notify = lambda lin
             damage.append(error)
             continue
         for passed in damage:
-            warn(f"{passed}; going on from the checkpoint before it, {path.name}")
+            warn(f"{passed}; resuming from the checkpoint before it, {path.name}")
         federation.load_snapshot(tree, states, versions)
         return federation.rounds_done
     if damage:
@@ -187,8 +187,8 @@ def restore(federation: FederationState, folder: Path, warn: Notify = lambda lin
 def _load_verified(
     federation: FederationState, path: Path
 ) -> tuple[dict[str, Any], dict[int, Packed], list[int]]:
-    """Return what a checkpoint holds: the server's tree, the clients' states and their versions."""
-    manifest = _manifest(path)
+    """Verify and load a checkpoint: the server's tree, the clients' states and their versions."""
+    manifest = _load_manifest(path)
     data = federation.spec.data
     for what, ours in (("data", data.fingerprint), ("partition", data.partition_fingerprint)):
         if (theirs := getattr(manifest, what)) != ours:
@@ -210,13 +210,13 @@ def _load_verified(
         ) from None
 
 
-def _manifest(path: Path) -> _Manifest:
-    """Return a manifest.
+def _load_manifest(path: Path) -> _Manifest:
+    """Load a manifest.
 
     Raises
     ------
     DamagedCheckpointError
-        If it is none, or names files outside of its folder.
+        If it is invalid, or names files outside its folder.
     FlrayError
         If a newer flray wrote it.
     """
@@ -227,7 +227,7 @@ def _manifest(path: Path) -> _Manifest:
                 f"{path}: found checkpoint format {content['format']!r}; this flray reads {FORMAT}"
             )
         return _Manifest.model_validate(content)
-    except ValueError:  # not JSON, or other things in it than there should be
+    except ValueError:  # not JSON, or not this schema
         raise DamagedCheckpointError(f"{path}: the checkpoint's list of files is damaged") from None
 
 
@@ -246,9 +246,9 @@ def _read(path: Path, digest: str) -> bytes:
 
 
 def _named_files(path: Path) -> dict[str, str]:
-    """Return the files a manifest names with their checksums; none where it is damaged, for nobody can go there."""
+    """Return a manifest's files with their checksums; none if it is damaged."""
     try:
-        return dict(_manifest(path).files)
+        return dict(_load_manifest(path).files)
     except (OSError, FlrayError):
         return {}
 
@@ -259,11 +259,11 @@ def _known_sums(folder: Path) -> dict[str, str]:
     }
 
 
-def _tidy(folder: Path, keep: int) -> None:
-    kept = manifests(folder)
-    for path in kept[:-keep]:
+def _remove_old(folder: Path, keep: int) -> None:
+    paths = manifests(folder)
+    for path in paths[:-keep]:
         path.unlink(missing_ok=True)
-    needed = {name for path in kept[-keep:] for name in _named_files(path)}
+    needed = {name for path in paths[-keep:] for name in _named_files(path)}
     for path in [*folder.glob("*.safetensors"), *folder.glob(".*.tmp")]:
         if path.name not in needed:
             path.unlink(missing_ok=True)

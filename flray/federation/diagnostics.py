@@ -1,6 +1,6 @@
-"""What figures of a finished run need beyond its metrics: features, class correlations, distances, the partition.
+"""Data for figures of a finished run, beyond its metrics: features, correlations, distances, partition.
 
-Taken from the models as they are evaluated; nothing of the federation changes.
+Collected from the models that are evaluated; the federation is unchanged.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS = (
 
 
 def collect_diagnostics(federation: FederationState, final: bool = True) -> Diagnostics:
-    """Return what the clients' models make of some samples.
+    """Return features, outputs and distances of the clients' models on some samples.
 
     Parameters
     ----------
     federation : FederationState
-        Its first `CLIENTS` clients are asked, each with its own model, or the global one for
+        Its first `MAX_CLIENTS` clients are used, each with its own model, or the global one for
         methods without.
     final : bool
         False: the correlations alone.
@@ -45,26 +45,26 @@ def collect_diagnostics(federation: FederationState, final: bool = True) -> Diag
     -------
     dict of str to ndarray
         ``correlation`` float16 [K, C, C]: FCCL+ Eq. 1 of each client's logits with the mean over
-        clients, on the same up to `PROBES` samples (public ones where there are any). If `final`:
+        clients, on the same up to `MAX_PROBE_SAMPLES` samples (public ones where there are any). If `final`:
         ``features`` float16 [n, d], ``labels``, ``predicted``, ``client`` int64 [n] of up to
-        `SAMPLES` test samples; ``layers`` str [L] and ``distance`` float32 [K, L], each client's
+        `MAX_FEATURE_SAMPLES` test samples; ``layers`` str [L] and ``distance`` float32 [K, L], each client's
         relative distance from the global model, or, of entries that never travel (``personal`` bool
         [L]), from the initial one; ``prototypes`` float32 [C, d] of methods that have them. Of
         heterogeneous models the distances are left out, and features where their sizes differ.
-        Empty where outputs are no logits of classes.
+        Empty if the task's outputs are not logits.
     """
     spec, server = federation.spec, federation.server
     if not spec.task.logits:
         return {}
     stage, token = Stage("evaluate"), uuid.uuid4().hex
     commons, _ = federation.message(stage)
-    jobs = []
+    tasks = []
     for i, info in enumerate(server.clients[:MAX_CLIENTS]):
         private = spec.algorithm.send_private(server, i, stage)
         client_task = ClientTask(
             "diagnostics", i, server.round, info.architecture, stage, token=token
         )
-        jobs.append(
+        tasks.append(
             TaskInput(
                 client_task,
                 commons[info.architecture],
@@ -73,46 +73,48 @@ def collect_diagnostics(federation: FederationState, final: bool = True) -> Diag
             )
         )
     parts = []
-    for result in federation.executor.run_tasks(jobs, idle=spec.config.faults.round_timeout):
+    for result in federation.executor.run_tasks(tasks, idle=spec.config.faults.round_timeout):
         if result.outcome.failure is not None:
-            federation.warn(f"no portrait of the models: {result.outcome.failure.what}")
+            federation.warn(f"no diagnostics of the models: {result.outcome.failure.what}")
             return {}
         parts.append(result.outcome.predictions["diagnostics"])
     logits = torch.from_numpy(np.stack([part["probes"] for part in parts])).double()
     if logits.dim() != 3 or not bool(torch.isfinite(logits).all()):
         return {}
     mean = logits.mean(0)
-    found: Diagnostics = {
+    diagnostics: Diagnostics = {
         "correlation": np.stack([cross_correlation(one, mean).numpy() for one in logits]).astype(
             np.float16
         )
     }
     if not final:
-        return found
-    found["names"] = np.array([info.name for info in server.clients[:MAX_CLIENTS]])
-    found["client"] = np.repeat(np.arange(len(parts)), [len(part["labels"]) for part in parts])
+        return diagnostics
+    diagnostics["names"] = np.array([info.name for info in server.clients[:MAX_CLIENTS]])
+    diagnostics["client"] = np.repeat(
+        np.arange(len(parts)), [len(part["labels"]) for part in parts]
+    )
     if len({part["features"].shape[1] for part in parts}) == 1:
-        found |= {
+        diagnostics |= {
             name: np.concatenate([part[name] for part in parts])
             for name in ("features", "labels", "predicted")
         }
         prototypes = server.state.get("prototypes")
         if (
             isinstance(prototypes, torch.Tensor)
-            and prototypes.shape[-1] == found["features"].shape[1]
+            and prototypes.shape[-1] == diagnostics["features"].shape[1]
         ):
-            found["prototypes"] = prototypes.float().cpu().numpy()
+            diagnostics["prototypes"] = prototypes.float().cpu().numpy()
     if len(spec.architectures) == 1:
-        found |= {
+        diagnostics |= {
             "layers": parts[0]["layers"],
             "personal": parts[0]["personal"],
             "distance": np.stack([part["distance"] for part in parts]),
         }
-    return found
+    return diagnostics
 
 
 def partition_summary(spec: FederationSpec) -> dict[str, Any]:
-    """Return who holds how many training samples of which class, as plain values, and which data these are."""
+    """Return the number of training samples by client and class, and the data's fingerprints, as JSON values."""
     classes, counts = spec.data.class_table()
     return {
         "dataset": spec.data.dataset,
@@ -135,18 +137,18 @@ def partition_summary(spec: FederationSpec) -> dict[str, Any]:
     }
 
 
-def save_partition(found: dict[str, Any], folder: Path) -> None:
-    """Write what `partition` returned."""
-    (folder / PARTITION).write_text(json.dumps(found), encoding="utf-8")
+def save_partition(summary: dict[str, Any], folder: Path) -> None:
+    """Write a summary from `partition_summary`."""
+    (folder / PARTITION).write_text(json.dumps(summary), encoding="utf-8")
 
 
-def encode(found: Diagnostics) -> str:
-    """Return a portrait as text, to travel in a report."""
+def encode(diagnostics: Diagnostics) -> str:
+    """Encode diagnostics as base64 text, for a worker's report."""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **found)
+    np.savez_compressed(buffer, allow_pickle=False, **diagnostics)
     return base64.b64encode(buffer.getvalue()).decode()
 
 
 def save_encoded(text: str, path: Path) -> None:
-    """Write a portrait that `to_text` made."""
+    """Write diagnostics encoded by `encode` as an ``.npz`` file."""
     path.write_bytes(base64.b64decode(text))

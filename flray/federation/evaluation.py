@@ -37,12 +37,12 @@ def evaluate(federation: FederationState) -> dict[str, float]:
     Parameters
     ----------
     federation : FederationState
-        Nothing in it changes.
+        Unchanged.
 
     Raises
     ------
     ClientError
-        If a model or a predictor raises, unless clients that do are left out.
+        If a model or a predictor raises, unless failing clients are left out.
     NobodyAnsweredError
         If all are left out.
     """
@@ -56,10 +56,10 @@ def evaluate(federation: FederationState) -> dict[str, float]:
 
 
 def available_metrics(spec: FederationSpec) -> list[str]:
-    """Return the names of what an evaluation of this federation measures, as means over clients.
+    """Return the names of the metrics that an evaluation of this federation gives, as means over clients.
 
     Each also has ``/std``, ``/worst`` and ``/worst10``, and ``/client/NAME`` for up to 100 clients;
-    a method's further models, such as Fed-CO2's ``online/local``, come on top.
+    a method's further models, such as Fed-CO2's ``online/local``, are added.
     """
     held = any(len(client.val) for client in spec.data.clients)
     scopes = {
@@ -75,7 +75,7 @@ def available_metrics(spec: FederationSpec) -> list[str]:
 
 
 def check_metric(spec: FederationSpec, name: str, where: str) -> None:
-    """Refuse a metric that a federation will never measure.
+    """Reject a metric that a federation never measures.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def _personal(federation: FederationState) -> dict[str, float]:
 
 
 def _by_client(measure: Task, whole: Predictions, sizes: list[int]) -> list[dict[str, float]]:
-    """Return each client's metrics from the evidence of all clients one after another."""
+    """Return each client's metrics from the joined predictions of all clients."""
     ends = np.cumsum([0, *sizes])
     return [
         measure.summarise({n: a[ends[i] : ends[i + 1]] for n, a in whole.items()})
@@ -248,7 +248,7 @@ def _by_client(measure: Task, whole: Predictions, sizes: list[int]) -> list[dict
 def _predict(
     federation: FederationState, jobs: list[TaskInput]
 ) -> list[Mapping[str, Predictions] | None]:
-    """Return what each job measured; None for a client that is left out as it would be of a round."""
+    """Return each task's predictions; None for a client left out by the fault policy of rounds."""
     predictions: list[Mapping[str, Predictions] | None] = []
     faults = federation.spec.config.faults
     for result in federation.executor.run_tasks(jobs, idle=faults.round_timeout):
@@ -274,7 +274,7 @@ def _predict(
 
 
 def _mean(values: list[float]) -> float:
-    """Return the mean of the values that are defined."""
+    """Return the mean, ignoring NaN."""
     known = [value for value in values if not np.isnan(value)]
     return float(np.mean(known)) if known else float("nan")
 
@@ -289,7 +289,7 @@ def _over_clients(
     values: Mapping[int, Mapping[str, float]],
     suffix: str = "",
 ) -> dict[str, float]:
-    """Return mean, std, worst and worst tenth over clients, and the clients' own values; undefined ones left out."""
+    """Return mean, std, worst and worst tenth over clients, and the clients' own values, ignoring NaN."""
     metrics: dict[str, float] = {}
     names = next(iter(values.values()), {})
     for name in names:

@@ -26,7 +26,7 @@ from flray.trees import Packed
 
 
 class Executor(Protocol):
-    """Plays turns somewhere. Results come in the order of the jobs, each as soon as it and those before are there."""
+    """Runs client tasks. Results come in the order of the jobs, each as soon as it and all before it are done."""
 
     def put(self, packed: Packed) -> Ref:
         """Make a packed tree available to all processes."""
@@ -37,31 +37,31 @@ class Executor(Protocol):
     def run_tasks(
         self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
     ) -> Iterator[TaskResult]:
-        """Play all jobs.
+        """Run all jobs.
 
-        What has not ended after `timeout` seconds ends as a failure, and so does what is under way
-        when there has been no answer for `idle` seconds; what waits behind it is played.
+        Jobs unfinished after `timeout` seconds fail. If no job finishes for `idle` seconds, those
+        that are running fail, and those queued behind them are run.
         """
 
     def run_blocks(
         self, blocks: Sequence[TaskBlock], timeout: float | None = None
     ) -> Iterator[TaskBlockResult]:
-        """Play all blocks; one that has not ended after `timeout` seconds ends as a failure of all its clients."""
+        """Run all blocks; one unfinished after `timeout` seconds is a failure of all its clients."""
 
     def memory(self) -> dict[str, int]:
-        """Return the resident bytes of each process that plays turns."""
+        """Return the resident bytes of each process that runs tasks."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 class InlineExecutor:
-    """Plays turns in this process, with as many threads as one actor would have.
+    """Runs client tasks in this process, with as many threads as one actor would have.
 
     Parameters
     ----------
     spec : FederationSpec
-        What is played.
+        The federation.
     """
 
     def __init__(self, spec: FederationSpec) -> None:
@@ -80,7 +80,7 @@ class InlineExecutor:
     def run_tasks(
         self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
     ) -> Iterator[TaskResult]:
-        """Play the jobs one after another; those not begun within `timeout` seconds are left out.
+        """Run the jobs one after another; those not begun within `timeout` seconds are left out.
 
         One that hangs cannot be stopped in this process: `idle` has no effect.
         """
@@ -100,7 +100,7 @@ class InlineExecutor:
     def run_blocks(
         self, blocks: Sequence[TaskBlock], timeout: float | None = None
     ) -> Iterator[TaskBlockResult]:
-        """Play the blocks one after another; those not begun within `timeout` seconds are left out."""
+        """Run the blocks one after another; those not begun within `timeout` seconds are left out."""
         started = time.monotonic()
         for block in blocks:
             if timeout is not None and time.monotonic() - started > timeout:

@@ -15,14 +15,14 @@ from flray.errors import MethodError, RunFailedError
 
 @dataclass(frozen=True)
 class Failure:
-    """A client's turn that did not end well.
+    """A client task that failed.
 
     Attributes
     ----------
     what : str
-        ``ValueError: text``, or why no answer came.
+        ``ValueError: text``, or why no result arrived.
     kind : {"error", "timeout", "actor_died"}
-        Whether its code raised, no answer came in time, or its process died again and again.
+        Its code raised, no result arrived in time, or its process died repeatedly.
     where : str
         File and line; empty where unknown.
     trace : str
@@ -40,7 +40,7 @@ class ClientError(MethodError):
 
 
 class NobodyAnsweredError(RunFailedError):
-    """All clients of a round failed or were too late, one by one left out."""
+    """All clients of a round failed or timed out."""
 
 
 class ServerLostError(RunFailedError):
@@ -48,11 +48,11 @@ class ServerLostError(RunFailedError):
 
 
 class ObjectLostError(RunFailedError):
-    """A client's state or reply went with the node that held it; going on from a checkpoint brings it back."""
+    """A client's state or reply was lost with its node; resuming from a checkpoint recovers it."""
 
 
 def error_summary(error: BaseException) -> str:
-    """Return the kind of an error and the first line of its text, and what helps where memory was lacking."""
+    """Return an error's type and first line, and advice if memory ran out."""
     what = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
@@ -62,7 +62,7 @@ def error_summary(error: BaseException) -> str:
 
 
 def describe_failure(error: BaseException) -> Failure:
-    """Return what went wrong and where: the innermost line outside of installed libraries."""
+    """Return an error as a failure, located at the innermost line outside installed libraries."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         f

@@ -28,7 +28,7 @@ from flray.federation.worker.diagnostics import Diagnostics
 
 @dataclass
 class RoundResult:
-    """What one round was.
+    """The result of one round.
 
     Attributes
     ----------
@@ -45,13 +45,13 @@ class RoundResult:
 class Federation(FederationState):
     """The rounds of one experiment, as the server runs them.
 
-    In this process it is used as it is; on Ray it lives in
-    `flray.federation.ray_backend.server_actor.ServerActor`. Either is driven through
+    Used directly in this process; on Ray it lives in
+    `flray.federation.ray_backend.server_actor.ServerActor`. Both are driven through
     `flray.federation.handle.FederationHandle`.
     """
 
     def reset(self) -> None:
-        """Go to the state before round 1."""
+        """Reset to the state before round 1."""
         super().reset()
         self._diverged = self._mixed = False
         self._seconds: dict[str, float] = {}
@@ -103,15 +103,15 @@ class Federation(FederationState):
         return self._last
 
     def evaluate(self) -> dict[str, float]:
-        """Return the metrics of the current models; nothing changes."""
+        """Return the metrics of the current models."""
         return evaluate(self)
 
     def wait_for_round(self) -> RoundResult | None:
-        """Return the last round; None where an interrupt cut it in two, for nothing runs on here."""
+        """Return the last round, or None if it was interrupted: nothing runs in the background here."""
         return self._last if self.between_rounds else None
 
     def restart(self) -> None:
-        """Begin anew after a loss; the caller restores the last checkpoint."""
+        """Restart after a loss; the caller restores the last checkpoint."""
         self.reset()
 
     def save(self, folder: Path, keep: int) -> None:
@@ -119,11 +119,11 @@ class Federation(FederationState):
         checkpoint.save(self, folder, keep)
 
     def restore(self, folder: Path) -> int:
-        """Go to the newest whole checkpoint; return the rounds done."""
+        """Restore the newest complete checkpoint; return the rounds done."""
         return checkpoint.restore(self, folder, self.warn)
 
     def diagnostics(self, final: bool) -> Diagnostics:
-        """Return what figures need of the models; see `flray.federation.diagnostics`."""
+        """Return the models' data for figures; see `flray.federation.diagnostics`."""
         return collect_diagnostics(self, final)
 
     def memory(self) -> dict[str, int]:
@@ -131,11 +131,11 @@ class Federation(FederationState):
         return self.executor.memory()
 
     def close(self) -> None:
-        """Give back what the executor holds."""
+        """Close the executor."""
         self.executor.close()
 
     def _cohort(self) -> tuple[list[int], dict[int, float]]:
-        """Return who takes part in this round, sorted, and each one's share of the local work."""
+        """Return this round's clients, sorted, and each one's share of the local work."""
         spec, server = self.spec, self.server
         participation, seed, count = (
             spec.config.participation,
@@ -208,7 +208,7 @@ class Federation(FederationState):
             self.versions[client] = server.round + 1
 
     def _warn_of_divergence(self, clients: Collection[int]) -> None:
-        """Say once that training has diverged; everything after it is worth nothing."""
+        """Warn once that training has diverged; later results are meaningless."""
         if clients and not self._diverged:
             self._diverged = True
             some = ", ".join(self.server.clients[client].name for client in sorted(clients)[:3])

@@ -10,35 +10,35 @@ from flray.federation.worker.diagnostics import Diagnostics
 
 
 class FederationHandle(Protocol):
-    """A federation that runs somewhere."""
+    """A running federation, in this process or on Ray."""
 
     @property
     def between_rounds(self) -> bool:
-        """Whether what it holds is that of a finished round, and not of one that was cut in two."""
+        """Whether its state is that of a finished round, not of an interrupted one."""
 
     def step(self) -> RoundResult:
         """Run one round."""
 
     def wait_for_round(self) -> RoundResult | None:
-        """After an interrupt: wait for the round under way and return it; None where it was cut in two, or none was."""
+        """After an interrupt: wait for the current round and return it; None if it was cut short or there is none."""
 
     def restart(self) -> None:
-        """Begin anew after a loss; the caller restores the last checkpoint."""
+        """Restart after a loss; the caller restores the last checkpoint."""
 
     def save(self, folder: Path, keep: int) -> None:
         """Write a checkpoint."""
 
     def restore(self, folder: Path) -> int:
-        """Go to the newest checkpoint; return the rounds done."""
+        """Restore the newest checkpoint; return the rounds done."""
 
     def sha256(self) -> str:
-        """Return the digest of everything learnt."""
+        """Return the digest of the learned state."""
 
     def diagnostics(self, final: bool) -> Diagnostics:
-        """Return what figures need of the models; see `flray.federation.diagnostics`."""
+        """Return the models' data for figures; see `flray.federation.diagnostics`."""
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""

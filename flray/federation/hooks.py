@@ -1,4 +1,4 @@
-"""What a method's own code raises at the server: said in one line like a client's failure."""
+"""Run a method's server hooks; their errors are reported in one line like a client's failure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def method_hook(method: str, name: str, round_: int) -> Iterator[None]:
     Raises
     ------
     MethodError
-        Whose first line names method, round, hook, exception, file and line; the traceback follows.
+        The first line names method, round, hook, exception, file and line; the traceback follows.
     """
     try:
         yield
@@ -37,7 +37,7 @@ def method_hook(method: str, name: str, round_: int) -> Iterator[None]:
         raise
     except Exception as error:
         if disk_is_full(error) or _of_ray(error):
-            raise  # while the hook waited for what clients sent
+            raise  # while the hook waited for client replies
         failure = describe_failure(error)
         where = f" at {failure.where}" if failure.where else ""
         line = f"{method} at the server, round {round_}, {name}: {failure.what}{where}"
@@ -45,7 +45,7 @@ def method_hook(method: str, name: str, round_: int) -> Iterator[None]:
 
 
 def iterate_hook(items: Iterable[Item], method: str, name: str, round_: int) -> Iterator[Item]:
-    """Yield what a hook yields; see `hook`."""
+    """Yield a hook's items; see `method_hook`."""
     left = iter(items)
     while True:
         with method_hook(method, name, round_):

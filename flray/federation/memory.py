@@ -1,4 +1,4 @@
-"""The memory of this process: how much it holds, and what becomes of what is freed."""
+"""Memory of this process: measurement, and reuse of freed memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """Return the most resident memory this process has ever held.
+    """Return this process's peak resident memory.
 
     Notes
     -----
-    Linux hands ``ru_maxrss`` on to a started program, which would then count what the process that
-    started it held; the kernel's high-water mark of the address space begins anew.
+    Linux passes ``ru_maxrss`` on to a started program, which would then include its parent's
+    peak; the kernel's high-water mark of the address space starts anew.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -34,15 +34,15 @@ def peak_bytes() -> int:
 
 
 def gpu_peak_bytes(device: torch.device) -> int:
-    """Return the most memory that this process's tensors have ever held on a GPU; 0 on another device."""
+    """Return the peak GPU memory of this process's tensors; 0 on another device."""
     return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0
 
 
 def keep_freed_memory() -> None:
-    """Let the C library reuse what a training step frees instead of giving it back to the system after each one.
+    """Let the C library reuse memory freed by a training step instead of returning it to the system.
 
     A step's activations come and go by the megabyte. By default glibc maps each of them anew, and a
-    turn then spends a fifth of its time on page faults. Does nothing where the C library has no
+    task then spends a fifth of its time on page faults. Does nothing where the C library has no
     such setting.
     """
     trim_threshold, mmap_threshold = -1, -3  # malloc.h

@@ -1,4 +1,4 @@
-"""What a federation sees of the processes that play its clients' turns."""
+"""Client tasks, their results and replies: the messages between server and executors."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Ref = Any
 
 @dataclass(frozen=True)
 class ClientTask:
-    """One piece of work; with its inputs it determines the result to the last bit.
+    """A client task; with its inputs it determines the result bit for bit.
 
     Attributes
     ----------
     kind : {"stage", "global", "personal", "diagnostics"}
         A stage of a round, or an evaluation of the global model (one block of the common test set)
-        or of a client's own, or what figures need of the latter.
+        or of a client's own, or the diagnostics of a client's own.
     client : int
-        Whose turn; -1 for the global model.
+        Index of the client; -1 for the global model.
     token : str
-        Names the common message; turns with the same one share what a process made of it.
+        Names the common message; a process unpacks it once for all tasks with the same token.
     cost : float
         Expected length in any unit, for scheduling only.
     """
@@ -48,7 +48,7 @@ class ClientTask:
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """The small part of a turn's result.
+    """The small part of a task's result.
 
     Attributes
     ----------
@@ -59,15 +59,15 @@ class TaskOutcome:
     stateful : bool
         Whether the client has a state.
     predictions : dict of str to dict of str to ndarray
-        Of an evaluation: per test set, per-sample arrays.
+        For an evaluation: per test set, per-sample arrays.
     seconds : float
-        Time the turn took in its process.
+        Duration of the task in its process.
     up : int
         Bytes of the reply's tensors.
     resident, peak : int
-        Bytes of memory the process held afterwards, and the most it has held so far.
+        Bytes of memory the process held afterwards, and its peak so far.
     gpu_peak : int
-        The most its tensors have held on a GPU so far; 0 without one.
+        Peak GPU memory of its tensors so far; 0 without a GPU.
     """
 
     client: int
@@ -86,7 +86,7 @@ class TaskOutcome:
 
 @dataclass(frozen=True)
 class TaskInput:
-    """A turn with its inputs."""
+    """A client task with its inputs."""
 
     client_task: ClientTask
     common: Ref
@@ -101,11 +101,11 @@ class TaskInput:
 
 @dataclass(frozen=True)
 class TaskBlock:
-    """Jobs of one stage that one process plays one after another, to return their weights added up.
+    """Tasks of one stage that one process runs in sequence, returning the sum of their weights.
 
     Attributes
     ----------
-    jobs : tuple of Job
+    jobs : tuple of TaskInput
         In client order.
     """
 
@@ -119,13 +119,12 @@ class TaskBlock:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A turn with its outputs.
+    """A client task with its outputs.
 
     Attributes
     ----------
     actor : int
-        Which of the executor's processes played it; one that takes a dead one's place has its
-        number.
+        Number of the executor's process that ran it; a replacement keeps the number.
     """
 
     client_task: ClientTask
@@ -146,10 +145,10 @@ class TaskBlockResult:
 
     Attributes
     ----------
-    results : tuple of Result
+    results : tuple of TaskResult
         The clients' outcomes and states without their replies, in client order; where the first
         failure ends the federation, none after it.
-    sums : Handle
+    sums : Ref
         The tree of `flray.algorithms.common.aggregation.BlockSum`, packed; None if no client sent
         weights.
     up : int
@@ -186,7 +185,7 @@ class ClientReply:
 
 
 def failed_block(block: TaskBlock, failure: Failure) -> TaskBlockResult:
-    """Return the result of a block that came to nothing."""
+    """Return the result of a failed block."""
     return TaskBlockResult(
         tuple(
             TaskResult(job.client_task, TaskOutcome(job.client_task.client, failure=failure))
@@ -196,7 +195,7 @@ def failed_block(block: TaskBlock, failure: Failure) -> TaskBlockResult:
 
 
 def split_small(tree: dict[str, Any], limit: int = 65536) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a reply into entries that travel with the outcome and those that travel by reference.
+    """Split a reply into entries sent with the outcome and entries sent by reference.
 
     Parameters
     ----------
@@ -211,7 +210,7 @@ def split_small(tree: dict[str, Any], limit: int = 65536) -> tuple[dict[str, Any
 
 
 def join_predictions(tensors: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
-    """Join the evidence of several batches, on the CPU."""
+    """Join the predictions of several batches, on the CPU."""
     if not tensors:
         return {}
     return {name: np.concatenate([t[name].cpu().numpy() for t in tensors]) for name in tensors[0]}

@@ -1,4 +1,4 @@
-"""What comes back from a stage's clients: single replies in client order, or the sums of blocks of them."""
+"""Replies of a stage's clients: single ones in client order, or sums over blocks of clients."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Collected = TypeVar("Collected")
 
 
 class _Collector:
-    """Takes in what the clients of a stage did: outcomes, states, failures, and the time spent waiting.
+    """Collects the clients' outcomes, states and failures in a stage, and the time spent waiting.
 
     Attributes
     ----------
-    states : dict of int to Handle
-        The new states of all clients that answered.
+    states : dict of int to Ref
+        The new states of all clients that replied.
     waited, fetched : float
-        Seconds spent waiting for clients, and fetching what they sent.
+        Seconds spent waiting for clients, and fetching their replies.
     up : int
-        Bytes of what reached the server.
+        Bytes that reached the server.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class _Collector:
             yield result
 
     def _take(self, result: TaskResult) -> bool:
-        """Take in one client's outcome and state; tell whether it answered."""
+        """Record one client's outcome and state; return whether it succeeded."""
         if result.outcome.failure is not None:
             self._failed(result)
             return False
@@ -82,7 +82,7 @@ class _Collector:
 class StageReplies(_Collector):
     """A stage's replies in client order; see `flray.algorithms.server.Replies`.
 
-    Iterating hands each reply on as soon as it and those before it have arrived, and lets go of it
+    Iterating yields each reply as soon as it and all before it have arrived, and releases it
     afterwards; `wait` collects all of them first, after which iterating can be repeated.
     """
 
@@ -112,7 +112,7 @@ class StageReplies(_Collector):
             yield from self._arrivals()
 
     def wait(self) -> Sequence[ClientReply]:
-        """Return all replies once the last has arrived; their large entries are not fetched yet."""
+        """Return all replies once the last has arrived; large entries are not fetched yet."""
         if self._kept is None:
             self._kept = list(self._arrivals())
         return self._kept
@@ -127,7 +127,7 @@ class StageReplies(_Collector):
 
 
 class BlockSums(_Collector):
-    """The sums of a stage's blocks of clients; one is held at a time, and no client's own weights ever."""
+    """The sums of a stage's blocks of clients; one is held at a time, and never one client's weights."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class BlockSums(_Collector):
 
 
 def into_blocks(jobs: Sequence[TaskInput], size: int) -> list[TaskBlock]:
-    """Return jobs, which are in client order, by blocks of clients with the same ``client // size``."""
+    """Group jobs, which are in client order, into blocks of clients with the same ``client // size``."""
     return [
         TaskBlock(tuple(block))
         for _, block in groupby(jobs, lambda job: job.client_task.client // size)

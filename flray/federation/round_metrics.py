@@ -1,4 +1,4 @@
-"""What the clients of a round reported for tracking."""
+"""Per-round metrics that clients report for tracking."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MAX_CLIENT_METRICS = 100
 """With more clients (or actors) than this only summaries over them are tracked per round."""
 
 ADDITIVE_METRICS = ("steps", "samples")
-"""What adds up over a round's stages and clients."""
+"""Metrics that are summed over a round's stages and clients."""
 
 
 class RoundMetrics:
-    """What the clients of one round reported for tracking.
+    """The clients' metrics of one round.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class RoundMetrics:
         self.peaks: dict[str, dict[int, float]] = {"actor": {}, "gpu": {}}
 
     def add(self, result: TaskResult) -> None:
-        """Take in one client's outcome of a stage: steps and samples add up, other numbers are the last stage's."""
+        """Add one client's outcome of a stage: steps and samples are summed, others are the last stage's."""
         if result.outcome.metrics.get("steps") and not math.isfinite(
             result.outcome.metrics["loss"]
         ):

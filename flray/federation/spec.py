@@ -1,4 +1,4 @@
-"""Everything a process needs to play turns: configuration, data, method and networks, checked before round 0."""
+"""The specification of a federation: configuration, data, method and networks, checked before round 0."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from flray.data.types import DataSet, FederatedData, Pooled, label_placeholders
 from flray.tasks import Task, make_task
 
 EVAL_CHUNK = 2048
-"""Samples of the common test set in one evaluation turn; fixed, so that the bits do not depend on the workers."""
+"""Samples of the common test set in one evaluation task; fixed, so that results do not depend on the workers."""
 
 
 @dataclass(frozen=True)
 class SharedDataset:
-    """A loaded data set that several federations use; its large arrays lie in `samples` alone.
+    """A loaded data set that several federations use; its large arrays are in `samples` only.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class SharedDataset:
 
     @classmethod
     def of(cls, dataset: DataSet) -> SharedDataset:
-        """Return a data set in the form that is shared."""
+        """Split a data set into its outline and its samples."""
         domains = tuple(
             replace(
                 d,
@@ -59,14 +59,14 @@ class SharedDataset:
 
 @dataclass(frozen=True)
 class FederationSpec:
-    """A federation's unchanging part; the same in every process.
+    """The resolved experiment; immutable and identical in every process.
 
     Attributes
     ----------
     config : Experiment
         The experiment.
     data : FederatedData
-        All samples and who holds which.
+        All samples and their assignment to clients.
     algorithm : Algorithm
         The method with its hyper-parameters.
     architectures : dict of str to ModelChoice
@@ -74,7 +74,7 @@ class FederationSpec:
     architecture_of : tuple of str
         Each client's key.
     components : dict
-        What the user registered and the turns need, by kind, for the other processes.
+        The user's components that client tasks need, by kind, for the other processes.
     """
 
     config: Experiment
@@ -86,7 +86,7 @@ class FederationSpec:
 
     @property
     def task(self) -> Task:
-        """What is to be learnt: loss and metrics."""
+        """The learning task: loss and metrics."""
         few_shot = {**self.config.episodes.model_dump(), "seed": self.config.seed}
         return make_task(self.data.task, self.data.classes, few_shot)
 
@@ -97,12 +97,12 @@ class FederationSpec:
         return self.algorithm.weighting if declared == "method" else declared
 
     def register_components(self) -> None:
-        """Make what the user registered known in this process too: before anything is built in it."""
+        """Register the user's components in this process, before anything is built in it."""
         for kind, entries in self.components.items():
             registry.ALL[kind].add(entries)
 
     def build(self, key: str) -> nn.Module:
-        """Return a fresh network of an architecture as the method trains it: the same bits in every process."""
+        """Return a fresh network of an architecture as the method trains it: bitwise the same in every process."""
         choice = self.architectures[key]
         dtype = torch.float64 if self.config.local.precision == "float64" else torch.float32
         network = models.build(
@@ -116,13 +116,13 @@ class FederationSpec:
         return self.algorithm.network(self.task.network(network))
 
     def without_samples(self) -> FederationSpec:
-        """Return the world without its large arrays, to travel apart from them."""
+        """Return the specification without its large arrays, which are sent separately."""
         data = self.data
         empty = np.empty((0, *data.x.shape[1:]), data.x.dtype)
         return replace(self, data=replace(data, x=empty, y=label_placeholders(data.y), public=None))
 
     def with_samples(self, samples: Pooled) -> FederationSpec:
-        """Return the world with its large arrays, not copied."""
+        """Return the specification with its large arrays, not copied."""
         return replace(
             self, data=replace(self.data, x=samples.x, y=samples.y, public=samples.public)
         )
@@ -137,7 +137,7 @@ class FederationSpec:
 
 
 def evaluation_chunks(data: FederatedData) -> list[NDArray[np.int64]]:
-    """Return the rows of each evaluation turn of a global model: the common test set, then all validation parts."""
+    """Return the rows of each evaluation task of a global model: the common test set, then all validation parts."""
     return [
         rows[start : start + EVAL_CHUNK]
         for rows in (data.test, data.validation)

@@ -1,4 +1,4 @@
-"""The server's side of a federation between two rounds: models, the method's state, the clients' states."""
+"""The state of a federation between rounds: models, the method's state, the clients' states."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from flray.federation.worker.resources import WorkerResources, default_device, t
 from flray.trees import Packed
 
 Notify = Callable[[str], None]
-"""Takes one line that a user should see."""
+"""A callback for one line that the user should see."""
 
 
 class FederationState:
-    """What a federation holds between two rounds, and what it takes to reach its clients.
+    """A federation's state between rounds, and the executor of its client tasks.
 
     Parameters
     ----------
     spec : FederationSpec
-        The experiment's unchanging part.
+        The resolved experiment.
     executor : Executor
         Runs the clients' tasks.
     warn : callable
-        Is given one line for everything a user should know at once, such as a client left out.
+        Called with one line for events such as a client left out.
 
     Attributes
     ----------
     server : Server
         Models, the method's own state, clients.
     states : list of Ref
-        The clients' states, by client; None where there is none yet.
+        The clients' states, by client; None before the first.
     versions : list of int
         The round in which each client's state was last replaced.
     """
@@ -53,7 +53,7 @@ class FederationState:
         self.reset()
 
     def reset(self) -> None:
-        """Go to the state before round 1."""
+        """Reset to the state before round 1."""
         config, algorithm = self.spec.config, self.spec.algorithm
         residents = {
             key: ResidentModel(
@@ -87,7 +87,7 @@ class FederationState:
             num_public=len(self.spec.data.public) if self.spec.data.public is not None else 0,
             weighting=self.spec.weighting,
         )
-        # The server's sums too: their last bits must not depend on OMP_NUM_THREADS of somebody's
+        # The server's sums too: their last bits must not depend on OMP_NUM_THREADS of the user's
         # environment.
         torch.set_num_threads(thread_count(config))
         if algorithm.trains_at_server:
@@ -118,7 +118,7 @@ class FederationState:
         return handles, sizes
 
     def sha256(self) -> str:
-        """Return one digest of everything the federation has learnt: global models, server and client states."""
+        """Return one digest of the learned state: global models, server and client states."""
         states = (
             {str(client): trees.unpack(self.executor.fetch(handle))}
             for client, handle in enumerate(self.states)
@@ -134,13 +134,13 @@ class FederationState:
             "round": self.server.round,
         }
         with method_hook(self.spec.config.algorithm.name, "server.state", self.server.round):
-            dict(trees.flatten(tree))  # what a method keeps may be of any type
+            dict(trees.flatten(tree))  # a method's state may be of any type
         return tree
 
     def load_snapshot(
         self, tree: Mapping[str, Any], states: Mapping[int, Packed], versions: Sequence[int]
     ) -> None:
-        """Continue from a snapshot and the client states that belong to it."""
+        """Restore a snapshot and its client states."""
         copied = trees.clone(tree)
         self.server.models, self.server.round = copied["models"], copied["round"]
         self.server.state = copied["state"]
@@ -150,5 +150,5 @@ class FederationState:
         self.versions = list(versions)
 
     def hook(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which an error of the method is named with its hook and round."""
+        """Return a context that adds hook and round to errors of the method."""
         return method_hook(self.spec.config.algorithm.name, name, self.server.round + 1)

@@ -1,4 +1,4 @@
-"""Validate a federation before round 0: what its method needs, what its data have, what its networks can do."""
+"""Validate a federation before round 0: the method's needs against its data and networks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from flray.tasks.few_shot import FewShot
 
 
 def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Module) -> None:
-    """Refuse batches of one sample where batch norm cannot be trained on them.
+    """Reject batches of one sample if batch norm cannot train on them.
 
     A last batch of one sample is left out of an epoch (`flray.algorithms.common.batches`); here
-    there is nothing else.
+    there is no other.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Mod
     key : str
         One of its architectures.
     model : nn.Module
-        A network of it, whose values are gone afterwards.
+        A network of it; its values are overwritten.
 
     Raises
     ------
@@ -39,19 +39,19 @@ def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Mod
     """
     config, data = spec.config, spec.data
     if config.faults.on_client_error == "skip" or isinstance(spec.task, FewShot):
-        return  # those clients are left out and reported; an episode is never of one sample
-    lone = [
+        return  # such clients are left out and reported; an episode never has one sample
+    single = [
         client.name
         for client, architecture in zip(data.clients, spec.architecture_of, strict=True)
         if architecture == key and len(client.train) == 1
     ]
-    if (not lone and config.local.batch_size > 1) or supports_single_sample(model, data.shape):
+    if (not single and config.local.batch_size > 1) or supports_single_sample(model, data.shape):
         return
     why = f"{key} has batch norm of single values (fully connected layers or 1x1 maps), which one sample cannot train"
-    if lone:
+    if single:
         raise ConfigError(
             "experiment.partition",
-            f"one training sample at {', '.join(lone[:5])}",
+            f"one training sample at {', '.join(single[:5])}",
             f"{why}; give every client two (min_size: 2, fewer clients, less skew), take another "
             f"norm "
             "(norm: group), or leave such clients out (faults.on_client_error: skip)",
@@ -62,7 +62,7 @@ def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Mod
 
 
 def validate(spec: FederationSpec) -> None:
-    """Refuse what cannot run.
+    """Reject an experiment that cannot run.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def validate(spec: FederationSpec) -> None:
 
 
 def _augmentations(config: Experiment) -> dict[str, Any]:
-    """Return what augments images, by setting."""
+    """Return the augmentations, by setting."""
     own = getattr(
         registry.algorithms.params(config.algorithm.name)(**config.algorithm.options),
         "augment",

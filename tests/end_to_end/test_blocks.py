@@ -158,7 +158,7 @@ def test_a_client_that_fails_ends_the_run_at_once(tmp_cwd: Path, digits: dict[st
             "crashes",
             {"on_client_error": "skip", "attempts": 2},
             {0, 1, 2},
-            "round 1, train: its actor died 2 times while playing this block",
+            "round 1, train: its actor died 2 times while running this block",
         ),
     ],
 )

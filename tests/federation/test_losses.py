@@ -182,7 +182,7 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(
         with pytest.raises(
             RunFailedError,
             match=r"client 0 \(plain\), round 2, train: its actor died 3 times while "
-            r"playing this turn \(OutOfMemoryError: its node had no memory left",
+            r"running this task \(OutOfMemoryError: its node had no memory left",
         ):
             federation.step()
     finally:

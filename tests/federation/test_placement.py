@@ -47,11 +47,11 @@ def plan(
 def test_the_plan_in_words(digits: dict[str, Any]) -> None:
     assert (
         str(plan(digits, {"CPU": 8, "GPU": 1}))
-        == "20 clients (20 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 5 turns per actor and round"
+        == "20 clients (20 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 5 tasks per actor and round"
     )
     measured = ResourceSurvey(TaskFootprint(GIB, 3 * GIB), (Gpu("a", 0, 16 * GIB),))
     assert str(plan(digits, {"CPU": 8, "GPU": 1}, cohort=8, survey=measured)) == (
-        "20 clients (8 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 2 turns per actor and "
+        "20 clients (8 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 2 tasks per actor and "
         "round "
         "(an actor takes 3.0 GiB)"
     )
@@ -98,7 +98,7 @@ def test_a_full_gpu_is_named(digits: dict[str, Any]) -> None:
         TaskFootprint(GIB, 3 * GIB), (Gpu("node-a", 0, 40 * GIB), Gpu("node-b", 1, 2 * GIB))
     )
     with pytest.raises(
-        ConfigError, match=r"GPU 1 of node-b has 2\.0 GiB free and a turn takes 3\.0"
+        ConfigError, match=r"GPU 1 of node-b has 2\.0 GiB free and a task takes 3\.0"
     ):
         plan(digits, {"CPU": 8, "GPU": 2}, survey=survey)
 
@@ -225,7 +225,7 @@ def test_fake_gpus_of_two_nodes_are_shared_in_quarters(
         finally:
             federation.close()
 
-    # One turn was played to see what it takes; three clients on eight GPUs: a whole one each.
+    # One task was run to see what it takes; three clients on eight GPUs: a whole one each.
     chosen, sha256, count = run()
     assert (chosen.actors, chosen.gpus_per_actor, count) == (3, 1.0, 3)
     assert chosen.measured > 0

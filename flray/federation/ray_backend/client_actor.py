@@ -29,13 +29,13 @@ class Description(TypedDict):
 
 
 class ClientActor:
-    """A process that plays clients' turns one at a time, on its share of the CPUs or of a GPU."""
+    """A process that runs client tasks one at a time, on its share of the CPUs or of a GPU."""
 
     def __init__(self, spec: FederationSpec, threads: int, samples: Pooled | None = None) -> None:
         self.reset(spec, threads, samples)
 
     def reset(self, spec: FederationSpec, threads: int, samples: Pooled | None = None) -> None:
-        """Play for another federation from now on; the process and its imports stay."""
+        """Switch to another federation; the process and its imports stay."""
         cuda = (
             bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))
             and torch.cuda.is_available()
@@ -54,24 +54,24 @@ class ClientActor:
     def run(
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
     ) -> tuple[TaskOutcome, Packed | None, Packed | None]:
-        """Play a turn; see `flray.federation.worker.client_runner.ClientRunner.run_tasks`."""
+        """Run a task; see `flray.federation.worker.client_runner.ClientRunner.run`."""
         return self._runner.run(client_task, common, private, state)
 
     def run_block(self, jobs: Sequence[TaskInput], *objects: Packed) -> list[object]:
-        """Play a block; see `flray.federation.worker.client_runner.ClientRunner.run_block`.
+        """Run a block; see `flray.federation.worker.client_runner.ClientRunner.run_block`.
 
         Parameters
         ----------
-        jobs : sequence of Job
-            With places in `objects` for handles.
+        jobs : sequence of TaskInput
+            With indices into `objects` for references.
         *objects : Packed
-            The messages and states that the jobs name by their place.
+            The messages and states that the jobs refer to by index.
 
         Returns
         -------
         list
             The outcomes with the bytes of the sums (None without sums), the sums, and each job's
-            state: objects of their own.
+            state: separate objects.
         """
         outcomes, sums, states = self._runner.run_block(
             [
@@ -91,7 +91,7 @@ class ClientActor:
         Raises
         ------
         DataError
-            If this node lacks the data, or cannot compute the bits that are asked for.
+            If this node lacks the data, or its CPU cannot reproduce the requested bits.
         """
         import psutil
 

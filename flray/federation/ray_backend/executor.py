@@ -22,11 +22,11 @@ class RayExecutor(ActorPool):
     """Runs client tasks on the pool; a dead actor's tasks are run again."""
 
     def put(self, packed: Packed) -> Ref:
-        """Put a packed tree into the object store; a small one travels with each call instead, which is quicker."""
+        """Put a packed tree into the object store; a small one is sent with each call instead, which is quicker."""
         return packed if packed.data.nbytes <= MAX_INLINE_ARG_BYTES else ray.put(packed)
 
     def fetch(self, handle: Ref) -> Packed:
-        """Return a packed tree from the object store, without a copy where it lies on this node."""
+        """Return a packed tree from the object store, without a copy if it is on this node."""
         try:
             packed: Packed = handle if isinstance(handle, Packed) else ray.get(handle)
         except OBJECT_LOST_ERRORS as error:
@@ -36,11 +36,11 @@ class RayExecutor(ActorPool):
     def run_tasks(
         self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
     ) -> Iterator[TaskResult]:
-        """Play all jobs, longest first; two wait at each actor, so that none idles while its result travels."""
+        """Run all jobs, longest first; two queue at each actor, so that none idles between jobs."""
         return SingleTasks(self, jobs, timeout, idle).results()
 
     def run_blocks(
         self, blocks: Sequence[TaskBlock], timeout: float | None = None
     ) -> Iterator[TaskBlockResult]:
-        """Play all blocks, each on one actor, scheduled as `run_tasks` does."""
+        """Run all blocks, each on one actor, scheduled as `run_tasks` does."""
         return BlockTasks(self, blocks, timeout).results()

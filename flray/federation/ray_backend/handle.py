@@ -32,7 +32,7 @@ PLACEMENT_TIMEOUT_S = 300.0
 
 
 class RayFederation:
-    """A federation whose server and clients are Ray actors; the server actor is started again if it dies.
+    """A federation whose server and clients are Ray actors; the server actor is restarted if it dies.
 
     Parameters
     ----------
@@ -41,10 +41,10 @@ class RayFederation:
     plan : Plan
         The pool.
     warn : callable
-        Gets the lines a user should see.
+        Called with lines that the user should see.
     """
 
-    between_rounds = True  # the server's actor never stops in the middle of one
+    between_rounds = True  # the server actor never stops in the middle of a round
 
     def __init__(self, spec: FederationSpec, plan: Plan, warn: Notify) -> None:
         self._plan, self._warn = plan, warn
@@ -91,7 +91,7 @@ class RayFederation:
         return finished
 
     def wait_for_round(self) -> RoundResult | None:
-        """Wait for the round under way and return it; None where there is none (it was returned already)."""
+        """Wait for the current round and return it; None if it was returned already."""
         reference, self._under_way = self._under_way, None
         if reference is None:
             return None
@@ -107,15 +107,15 @@ class RayFederation:
         self._call("save", folder.resolve(), keep)
 
     def restore(self, folder: Path) -> int:
-        """Go to the newest checkpoint; return the rounds done."""
+        """Restore the newest checkpoint; return the rounds done."""
         return int(self._call("restore", folder.resolve()))
 
     def sha256(self) -> str:
-        """Return the digest of everything learnt."""
+        """Return the digest of the learned state."""
         return str(self._call("sha256"))
 
     def diagnostics(self, final: bool) -> Diagnostics:
-        """Return what figures need of the models."""
+        """Return the models' data for figures."""
         return dict(self._call("diagnostics", final))
 
     def memory(self) -> dict[str, int]:
@@ -134,7 +134,7 @@ class RayFederation:
         return self._get(self._server.call.remote(method, *arguments))
 
     def _get(self, reference: ObjectRef) -> Any:
-        """Return what the server returned, and pass on the lines that came with it."""
+        """Return the server's result, and pass on the lines that came with it."""
         try:
             value, lines = ray.get(reference)
         except ACTOR_DIED_ERRORS as error:
@@ -150,7 +150,7 @@ class RayFederation:
         return value
 
     def restart(self) -> None:
-        """Start a new server actor in a dead one's place; the caller restores it."""
+        """Replace a dead server actor; the caller restores its state."""
         with contextlib.suppress(Exception):
             ray.kill(self._server)
         self._under_way = None

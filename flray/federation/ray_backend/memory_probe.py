@@ -1,4 +1,4 @@
-"""How much memory a client's turn takes, and how much there is: what automatic placement goes by."""
+"""Measure a client task's memory and the free GPU memory, for automatic placement."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CUDA_CONTEXT_BYTES = 512 * 2**20
 """Bytes of a GPU that a process takes besides its tensors: CUDA's context and the libraries' workspaces."""
 
 SAFETY_FACTOR = 1.2
-"""What is measured is multiplied by this: the allocator rounds up, and other clients may have a little more."""
+"""Safety factor on measured memory: the allocator rounds up, and other clients may need a little more."""
 
 GPU_PROBE_TIMEOUT_S = 60.0
-"""Seconds to wait for the GPUs of a node; where another job holds them, placement goes by their number alone."""
+"""Seconds to wait for the GPUs of a node; if another job holds them, placement uses their number only."""
 
 
 Node = Mapping[str, Any]
@@ -32,12 +32,12 @@ Node = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TaskFootprint:
-    """What one client actor takes.
+    """Memory needs of one client actor.
 
     Attributes
     ----------
     memory : int
-        Bytes of main memory, without what it shares with other processes.
+        Bytes of main memory, without memory shared with other processes.
     gpu : int
         Bytes of GPU memory; 0 on the CPU.
     """
@@ -48,7 +48,7 @@ class TaskFootprint:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as it was found: its node, its number there, and the bytes that are free."""
+    """A GPU: its node, its index there, and its free bytes."""
 
     node: str
     index: int
@@ -57,30 +57,30 @@ class Gpu:
 
 @dataclass(frozen=True)
 class ResourceSurvey:
-    """What was measured: a turn's need, and every GPU of the cluster (none where torch sees none)."""
+    """Measurements: a task's footprint, and every GPU of the cluster (none if torch sees none)."""
 
     need: TaskFootprint
     gpus: tuple[Gpu, ...] = ()
 
 
 def measure_footprint(spec: FederationSpec, device: torch.device) -> TaskFootprint:
-    """Play the longest turn of every stage of one round for one step, and return the peak of memory.
+    """Run one step of the longest task of every stage of a round, and return the peak memory.
 
     Parameters
     ----------
     spec : FederationSpec
-        What is federated.
+        The federation.
     device : torch.device
-        Where turns will be played.
+        The device for client tasks.
 
     Notes
     -----
-    Call it in a process of its own: the main memory is the highest the process has ever had.
+    Call it in a separate process: the result is the peak over the process's lifetime.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    # A method may not like to aggregate one reply of many; its turns up to there are measured all
-    # the same.
+    # A method may fail to aggregate one reply of many; its tasks up to there are measured
+    # anyway.
     with contextlib.suppress(Exception):
         Federation(spec, _SingleStepExecutor(spec), lambda line: None).step()
     gpu = (
@@ -93,7 +93,7 @@ def measure_footprint(spec: FederationSpec, device: torch.device) -> TaskFootpri
 
 
 class _SingleStepExecutor(InlineExecutor):
-    """Plays the longest job alone, and of it one step."""
+    """Runs one step of the longest job only."""
 
     def __init__(self, spec: FederationSpec) -> None:
         super().__init__(spec)
@@ -107,7 +107,7 @@ class _SingleStepExecutor(InlineExecutor):
     def run_blocks(
         self, blocks: Sequence[TaskBlock], timeout: float | None = None
     ) -> Iterator[TaskBlockResult]:
-        """Play the job for as many clients as share a step, and twice at least: there are weights to be added up."""
+        """Run the job for as many clients as share a step, and at least two, so that weights are summed."""
         most = max((len(block.jobs) for block in blocks), default=0)
         together = min(self._clients_per_step, most)
         jobs = _one_step([job for block in blocks for job in block.jobs]) * max(2, together)
@@ -115,7 +115,7 @@ class _SingleStepExecutor(InlineExecutor):
 
 
 def _one_step(jobs: Sequence[TaskInput]) -> list[TaskInput]:
-    """Return the longest job, cut down to one step; none where there are none."""
+    """Return the longest job, reduced to one step; empty if there are no jobs."""
     longest = max(jobs, key=lambda job: job.client_task.cost, default=None)
     return (
         []
@@ -125,7 +125,7 @@ def _one_step(jobs: Sequence[TaskInput]) -> list[TaskInput]:
 
 
 def node_resources() -> list[Node]:
-    """Return the resources of every living node of the Ray this process is connected to, if it is to one."""
+    """Return the resources of every living node of the connected Ray cluster, if any."""
     import ray
 
     if not ray.is_initialized():
@@ -138,7 +138,7 @@ def node_resources() -> list[Node]:
 
 
 def should_probe(spec: FederationSpec, nodes: Sequence[Node]) -> bool:
-    """Tell whether memory may limit the number of actors: always on GPUs, seldom on CPUs."""
+    """Return whether memory may limit the number of actors: always on GPUs, seldom on CPUs."""
     settings = spec.config.resources
     if settings.actors != "auto" and settings.gpus_per_actor != "auto":
         return False
@@ -150,7 +150,7 @@ def should_probe(spec: FederationSpec, nodes: Sequence[Node]) -> bool:
     )
     rough = (
         2**30 + 16 * largest
-    )  # weights, gradients, messages and replies; activations are what the probe is for
+    )  # weights, gradients, messages and replies; activations are left to the probe
     return settings.actors == "auto" and any(
         node.get("memory", float("inf")) < rough * node.get("CPU", 0.0) / settings.cpus_per_actor
         for node in nodes
@@ -158,12 +158,12 @@ def should_probe(spec: FederationSpec, nodes: Sequence[Node]) -> bool:
 
 
 def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey | None:
-    """Measure one turn on the cluster, and look at every GPU; None where the GPUs cannot be had within `WAIT`.
+    """Measure one task and every GPU of the cluster; None if the GPUs are not free within `GPU_PROBE_TIMEOUT_S`.
 
     Parameters
     ----------
     spec : FederationSpec
-        What is federated.
+        The federation.
     nodes : sequence of dict
         From `node_resources`.
     """
@@ -198,7 +198,7 @@ def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey 
 
 
 def _survey_node(spec: FederationSpec | None, node: str) -> tuple[TaskFootprint | None, list[Gpu]]:
-    """Return what a node's GPUs have free, and what a turn takes there."""
+    """Return the free memory of a node's GPUs, and a task's footprint there."""
     torch.set_num_threads(1)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = [Gpu(node, index, torch.cuda.mem_get_info(index)[0]) for index in range(count)]

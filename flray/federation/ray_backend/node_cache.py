@@ -1,4 +1,4 @@
-"""A node's own copy of the data, shared by all actors on it: for clusters whose nodes reach the data themselves."""
+"""A node's copy of the data, shared by its actors: for clusters whose nodes read the data themselves."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from flray.files.locks import hold_lock
 
 
 def node_samples(config: Experiment, fingerprint: str) -> Pooled:
-    """Return a data set's samples from this node's disk, mapped into memory: once per node, however many actors.
+    """Return a data set's samples from this node's disk, mapped into memory: one copy per node.
 
     The first one on a node loads the data set (from ``$FLRAY_DATA``: the node's folder, one that
-    all nodes see, or object storage) and leaves the samples beside it in one piece.
+    all nodes see, or object storage) and writes the samples next to it as one file.
 
     Parameters
     ----------
     config : Experiment
         Names the data set.
     fingerprint : str
-        What the samples have to be: the driver's.
+        The expected fingerprint: the driver's.
 
     Raises
     ------
     DataError
-        Naming the node, if they are missing there or are others.
+        Naming the node, if they are missing there or differ.
     """
     name = config.data.name
     folder = data_root() / "pooled" / socket.gethostname() / fingerprint[:32]

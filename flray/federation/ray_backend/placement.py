@@ -1,4 +1,4 @@
-"""From resources to a pool of client actors, and the plan in words."""
+"""Plan the pool of client actors from the resources, and describe the plan."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from flray.federation.ray_backend.memory_probe import (
 from flray.federation.spec import FederationSpec
 
 MOST_PER_GPU = 4
-"""Actors that share a GPU where its memory would carry more: further ones wait for each other's kernels."""
+"""Most actors per GPU even if memory allows more: further ones wait for each other's kernels."""
 
 MEMORY_FRACTION = 0.9
-"""Share of the free memory that is given away."""
+"""Share of the free memory that is used."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the turns are spread.
+    """The pool of client actors.
 
     Attributes
     ----------
@@ -37,10 +37,9 @@ class Plan:
     clients, cohort : int
         Clients in all, and per round.
     measured : int
-        Bytes of GPU memory (on the CPU: of main memory) that an actor takes; 0 where it was not
-        measured.
+        Bytes of GPU memory (on the CPU: of main memory) that an actor takes; 0 if not measured.
     blocks : int
-        Most blocks of clients in a round (``aggregation.block``), each of which is one actor's; 0
+        Most blocks of clients in a round (``aggregation.block``), each run by one actor; 0
         without blocks.
     """
 
@@ -56,7 +55,7 @@ class Plan:
         gpu = f", {self.gpus_per_actor:g} GPU" if self.gpus_per_actor else ""
         client_tasks, unit = (
             (self.blocks or self.cohort) / self.actors,
-            "block" if self.blocks else "turn",
+            "block" if self.blocks else "task",
         )
         memory = f" (an actor takes {self.measured / 2**30:.1f} GiB)" if self.measured else ""
         return (
@@ -75,7 +74,7 @@ def make_plan(
     nodes: Sequence[Node] = (),
     survey: ResourceSurvey | None = None,
 ) -> Plan:
-    """Return how many client actors there will be, and what each gets.
+    """Return the number of client actors, and the share of each.
 
     Parameters
     ----------
@@ -86,14 +85,14 @@ def make_plan(
     available : mapping
         ``"CPU"`` and ``"GPU"`` that may be used in all.
     nodes : sequence of mapping, optional
-        The same by node: an actor does not fit into what is left over on two of them.
-    survey : Survey, optional
-        What a turn takes and the GPUs have free, for ``auto``.
+        The same by node: an actor cannot span two nodes.
+    survey : ResourceSurvey, optional
+        A task's footprint and the GPUs' free memory, for ``auto``.
 
     Raises
     ------
     ConfigError
-        If more is asked for than there is.
+        If more is requested than available.
     """
     resources = config.resources
     cpus, gpus = float(available.get("CPU", 0.0)), float(available.get("GPU", 0.0))
@@ -155,7 +154,7 @@ def _each(cpus: float, gpu_share: float) -> str:
 
 
 def _room(resources: Node | Mapping[str, float], cpus_per_actor: float, gpu_share: float) -> int:
-    """Return the actors for which there are CPUs and GPUs; a share below 1 never spans two GPUs."""
+    """Return the number of actors that CPUs and GPUs allow; a share below 1 never spans two GPUs."""
     room = math.floor(float(resources.get("CPU", 0.0)) / cpus_per_actor + 1e-9)
     if gpu_share:
         gpus = float(resources.get("GPU", 0.0))
@@ -196,7 +195,7 @@ def _gpu_share(
             raise ConfigError(
                 "experiment.resources.gpus_per_actor",
                 "auto",
-                f"GPU {gpu.index} of {gpu.node} has {gpu.free / 2**30:.1f} GiB free and a turn "
+                f"GPU {gpu.index} of {gpu.node} has {gpu.free / 2**30:.1f} GiB free and a task "
                 f"takes "
                 f"{survey.need.gpu / 2**30:.1f}; end what else runs there, leave it out "
                 f"(CUDA_VISIBLE_DEVICES), or "
@@ -212,9 +211,9 @@ class PoolPlanner:
     Parameters
     ----------
     spec : FederationSpec
-        What is federated.
+        The federation.
     available : mapping
-        ``"CPU"`` and ``"GPU"`` of the machine or cluster. Where Ray runs, its nodes are looked at
+        ``"CPU"`` and ``"GPU"`` of the machine or cluster. Where Ray runs, its nodes count
         too, and a task's memory is measured there if it may limit the pool.
     """
 
@@ -230,7 +229,7 @@ class PoolPlanner:
         Parameters
         ----------
         cohort : int, optional
-            Clients per round, if not the federation's.
+            Clients per round; default: the federation's.
         **resources
             Replace settings of ``resources``.
         """
@@ -244,12 +243,12 @@ class PoolPlanner:
 
 
 def uses_ray(config: Experiment) -> bool:
-    """Tell whether an experiment's clients are Ray actors."""
+    """Return whether an experiment's clients are Ray actors."""
     return config.resources.executor == "ray"
 
 
 def check_address(config: Experiment, address: str | None) -> None:
-    """Refuse a cluster's address for an experiment that would not go there.
+    """Reject a cluster's address for an experiment that does not use Ray.
 
     Raises
     ------
@@ -258,6 +257,6 @@ def check_address(config: Experiment, address: str | None) -> None:
     """
     if address is not None and not uses_ray(config):
         raise FlrayError(
-            f"--address {address}: resources.executor is {config.resources.executor}, which plays all "
+            f"--address {address}: resources.executor is {config.resources.executor}, which runs all "
             "clients in this process; set it to ray, or leave the address out"
         )

@@ -18,12 +18,12 @@ from flray.federation.ray_backend.process_loss import ACTOR_DIED_ERRORS
 from flray.federation.worker.resources import thread_count
 
 START_TIMEOUT_S = 60.0
-"""Seconds in which a process on a node that is there has started, also on a busy one."""
+"""Seconds within which a process starts on an available node, even a busy one."""
 
 
 @dataclass
 class PoolWorker:
-    """One actor with the jobs waiting at it, oldest first; none until it has started, for its node may never come."""
+    """One actor with its queued jobs, oldest first; none until it has started, as its node may never come."""
 
     actor: ClientHandle
     starting: ObjectRef | None
@@ -35,7 +35,7 @@ class PoolWorker:
 
 @dataclass
 class InFlight:
-    """One unit of work under way: what is small and comes with the call's end, and references to what is not."""
+    """One unit of work in flight: its small results, and references to its large ones."""
 
     position: int
     outcome: ObjectRef
@@ -57,11 +57,11 @@ class ActorPool:
     gpus : float
         GPUs of each actor.
     group : PlacementGroup
-        Where the actors live, one bundle each.
+        Placement of the actors, one bundle each.
     first_bundle : int
         Bundle of the first actor.
     samples : ObjectRef of Pooled, optional
-        The world's large arrays, where the world was put without them.
+        The specification's large arrays, if it was put without them.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class ActorPool:
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each client actor."""
-        return {f"client actor {d['pid']}": d["resident"] for d in self._ask("describe")}
+        return {f"client actor {d['pid']}": d["resident"] for d in self._ask_all("describe")}
 
     def wait_until_ready(self, seconds: float = 300.0) -> None:
-        """Wait once for each actor that has only just been begun, the first time and after it was replaced.
+        """Wait once for each actor that is starting, the first time and after a replacement.
 
-        One that dies meanwhile is dealt with when it is given work. While others are ready, one
-        whose node never comes is waited for no longer than a start takes.
+        One that dies meanwhile is handled when it is given work. While others are ready, the wait
+        for one whose node never comes is limited to `START_TIMEOUT_S`.
         """
         fresh = [
             worker for worker in self.workers if worker.starting is not None and not worker.awaited
@@ -109,14 +109,14 @@ class ActorPool:
 
     def pids(self) -> list[int]:
         """Return the process ids of the client actors."""
-        return [d["pid"] for d in self._ask("describe")]
+        return [d["pid"] for d in self._ask_all("describe")]
 
     def networks(self) -> list[dict[str, int]]:
         """Return for each actor how many instances of each architecture it holds."""
-        return self._ask("networks")
+        return self._ask_all("networks")
 
-    def _ask(self, method: str) -> list[Any]:
-        """Return what each actor answers; one that is gone is replaced and says nothing."""
+    def _ask_all(self, method: str) -> list[Any]:
+        """Return each actor's answer; a dead one is replaced and gives none."""
         calls = [getattr(worker.actor, method).remote() for worker in self.workers]
         answers: list[Any] = []
         for worker, call in zip(self.workers, calls, strict=True):
@@ -135,7 +135,7 @@ class ActorPool:
             self.workers = []
 
     def _start(self, bundle: int) -> tuple[ClientHandle, ObjectRef]:
-        """Return a new actor and what is ready when it has started."""
+        """Return a new actor and a reference that is ready once it has started."""
         cpus = self.config.resources.cpus_per_actor
         options: dict[str, object] = {"num_cpus": cpus, "num_gpus": self._gpus, "max_restarts": 0}
         if self._group is not None:
@@ -154,7 +154,7 @@ class ActorPool:
         return thread_count(self.config)
 
     def reset(self, spec: ObjectRef, config: Experiment, samples: ObjectRef | None = None) -> None:
-        """Play for another federation with the same actors; those that have died are replaced.
+        """Switch the same actors to another federation; dead ones are replaced.
 
         Parameters
         ----------
@@ -174,12 +174,12 @@ class ActorPool:
             except ACTOR_DIED_ERRORS:
                 self.replace(worker)
 
-    def note(self, described: Description) -> None:
-        """Take in what an actor that has started says of itself."""
-        self.kinds.add(described["kind"])
+    def note(self, description: Description) -> None:
+        """Record a started actor's description of itself."""
+        self.kinds.add(description["kind"])
 
     def replace(self, worker: PoolWorker) -> None:
-        """Put a new actor in a dead one's place."""
+        """Replace a dead actor."""
         with contextlib.suppress(Exception):
             ray.kill(worker.actor)
         worker.actor, worker.starting = self._start(worker.bundle)

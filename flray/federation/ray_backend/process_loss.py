@@ -1,4 +1,4 @@
-"""What Ray raises when a process, a node or an object is gone: one definition for everybody who calls actors."""
+"""Errors that Ray raises when a process, a node or an object is lost, for all callers of actors."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ ACTOR_DIED_ERRORS = (
     ray.exceptions.NodeDiedError,
     ray.exceptions.OutOfMemoryError,
 )
-"""What a call raises when its actor or its node is gone. Ray's memory monitor, which ends a process before the node has
-no memory left, has an error of its own, which is no `RayActorError`."""
+"""Errors of a call whose actor or node died. Ray's memory monitor, which ends a process before the node
+runs out of memory, has its own error, which is not a `RayActorError`."""
 
 OBJECT_LOST_ERRORS = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFetchTimedOutError)
-"""What asking for an object raises when the only node that held it is gone."""
+"""Errors of fetching an object whose only node is gone."""
 
 OBJECT_LOST_MESSAGE = "a client's state or reply was lost with the node that held it"
 
 
 def cause_of_loss(error: BaseException) -> str:
-    """Return in a few words why a process is gone, as far as Ray knows."""
+    """Return Ray's reason for the loss of a process, in a few words."""
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "OutOfMemoryError: its node had no memory left, and Ray's memory monitor ended it"
     if isinstance(error, ray.exceptions.NodeDiedError):
@@ -29,7 +29,7 @@ def cause_of_loss(error: BaseException) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """Return in one line what Ray says of a loss: of its many the last one names the reason."""
+    """Return the last line of Ray's message, which names the reason."""
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return cause_of_loss(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

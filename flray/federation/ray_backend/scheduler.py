@@ -1,4 +1,4 @@
-"""Gives jobs to actors and takes their results: longest first, two waiting at each, none far ahead of its turn."""
+"""Schedule client tasks on the actor pool: longest first, bounded queue per actor, bounded reordering."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from flray.federation.ray_backend.process_loss import (
 )
 
 SCHEDULING_WINDOW = 64
-"""Turns among which the longest begins first."""
+"""Tasks among which the longest starts first."""
 
 MAX_BUFFERED_REPLY_BYTES = 512 * 2**20
-"""Bytes of replies that may wait for those before them."""
+"""Bytes of replies that may be buffered until those before them arrive."""
 
 
 Work = TypeVar("Work", bound=TaskInput | TaskBlock)
@@ -45,25 +45,24 @@ WorkResult = TypeVar("WorkResult", bound=TaskResult | TaskBlockResult)
 
 
 class TaskScheduler(ABC, Generic[Work, WorkResult]):
-    """Units of work on their way through the actors of an executor, and their answers in the units' order.
+    """Runs units of work on a pool of actors, and yields their results in the units' order.
 
     Attributes
     ----------
     unit : str
-        What a unit is called.
+        Name of a unit in messages.
 
     Parameters
     ----------
     pool : ActorPool
-        Whose actors run them.
+        The actors that run them.
     jobs : sequence
-        Answers come in their order.
+        Results come in their order.
     timeout : float or None
-        Seconds, not counting those in which no actor has started yet; what has not ended by then
-        ends as a failure.
+        Seconds, not counting those before the first actor has started; units unfinished by then
+        fail.
     idle : float, optional
-        Seconds without any answer, after which what is under way ends as a failure, and what waits
-        is played.
+        Seconds without any result, after which running units fail, and queued ones are run.
     """
 
     unit: ClassVar[str]
@@ -78,11 +77,11 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         self._pool, self._timeout, self._idle = pool, timeout, idle
         self._jobs: Sequence[Work] = jobs
         if timeout is not None or idle is not None:
-            pool.wait_until_ready()  # a process that only just starts is no slow client
+            pool.wait_until_ready()  # a starting process is not a slow client
         limits = [limit for limit in (timeout, idle) if limit is not None]
         self._deadline = time.monotonic() + min(limits) if limits else None
-        # Longest first, but within blocks of neighbours and not far ahead of the reply that is to
-        # be handed on next: what comes too early has to be kept.
+        # Longest first, but within blocks of neighbours and not far ahead of the reply that is
+        # needed next: early replies have to be buffered.
         self._open = deque(
             sorted(range(len(jobs)), key=lambda i: (i // SCHEDULING_WINDOW, -jobs[i].cost, i))
         )
@@ -93,18 +92,18 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
 
     @abstractmethod
     def _call(self, actor: ClientHandle, job: Work) -> list[ObjectRef]:
-        """Begin a unit at an actor: references to what is small, to what is large, and to each client's state."""
+        """Submit a unit to an actor; return references to small results, large results and client states."""
 
     @abstractmethod
     def _answer(self, job: Work, outcome: Any, call: InFlight, actor: int) -> WorkResult:
-        """Return the answer of a unit that has ended."""
+        """Return the result of a finished unit."""
 
     @abstractmethod
     def _failure(self, job: Work, failure: Failure) -> WorkResult:
-        """Return the answer of a unit that came to nothing."""
+        """Return the result of a failed unit."""
 
     def results(self) -> Iterator[WorkResult]:
-        """Yield every unit's answer as soon as it and those before it are there."""
+        """Yield every unit's result as soon as it and all before it are done."""
         try:
             for position in range(len(self._jobs)):
                 self._next = position
@@ -116,7 +115,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
             self._cancel_all()
 
     def _fill_queues(self) -> None:
-        """Give every actor work up to its queue's length, the least busy first."""
+        """Fill every actor's queue, the least busy first."""
         depth = self._pool.config.resources.queued
         workers = [worker for worker in self._pool.workers if worker.starting is None]
         while self._open and workers:
@@ -128,7 +127,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
             self._submit(worker, position)
 
     def _allowed(self) -> int | None:
-        """Return the next job that is not too far ahead; the one waited for always is near enough."""
+        """Return the next job within the reordering bound; the one waited for always is."""
         depth = self._pool.config.resources.queued + 1
         ahead = max(
             depth * len(self._pool.workers),
@@ -141,7 +140,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         worker.waiting.append(InFlight(position, outcome, bulk, states))
 
     def _advance(self) -> None:
-        """Wait for something to end, and take it in."""
+        """Wait for an event, and handle it."""
         waiting = {
             call.outcome: (worker, call) for worker in self._pool.workers for call in worker.waiting
         }
@@ -152,7 +151,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         left = None if self._deadline is None or not waiting else max(0.0, self._deadline - begun)
         ready, _ = ray.wait([*waiting, *starting], num_returns=1, timeout=left)
         if self._deadline is not None and not waiting:
-            self._deadline += time.monotonic() - begun  # nobody could have answered
+            self._deadline += time.monotonic() - begun  # no actor could have answered
         elif self._idle is not None and ready:
             self._deadline = time.monotonic() + self._idle
         if not ready:
@@ -181,7 +180,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         self._fill_queues()
 
     def _on_actor_started(self, worker: PoolWorker) -> None:
-        """Give an actor that has started its first work; one that died on the way is started once more."""
+        """Give a started actor its first work; restart one that died while starting."""
         try:
             self._pool.note(ray.get(worker.starting))
             worker.starting = None
@@ -202,7 +201,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         self._done[position] = self._failure(self._jobs[position], failure)
 
     def _on_actor_died(self, worker: PoolWorker, error: Exception) -> None:
-        """Replace a dead actor and play its turns again; only the oldest can have been its undoing."""
+        """Replace a dead actor and requeue its tasks; only the oldest, which was running, is charged an attempt."""
         calls = list(worker.waiting)
         worker.waiting.clear()
         self._pool.replace(worker)
@@ -213,7 +212,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
                 self._fail(
                     call.position,
                     Failure(
-                        f"its actor died {times} times while playing this {self.unit} "
+                        f"its actor died {times} times while running this {self.unit} "
                         f"({cause_of_loss(error)})",
                         trace=str(error),
                     ),
@@ -223,7 +222,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         self._fill_queues()
 
     def _time_out(self) -> None:
-        """Give up on what has not ended, or in the middle of being played; those actors are replaced."""
+        """Fail all unfinished units, or only the running ones, and replace their actors."""
         if self._timeout is None:
             assert self._idle is not None
             for worker in self._pool.workers:
@@ -240,7 +239,9 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
             return
         failure = Failure(f"no answer within {self._timeout:g} s", "timeout")
         for position in range(len(self._jobs)):
-            if position not in self._done and (position in self._open or self._under_way(position)):
+            if position not in self._done and (
+                position in self._open or self._is_running(position)
+            ):
                 self._fail(position, failure)
         self._open.clear()
         for worker in self._pool.workers:
@@ -248,22 +249,22 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
                 worker.waiting.clear()
                 self._pool.replace(worker)
 
-    def _under_way(self, position: int) -> bool:
+    def _is_running(self, position: int) -> bool:
         return any(
             call.position == position for worker in self._pool.workers for call in worker.waiting
         )
 
     def _cancel_all(self) -> None:
-        """Forget what nobody waits for any more; turns under way end by themselves."""
+        """Drop all pending units; running tasks end by themselves."""
         self._open.clear()
         for worker in self._pool.workers:
             worker.waiting.clear()
 
 
 class SingleTasks(TaskScheduler[TaskInput, TaskResult]):
-    """Single turns: one call of `flray.federation.ray_backend.executor.RayExecutor.run_tasks`."""
+    """Single tasks: one call of `flray.federation.ray_backend.executor.RayExecutor.run_tasks`."""
 
-    unit = "turn"
+    unit = "task"
 
     def _call(self, actor: ClientHandle, job: TaskInput) -> list[ObjectRef]:
         return list(actor.run.remote(job.client_task, job.common, job.private, job.state))
@@ -290,8 +291,8 @@ class BlockTasks(TaskScheduler[TaskBlock, TaskBlockResult]):
     unit = "block"
 
     def _call(self, actor: ClientHandle, job: TaskBlock) -> list[ObjectRef]:
-        # Ray resolves references that are arguments of their own, so the jobs hold places among
-        # these instead.
+        # Ray resolves references that are arguments of their own, so the jobs hold indices
+        # into these instead.
         objects: list[Ref] = []
         places: dict[int, int] = {}
 
@@ -304,7 +305,7 @@ class BlockTasks(TaskScheduler[TaskBlock, TaskBlockResult]):
             return places[id(handle)]
 
         jobs = [replace(one, common=place(one.common), state=place(one.state)) for one in job.jobs]
-        # A state is an object of its own: it goes on alone wherever its client is played next.
+        # A state is a separate object: it is sent alone to the actor that runs its client next.
         return list(actor.run_block.options(num_returns=2 + len(jobs)).remote(jobs, *objects))
 
     def _answer(self, job: TaskBlock, outcome: Any, call: InFlight, actor: int) -> TaskBlockResult:

@@ -15,18 +15,18 @@ from flray.federation.spec import FederationSpec
 class ServerActor(Federation):
     """The federation's server as a Ray actor: its methods run here, one call at a time.
 
-    Aggregation, FedSKC's GDA and GPR and FISL's averaging among it, happens in this process.
+    All aggregation happens in this process, including FedSKC's GDA and GPR and FISL's averaging.
 
     Parameters
     ----------
     spec : FederationSpec
-        What is federated; resolved from the object store.
+        The federation; resolved from the object store.
     spec_ref : list of one ObjectRef
-        The same object, to be handed on to the client actors.
+        The same object, to pass to the client actors.
     plan : Plan
         The pool's size and shares.
     group : PlacementGroup or None
-        Where the client actors live.
+        Placement of the client actors.
     first_bundle : int
         Bundle of the first client actor.
     """
@@ -50,17 +50,17 @@ class ServerActor(Federation):
                 raise FlrayError(lacking)
             super().__init__(spec, executor, self._lines.append)
         except FlrayError as error:
-            # Raised by the first call: of an actor that cannot be made Ray says no more than that
-            # it is dead.
+            # Raised by the first call: if an actor's constructor fails, Ray only says that it is
+            # dead.
             self._error = error
 
     def call(self, method: str, *arguments: object) -> tuple[object, list[str]]:
-        """Return what a method returns, with the lines that a user should see.
+        """Call a method; return its result with the lines that the user should see.
 
         Raises
         ------
         FlrayError
-            If there is no federation: its method raised while it was made.
+            If there is no federation, because its constructor raised.
         """
         if self._error is not None:
             raise self._error

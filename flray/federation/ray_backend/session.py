@@ -23,7 +23,7 @@ _CHANGED = (
     "RAY_worker_niceness",
     "PYTHONBREAKPOINT",
 )
-"""What a session changes in the environment, Ray itself included."""
+"""Environment variables that a session changes, including those that Ray sets."""
 
 
 def local_resources() -> dict[str, float]:
@@ -37,7 +37,7 @@ def local_resources() -> dict[str, float]:
 def ray_session(
     address: str | None, variables: Mapping[str, str] | None = None
 ) -> Iterator[dict[str, float]]:
-    """Have Ray at hand, and yield its resources; what was started or set here is gone again afterwards.
+    """Start or join Ray and yield its resources; stop it and restore the environment afterwards.
 
     A Ray started here listens on 127.0.0.1 only and asks for a token of its own, whatever the
     environment says: it runs what it is sent.
@@ -47,8 +47,7 @@ def ray_session(
     address : str or None
         A running cluster; None starts Ray on this machine, whatever else runs here.
     variables : mapping, optional
-        What the environment of all its processes has to hold; that of this process holds it
-        already.
+        Variables for the environment of all its processes; this process has them already.
 
     Raises
     ------
@@ -113,7 +112,7 @@ def _start_here(ray: Any) -> None:
 
 @contextlib.contextmanager
 def _loopback_node() -> Iterator[None]:
-    """Let Ray's node have the address 127.0.0.1, to which it binds every socket then.
+    """Give Ray's node the address 127.0.0.1, so that it binds every socket to it.
 
     Ray replaces it by an address other machines can reach, unless it takes this machine for one
     that can be in no cluster: its switch for macOS and Windows, which it reads once, at its first
@@ -131,7 +130,7 @@ def _loopback_node() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(address: str | None) -> Iterator[None]:
-    """Set what Ray's processes take from the environment, and put it back afterwards."""
+    """Set the environment variables of Ray's processes, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in _CHANGED}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None:
@@ -139,7 +138,7 @@ def _environment(address: str | None) -> Iterator[None]:
         # into the home.
         os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-        # Replies up to this size come with the call's answer instead of by way of the object store,
+        # Replies up to this size come with the call's result instead of through the object store,
         # which costs a small network's round several percent.
         os.environ.setdefault("RAY_max_direct_call_object_size", str(512 * 1024))
         # Ray's own default, 15, leaves its workers next to nothing beside any other process of the
@@ -158,7 +157,7 @@ def _environment(address: str | None) -> Iterator[None]:
 
 
 def _read_authentication_anew() -> None:
-    """Have Ray's native part forget what the environment said of tokens when it looked first."""
+    """Make Ray's native code read the token settings from the environment again."""
     native: Any = importlib.import_module("ray._raylet")
     # In this order: a thread of a session that has just ended may still ask for the token its mode
     # wants.
@@ -167,7 +166,7 @@ def _read_authentication_anew() -> None:
 
 
 def _check_answers(address: str) -> None:
-    """Refuse an address where nothing listens; Ray itself would try for many minutes and say nothing."""
+    """Reject an address where nothing listens; Ray itself would retry silently for many minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         if address.startswith("ray://"):

@@ -12,10 +12,10 @@ from flray.config.plugins import MODULE_PREFIX
 
 
 def ship_user_modules() -> None:
-    """Have everything defined in the user's own modules pickled by value.
+    """Pickle everything defined in the user's own modules by value.
 
     These are the plug-ins that a configuration names, and the modules in which components were
-    registered from Python; what is installed as a package is taken to be installed everywhere.
+    registered from Python; installed packages are assumed to be installed everywhere.
     """
     installed = sysconfig.get_paths()
     names = {name for name in sys.modules if name.startswith(MODULE_PREFIX)}

@@ -1,6 +1,6 @@
-"""Plays turns in one process: (turn, messages, state) -> (outcome, reply, new state), a pure function.
+"""Runs client tasks in one process: (task, messages, state) -> (outcome, reply, new state), a pure function.
 
-Nothing of a turn is left behind that the next one could read: every turn sets all parameters and
+No task leaves anything behind that the next one could read: every task sets all parameters and
 buffers.
 """
 
@@ -41,7 +41,7 @@ from flray.federation.worker.diagnostics import (
 from flray.federation.worker.resources import WorkerResources
 from flray.trees import Packed
 
-# A turn's outcome, the large part of its reply, and the client's new state.
+# A task's outcome, the large part of its reply, and the client's new state.
 RunnerOutput: TypeAlias = tuple[TaskOutcome, Packed | None, Packed | None]
 
 
@@ -51,9 +51,9 @@ class ClientRunner:
     Parameters
     ----------
     spec : FederationSpec
-        What is played.
+        The federation.
     device : torch.device
-        Where models and data live.
+        Device of models and data.
     threads : int
         Torch threads; set for the whole process.
     """
@@ -76,9 +76,9 @@ class ClientRunner:
         state: Packed | None,
         sums: BlockSum | None = None,
     ) -> tuple[TaskOutcome, Packed | None, Packed | None]:
-        """Play a turn; an exception of the method or the model becomes a failure in the outcome.
+        """Run a task; an exception of the method or the model becomes a failure in the outcome.
 
-        Where there are `sums`, the reply's weights are added to them instead of being returned.
+        If there are `sums`, the reply's weights are added to them instead of being returned.
         """
         started = time.perf_counter()
         try:
@@ -127,12 +127,12 @@ class ClientRunner:
     def run_block(
         self, jobs: Sequence[TaskInput]
     ) -> tuple[list[TaskOutcome], Packed | None, list[Packed | None]]:
-        """Play jobs of one stage one after another.
+        """Run jobs of one stage in sequence.
 
         Parameters
         ----------
-        jobs : sequence of Job
-            In client order, with packed trees for handles.
+        jobs : sequence of TaskInput
+            In client order, with packed trees for references.
 
         Returns
         -------
@@ -157,7 +157,7 @@ class ClientRunner:
         return outcomes, trees.pack(tree) if tree else None, states
 
     def _run_in_order(self, jobs: Sequence[TaskInput], sums: BlockSum) -> Iterator[RunnerOutput]:
-        """Play a block's jobs in their order; neighbours of one architecture together, where that is wanted."""
+        """Run a block's jobs in order; with batched clients, neighbours of one architecture together."""
         together = self.spec.config.local.clients_per_step
         for _, alike in groupby(jobs, lambda job: job.client_task.architecture):
             neighbours = list(alike)
@@ -172,7 +172,7 @@ class ClientRunner:
                     )
 
     def _run_batched(self, jobs: Sequence[TaskInput], sums: BlockSum) -> Iterator[RunnerOutput]:
-        """Play some clients' turns in common steps; what goes wrong is everyone's failure."""
+        """Run several clients' tasks in common steps; an error fails all of them."""
         started = time.perf_counter()
         try:
             clients = [
@@ -206,7 +206,7 @@ class ClientRunner:
                 )
 
     def networks(self) -> dict[str, int]:
-        """Return how many instances of each architecture there are here: the trained one and its frozen twins."""
+        """Return how many instances of each architecture there are here: the trained one and its frozen copies."""
         return self._resources.networks()
 
     def _stage(
@@ -231,12 +231,12 @@ class ClientRunner:
         started: float,
         sums: BlockSum | None,
     ) -> RunnerOutput:
-        """Return what a client's turn came to."""
+        """Build the task result: outcome, large part of the reply, new client state."""
         if client.resident.personal:
             client.state["personal"] = client.weights(client.resident.personal)
-        kept = trees.pack(client.state) if client.state else None
+        state = trees.pack(client.state) if client.state else None
         if sums is not None:
-            # The turn's last act: a client that fails is not in the sums.
+            # The task's last step: a client that fails is not in the sums.
             sums.add(
                 client_task.architecture,
                 reply,
@@ -250,7 +250,7 @@ class ClientRunner:
             client=client_task.client,
             small=packed_small,
             entries=tuple(large),
-            stateful=kept is not None,
+            stateful=state is not None,
             metrics={
                 "loss": client.mean_loss,
                 "steps": float(client.steps),
@@ -263,7 +263,7 @@ class ClientRunner:
             peak=peak_bytes(),
             gpu_peak=gpu_peak_bytes(self.device),
         )
-        return outcome, bulk, kept
+        return outcome, bulk, state
 
     def _client(
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None

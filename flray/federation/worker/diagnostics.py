@@ -1,4 +1,4 @@
-"""What one client contributes to the diagnostics of a federation, computed where its model is."""
+"""One client's part of the diagnostics, computed in the process of its model."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from flray.models.base import as_split
 
 Diagnostics = dict[str, NDArray[Any]]
 MAX_FEATURE_SAMPLES, MAX_PROBE_SAMPLES, MAX_CLIENTS = 500, 256, 12
-"""Test samples whose features are kept, samples that all clients see, and the most clients that are asked."""
+"""Limits: test samples with features, samples that all clients see, and clients."""
 
 
 @torch.no_grad()
 def client_diagnostics(
     client: Client, predictor: Predictor, probes: Samples, test: Samples
 ) -> Diagnostics:
-    """Return a client's part of the portrait, in the process that plays it.
+    """Return a client's part of the diagnostics.
 
     Parameters
     ----------
     client : Client
-        Its model holds what is evaluated.
+        Its model is the evaluated one.
     predictor : callable
         Scores a batch.
     probes, test : Samples

@@ -1,4 +1,4 @@
-"""What a process works with: the experiment's networks and samples on one device, in the experiment's precision."""
+"""Per-process cache of networks and samples on one device, in the experiment's precision."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from flray.models import acceleration
 
 
 def default_device(spec: FederationSpec) -> torch.device:
-    """Return the GPU where this process has one and the experiment does not do without, else the CPU."""
+    """Return the GPU if this process has one and the experiment uses it, else the CPU."""
     wanted = spec.config.resources.gpus_per_actor != 0
     return torch.device("cuda:0" if wanted and torch.cuda.is_available() else "cpu")
 
 
 def thread_count(config: Experiment) -> int:
-    """Return the torch threads of every process that trains; their number decides the last bits of a result."""
+    """Return the torch threads of every process that trains; their number affects the last bits of a result."""
     return max(1, math.floor(config.resources.cpus_per_actor))
 
 
 class WorkerResources:
-    """Networks and samples of one process; each is made when first asked for.
+    """Networks and samples of one process; each is built on first use.
 
     Parameters
     ----------
     spec : FederationSpec
         The experiment.
     device : torch.device
-        Where networks and samples lie. Samples are not copied where that is the CPU.
+        Device of networks and samples. Samples are not copied on the CPU.
     """
 
     def __init__(self, spec: FederationSpec, device: torch.device) -> None:
@@ -91,7 +91,7 @@ class WorkerResources:
         return self._residents[architecture]
 
     def networks(self) -> dict[str, int]:
-        """Return how many instances of each architecture there are here: the trained one and its frozen twins."""
+        """Return how many instances of each architecture there are here: the trained one and its frozen copies."""
         return {
             architecture: 1 + len(resident.frozen_copies)
             for architecture, resident in self._residents.items()
@@ -112,7 +112,7 @@ class WorkerResources:
 
     @cached_property
     def public(self) -> Samples | None:
-        """The public samples; None where there are none."""
+        """The public samples; None if there are none."""
         data = self.spec.data
         return None if data.public is None else self.public_samples(np.arange(len(data.public)))
 
