@@ -1,1 +1,1 @@
-"""A run: its folder and journal, the loop over rounds, its figures, and how it is resumed."""
+"""Runs: folder, journal, round loop, callbacks, figures and resume."""

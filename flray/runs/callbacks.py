@@ -1,4 +1,4 @@
-"""Callbacks of a run: what happens at its beginning, after each round, at a checkpoint and at its end."""
+"""Callbacks of a run: at its beginning, after each round, before a checkpoint and at its end."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from flray.runs.progress import Progress
 
 
 class RunCallback:
-    """Is told of a run's course, in the order of the list it stands in; by default it does nothing."""
+    """Hooks into a run, called in list order; by default they do nothing."""
 
     def on_begin(self, rounds_done: int) -> None:
-        """Take note that the rounds after `rounds_done` are about to be run."""
+        """Handle the start of the rounds after `rounds_done`."""
 
     def on_round(self, result: RoundResult) -> None:
-        """Take note of a round that has ended."""
+        """Handle a finished round."""
 
     def on_checkpoint(self, round_: int) -> None:
-        """Take note that a checkpoint of this round is about to be written."""
+        """Handle a checkpoint of this round before it is written."""
 
     def on_end(self) -> None:
-        """Take note that all rounds are done."""
+        """Handle the end of the last round."""
 
 
 class JournalCallback(RunCallback):
     """Records every round, for the history and for MLflow.
 
-    It stands first: a checkpoint must never know of a round that the history lacks. Whoever sends
-    the journal to MLflow is woken by it.
+    First in the list: a checkpoint must never contain a round that the history lacks. Writing
+    wakes the exporter to MLflow.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -48,7 +48,7 @@ class JournalCallback(RunCallback):
         self._journal.record_round(result.number, result.metrics)
 
     def on_checkpoint(self, round_: int) -> None:
-        """Have the journal on the disk before the checkpoint is."""
+        """Sync the journal to disk before the checkpoint is written."""
         self._journal.sync()
 
 
@@ -59,7 +59,7 @@ class ProgressCallback(RunCallback):
         self._progress, self._spec, self._metric = progress, spec, metric
 
     def on_begin(self, rounds_done: int) -> None:
-        """Show from where the run goes on."""
+        """Show the round from which the run resumes."""
         self._progress.begin(self._spec, rounds_done)
 
     def on_round(self, result: RoundResult) -> None:
@@ -68,7 +68,7 @@ class ProgressCallback(RunCallback):
 
 
 class DiagnosticsCallback(RunCallback):
-    """Saves what figures need of the first and the last models (``tracking.features``)."""
+    """Saves diagnostics of the initial and the final models (``tracking.features``)."""
 
     def __init__(self, federation: FederationHandle, folder: Path) -> None:
         self._federation, self._folder = federation, folder

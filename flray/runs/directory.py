@@ -1,4 +1,4 @@
-"""Where a run's or a sweep's files lie, how they are named, and what describes the run to a person and to MLflow.
+"""Run and sweep folders: creation, lookup, file names, and the description of a run.
 
 ``runs/<name>/<number>/`` holds ``config.yaml`` (resolved), ``run.json`` (identity, versions,
 status, result), ``journal.jsonl`` (history and outbox), ``checkpoint/`` and ``figures/``. A sweep
@@ -33,7 +33,7 @@ FolderKind = Literal["run", "sweep"]
 RunStatus = Literal["waiting", "running", "interrupted", "finished", "stopped", "failed"]
 CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoint", "figures"
 FETCHED_MARK = ".fetched"
-"""Marks a folder that came from object storage."""
+"""Name of the file that marks a folder from object storage."""
 
 _IDENTITY: dict[str, type | tuple[type, ...]] = {
     "versions": dict,
@@ -69,15 +69,15 @@ _KNOWN: dict[str, type | tuple[type, ...]] = {
 
 
 def create(base: str | Path, name: str) -> Path:
-    """Make and return a new folder ``base/name/NNN``; two processes never get the same one.
+    """Create and return a new folder ``base/name/NNN``; two processes never get the same one.
 
-    For an address the folder is local and `mirror_of` tells where its copy goes; numbers taken
-    there are left out.
+    For an address the folder is local and `remote_uri` returns the address of its copy; numbers
+    used there are skipped.
 
     Raises
     ------
     FlrayError
-        If the folder cannot be made.
+        If the folder cannot be created.
     """
     parent = _local_base(base) / name
     taken = {int(n) for n in _remote_numbers(str(base), name)} if storage.is_remote(base) else set()
@@ -102,7 +102,7 @@ def create(base: str | Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def new_folder(base: str | Path, name: str) -> Iterator[Path]:
-    """Make a new folder as `create` does; it is removed again if the block ends before it describes a run or sweep."""
+    """Create a folder as `create` does; remove it if the block ends before it describes a run or sweep."""
     folder = create(base, name)
     try:
         yield folder
@@ -135,7 +135,7 @@ def find(text: str, base: str | Path = "runs") -> Path:
         except (
             OSError,
             ValueError,
-        ) as error:  # no name for a file, or a folder that may not be looked into
+        ) as error:  # not a valid file name, or a folder without permission
             raise FlrayError(
                 f"{candidate}: cannot be read: {getattr(error, 'strerror', None) or error}"
             ) from None
@@ -153,7 +153,7 @@ def find(text: str, base: str | Path = "runs") -> Path:
 
 
 def remote_uri(folder: Path, output: str | Path) -> str | None:
-    """Return the address that keeps a copy of a run's folder, None where the folder is all there is."""
+    """Return the address of a run folder's copy, or None if it has none."""
     if not storage.is_remote(output):
         return None
     return f"{str(output).rstrip('/')}/{folder.parent.name}/{folder.name}"
@@ -170,26 +170,28 @@ def _remote_numbers(base: str, name: str) -> list[str]:
 
 
 def _download_run(text: str, base: str) -> None:
-    """Copy a run or sweep here from its address, unless what is here is its latest."""
+    """Download a run or sweep from its address, unless the local copy is the latest."""
     name, _, number = text.strip("/").partition("/")
     numbers = [number] if number else _remote_numbers(base, name)[-1:]
     for found in numbers:
         folder, uri = _local_base(base) / name / found, f"{base.rstrip('/')}/{name}/{found}"
         if folder_kind(folder) is not None and not _continued_elsewhere(folder, uri):
             continue
-        if folder.exists():  # nothing is thrown away, and nothing half here is taken for the whole
+        if (
+            folder.exists()
+        ):  # nothing is deleted, and a partial download is never taken for a complete one
             places = (folder.with_name(f"{found}.old-{n}") for n in itertools.count(1))
             folder.rename(next(place for place in places if not place.exists()))
         storage.fetch(uri, folder, mark=FETCHED_MARK)
 
 
 def check_latest(folder: Path, uri: str) -> None:
-    """Refuse to go on from a copy that is not the latest.
+    """Refuse to resume from a copy that is not the latest.
 
     Raises
     ------
     FlrayError
-        If another worker went on from its own copy since this one was made.
+        If another worker resumed from its own copy since this one was made.
     """
     if _continued_elsewhere(folder, uri):
         raise FlrayError(
@@ -200,7 +202,7 @@ def check_latest(folder: Path, uri: str) -> None:
 
 
 def _continued_elsewhere(folder: Path, uri: str) -> bool:
-    """Tell whether the last worker at an address is none of those that a copy here knows of."""
+    """Return whether the last worker at an address is unknown to the local copy."""
     data = storage.read(f"{uri}/{folder_kind(folder)}.json")
     if data is None:
         return False
@@ -214,12 +216,12 @@ def _continued_elsewhere(folder: Path, uri: str) -> bool:
 
 
 def tracking_uri(folder: Path) -> str | None:
-    """Return the tracking address in a run's settings; no plug-in is loaded for it.
+    """Return the tracking address in a run's settings, without loading plug-ins.
 
     Raises
     ------
     FlrayError
-        If the settings hold none.
+        If the settings have none.
     """
     try:
         uri = read_yaml(folder / CONFIG)["experiment"]["tracking"]["uri"]
@@ -231,7 +233,7 @@ def tracking_uri(folder: Path) -> str | None:
 
 
 def folder_kind(folder: Path) -> FolderKind | None:
-    """Return what a folder holds, or None."""
+    """Return the kind of a folder (run or sweep), or None."""
     if (folder / "run.json").is_file():
         return "run"
     return "sweep" if (folder / "sweep.json").is_file() else None
@@ -249,7 +251,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the folder's resolved configuration as it was written, without looking up what it names.
+    """Return the folder's resolved configuration as written, without resolving component names.
 
     Raises
     ------
@@ -266,7 +268,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def write(folder: Path, which: FolderKind, content: Mapping[str, Any]) -> None:
-    """Write ``run.json`` or ``sweep.json``, whole or not at all."""
+    """Write ``run.json`` or ``sweep.json`` atomically."""
     write_atomically(
         folder / f"{which}.json", json.dumps(content, indent=1, sort_keys=True).encode()
     )
@@ -280,7 +282,7 @@ def update(folder: Path, **values: Any) -> None:
 
 
 def new_identity(setting: str = "native") -> dict[str, Any]:
-    """Return a fresh uid, the time, the versions and the CPU's kind.
+    """Return a fresh uid, the time, the versions and the CPU model.
 
     Parameters
     ----------
@@ -297,14 +299,14 @@ def new_identity(setting: str = "native") -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide the bits."""
+    """Return the versions of Python and of the packages that affect results."""
     names = ("flray", "torch", "torchvision", "numpy", "ray", "mlflow")
     found = {name: metadata.version(name) for name in names if _installed(name)}
     return {"python": platform.python_version(), **found}
 
 
 def save_config(folder: Path, config: Config) -> None:
-    """Write the resolved configuration: defaults filled in, a local database with its whole path, no password.
+    """Write the resolved configuration: defaults filled in, a local database with its full path, no password.
 
     So the run can be resumed or synced from any folder.
     """
@@ -316,7 +318,7 @@ def save_config(folder: Path, config: Config) -> None:
 
 
 def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield dotted path and text of every setting; no password of an address."""
+    """Yield dotted path and text of every setting, without passwords in addresses."""
     for key, value in tree.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FURTHER_MEASURES = ("auc", "hausdorff95")
-"""Measures besides the task's own that get a figure where a task has them."""
+"""Measures besides the task's primary one that get a figure if the task has them."""
 
 
 def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
@@ -26,13 +26,13 @@ def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
     Parameters
     ----------
     folder : Path
-        The run's.
+        The run's folder.
     journal : Journal
         Its journal.
     metric : str
-        The primary metric; empty where nothing was measured.
+        The primary metric; empty if nothing was measured.
     """
-    # Start-up: matplotlib takes a second, which only the end of a run needs.
+    # Imported here: matplotlib takes a second, and only the end of a run needs it.
     from flray.drawing.canvas import save_figure
     from flray.drawing.partition import PartitionCounts, draw_partition
 

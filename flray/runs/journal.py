@@ -1,4 +1,4 @@
-"""A run's journal: every event as one JSON line, history for the reader and outbox for the tracking server."""
+"""A run's journal: every event as one JSON line, both the history and the outbox to the tracking server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _listeners: list[Listener] = []
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Have a function called with a journal's path after every event that this process writes to any journal.
+    """Register a function to be called with a journal's path after every event this process writes to any journal.
 
     Parameters
     ----------
@@ -59,14 +59,14 @@ def listen(listener: Listener) -> Callable[[], None]:
     Returns
     -------
     callable
-        Ends it.
+        Unregisters it.
     """
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)
 
 
 def milliseconds() -> int:
-    """Return the time now in milliseconds since 1970, MLflow's unit."""
+    """Return the current time in milliseconds since 1970, MLflow's unit."""
     return time.time_ns() // 1_000_000
 
 
@@ -85,7 +85,7 @@ def encode(event: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> Event:
-    """Return the event of one line; every metric is a float again, bit for bit.
+    """Return the event of one line; every metric is restored bit for bit.
 
     Raises
     ------
@@ -117,12 +117,12 @@ def decode(line: bytes) -> Event:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return all whole events of a journal; a last line torn by a kill is left out.
+    """Return all complete events of a journal; a last line truncated by a kill is left out.
 
     Parameters
     ----------
     path : Path
-        The journal file, or a run directory. A file that is missing is an empty journal.
+        The journal file, or a run directory. A missing file is an empty journal.
 
     Raises
     ------
@@ -135,25 +135,25 @@ def read_events(path: Path) -> list[Event]:
 
 def history_of(events: Iterable[Event]) -> pd.DataFrame:
     """Return the rounds among `events` as a table: column ``round`` first, then one column per metric."""
-    import pandas as pd  # takes a second, and processes that only write journals do not need it
+    import pandas as pd  # takes a second; processes that only write journals do not need it
 
     rounds = {
         event["round"]: event["metrics"] for event in events if event["type"] == "round"
-    }  # later ones count
+    }  # later records win
     rows = [{"round": round_, **metrics} for round_, metrics in rounds.items()]
     table = pd.DataFrame(rows) if rows else pd.DataFrame({"round": pd.Series(dtype="int64")})
     return table.sort_values("round", ignore_index=True)
 
 
 def _parse(data: bytes, path: Path) -> tuple[list[Event], int]:
-    """Return the whole events in `data` and the number of bytes they take."""
+    """Return the complete events in `data` and their length in bytes."""
     events: list[Event] = []
     end = 0
     while (newline := data.find(b"\n", end)) >= 0:
         try:
             events.append(decode(data[end:newline]))
         except ValueError as error:
-            # A crash of the machine may leave a tail of rubbish (blocks never written). Rubbish
+            # A machine crash may leave a garbage tail (blocks never written). Garbage
             # followed by a good event is another matter: somebody edited the file, and cutting
             # there would lose history.
             if any(_whole(line) for line in data[newline + 1 :].split(b"\n")):
@@ -177,15 +177,14 @@ def _whole(line: bytes) -> bool:
 class Journal:
     """The append-only file of a run's events; one process writes it at a time.
 
-    A line is handed to the system by one write, so a killed process leaves at most the last line
-    torn; opening the file again cuts that line off. Rounds that are there stay as they were first
-    recorded: a run that is resumed plays some rounds again, and they leave neither a gap nor a
-    second record.
+    Each line is one write, so a killed process truncates at most the last line; reopening the file
+    cuts that line off. Rounds stay as first recorded: a resumed run repeats some rounds, and they
+    leave neither a gap nor a second record.
 
     Parameters
     ----------
     path : Path
-        The journal file, by convention ``RUN/journal.jsonl``; its directory is made if need be.
+        The journal file, by convention ``RUN/journal.jsonl``; its directory is created if needed.
 
     Raises
     ------
@@ -217,11 +216,11 @@ class Journal:
         self._started = any(event["type"] == "start" for event in events)
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Write one event as one line, and tell who listens.
+        """Write one event as one line, and notify listeners.
 
-        It survives the death of the process, not of the machine: see `sync`. A line that cannot be
-        written whole, on a full disk for example, is taken back, so that the next one does not
-        become a part of it.
+        It survives the death of the process, not of the machine: see `sync`. A partially
+        written line, on a full disk for example, is removed, so that the next one does not become
+        a part of it.
 
         Raises
         ------
@@ -253,14 +252,14 @@ class Journal:
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> bool:
-        """Record the run's identity; write nothing and return False if it is there already.
+        """Record the run's identity; write nothing and return False if it is recorded already.
 
         Parameters
         ----------
         uid : str
-            A name no other run has; the run is found by it on the tracking server.
+            Unique name, by which the tracking server finds the run.
         experiment, name : str
-            Where the run is shown, and as what.
+            Its experiment and name on the tracking server.
         parent : str, optional
             The uid of the sweep's run.
         params, tags : mapping of str to str, optional
@@ -291,7 +290,7 @@ class Journal:
     def record_round(
         self, round_: int, metrics: Mapping[str, float], *, replace: bool = False
     ) -> bool:
-        """Record the metrics of a round; write nothing and return False if the round is there already.
+        """Record the metrics of a round; write nothing and return False if the round is recorded already.
 
         Parameters
         ----------
@@ -299,14 +298,14 @@ class Journal:
             Number of the round.
         metrics : mapping of str to float
             By name; names are cleaned by `flray.metrics.names.clean_name`, NaN and infinities are
-            kept.
+            recorded.
         replace : bool
-            Record them all the same: later values of a round count instead of the earlier ones.
+            Record them anyway: later values of a round replace the earlier ones.
 
         Raises
         ------
         FlrayError
-            If two names are one after cleaning.
+            If two names are equal after cleaning.
         """
         there = round_ in self._recorded
         if there and not replace:
@@ -327,7 +326,7 @@ class Journal:
         self.append({"type": "artifact", "path": Path(path).as_posix(), "to": to})
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        """Record labels; the last value of a label counts."""
+        """Record labels; the last value of a label wins."""
         self.append({"type": "tags", "tags": dict(tags)})
 
     def params(self, params: Mapping[str, str]) -> None:
@@ -335,15 +334,15 @@ class Journal:
         self.append({"type": "params", "params": dict(params)})
 
     def resume(self) -> None:
-        """Record that the run goes on after an end."""
+        """Record that the run resumes after an end."""
         self.append({"type": "resume", "time": milliseconds()})
 
     def end(self, status: Status) -> None:
-        """Record how the run ended."""
+        """Record the run's end."""
         self.append({"type": "end", "time": milliseconds(), "status": status})
 
     def sync(self) -> None:
-        """Make everything written so far survive a crash of the machine; to be called before each checkpoint."""
+        """Flush everything written so far to disk; call it before each checkpoint."""
         os.fsync(self._file)
 
     def rounds(self) -> list[Event]:
@@ -355,7 +354,7 @@ class Journal:
         return history_of(self.rounds())
 
     def close(self) -> None:
-        """Let go of the file. Closing twice is harmless."""
+        """Close the file. Closing twice is harmless."""
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._file)

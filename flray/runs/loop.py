@@ -1,4 +1,4 @@
-"""The loop over a run's rounds: step, callbacks, checkpoint, and what a loss or an interrupt costs."""
+"""The loop over a run's rounds: step, callbacks, checkpoint, recovery from losses and interrupts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flray.runs import directory
 from flray.runs.callbacks import RunCallback
 
 MAX_LOSSES = 3
-"""Losses of the server or of clients' states that a run outlives with no finished round in between."""
+"""Consecutive losses of the server or of clients' states, with no finished round in between, that a run survives."""
 
 
 class RoundLoop:
@@ -24,15 +24,15 @@ class RoundLoop:
     Parameters
     ----------
     spec : FederationSpec
-        What is run.
+        The experiment.
     federation : FederationHandle
-        Where it runs.
+        Its federation.
     folder : Path
         The run's folder.
     callbacks : sequence of RunCallback
-        Are told of every round in their order, before a checkpoint of it is written.
+        Called in order for every round, before a checkpoint of it is written.
     notify : callable
-        Is given the lines a user should see.
+        Called with lines that the user should see.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class RoundLoop:
         self._losses = 0
 
     def run(self) -> str:
-        """Run what is left; on Ctrl-C save before giving up.
+        """Run the remaining rounds; on Ctrl-C save before stopping.
 
         Returns
         -------
         str
-            SHA-256 of everything learnt.
+            SHA-256 of the learned state.
 
         Raises
         ------
@@ -66,24 +66,24 @@ class RoundLoop:
             finished round in between, or a client failed.
         """
         try:
-            return self._run_despite_losses()
+            return self._run_with_recovery()
         except KeyboardInterrupt:
             try:
                 self._save_after_interrupt()
             except KeyboardInterrupt:
                 pass
-            except Exception as error:  # a signal to all processes takes Ray's with it
+            except Exception as error:  # a signal to the process group also ends Ray's processes
                 self._notify(
-                    f"the round under way is lost, it will be played again ({type(error).__name__})"
+                    f"the round under way is lost, it will be run again ({type(error).__name__})"
                 )
             raise
 
-    def _run_despite_losses(self) -> str:
-        """Run what is left, and after a loss go on from the last checkpoint.
+    def _run_with_recovery(self) -> str:
+        """Run the remaining rounds; after a loss resume from the last checkpoint.
 
         The first round after a loss is saved at once, whatever the checkpoint's settings, and only
-        that counts as progress: so a run outlives any number of losses, and one that would meet the
-        same loss for ever ends.
+        that counts as progress: so a run survives any number of losses, and one that meets the
+        same loss every time ends.
         """
         while True:
             try:
@@ -141,7 +141,7 @@ class RoundLoop:
         self._losses = 0
 
     def _save_after_interrupt(self) -> None:
-        """Save the last whole round; on Ray the one under way ends first, in this process it is played again later."""
+        """Save the last complete round; Ray finishes the current one first, in this process it is repeated later."""
         self._notify("stopping")
         finished = self._federation.wait_for_round()
         if finished is not None:

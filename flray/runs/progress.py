@@ -1,4 +1,4 @@
-"""What shows the progress of a run and of a sweep, and the display that shows nothing."""
+"""Progress protocols of runs and sweeps, and a null display."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def logged(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 class Progress(Protocol):
-    """Shows how far a run is."""
+    """Displays the progress of a run."""
 
     def begin(self, spec: FederationSpec, done: int) -> None:
         """Show that the rounds start after `done`."""
@@ -39,13 +39,13 @@ class Progress(Protocol):
 
 
 class SweepProgress(Protocol):
-    """Shows how far a sweep is."""
+    """Displays the progress of a sweep."""
 
     def begin(self, total: int, done: int) -> None:
         """Show that `done` of `total` trials have ended already."""
 
     def trial_started(self, number: str, label: str, rounds_done: int) -> None:
-        """Show that a trial runs; `rounds_done` is above 0 where it goes on after an interruption."""
+        """Show that a trial runs; `rounds_done` is above 0 if it resumes after an interruption."""
 
     def round(
         self, number: str, label: str, done: int, rounds: int, score: float, left: float
@@ -65,7 +65,7 @@ class SweepProgress(Protocol):
 
 
 class NullProgress:
-    """Shows nothing, of a run or of a sweep."""
+    """A display that shows nothing, for runs and sweeps."""
 
     def begin(self, *info: Any) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""With what a run or sweep may be gone on: its own settings, the user's plug-ins, a CPU that computes the same bits."""
+"""Checks before a resume: unchanged settings, the user's plug-ins, a CPU that computes the same bits."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from flray.tracking.address import redact
 RESUMABLE_SETTINGS = ("checkpoint", "faults", "name", "output", "plugins", "resources", "tracking")
 """Parts of an experiment that may change between a run's beginning and its resume."""
 _FROZEN_RESOURCES = ("resources.bits", "resources.cpus_per_actor")
-"""Instructions and the number of torch's threads, which decide the last bits."""
+"""CPU instructions and torch threads, which affect the last bits."""
 _RESUMABLE_SWEEP_SETTINGS = ("sweep.concurrency", "sweep.max_failures")
 
 
 def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
     """Return the configuration of a run or sweep, with the user's plug-ins loaded.
 
-    Nothing that came with the folder is executed: a file in it is no plug-in, and where the folder
-    was fetched from object storage, which others may write to, even the names of plug-ins have to
+    Nothing in the folder is executed: a file in it is not a plug-in, and if the folder was
+    downloaded from object storage, which others may write to, even the names of plug-ins have to
     come from the user.
 
     Parameters
     ----------
     folder : Path
-        The run's or sweep's.
+        The folder of the run or sweep.
     plugins : sequence of str
-        The user's own files, in place of those that the configuration names; relative to the
+        The user's own files, instead of those that the configuration names; relative to the
         current folder.
 
     Raises
     ------
     FlrayError
-        If the configuration cannot be used, or a plug-in has to be given.
+        If the configuration cannot be used, or a plug-in is missing.
     """
     path = folder / directory.CONFIG
     content = read_yaml(path)
@@ -67,19 +67,19 @@ def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
 
 
 def settings_text(config: Config, which: directory.FolderKind) -> dict[str, str]:
-    """Return the settings that decide what a run or sweep does, as flat text.
+    """Return the settings that determine a run's or sweep's results, as flat text.
 
     Parameters
     ----------
     config : Config
         The resolved configuration.
     which : {"run", "sweep"}
-        Of a run only the experiment counts.
+        For a run, only the experiment.
 
     Returns
     -------
     dict of str to str
-        The experiment's settings by their path, without ``experiment.``; of a sweep also
+        The experiment's settings by their path, without ``experiment.``; for a sweep also
         ``sweep.KEY`` and, as JSON, ``space.PATH`` and ``arms.AXIS.ARM``.
     """
     content = config.model_dump(mode="json")
@@ -98,24 +98,24 @@ def settings_text(config: Config, which: directory.FolderKind) -> dict[str, str]
 
 
 def check_unchanged(folder: Path, config: Config) -> None:
-    """Refuse to go on with other settings than a run or a sweep began with.
+    """Refuse to resume with other settings than a run or sweep started with.
 
     Parameters
     ----------
     folder : Path
-        The run's or sweep's.
+        The folder of the run or sweep.
     config : Config
-        Its configuration as it stands in the folder now.
+        Its current configuration in the folder.
 
     Raises
     ------
     FlrayError
-        Naming what differs; `FREE` may: how a run is played, kept and shown.
+        Naming the differences; those in `RESUMABLE_SETTINGS` are allowed.
     """
     which = directory.folder_kind(folder) or "run"
     now, began = settings_text(config, which), directory.read(folder).get("settings")
     whole = began is not None
-    if began is None:  # an older flray kept them in the journal alone
+    if began is None:  # an older flray recorded them in the journal only
         began = dict[str, str]()
         for event in read_events(folder / directory.JOURNAL):
             if event["type"] == "start":
@@ -162,24 +162,24 @@ def _absolute_path(key: str) -> str:
 
 
 def check_cpu(folder: Path, allowed: bool) -> dict[str, str]:
-    """Refuse to go on with a run or a sweep on a CPU whose bits are other than those it began with.
+    """Refuse to resume a run or sweep on a CPU that computes other bits than the one it started on.
 
     Parameters
     ----------
     folder : Path
-        The run's or sweep's.
+        The folder of the run or sweep.
     allowed : bool
-        Whether the user wants to nevertheless; this is noted in ``run.json``.
+        Whether the user allows it; recorded in ``run.json``.
 
     Returns
     -------
     dict
-        Labels that say so; none where the bits are the same.
+        Labels that say so; empty if the bits are the same.
 
     Raises
     ------
     FlrayError
-        Saying which of the libraries differ.
+        Naming the libraries that differ.
     """
     noted = directory.read(folder)
     differs = bits.check_same(folder, noted)

@@ -37,18 +37,18 @@ from flray.tracking.address import check
 
 @dataclass(frozen=True)
 class Result:
-    """What a run brought.
+    """The result of a run.
 
     Attributes
     ----------
     folder : Path
-        Where everything lies.
+        The run's folder.
     history : DataFrame
         One row per round: column ``round``, then one per metric.
     sha256 : str
-        Digest of everything learnt: global models, the method's server state, client states.
+        Digest of the learned state: global models, the method's server state, client states.
     metric : str
-        Name of the method's own measure.
+        Name of the method's primary metric.
     experiment : Experiment
         The resolved settings.
     """
@@ -61,12 +61,12 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All metrics of the last round in which each was measured."""
+        """Each metric's value in the last round that measured it."""
         return summarise_history(self.history, self.metric, "last", 1).values
 
     @property
     def reported(self) -> Reported:
-        """The numbers to report, as ``evaluation.protocol`` wants them."""
+        """The numbers to report, according to ``evaluation.protocol``."""
         evaluation = self.experiment.evaluation
         return summarise_history(self.history, self.metric, evaluation.protocol, evaluation.last)
 
@@ -90,7 +90,7 @@ def run(
     address : str, optional
         A running Ray cluster; without it Ray is started on this machine.
     progress : Progress, optional
-        How to show what happens; nothing is shown without.
+        Display; nothing is shown without.
     **settings
         Parts of the experiment to replace, for example ``algorithm={"name": "fedskc"}``.
 
@@ -119,7 +119,7 @@ def start(
     if experiment.tracking.uri is not None:
         check(experiment.tracking.uri)
     with contextlib.ExitStack() as stack:
-        if address is not None:  # joined before anything is made: it may not be there, or too small
+        if address is not None:  # joined before anything is created: it may be missing or too small
             PoolPlanner(
                 spec, stack.enter_context(ray_session(address, bits.variables(experiment)))
             ).plan()
@@ -139,7 +139,7 @@ def start(
 
 
 def _check_single(config: Config, source: object) -> None:
-    """Refuse what describes several federations, of which one would be run without a word."""
+    """Reject a description of several federations, of which only one would be run silently."""
     several = [
         *(["arms"] if config.arms else []),
         *(["space"] if config.space else []),
@@ -177,10 +177,10 @@ def resume(
     progress : Progress, optional
         As in `run`.
     plugins : sequence of str
-        Your own files in place of those that the settings name; see
+        Your own files instead of those that the settings name; see
         `flray.runs.resume_checks.load_config`.
     other_cpu : bool
-        Go on even where this CPU's bits are other than those the run began with.
+        Resume even if this CPU computes other bits than the one the run started on.
 
     Raises
     ------
@@ -202,7 +202,7 @@ def resume(
 
 
 def data_identity(spec: FederationSpec) -> dict[str, Any]:
-    """Return what identifies a run's data."""
+    """Return the identity of a run's data."""
     return {
         "data": spec.data.fingerprint,
         "partition": spec.data.partition_fingerprint,
@@ -252,12 +252,12 @@ def _run_to_end(
 def _federate(
     spec: FederationSpec, session: RunSession, address: str | None, progress: Progress
 ) -> str:
-    """Run all rounds that are left and return the digest."""
+    """Run the remaining rounds and return the digest."""
     say = logged(progress.say)
     with contextlib.ExitStack() as stack:
         federation: FederationHandle
         if uses_ray(spec.config):
-            # Only here, for it imports Ray: two seconds that a run without it does not take.
+            # Imported here: Ray takes two seconds, which a run without it saves.
             from flray.federation.ray_backend.handle import RayFederation
 
             available = stack.enter_context(ray_session(address, bits.variables(spec.config)))
@@ -295,5 +295,5 @@ def _result(folder: Path, spec: FederationSpec) -> Result:
 
 
 def primary_metric(spec: FederationSpec) -> str:
-    """Return the name of the method's own measure."""
+    """Return the name of the method's primary metric."""
     return primary_metric_name(spec.algorithm.views, spec.task.metric)

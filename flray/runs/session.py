@@ -1,4 +1,4 @@
-"""A run, a trial or a sweep while it is worked on: one way to begin, to go on, to be tracked and to end."""
+"""Sessions of a run, trial or sweep: start or resume it, track it, record its end."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _IN_JOURNAL: dict[EndStatus, JournalStatus] = {
 
 
 class RunSession:
-    """Begins or goes on with what a folder holds, and records its end.
+    """Starts or resumes the run, trial or sweep of a folder, and records its end.
 
     Parameters
     ----------
     folder : Path
-        Of a run, a trial or a sweep.
+        The folder of a run, trial or sweep.
     experiment : Experiment
-        For the MLflow experiment.
+        Its settings name the MLflow experiment.
     name : str
         The run's name in MLflow.
     tags, params : mapping of str to str
-        For MLflow, besides what identifies the run.
+        For MLflow, besides the identity tags.
     parent : str, optional
         The uid of a trial's sweep.
     labels : mapping of str to str, optional
-        Tags of this going on, which the beginning had not.
+        Tags to add at this resume.
     **changes
-        Further values of the folder's description to set now.
+        Further values to set in the folder's description.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class RunSession:
     def end(
         self, status: EndStatus, tracked_as: JournalStatus | None = None, **values: Any
     ) -> None:
-        """Record the end, in the journal first: what has no end in its description is gone on with.
+        """Record the end, in the journal first: without an end in its description, a run is resumable.
 
         Parameters
         ----------
         status : str
-            The folder's status from now on.
+            The folder's new status.
         tracked_as : str, optional
-            MLflow's status where it is another one.
+            MLflow's status if it differs.
         **values
             Further values of the folder's description.
         """
@@ -91,13 +91,13 @@ class RunSession:
         directory.update(self.folder, status=status, **values)
 
     def close(self) -> None:
-        """Close the journal; what has not ended then was interrupted."""
+        """Close the journal; a session that has not ended was interrupted."""
         self.journal.close()
 
 
 @contextlib.contextmanager
 def recording_failure(session: RunSession) -> Iterator[None]:
-    """Record in a session that the block was interrupted or failed; within `tracking`, to be sent."""
+    """Record an interrupt or failure of the block; use it inside `tracking`, so that it is sent."""
     try:
         yield
     except BaseException as error:
@@ -109,30 +109,30 @@ def recording_failure(session: RunSession) -> Iterator[None]:
 def tracking(
     folder: Path, uri: str | None, notify: Notify, children: Iterator[Path], patience: float
 ) -> Iterator[Any]:
-    """Send journals to MLflow while the block runs, and what is left at its end.
+    """Send journals to MLflow while the block runs, and the rest at its end.
 
     Parameters
     ----------
     folder : Path
-        The run's or the sweep's.
+        The folder of the run or sweep.
     uri : str or None
         MLflow's address; nothing is sent without.
     notify : callable
-        Is given the lines a user should see.
+        Called with lines that the user should see.
     children : iterator of Path
-        A sweep's trials that have begun; further ones may be registered meanwhile.
+        Folders of a sweep's started trials; more may be registered later.
     patience : float
-        Seconds to wait at the end for what has not been sent.
+        Seconds to wait at the end for unsent events.
 
     Yields
     ------
     Tracker or None
-        What sends.
+        The sender.
     """
     if uri is None:
         yield None
         return
-    # Only here, for it imports MLflow, which a run without tracking does not need.
+    # Imported here: a run without tracking does not need MLflow.
     from flray.tracking.background import Tracker
 
     tracker = Tracker(uri, say=notify)
@@ -151,7 +151,7 @@ def tracking(
 
 
 def identity_tags(folder: Path) -> dict[str, str]:
-    """Return MLflow's tags of what identifies a run: versions, fingerprints, CPU and the folder."""
+    """Return MLflow's identity tags of a run: versions, fingerprints, CPU and the folder."""
     identity = directory.read(folder)
     tags = {f"version.{name}": version for name, version in identity.get("versions", {}).items()}
     tags |= {
