@@ -30,7 +30,7 @@ from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.spec import FederationSpec
 from flray.models import SplitModel
 from flray.trees import Packed
-from tests.algorithms import conftest as hand_made
+from tests.algorithms import helpers as hand_made
 from tests.algorithms.helpers import models_sha, state_of
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.algorithms.test_identities import (
@@ -158,8 +158,7 @@ def test_identities_of_the_baselines(
 ) -> None:
     settings = {"model": NORMED, **settings}
     found = [
-        digest(pool.run_federation(hand_made.world_of(name, **settings)))
-        for name in (method, other)
+        digest(pool.run_federation(hand_made.spec_of(name, **settings))) for name in (method, other)
     ]
     assert found[0] == found[1]
 
@@ -172,12 +171,12 @@ def test_identities_of_the_baselines(
 def test_every_method_has_the_same_bits_on_actors_and_inline(pool: Pool, name: str) -> None:
     def spec() -> FederationSpec:
         local = {"precision": "float32", "batch_size": 8, "lr": 0.05}
-        return hand_made.world_of(
+        return hand_made.spec_of(
             name,
             model=NORMED,
             rounds=3,
             **hand_made.settings_for(name),
-            **hand_made.partial(name),
+            **hand_made.partial_participation(name),
             local=local,
         )
 
