@@ -28,6 +28,7 @@ from flray.runs.session import EndStatus, RunSession
 from flray.tracking.background import Tracker
 from flray.tuning.space import TrialSpec
 from flray.tuning.trial_store import TrialFolder
+from flray.tuning.tune_types import Report, TuneTrial
 
 
 class TrialRecorder(Callback):  # type: ignore[misc]
@@ -74,7 +75,9 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         """Tune pickles its callbacks; everything this one knows is in the folder."""
         return {}
 
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+    def on_trial_start(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object
+    ) -> None:
         """Open the trial's journal, once."""
         number = str(trial)
         if number in self._sessions:
@@ -91,7 +94,12 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._progress.trial_started(number, point.label, self._done[number])
 
     def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+        self,
+        iteration: int,
+        trials: list[TuneTrial],
+        trial: TuneTrial,
+        result: Report,
+        **info: object,
     ) -> None:
         """Record the rounds of a step."""
         number, done = str(trial), int(result["training_iteration"])
@@ -146,7 +154,9 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             if report.get(name):
                 save_encoded(report[name], folder / name)
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+    def on_trial_complete(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object
+    ) -> None:
         """Record that a trial is finished, was stopped early, or failed at once."""
         result = trial.last_result or {}
         report = json.loads(result["report"]) if "report" in result else {}
@@ -158,17 +168,21 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         else:
             self._end(trial, "stopped")
 
-    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+    def on_trial_recover(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object
+    ) -> None:
         """Tell the user that a trial crashed and is tried again."""
         self._say(
             f"trial {trial} crashed ({_reason(trial)}); it is tried again from its last checkpoint"
         )
 
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+    def on_trial_error(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object
+    ) -> None:
         """Record that a trial crashed for the last time."""
         self._end(trial, "failed", failure=_reason(trial))
 
-    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+    def on_experiment_end(self, trials: list[TuneTrial], **info: object) -> None:
         """Keep Tune from unpickling what lies in its storage, which may be a bucket, as the trials' last errors."""
         for trial in trials:
             trial.run_metadata.pickled_error_filename = None
@@ -181,7 +195,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             session.close()
         self._sessions.clear()
 
-    def _end(self, trial: Any, status: EndStatus, **values: Any) -> None:
+    def _end(self, trial: TuneTrial, status: EndStatus, **values: Any) -> None:
         number = str(trial)
         session = self._sessions.pop(number, None)
         if session is None:
@@ -203,7 +217,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         )
 
 
-def _reason(trial: Any) -> str:
+def _reason(trial: TuneTrial) -> str:
     """Return in one line why Tune gave a trial up."""
     error = trial.get_error()
     cause = getattr(error, "cause", None) or error

@@ -24,6 +24,7 @@ from flray.config.experiment import Config, Experiment
 from flray.config.sweep import Asha, Choice, Domain, Grid, LogUniform, Median, Pbt, RandInt, Uniform
 from flray.errors import FlrayError
 from flray.tuning.space import TrialSpec, Values
+from flray.tuning.tune_types import Controller, EarlyStopRule, Report, TuneTrial
 
 TIME = "training_iteration"
 MAX_INFEASIBLE = 50
@@ -61,18 +62,18 @@ class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
 
     def __init__(
         self,
-        make: Callable[[], Any],
+        make: Callable[[], EarlyStopRule],
         group: Callable[[str], str],
         past: Mapping[str, Scores],
         ended: Sequence[str],
     ) -> None:
         super().__init__()
         self._make, self._group, self._past = make, group, past
-        self._rules: dict[str, Any] = {}
+        self._rules: dict[str, EarlyStopRule] = {}
         for name in ended:
             self.on_trial_add(None, _PastTrial(name))
 
-    def on_trial_add(self, controller: Any, trial: Any) -> None:
+    def on_trial_add(self, controller: Controller, trial: object) -> None:
         """Enter a trial, with what it reported in earlier sessions; the decisions on that were made then."""
         rule = self._rule(trial)
         rule.on_trial_add(controller, trial)
@@ -83,26 +84,26 @@ class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
             else:
                 rule.on_trial_result(controller, trial, result)
 
-    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+    def on_trial_result(self, controller: Controller, trial: object, result: Report) -> str:
         """Ask the group's rule."""
         return str(self._rule(trial).on_trial_result(controller, trial, result))
 
-    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+    def on_trial_complete(self, controller: Controller, trial: object, result: Report) -> None:
         """Tell the group's rule."""
         self._rule(trial).on_trial_complete(controller, trial, result)
 
-    def on_trial_error(self, controller: Any, trial: Any) -> None:
+    def on_trial_error(self, controller: Controller, trial: object) -> None:
         """Tell the group's rule."""
         self._rule(trial).on_trial_error(controller, trial)
 
-    def on_trial_remove(self, controller: Any, trial: Any) -> None:
+    def on_trial_remove(self, controller: Controller, trial: object) -> None:
         """Tell the group's rule."""
         self._rule(trial).on_trial_remove(controller, trial)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
-    def _rule(self, trial: Any) -> Any:
+    def _rule(self, trial: object) -> EarlyStopRule:
         group = self._group(str(trial))
         if group not in self._rules:
             self._rules[group] = self._make()
@@ -141,7 +142,7 @@ class Population(PopulationBasedTraining):  # type: ignore[misc]
         if start:
             self._next_perturbation_sync = start
 
-    def on_trial_add(self, tune_controller: Any, trial: Any, **options: Any) -> None:
+    def on_trial_add(self, tune_controller: Controller, trial: TuneTrial, **options: Any) -> None:
         """Enter a member, as one whose last exchange was the one before `start`."""
         super().on_trial_add(tune_controller, trial, **options)
         if self._start:
@@ -149,7 +150,7 @@ class Population(PopulationBasedTraining):  # type: ignore[misc]
                 self._start - self._perturbation_interval
             )
 
-    def _checkpoint_or_exploit(self, trial: Any, *arguments: Any) -> None:
+    def _checkpoint_or_exploit(self, trial: TuneTrial, *arguments: Any) -> None:
         key = rng.key(
             self._seed,
             "sampling",
@@ -204,21 +205,24 @@ def scheduler(
             },
         )
 
-    def rule() -> Any:
+    def rule() -> EarlyStopRule:
+        made: EarlyStopRule
         if isinstance(chosen, Asha):
-            return ASHAScheduler(
+            made = ASHAScheduler(
                 **common,
                 max_t=rounds,
                 grace_period=min(chosen.grace_period, rounds),
                 reduction_factor=chosen.reduction_factor,
             )
-        assert isinstance(chosen, Median)
-        return MedianStoppingRule(
-            **common,
-            grace_period=chosen.grace_period,
-            min_samples_required=chosen.min_samples,
-            min_time_slice=math.inf,
-        )  # never pause a trial to wait for others
+        else:
+            assert isinstance(chosen, Median)
+            made = MedianStoppingRule(
+                **common,
+                grace_period=chosen.grace_period,
+                min_samples_required=chosen.min_samples,
+                min_time_slice=math.inf,  # never pause a trial to wait for others
+            )
+        return made
 
     def group(number: str) -> str:
         assert chosen is not None

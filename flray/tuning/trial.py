@@ -36,6 +36,7 @@ from flray.federation.executor import InlineExecutor
 from flray.federation.failures import ObjectLostError, describe_failure
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.ray_backend.handles import ObjectRef
 from flray.federation.spec import FederationSpec, SharedDataset
 from flray.files.atomic import write_atomically
 from flray.metrics.names import primary_metric_name
@@ -125,7 +126,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     _metric: str
     _course: RunningReport
     _recent: list[tuple[float, int, dict[str, float]]]
-    _carried: list[list[Any]]
+    _carried: list[tuple[int, dict[str, float]]]
     _saved_at: float
     _checkpointing: Checkpointing
 
@@ -138,7 +139,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         for kind, entries in shared.components.items():
             registry.ALL[kind].add(entries)
         self._shared = shared
-        self._executor: Any = None
+        self._executor: InlineExecutor | RayExecutor | None = None
         self._bundles: Bundles = []
         self._open(config["point"])
 
@@ -170,7 +171,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
                     "sha256": self._federation.sha256(),
                     FINAL_DIAGNOSTICS: self._diagnose(True),
                 }
-        done = 0 if self._federation is None else self._federation.rounds_done
+        done = 0 if self._opened is None else self._opened.rounds_done
         report |= {
             "metric": self._metric,
             "values": self._values,
@@ -206,8 +207,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write the federation's checkpoint; see `flray.federation.checkpoint`."""
-        if self._federation is not None:
-            checkpoint.save(self._federation, Path(checkpoint_dir), keep=1)
+        if self._opened is not None:
+            checkpoint.save(self._opened, Path(checkpoint_dir), keep=1)
         now = time.monotonic()
         since = min(self._saved_at, now - CARRIED_SECONDS)
         self._recent = [entry for entry in self._recent if entry[0] >= since]
@@ -252,6 +253,11 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             if self._failure is None:
                 self._restore(Path(checkpoint_dir), read_note(Path(checkpoint_dir)))
 
+    @property
+    def _federation(self) -> Federation:
+        assert self._opened is not None, "a trial whose settings failed runs no round"
+        return self._opened
+
     def cleanup(self) -> None:
         """Stop the client actors."""
         if self._executor is not None:
@@ -259,7 +265,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def _open(self, point: Mapping[str, Any]) -> None:
         self._failure: str | None = None
-        self._federation: Any = None
+        self._opened: Federation | None = None
         self._lines: list[str] = []
         self._score, self._metric = math.nan, ""
         self._recent, self._carried = [], []
@@ -292,12 +298,16 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             evaluation = experiment.evaluation
             self._course = RunningReport(self._metric, evaluation.protocol, evaluation.last)
             self._executor = self._executor_for(experiment, spec, samples, point["bundles"])
-            self._federation = Federation(spec, self._executor, self._lines.append)
+            self._opened = Federation(spec, self._executor, self._lines.append)
             self._restore_newest()
 
     def _executor_for(
-        self, experiment: Experiment, spec: FederationSpec, samples: Any, bundles: Bundles
-    ) -> Any:
+        self,
+        experiment: Experiment,
+        spec: FederationSpec,
+        samples: ObjectRef | None,
+        bundles: Bundles,
+    ) -> InlineExecutor | RayExecutor:
         """Return an executor: the one of the trial before where it fits."""
         fits, self._bundles = bundles == self._bundles, bundles
         clients = bundles[1:]

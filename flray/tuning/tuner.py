@@ -28,6 +28,7 @@ from flray.tuning.trial_store import (
     next_session,
     trial_folders,
 )
+from flray.tuning.tune_types import TuneTrial
 
 ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -184,7 +185,7 @@ class SweepTuner:
         ]
 
 
-def _name(trial: Any) -> str:
+def _name(trial: TuneTrial) -> str:
     return str(trial.config["point"]["number"])
 
 

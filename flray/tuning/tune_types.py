@@ -1,0 +1,51 @@
+"""Types of what Ray Tune hands over: Tune is not typed, and what is read of its objects should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+Report = dict[str, Any]
+"""What a trial's step returned, with what Tune adds."""
+
+
+class RunMetadata(Protocol):
+    """What Tune notes of a trial's course."""
+
+    pickled_error_filename: str | None
+
+
+class TuneTrial(Protocol):
+    """A trial as Tune sees it; its text is its number."""
+
+    config: dict[str, Any]
+    last_result: Report | None
+    run_metadata: RunMetadata
+
+    def get_error(self) -> BaseException | None:
+        """Return why it was given up last."""
+
+
+class Controller(Protocol):
+    """Tune's loop over trials."""
+
+
+class EarlyStopRule(Protocol):
+    """A scheduler of Tune that compares rounds."""
+
+    def on_trial_add(self, controller: Controller, trial: object) -> None:
+        """Take note of a trial."""
+
+    def on_trial_result(self, controller: Controller, trial: object, result: Report) -> str:
+        """Decide on a trial after a round."""
+
+    def on_trial_complete(
+        self, controller: Controller, trial: object, result: Mapping[str, Any]
+    ) -> None:
+        """Take note that a trial has ended."""
+
+    def on_trial_error(self, controller: Controller, trial: object) -> None:
+        """Take note that a trial has crashed."""
+
+    def on_trial_remove(self, controller: Controller, trial: object) -> None:
+        """Take note that a trial is gone."""
