@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from flray.config.plain import Plain
 from flray.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def combine_arms(config: Config) -> Iterator[dict[str, str]]:
             yield {f"{PREFIX}{axis}": name for axis, name in combination.items()}
 
 
-def expand_arms(config: Config, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def expand_arms(config: Config, values: Mapping[str, Plain]) -> Iterator[tuple[str, Plain]]:
     """Yield the settings to change, in order: those of the arms axis by axis, then the others, outer ones first.
 
     A preset comes before its neighbours, which it would replace.
@@ -54,7 +55,7 @@ def expand_arms(config: Config, values: Mapping[str, Any]) -> Iterator[tuple[str
         If an arm is not known.
     """
 
-    def depth(item: tuple[str, Any]) -> tuple[int, bool, str]:
+    def depth(item: tuple[str, Plain]) -> tuple[int, bool, str]:
         return item[0].count("."), not item[0].endswith(".preset"), item[0]
 
     for axis, arms in config.arms.items():
@@ -69,7 +70,7 @@ def expand_arms(config: Config, values: Mapping[str, Any]) -> Iterator[tuple[str
     )
 
 
-def override_arms(arms: Any, path: str) -> None:
+def override_arms(arms: Plain, path: str) -> None:
     """Let a setting given on the command line win over the arms that make the same one, in place.
 
     Parameters
@@ -100,7 +101,7 @@ def override_arms(arms: Any, path: str) -> None:
 
 
 def resolve_arm_path(
-    content: Mapping[str, Any], parents: list[str], last: str
+    content: Mapping[str, Plain], parents: list[str], last: str
 ) -> tuple[list[str], str]:
     """Return where a path such as ``arms.method.fedprox.algorithm.mu`` leads: the keys on the way, and the last.
 
@@ -110,7 +111,7 @@ def resolve_arm_path(
     if len(parents) < 4:
         return parents, last
     inner = ".".join([*parents[3:], last])
-    arm: Any = content
+    arm: Plain = content
     for parent in parents[:3]:
         arm = arm.get(parent) if isinstance(arm, Mapping) else None
     whole = (
@@ -151,7 +152,7 @@ def validate_arms(config: Config) -> Iterator[ConfigError]:
                     )
 
 
-def deep_merge(base: Any, own: Any, path: tuple[str, ...] = ()) -> Any:
+def deep_merge(base: Plain, own: Plain, path: tuple[str, ...] = ()) -> Plain:
     """Return a file's content laid over its base's: mappings are joined, anything else is replaced.
 
     A component of another name replaces the base's with all its options. Under ``arms``, null takes

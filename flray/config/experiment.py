@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -24,13 +24,14 @@ from pydantic_core import PydanticCustomError
 
 from flray import registry
 from flray.config.paper import PaperTable
+from flray.config.plain import Plain
 from flray.config.sections import Aggregation, Faults, Fraction, Resources, Section, Shift, Split
 from flray.config.sweep import Domain, Sweep
 from flray.errors import FlrayError, nearest
 from flray.registry import Preset, Registry
 
 AxisName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
-Arm = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+Arm = Annotated[dict[str, Plain], BeforeValidator(lambda value: {} if value is None else value)]
 ArmName = Annotated[str, Field(pattern=r"^[^\s].*$", max_length=100)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
@@ -45,11 +46,11 @@ class Component(BaseModel):
     registry: ClassVar[Registry]
 
     name: str
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Plain] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
-    def _split(cls, value: Any) -> Any:
+    def _split(cls, value: Plain) -> Plain:
         if isinstance(value, str):
             value = {"name": value}
         if isinstance(value, cls):
@@ -97,11 +98,11 @@ class Component(BaseModel):
         return cls.registry.params(name)
 
     @model_serializer
-    def _join(self) -> dict[str, Any]:
+    def _join(self) -> dict[str, Plain]:
         return {"name": self.name, **self.options}
 
 
-def _with_preset(name: str, given: dict[str, Any], presets: Sequence[Preset]) -> dict[str, Any]:
+def _with_preset(name: str, given: dict[str, Plain], presets: Sequence[Preset]) -> dict[str, Plain]:
     """Fill in a preset's values where none are given."""
     if "preset" not in given:
         return given
@@ -163,7 +164,7 @@ class AlgorithmChoice(Component):
     registry = registry.algorithms
 
 
-def _augment_tag(value: Any) -> str:
+def _augment_tag(value: Plain) -> str:
     return "dealt" if isinstance(value, (list, tuple)) else "named"
 
 

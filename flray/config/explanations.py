@@ -6,11 +6,11 @@ import inspect
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from flray.config.experiment import Component, Config, Experiment
+from flray.config.plain import Plain
 from flray.config.sweep import FORMS
 from flray.errors import ConfigError, nearest
 
@@ -69,7 +69,7 @@ def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[ConfigErr
         yield ConfigError(path, what, " or ".join(words))
 
 
-def _explain_one(item: Any, root: type[BaseModel]) -> tuple[str, str, str]:
+def _explain_one(item: Plain, root: type[BaseModel]) -> tuple[str, str, str]:
     """Return path, what was found and what is allowed of one of pydantic's errors."""
     context = item.get("ctx", {})
     loc = (*item["loc"], *context.get("sub", ()))
@@ -92,14 +92,14 @@ def _explain_one(item: Any, root: type[BaseModel]) -> tuple[str, str, str]:
     return path, _format_value(value), expected_value(item["type"], item["msg"], value)
 
 
-def expected_value(kind: str, message: str, value: Any) -> str:
+def expected_value(kind: str, message: str, value: Plain) -> str:
     """Return in plain words what a value should have been.
 
     Parameters
     ----------
     kind, message : str
         pydantic's type of error and its text.
-    value : Any
+    value : Plain
         What was found.
     """
     words = _NEEDED.get(kind)
@@ -116,14 +116,14 @@ def expected_value(kind: str, message: str, value: Any) -> str:
     return words
 
 
-def inexact_values(given: Any, made: Any, path: tuple[str, ...] = ()) -> Iterator[ConfigError]:
+def inexact_values(given: Plain, made: Plain, path: tuple[str, ...] = ()) -> Iterator[ConfigError]:
     """Yield what was taken for a value of another kind than was written: ``rounds: true``, ``rounds: '1'``, ``1.0``.
 
     An exponent without a point (``1e-3``), which YAML takes for a text, is a number.
 
     Parameters
     ----------
-    given, made : Any
+    given, made : Plain
         The content as written, and as the checked configuration has it.
     path : tuple of str
         Where both stand.
@@ -157,7 +157,7 @@ def inexact_values(given: Any, made: Any, path: tuple[str, ...] = ()) -> Iterato
         yield ConfigError(".".join(path), _format_value(given), f"an integer is needed: {made}")
 
 
-def misplaced_settings(content: Mapping[str, Any]) -> ConfigError | None:
+def misplaced_settings(content: Mapping[str, Plain]) -> ConfigError | None:
     """Return the mistake of settings that stand beside ``experiment:`` instead of under it, None if there are none."""
     stray = [
         key for key in content if key in Experiment.model_fields and key not in Config.model_fields
@@ -172,7 +172,7 @@ def misplaced_settings(content: Mapping[str, Any]) -> ConfigError | None:
     )
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: Plain) -> str:
     try:
         text = repr(value)
     except Exception:
@@ -196,7 +196,7 @@ def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
     return list(model.model_fields)
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def _models(annotation: Plain) -> list[type[BaseModel]]:
     candidates = [annotation, *typing.get_args(annotation)]
     return [
         c

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -14,6 +13,7 @@ from flray import registry
 from flray.config import arms
 from flray.config.experiment import Component, Config, Experiment
 from flray.config.explanations import explain, inexact_values, misplaced_settings
+from flray.config.plain import Plain
 from flray.config.plugins import load_plugins
 from flray.config.shapes import copy_plain
 from flray.config.sweep import Grid
@@ -24,7 +24,7 @@ TRIALS = 100_000
 """Most trials of a sweep."""
 
 
-def parse_override(text: str) -> tuple[str, Any]:
+def parse_override(text: str) -> tuple[str, Plain]:
     """Return path and value of ``local.lr=0.05``; the value is read as YAML.
 
     Raises
@@ -48,7 +48,7 @@ def absolute_path(path: str) -> str:
     return path if path.split(".")[0] in PARTS else f"experiment.{path}"
 
 
-def set_path(content: dict[str, Any], path: str, value: Any) -> None:
+def set_path(content: dict[str, Plain], path: str, value: Plain) -> None:
     """Set a dotted path in a nested mapping, in place; a component given by name only is opened up.
 
     A mapping replaces what was there, except that naming another component of the same kind drops
@@ -81,7 +81,7 @@ def set_path(content: dict[str, Any], path: str, value: Any) -> None:
 
 
 def load(
-    source: str | Path | Mapping[str, Any], overrides: Iterable[str | tuple[str, Any]] = ()
+    source: str | Path | Mapping[str, Plain], overrides: Iterable[str | tuple[str, Plain]] = ()
 ) -> Config:
     """Return the checked configuration.
 
@@ -126,7 +126,7 @@ def load(
     return config
 
 
-def experiment_at(config: Config, values: Mapping[str, Any]) -> Experiment:
+def experiment_at(config: Config, values: Mapping[str, Plain]) -> Experiment:
     """Return the experiment with the values of one point of the space filled in.
 
     Raises
@@ -168,11 +168,11 @@ def check_space(config: Config) -> None:
         raise ConfigErrors(errors)
 
 
-def schema() -> dict[str, Any]:
+def schema() -> dict[str, Plain]:
     """Return the JSON schema of the YAML file, with the options of every registered component."""
     document = Config.model_json_schema()
     for choice in Component.__subclasses__():
-        forms: list[dict[str, Any]] = [{"enum": choice.registry.names()}]
+        forms: list[dict[str, Plain]] = [{"enum": choice.registry.names()}]
         for name in choice.registry.names():
             params = choice.params(name)
             options = params.model_json_schema()
@@ -189,11 +189,11 @@ def schema() -> dict[str, Any]:
     return document
 
 
-def _base_folder(source: str | Path | Mapping[str, Any]) -> Path | None:
+def _base_folder(source: str | Path | Mapping[str, Plain]) -> Path | None:
     return None if isinstance(source, Mapping) else Path(source).resolve().parent
 
 
-def _validate(content: Mapping[str, Any]) -> Config:
+def _validate(content: Mapping[str, Plain]) -> Config:
     """Return the configuration of a whole content, of which every number is one already."""
     try:
         config = Config.model_validate(content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +15,8 @@ from pydantic import (
     field_validator,
 )
 from pydantic_core import PydanticCustomError
+
+from flray.config.plain import Plain
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -158,7 +160,7 @@ class Resources(Section):
 
     @field_validator("gpus_per_actor")
     @classmethod
-    def _whole_above_one(cls, value: Any) -> Any:
+    def _whole_above_one(cls, value: Plain) -> Plain:
         if value != "auto" and value > 1 and value != int(value):
             raise PydanticCustomError(
                 "gpus", "Ray gives an actor a share of one GPU (0 to 1) or a whole number"

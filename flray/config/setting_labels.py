@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from flray import registry
 from flray.config import arms
+from flray.config.plain import Plain
 from flray.errors import one_line
 
 
-def flatten_setting(setting: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_setting(setting: Mapping[str, Plain]) -> dict[str, Plain]:
     """Return a setting with one scalar per column: a component's name stands under its path, options below it.
 
     For example ``{"algorithm": {"name": "fedprox", "mu": 0.1}}`` becomes
     ``{"algorithm": "fedprox", "algorithm.mu": 0.1}``.
     """
-    flat: dict[str, Any] = {}
+    flat: dict[str, Plain] = {}
     for path, value in setting.items():
         path = path.removeprefix("experiment.").removesuffix(".name")
         if isinstance(value, Mapping):
@@ -31,12 +31,12 @@ def flatten_setting(setting: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def label(setting: Mapping[str, Any]) -> str:
+def label(setting: Mapping[str, Plain]) -> str:
     """Return the label of a setting, for example ``fedprox mu=0.1 lr=0.05``."""
     return setting_label(flatten_setting(setting))
 
 
-def setting_label(flat: Mapping[str, Any]) -> str:
+def setting_label(flat: Mapping[str, Plain]) -> str:
     """Return the label of flat columns; components stand by their name alone."""
     return " ".join(
         one_line(str(value))
@@ -56,6 +56,6 @@ def registry_paths() -> frozenset[str]:
     return frozenset({"data"} | {kind.removesuffix("s") for kind in registry.ALL} - {"dataset"})
 
 
-def format_value(value: Any) -> str:
+def format_value(value: Plain) -> str:
     """Return a value as a table shows it: four digits of a real number."""
     return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))

@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any
 
 import numpy
 from pydantic import BaseModel, ValidationError
 
+from flray.config.plain import Plain
 from flray.config.yaml_files import DEPTH, VALUES, shorten
 from flray.errors import ConfigError, FlrayError, brief
 
@@ -21,7 +21,7 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 def read_json(
     path: Path, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
-) -> dict[str, Any]:
+) -> dict[str, Plain]:
     """Return the mapping of a JSON file that flray wrote.
 
     Parameters
@@ -67,7 +67,7 @@ class PartitionRecord(BaseModel, strict=True):
     clients: list[ClientRecord]
 
 
-def read_partition(path: Path) -> dict[str, Any]:
+def read_partition(path: Path) -> dict[str, Plain]:
     """Return who holds what, as `flray.federation.diagnostics.save_partition` wrote it.
 
     Raises
@@ -94,13 +94,13 @@ def read_partition(path: Path) -> dict[str, Any]:
 
 
 def shape_problem(
-    content: Any, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
+    content: Plain, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
 ) -> str:
     """Return what is wrong with the form of a mapping that flray wrote; empty where nothing is.
 
     Parameters
     ----------
-    content : Any
+    content : Plain
         What was read.
     needed, known : mapping of str to type or tuple of types
         As for `read_json`; a key may be a dotted path.
@@ -122,12 +122,12 @@ def shape_problem(
     return ""
 
 
-def copy_plain(value: Any, path: str = "") -> Any:
+def copy_plain(value: Plain, path: str = "") -> Plain:
     """Return a copy of a configuration's content, made of mappings, lists, texts, numbers, truth values and null.
 
     Parameters
     ----------
-    value : Any
+    value : Plain
         Content of a file, or what Python code gave: tuples, ranges, paths, NumPy's numbers and
         pydantic's models too.
     path : str
@@ -142,7 +142,7 @@ def copy_plain(value: Any, path: str = "") -> Any:
     return _copy(value, path, 0, [0])
 
 
-def _copy(value: Any, path: str, depth: int, counted: list[int]) -> Any:
+def _copy(value: Plain, path: str, depth: int, counted: list[int]) -> Plain:
     counted[0] += 1
     if depth > DEPTH or counted[0] > VALUES:
         raise ConfigError(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from flray import registry
 from flray.config import arms
 from flray.config.experiment import Config, Experiment
+from flray.config.plain import Plain
 from flray.errors import FlrayError
 
 ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 30, 16
@@ -111,7 +111,7 @@ def files(folder: Path | None = None) -> dict[str, Path]:
     return {f"{path.parent.name}/{path.stem}": path for path in sorted(paths, key=place)}
 
 
-def data_names(content: Mapping[str, Any]) -> list[str]:
+def data_names(content: Mapping[str, Plain]) -> list[str]:
     """Return the data sets that a suite's content names."""
     names = [
         value.get("name") if isinstance(value, Mapping) else value
@@ -121,7 +121,7 @@ def data_names(content: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(map(str, names)))
 
 
-def run_count(content: Mapping[str, Any]) -> int:
+def run_count(content: Mapping[str, Plain]) -> int:
     """Return the runs of a suite: combinations of its arms times seeds."""
     sweep = content.get("sweep") or {}
     axes = {
@@ -142,7 +142,7 @@ def run_count(content: Mapping[str, Any]) -> int:
     return len(kept) * len(sweep.get("seeds", (0,)))
 
 
-def unknown_names(content: Mapping[str, Any]) -> list[str]:
+def unknown_names(content: Mapping[str, Plain]) -> list[str]:
     """Return the components that a suite names and that are not registered, for example ``data tiny-imagenet``."""
     missing: dict[str, None] = {}
     for key, value in _mentions(content):
@@ -153,7 +153,7 @@ def unknown_names(content: Mapping[str, Any]) -> list[str]:
     return list(missing)
 
 
-def _mentions(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _mentions(content: Mapping[str, Plain]) -> Iterator[tuple[str, Plain]]:
     """Yield kind and value of each component that will be run."""
     kinds = ("data", "public", "algorithm", "model", "partition")
     only = (content.get("sweep") or {}).get("only") or {}
@@ -230,7 +230,7 @@ def _shrink(experiment: Experiment, most: int) -> Experiment:
     )
 
 
-def _partition_with_two(partition: Any) -> dict[str, Any]:
+def _partition_with_two(partition: Plain) -> dict[str, Plain]:
     """Return a partition that gives every client the two samples that a batch norm needs."""
     given = {"name": partition} if isinstance(partition, str) else dict(partition)
     known = registry.partitions.params(str(given["name"])).model_fields
@@ -245,7 +245,7 @@ def _fixed_clients(path: str) -> bool:
     return path.removeprefix("experiment.") in _FIXED
 
 
-def _shorten_training(algorithm: Any) -> dict[str, Any]:
+def _shorten_training(algorithm: Plain) -> dict[str, Plain]:
     """Return smaller values for the options of a method that would make it long."""
     if algorithm is None:
         return {}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from flray.config.plain import Plain
 from flray.config.sections import Section
 from flray.metrics.direction import lower_is_better
 
@@ -16,13 +17,13 @@ from flray.metrics.direction import lower_is_better
 class Grid(Section):
     """Every value is tried."""
 
-    grid: list[Any] = Field(min_length=1)
+    grid: list[Plain] = Field(min_length=1)
 
 
 class Choice(Section):
     """One of the values, drawn anew for each sample."""
 
-    choice: list[Any] = Field(min_length=1)
+    choice: list[Plain] = Field(min_length=1)
 
 
 class Interval(Section):
@@ -60,7 +61,7 @@ class RandInt(Interval):
     randint: tuple[int, int]
 
 
-def _domain_tag(value: Any) -> str | None:
+def _domain_tag(value: Plain) -> str | None:
     """Return which of the forms a domain has: the one whose word it uses."""
     if isinstance(value, Mapping):
         return next((word for word in FORMS if word in value), None)
@@ -156,14 +157,14 @@ class Sweep(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _scheduler_by_name(cls, value: Any) -> Any:
+    def _scheduler_by_name(cls, value: Plain) -> Plain:
         if isinstance(value, Mapping) and isinstance(value.get("scheduler"), str):
             return {**value, "scheduler": {"name": value["scheduler"]}}
         return value
 
     @model_validator(mode="before")
     @classmethod
-    def _direction(cls, value: Any) -> Any:
+    def _direction(cls, value: Plain) -> Plain:
         if isinstance(value, Mapping) and lower_is_better(str(value.get("metric", ""))):
             if value.get("mode", "min") == "max":
                 raise PydanticCustomError(

@@ -9,11 +9,11 @@ from __future__ import annotations
 import stat
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from flray.config.arms import deep_merge
+from flray.config.plain import Plain
 from flray.errors import FlrayError, brief, nearest
 
 PARTS = ("experiment", "arms", "space", "sweep", "paper")
@@ -44,7 +44,7 @@ class Loader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: Plain) -> yaml.Node | None:
         """Return the next node; a file with far too many is not read to its end."""
         self._composed = getattr(self, "_composed", 0) + 1
         node = super().compose_node(parent, index)
@@ -52,7 +52,7 @@ class Loader(yaml.SafeLoader):
             raise _parser_error(f"more than {VALUES:,} keys and values", node)
         return node
 
-    def get_single_data(self) -> Any:
+    def get_single_data(self) -> Plain:
         """Return the one document's content, having checked its nodes."""
         node = self.get_single_node()
         if node is None:
@@ -145,7 +145,7 @@ def _parser_error(found: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=f"found {found}", problem_mark=node.start_mark)
 
 
-def parse(text: str) -> Any:
+def parse(text: str) -> Plain:
     """Return the content of a YAML text: mappings, lists, texts, numbers, truth values and null only.
 
     Raises
@@ -168,7 +168,7 @@ def parse(text: str) -> Any:
         raise ValueError(brief(error)) from None
 
 
-def dump(content: Any) -> str:
+def dump(content: Plain) -> str:
     """Return plain values as YAML that `parse` reads back as they were, letters of all languages as themselves.
 
     PyYAML writes a next-line character (U+0085) as it is and reads it as a space, so a text with
@@ -218,7 +218,7 @@ def read_text(path: Path) -> str:
         raise FlrayError(f"{path}: cannot be read: {error}") from None
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Plain]:
     """Return a YAML file's mapping.
 
     Raises
@@ -242,7 +242,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_with_base(path: Path) -> dict[str, Any]:
+def read_with_base(path: Path) -> dict[str, Plain]:
     """Return a YAML file's mapping laid over those of the files it names as ``base``, later ones over earlier ones.
 
     Raises
@@ -253,7 +253,7 @@ def read_with_base(path: Path) -> dict[str, Any]:
     return _merge_base(path, (), [])
 
 
-def _merge_base(path: Path, within: tuple[Path, ...], read: list[Path]) -> dict[str, Any]:
+def _merge_base(path: Path, within: tuple[Path, ...], read: list[Path]) -> dict[str, Plain]:
     whole = _resolve_base(path)
     if whole in within:
         raise FlrayError(f"{path}: found itself as its base; take one `base` out")
@@ -272,7 +272,7 @@ def _merge_base(path: Path, within: tuple[Path, ...], read: list[Path]) -> dict[
         raise FlrayError(
             f"{path}: base: found {shorten(str(bases))}; name a YAML file, or a list of them"
         )
-    joined: Mapping[str, Any] = {}
+    joined: Mapping[str, Plain] = {}
     for name in bases:
         joined = deep_merge(joined, _merge_base(path.parent / name, (*within, whole), read))
     return dict(deep_merge(joined, content))
