@@ -1,1 +1,1 @@
-"""MLflow tracking that never blocks training, the journal behind it, and plots."""
+"""MLflow tracking: journals are exported in the background, without blocking training."""

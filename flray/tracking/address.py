@@ -1,4 +1,4 @@
-"""Where runs are tracked: addresses that mean the same everywhere, and are found wrong before anything is played."""
+"""Tracking addresses: resolved to absolute ones, and checked before a run starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def _with_password(uri: str) -> str:
-    """Return the address to connect to: one read from a file has no password, so the environment has to give it."""
+    """Return the address to connect to, with the password, which files omit, from the environment."""
     if HIDDEN not in uri:
         return uri
     full = os.environ.get("MLFLOW_TRACKING_URI", "")
@@ -81,17 +81,17 @@ def database_path(uri: str) -> Path | None:
 
 
 def check(uri: str) -> None:
-    """Refuse an address at which no run can ever be tracked. A server that is merely away is none of these.
+    """Reject an address at which no run can ever be tracked; an unreachable server is accepted.
 
     Parameters
     ----------
     uri : str
-        As a user gave it.
+        As given by the user.
 
     Raises
     ------
     FlrayError
-        Naming the address, what is wrong with it and what to do; nothing has been made.
+        Naming the address, the problem and the remedy; nothing has been created.
     """
     uri = resolve_uri(uri)
     database = database_path(uri)
@@ -104,7 +104,7 @@ def check(uri: str) -> None:
 
 
 def _check_file(uri: str, database: Path) -> None:
-    """Refuse what is no database and cannot become one."""
+    """Reject a path that is not a database and cannot become one."""
     try:
         if os.path.lexists(database):
             if not database.is_file():

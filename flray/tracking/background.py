@@ -1,4 +1,4 @@
-"""Sends runs to MLflow beside the training, never in its way."""
+"""Send runs to MLflow in the background of training."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ seconds."""
 class Tracker:
     """One background thread that sends the journals of one or many run directories, as soon as they grow.
 
-    Whatever happens to the server, training goes on: events wait in the journals and are sent when
-    the server is back. The user hears one line when it goes away and one when it is back.
+    Whatever happens to the server, training continues: events wait in the journals and are sent when
+    the server is back. The user sees one line at an outage and one at recovery.
 
     Parameters
     ----------
     uri : str
         MLflow's address: ``sqlite:///...`` or ``http(s)://...``.
     say : callable
-        Takes the lines for the user; called from the background thread.
+        Called with lines for the user, from the background thread.
 
     Raises
     ------
     FlrayError
-        If the address is of no use.
+        If the address is invalid.
     """
 
     def __init__(self, uri: str, say: Callable[[str], None]) -> None:
@@ -71,7 +71,7 @@ class Tracker:
             if all(sender.run_dir != run_dir for sender in self._senders):
                 self._senders.append(MlflowExporter(run_dir, self._address, parent_dir=parent_dir))
             if self._deaf is None:
-                self._deaf = listen(self._hear)
+                self._deaf = listen(self._on_event)
             if self._thread is None:
                 if self.uri.startswith("http"):
                     self._limits.enter_context(http_limits())
@@ -79,21 +79,21 @@ class Tracker:
                     target=self._work, name="flray-tracking", daemon=True
                 )
                 self._thread.start()
-        self._hear(run_dir / JOURNAL)
+        self._on_event(run_dir / JOURNAL)
 
-    def _hear(self, journal: Path) -> None:
-        """Note that a journal has grown."""
+    def _on_event(self, journal: Path) -> None:
+        """Record that a journal has grown."""
         with self._changed:
             self._grown.add(journal.parent.absolute())
             self._changed.notify()
 
     def close(self, timeout: float = 30.0) -> int:
-        """Send what is left and stop the thread; return how many events could not be sent.
+        """Send the rest and stop the thread; return the number of unsent events.
 
         Parameters
         ----------
         timeout : float
-            Seconds for sending. A server known to be away gets one more try. A request under way is
+            Seconds for sending. An unreachable server is tried once more. A request in progress is
             waited for, which takes at most MLflow's HTTP timeout longer.
         """
         with self._changed:
@@ -135,7 +135,7 @@ class Tracker:
             )
 
     def _until_due(self) -> float | None:
-        """Seconds until there is something to do: 0 for now, None for not before somebody says so."""
+        """Return the seconds until the next flush: 0 for now, None for not before an event."""
         if not self._grown:
             return None
         return max(0.0, max(self._retry_at, self._rested_at) - time.monotonic())

@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 #: Seconds before one HTTP request is given up, unless the user set MLFLOW_HTTP_REQUEST_TIMEOUT.
 HTTP_TIMEOUT = 10
-# Error codes of MLflow that a later attempt may not meet; INTERNAL_ERROR is also what a refused
+# Transient error codes of MLflow; INTERNAL_ERROR is also what a refused
 # connection gives.
 _TRANSIENT = {
     "INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED",
@@ -47,12 +47,12 @@ class TrackingUnavailableError(Exception):
 
 
 class TrackingRejectedError(FlrayError):
-    """The tracking server was reached and said no; trying again does not help.
+    """The tracking server rejected the request; retrying does not help.
 
     Parameters
     ----------
     message : str
-        What to tell the user.
+        Message for the user.
     code : str
         MLflow's error code.
     """
@@ -63,14 +63,14 @@ class TrackingRejectedError(FlrayError):
 
 
 def connect(uri: str) -> Any:
-    """Return an `mlflow.MlflowClient` of `uri` (from `resolve_uri`); a database that is missing is made.
+    """Return an `mlflow.MlflowClient` of `uri` (from `resolve_uri`); a missing database is created.
 
     No global state of mlflow changes: neither its tracking address nor its active run.
 
     Raises
     ------
     TrackingUnavailableError
-        If the database is busy for long.
+        If the database stays locked.
     TrackingRejectedError
         If the database cannot be used.
     """
@@ -87,18 +87,17 @@ def connect(uri: str) -> Any:
 
 def _import_mlflow() -> Any:
     # mlflow decides at import whether to start a thread that reports usage over the network; not on
-    # our account.
+    # our behalf.
     with _environment({"MLFLOW_DISABLE_TELEMETRY": "true"}), gc_disabled("mlflow"):
         import mlflow
     return mlflow
 
 
 def _prepare_database(uri: str, database: Path) -> None:
-    """Make a missing database under another name and put it in place whole.
+    """Create a missing database under another name and rename it into place.
 
-    MLflow makes its tables in some sixty steps without a lock: two processes at once break each
-    other ("duplicate column name"), and one that is killed on the way leaves a database nobody can
-    open.
+    MLflow creates its tables in some sixty steps without a lock: two processes at once break each
+    other ("duplicate column name"), and one killed midway leaves an unusable database.
     """
     with gc_disabled("mlflow.store.tracking.sqlalchemy_store"):
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -115,10 +114,7 @@ def _prepare_database(uri: str, database: Path) -> None:
             if database.exists() and database.stat().st_size > 0:
                 return
             made = database.with_name(f".{database.name}.new")
-            for rest in (
-                made,
-                made.with_name(f"{made.name}-journal"),
-            ):  # of a process killed on the way
+            for rest in (made, made.with_name(f"{made.name}-journal")):  # left by a killed process
                 rest.unlink(missing_ok=True)
             with _store_address(made) as address:
                 store = call(uri, SqlAlchemyStore, address, str(database.parent / "mlruns"))
@@ -132,14 +128,14 @@ def _prepare_database(uri: str, database: Path) -> None:
 
 @contextlib.contextmanager
 def _store_address(database: Path) -> Iterator[str]:
-    """Yield a file's address as SQLAlchemy reads it: a ? or % as it is would open another file, or none."""
+    """Yield a file's address escaped for SQLAlchemy: a plain ? or % would open another file, or none."""
     if not set("?%") & set(str(database)):
         yield f"sqlite:///{database}"
         return
     from sqlalchemy.engine import URL, make_url
 
     address = str(URL.create("sqlite", database=str(database)).render_as_string())
-    if make_url(address).database != str(database):  # before 2.1 it had no way to write them
+    if make_url(address).database != str(database):  # before 2.1 it could not escape them
         raise TrackingRejectedError(
             f"tracking database {database}: SQLAlchemy cannot be told a name with ? or %; name "
             f"another"
@@ -161,7 +157,7 @@ def lock(path: Path, *, seconds: float) -> Iterator[None]:
     Raises
     ------
     TrackingUnavailableError
-        If somebody else holds it for longer than `seconds`.
+        If another process holds it for longer than `seconds`.
     """
     try:
         with hold_lock(path / ".flray-lock" if path.is_dir() else path, seconds):
@@ -171,14 +167,14 @@ def lock(path: Path, *, seconds: float) -> Iterator[None]:
 
 
 def call(uri: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function of mlflow; a database locked by a neighbour is tried again for a moment.
+    """Call a function of mlflow; retry briefly if another process has locked the database.
 
     Raises
     ------
     TrackingUnavailableError
         If the server or database cannot be used now.
     TrackingRejectedError
-        If it said no.
+        If it rejected the request.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -222,8 +218,8 @@ def http_limits() -> Iterator[None]:
     """Keep mlflow's HTTP client from waiting minutes for a dead server, and from printing addresses.
 
     MLflow reads these limits from the environment at every request, so the environment changes
-    while at least one such context is open and is put back by the last one. A timeout the user
-    chose is left alone.
+    while at least one such context is open and is restored by the last one. A timeout set by the
+    user is left alone.
     """
     global _limits_held
     with _limits_lock:
@@ -262,7 +258,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def silence_mlflow_logs() -> Iterator[None]:
-    """Drop what mlflow and alembic log from this thread: every failure reaches the user as one line of ours."""
+    """Drop log messages of mlflow and alembic from this thread: failures reach the user as one line of ours."""
     own = threading.get_ident()
 
     def from_elsewhere(record: logging.LogRecord) -> bool:

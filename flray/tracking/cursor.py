@@ -1,4 +1,4 @@
-"""How far a run's journal has been sent to MLflow, kept beside it in ``tracking.json``."""
+"""Cursor of a run's journal: the part sent to MLflow, stored in ``tracking.json``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CURSOR = "tracking.json"
 
 @dataclass
 class Cursor:
-    """How far a journal has been sent, and to which run.
+    """The sent part of a journal, and the MLflow run it was sent to.
 
     Parameters
     ----------
     uri : str
         The tracking address.
     run_id, experiment_id : str, optional
-        MLflow's names of the run; None as long as there is no run.
+        MLflow's ids of the run; None before it exists.
     offset : int
         Bytes of the journal that have been sent.
     """
@@ -37,7 +37,7 @@ class Cursor:
 
 
 def read(run_dir: Path) -> Cursor | None:
-    """Return what `run_dir` remembers, None if nothing was sent or the file cannot be read."""
+    """Return the cursor of `run_dir`, or None if nothing was sent or the file is unreadable."""
     try:
         content = read_json(
             run_dir / CURSOR,
@@ -50,7 +50,7 @@ def read(run_dir: Path) -> Cursor | None:
 
 
 def load(run_dir: Path, uri: str) -> Cursor:
-    """Return where to go on sending to `uri`; the beginning is always safe, for MLflow keeps each point once."""
+    """Return where to resume sending to `uri`; the beginning is always safe, as MLflow stores each point once."""
     cursor = read(run_dir)
     if cursor is None or cursor.uri != uri:
         return Cursor(uri)
@@ -65,12 +65,12 @@ def load(run_dir: Path, uri: str) -> Cursor:
 
 
 def save(run_dir: Path, cursor: Cursor) -> None:
-    """Write the cursor whole or not at all."""
+    """Write the cursor atomically."""
     write_atomically(run_dir / CURSOR, json.dumps(asdict(cursor)).encode())
 
 
 def unsent_lines(run_dir: Path, offset: int) -> Iterator[tuple[bytes, int]]:
-    """Yield each whole line of the journal from byte `offset` on, with the offset of its end."""
+    """Yield each complete line of the journal from byte `offset` on, with the offset of its end."""
     journal = run_dir / JOURNAL
     if not journal.exists():
         return

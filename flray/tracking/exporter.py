@@ -1,4 +1,4 @@
-"""From a run's journal to MLflow: every event once, in order, whoever was killed in between."""
+"""Export a run's journal to MLflow: every event once, in order, despite kills."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _Point = tuple[str, float, int, int]
 class MlflowExporter:
     """Sends the journal of one run directory.
 
-    What was sent is remembered in ``tracking.json``. An event may come twice: killed before that
-    was written, or a round that is played again because the copy of the journal in object storage
-    was older than what MLflow had. The run is found again by its uid, and of a round that MLflow
-    has already nothing is sent again.
+    Progress is stored in ``tracking.json``. An event may come twice: after a kill before that was
+    written, or if a round is run again because the journal's copy in object storage was older
+    than MLflow's data. The run is found by its uid, and rounds that MLflow has already are not
+    sent again.
 
     Parameters
     ----------
@@ -47,19 +47,19 @@ class MlflowExporter:
     uri : str
         MLflow's address: ``sqlite:///...`` or ``http(s)://...``.
     parent_dir : Path, optional
-        The sweep's run directory, whose run the new run is shown under.
+        The sweep's run directory, whose run becomes the parent.
 
     Attributes
     ----------
     reason : str or None
-        Why the last `flush` left something unsent.
+        Why the last `flush` left events unsent.
     notices : list of str
-        Lines for the user: what had to be left out.
+        Lines for the user on omitted data.
 
     Raises
     ------
     FlrayError
-        If the address is of no use.
+        If the address is invalid.
     """
 
     def __init__(self, run_dir: Path, uri: str, *, parent_dir: Path | None = None) -> None:
@@ -69,7 +69,7 @@ class MlflowExporter:
         self.reason: str | None = None
         self.notices: list[str] = []
         self._client: Any = None
-        self._compare = True  # until MLflow is seen to hold nothing of what is still to be sent
+        self._compare = True  # until MLflow is known to have none of the unsent rounds
         self._rounds_there: dict[str, set[int]] = {}
 
     @property
@@ -78,17 +78,17 @@ class MlflowExporter:
         return self.run_dir / JOURNAL
 
     def flush(self, stop: Callable[[], bool] = lambda: False) -> int:
-        """Send what is there and return the number of events that are left.
+        """Send the journal's new events and return the number left unsent.
 
         Parameters
         ----------
         stop : callable, optional
-            Asked between requests; True ends the sending early.
+            Called between requests; True stops sending early.
 
         Raises
         ------
         TrackingRejectedError
-            If the server said no. A server that cannot be reached raises nothing, see `reason`.
+            If the server rejected a request. An unreachable server raises nothing, see `reason`.
         """
         self.reason = None
         if not self.unsent():
@@ -103,7 +103,7 @@ class MlflowExporter:
                         or load(self.run_dir, self.uri).run_id is None
                     ):
                         raise
-                    # The server forgot the run (its database was removed): begin again, once.
+                    # The server forgot the run (its database was removed): start over, once.
                     save(self.run_dir, Cursor(self.uri))
                     self._rounds_there.clear()
                     self._send(stop)
@@ -112,23 +112,25 @@ class MlflowExporter:
         return self.unsent()
 
     def unsent(self) -> int:
-        """Return the number of whole events that have not been sent."""
+        """Return the number of complete, unsent events."""
         return sum(1 for _ in unsent_lines(self.run_dir, load(self.run_dir, self.uri).offset))
 
     def open_run(self) -> str | None:
-        """Return the MLflow run id, making the run if need be; None if the journal does not name the run yet.
+        """Return the MLflow run id, creating the run if needed; None if the journal does not name the run yet.
 
         Raises
         ------
         TrackingUnavailableError
             If the server cannot be reached.
         TrackingRejectedError
-            If the server said no.
+            If the server rejected the request.
         """
         cursor = load(self.run_dir, self.uri)
         if cursor.run_id is None:
             with self._session(seconds=10.0):
-                cursor = load(self.run_dir, self.uri)  # somebody else may have made it meanwhile
+                cursor = load(
+                    self.run_dir, self.uri
+                )  # another process may have created it meanwhile
                 for line, _ in unsent_lines(self.run_dir, 0):
                     event = decode(line)
                     if event["type"] == "start":
@@ -138,13 +140,13 @@ class MlflowExporter:
 
     @contextlib.contextmanager
     def _session(self, seconds: float) -> Iterator[None]:
-        """Have the run directory to oneself and a client at hand."""
+        """Lock the run directory and yield a client."""
         limits = http_limits() if self.uri.startswith("http") else contextlib.nullcontext()
         with lock(self.run_dir, seconds=seconds), limits, silence_mlflow_logs():
             if read(self.run_dir) is None:
                 save(
                     self.run_dir, Cursor(self.uri)
-                )  # so that `flray sync` knows where to, should this fail
+                )  # so that `flray sync` knows the address if this fails
             if self._client is None:
                 self._client = connect(self._address)
             yield
@@ -155,8 +157,8 @@ class MlflowExporter:
     def _send(self, stop: Callable[[], bool]) -> None:
         cursor = load(self.run_dir, self.uri)
         with self.journal.open("rb") as file:
-            # What MLflow has seen must survive a crash of the machine, or the rounds played again
-            # after it would be recorded with a new time and stand there twice.
+            # Sent events must survive a machine crash, or the rounds run again after it would be
+            # recorded with a new time and appear twice.
             os.fsync(file.fileno())
         metrics: list[_Point] = []
         gathered = cursor.offset  # end of the last round in `metrics`
@@ -192,22 +194,24 @@ class MlflowExporter:
         from mlflow.entities import Metric
 
         if self._compare and not again:
-            metrics = self._missing(cursor, metrics)
+            metrics = self._filter_unsent(cursor, metrics)
         for first in range(0, len(metrics), _METRICS):
             batch = [Metric(*metric) for metric in metrics[first : first + _METRICS]]
             self._call("log_batch", self._run_id(cursor), metrics=batch, synchronous=True)
         cursor.offset = end
         save(self.run_dir, cursor)
 
-    def _missing(self, cursor: Cursor, metrics: list[_Point]) -> list[_Point]:
-        """Return what MLflow has no value of; a round is there if the metric that was sent first of it is."""
+    def _filter_unsent(self, cursor: Cursor, metrics: list[_Point]) -> list[_Point]:
+        """Return the values that MLflow lacks; a round counts as sent if its first metric is there."""
         first: dict[int, str] = {}
         for name, _, _, round_ in metrics:
             first.setdefault(round_, name)
-        there = {round_ for round_, name in first.items() if round_ in self._sent(cursor, name)}
+        there = {
+            round_ for round_, name in first.items() if round_ in self._sent_rounds(cursor, name)
+        }
         if not there:
             latest = max(
-                (max(self._sent(cursor, name), default=-1) for name in set(first.values())),
+                (max(self._sent_rounds(cursor, name), default=-1) for name in set(first.values())),
                 default=-1,
             )
             self._compare = not all(round_ > latest for round_ in first)
@@ -215,10 +219,10 @@ class MlflowExporter:
         return [
             point
             for point in metrics
-            if point[3] not in there or point[3] not in self._sent(cursor, point[0])
+            if point[3] not in there or point[3] not in self._sent_rounds(cursor, point[0])
         ]
 
-    def _sent(self, cursor: Cursor, name: str) -> set[int]:
+    def _sent_rounds(self, cursor: Cursor, name: str) -> set[int]:
         """Return the rounds in which MLflow has a value of a metric."""
         if name not in self._rounds_there:
             history = self._call("get_metric_history", self._run_id(cursor), name)
@@ -264,7 +268,7 @@ class MlflowExporter:
             )
 
     def _start(self, event: Event, cursor: Cursor) -> None:
-        """Find or make the run, and remember it before anything else is sent."""
+        """Find or create the run, and store its id before anything else is sent."""
         cursor.experiment_id = self._experiment(event["experiment"])
         cursor.run_id = self._find(cursor.experiment_id, event["uid"])
         if cursor.run_id is None:
@@ -297,7 +301,7 @@ class MlflowExporter:
             except TrackingRejectedError as error:
                 found = self._call(
                     "get_experiment_by_name", name
-                )  # another process may have made it meanwhile
+                )  # another process may have created it meanwhile
                 if error.code != "RESOURCE_ALREADY_EXISTS" or found is None:
                     raise
         if found.lifecycle_stage != "active":
@@ -308,7 +312,7 @@ class MlflowExporter:
         return str(found.experiment_id)
 
     def _artifacts(self, name: str) -> str | None:
-        """Files of a run in a database go beside the database, not below whatever directory a process is in."""
+        """Return the artifact location: beside a database, not below a process's current directory."""
         database = database_path(self.uri)
         if database is None:
             return None
@@ -352,7 +356,7 @@ class MlflowExporter:
                 self.notices.append(f"{self.run_dir}: MLflow did not take these settings: {error}")
 
     def _upload(self, cursor: Cursor, event: Event) -> None:
-        """Upload a file or folder. A file that cannot be is reported and left out: the metrics behind it go on."""
+        """Upload a file or folder. A file that fails is reported and left out; later metrics are still sent."""
         path = (self.run_dir / event["path"]).resolve()
         if not path.is_relative_to(self.run_dir.resolve()) or not path.exists():
             self.notices.append(f"{path} is not uploaded: no such file in the run directory")
@@ -362,7 +366,7 @@ class MlflowExporter:
             self._call(method, self._run_id(cursor), str(path), event["to"] or None)
         except TrackingUnavailableError:
             raise
-        except Exception as error:  # every artifact store has errors of its own
+        except Exception as error:  # every artifact store has its own errors
             self.notices.append(
                 f"{path} is not uploaded: {one_line(without_secrets(str(error), self._address))}"
             )

@@ -1,4 +1,4 @@
-"""Where a person finds a run or sweep on MLflow's pages."""
+"""Links to a run or sweep in the MLflow UI."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from flray.tracking.address import redact
 
 
 def ui_links(uri: str, folder: Path) -> list[str]:
-    """Return how to look at what is tracked there.
+    """Return the UI links, or the command that starts the UI.
 
     Parameters
     ----------
     uri : str
         MLflow's address.
     folder : Path
-        The run's or sweep's.
+        The folder of the run or sweep.
     """
     served = uri.startswith("http")
     shown = redact(uri)
@@ -28,7 +28,7 @@ def ui_links(uri: str, folder: Path) -> list[str]:
     ]
     known = cursor.read(folder)
     if known is not None and known.experiment_id is not None:
-        # MLflow's first page is for language models; this one is the runs' charts, which are four
+        # MLflow's start page is for language models; this one has the runs' charts, which are four
         # clicks from there.
         lines += [
             "charts: "

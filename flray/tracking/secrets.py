@@ -1,15 +1,15 @@
-"""Addresses without the passwords, tokens and keys in them: none goes to a file, to MLflow or to the screen."""
+"""Redact passwords, tokens and keys in addresses: none goes to a file, to MLflow or to the screen."""
 
 from __future__ import annotations
 
 import re
 from urllib.parse import quote, unquote, unquote_plus
 
-#: What stands in a secret's place.
+#: Replacement of a secret.
 HIDDEN = "***"
 _ADDRESS = re.compile(r"[A-Za-z][\w+.\-]*://")
 _IN_TEXT = re.compile(r"[A-Za-z][\w+.\-]*://\S+")
-# Of these a user's name alone is no secret; elsewhere, as in https://TOKEN@host, it may be one.
+# For these a user name alone is no secret; elsewhere, as in https://TOKEN@host, it may be one.
 _WITH_USERS = (
     "postgresql",
     "postgres",
@@ -23,8 +23,8 @@ _WITH_USERS = (
     "sftp",
     "hdfs",
 )
-# Names of settings, in lower case without punctuation, that hold something secret. A name of a file
-# with a key in it is none (sslkey of PostgreSQL and MySQL), and odbc_connect is a whole connection
+# Names of settings, in lower case without punctuation, that hold a secret. The name of a key
+# file is none (sslkey of PostgreSQL and MySQL), and odbc_connect is a whole connection
 # string.
 _SECRET = re.compile(r"pass|pwd|token|secret|key|cred|sig|auth|jwt|sas$|odbcconnect|^pw$")
 _HARMLESS = (
@@ -43,18 +43,18 @@ _EMPTY_PASSWORDS = ("", "x-oauth-basic", "x")  # the user before these is a toke
 
 
 def redact(text: str) -> str:
-    """Return a text in which addresses have no passwords, tokens and keys.
+    """Return a text with passwords, tokens and keys in addresses redacted.
 
     Parameters
     ----------
     text : str
-        An address, or a text with addresses in it; any other comes back unchanged.
+        An address, or a text with addresses in it; others are unchanged.
     """
     return _split(text)[0]
 
 
 def without_secrets(text: str, uri: str) -> str:
-    """Return what was said about an address without the secrets in it, in whatever form they are quoted there.
+    """Return a message about an address without the address's secrets, in any form of quoting.
 
     Parameters
     ----------
@@ -72,13 +72,13 @@ def without_secrets(text: str, uri: str) -> str:
         for form in (plain, quote(plain), quote(plain, safe=""), repr(plain)[1:-1])
     }
     for form in sorted(forms, key=len, reverse=True):
-        if len(form) > 2:  # shorter ones would take letters out of words
+        if len(form) > 2:  # shorter ones would match parts of words
             text = text.replace(form, HIDDEN)
     return redact(text)
 
 
 def _split(text: str) -> tuple[str, list[str]]:
-    """Return a text without secrets, and these."""
+    """Return a text without its secrets, and the secrets."""
     secrets: list[str] = []
     if _ADDRESS.match(text):
         return _address(text, secrets), secrets
@@ -110,7 +110,7 @@ def _address(uri: str, secrets: list[str]) -> str:
 
 
 def _settings(text: str, secrets: list[str]) -> str:
-    """Return ``name=value&...`` of a query or a fragment without secret values."""
+    """Redact secret values in ``name=value&...`` of a query or fragment."""
     shown = []
     for part in text.split("&"):
         name, equals, value = part.partition("=")

@@ -1,4 +1,4 @@
-"""Send what a run or sweep could not send while the tracking server was away: ``flray sync``."""
+"""``flray sync``: send a run's or sweep's events that the tracking server missed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from flray.tracking.exporter import MlflowExporter
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What `sync` did.
+    """The result of `sync`.
 
     Parameters
     ----------
     runs : int
-        Runs that were looked at.
+        Number of runs.
     events : int
-        Events that were sent.
+        Number of sent events.
     uris : tuple of str
         The addresses they were sent to.
     notices : tuple of str
-        Lines for the user: what had to be left out.
+        Lines for the user on omitted data.
     """
 
     runs: int
@@ -54,19 +54,19 @@ def _sweep_of(run_dir: Path) -> Path | None:
 
 
 def sync(path: Path, uri: str | None = None) -> SyncReport:
-    """Send everything of a run or sweep that has not been sent.
+    """Send all unsent events of a run or sweep.
 
     Parameters
     ----------
     path : Path
         Run directory or sweep directory.
     uri : str, optional
-        MLflow's address; by default the one each run was told to use.
+        MLflow's address; by default each run's own.
 
     Raises
     ------
     FlrayError
-        If there is no run in `path`, no address is known, or the server is away or says no.
+        If there is no run in `path`, no address is known, or the server is unreachable or rejects a request.
     """
     directories = run_directories(path)
     if not directories:
@@ -83,11 +83,11 @@ def sync(path: Path, uri: str | None = None) -> SyncReport:
                 run_dir, uri or _known_uri(run_dir, parent_dir), parent_dir=parent_dir
             )
             uris.add(sender.uri)
-            read_events(run_dir)  # names the line that is no event
+            read_events(run_dir)  # names the invalid line
             before = sender.unsent()
             try:
                 left = sender.flush()
-            except ValueError as error:  # a damaged end, which a run that goes on cuts off
+            except ValueError as error:  # a damaged end, which a resumed run cuts off
                 raise DataError(
                     f"{run_dir / JOURNAL}: {error}; flray resume mends its end"
                 ) from None

@@ -1,6 +1,6 @@
-"""Sweeps on Ray Tune: a space, a search, a scheduler, seeds as repetitions, and a table at the end.
+"""Sweeps on Ray Tune: search space, search algorithm, scheduler, repeated seeds and a summary table.
 
-The public functions are imported on first use: a module of this package that is imported by itself
+The public functions are imported on first use: importing a single module of this package
 loads neither Ray nor the reports that `flray.runs.sweeps` writes.
 """
 

@@ -1,4 +1,4 @@
-"""Between Tune and the trials' journals: every round is written down before Tune may save a checkpoint of it."""
+"""Tune callback: record every round in the trial's journal before Tune may save a checkpoint of it."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     points : mapping of str to TrialSpec
         The trials by number; new ones may be added while the sweep runs.
     left : int
-        Rounds that are left if no trial stops early.
+        Remaining rounds if no trial stops early.
     tracker : Tracker or None
-        Sends the journals.
+        Sender of the journals.
     progress : SweepProgress
-        What the user sees.
+        The display.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._metrics: dict[str, str] = {}
         self._left = left
         self._begun: float | None = None
-        self._played = 0
+        self._rounds_run = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles its callbacks; everything this one knows is in the folder."""
+        """Return no state: Tune pickles its callbacks, and this one's state is in the folder."""
         return {}
 
     def on_trial_start(
@@ -84,7 +84,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             return
         self._begun = (
             self._begun or time.monotonic()
-        )  # starting the first processes tells nothing about the rest
+        )  # the start of the first processes says nothing about the rest
         point, folder = self._points[number], TrialFolder(self._sweep, number)
         session = self._sessions[number] = folder.begin(point, self._parent, self._config)
         self._done[number] = max((event["round"] for event in session.journal.rounds()), default=0)
@@ -108,24 +108,24 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._values[number], self._metrics[number] = report["values"], report["metric"]
         for line in report["lines"]:
             self._say(f"trial {number}: {line}")
-        self._keep(number, report)
-        played = report["rounds"]
-        # What the trial's checkpoint knows and the journal does not: it was copied into object
+        self._save_diagnostics(number, report)
+        rounds = report["rounds"]
+        # Rounds of the trial's checkpoint that the journal lacks: the checkpoint reached object
         # storage earlier.
         carried = [
             round_ for round_, metrics in report["carried"] if journal.record_round(round_, metrics)
         ]
         self._left -= len(carried)
-        if not played:
+        if not rounds:
             return
         recorder = JournalCallback(journal)
-        for round_, metrics in enumerate(played, start=done - len(played) + 1):
+        for round_, metrics in enumerate(rounds, start=done - len(rounds) + 1):
             recorder.on_round(RoundResult(round_, metrics))
         recorder.on_checkpoint(done)  # which Tune may write at any time from now on
         self._done[number] = done
-        self._played += len(played)
-        self._left -= len(played)
-        pace = (time.monotonic() - (self._begun or 0.0)) / self._played
+        self._rounds_run += len(rounds)
+        self._left -= len(rounds)
+        pace = (time.monotonic() - (self._begun or 0.0)) / self._rounds_run
         self._progress.round(
             number,
             point.label,
@@ -135,8 +135,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             pace * max(0, self._left),
         )
 
-    def _keep(self, number: str, report: Mapping[str, Any]) -> None:
-        """Write down what the report's figures need beyond metrics."""
+    def _save_diagnostics(self, number: str, report: Mapping[str, Any]) -> None:
+        """Save diagnostics for the report's figures."""
         folder = TrialFolder(self._sweep, number).path
         if report.get(PARTITION):
             save_partition(report[PARTITION], folder)
@@ -171,7 +171,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     def on_trial_recover(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object
     ) -> None:
-        """Tell the user that a trial crashed and is tried again."""
+        """Notify the user that a trial crashed and is retried."""
         self._say(
             f"trial {trial} crashed ({_reason(trial)}); it is tried again from its last checkpoint"
         )
@@ -183,7 +183,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._end(trial, "failed", failure=_reason(trial))
 
     def on_experiment_end(self, trials: list[TuneTrial], **info: object) -> None:
-        """Keep Tune from unpickling what lies in its storage, which may be a bucket, as the trials' last errors."""
+        """Keep Tune from unpickling the trials' last errors from its storage, which may be a bucket."""
         for trial in trials:
             trial.run_metadata.pickled_error_filename = None
 
@@ -218,7 +218,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
 
 
 def _reason(trial: TuneTrial) -> str:
-    """Return in one line why Tune gave a trial up."""
+    """Return in one line why a trial failed in Tune."""
     error = trial.get_error()
     cause = getattr(error, "cause", None) or error
     text = str(cause).strip() if cause is not None else ""

@@ -1,4 +1,4 @@
-"""How a trial is called in MLflow, so that a person finds it: ``fedskc · digits5 · α=0.2 · seed 1``."""
+"""Names and tags of trials in MLflow: ``fedskc · digits5 · α=0.2 · seed 1``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from flray.config.setting_labels import flatten_setting, format_value, registry_
 from flray.tuning.space import TrialSpec
 
 FIRST = "_"
-"""Starts the names of parameters that differ between trials: MLflow sorts them before all others."""
+"""Prefix of parameters that differ between trials: MLflow sorts them before all others."""
 
 
 def title(point: TrialSpec) -> str:
-    """Return a trial's name: method, data, what else differs, seed."""
+    """Return a trial's name: method, data, other varied settings, seed."""
     named = {
         path.removeprefix(arms.PREFIX): str(value)
         for path, value in point.setting.items()
@@ -30,7 +30,7 @@ def title(point: TrialSpec) -> str:
     }
     said = set(named) or any(
         path.startswith("partition") for path in rest
-    )  # arms besides the method say what differs
+    )  # arms besides the method name the differences
     if not said:
         parts += partition_label(experiment)
     parts += [f"{path.rsplit('.', 1)[-1]}={format_value(value)}" for path, value in rest.items()]
@@ -38,7 +38,7 @@ def title(point: TrialSpec) -> str:
 
 
 def partition_label(experiment: Experiment) -> list[str]:
-    """Return the partition in a word, nothing for one client per domain."""
+    """Return a short label of the partition, empty for one client per domain."""
     name, options = experiment.partition.name, experiment.partition.options
     if "alpha" in options:
         return [f"α={options['alpha']:g}"]
@@ -48,7 +48,7 @@ def partition_label(experiment: Experiment) -> list[str]:
 
 
 def tags(config: Config, experiment: Experiment | None = None) -> dict[str, str]:
-    """Return what runs are found by: paper and table of the sweep, method, variant and data of a trial."""
+    """Return tags to find runs by: paper and table of the sweep, method, variant and data of a trial."""
     found: dict[str, str] = {}
     if config.paper is not None:
         found |= {"paper": config.paper.name, "table": config.paper.table}
@@ -60,7 +60,7 @@ def tags(config: Config, experiment: Experiment | None = None) -> dict[str, str]
 
 
 def varied_params(setting: dict[str, Any]) -> dict[str, str]:
-    """Return a trial's setting as parameters that come first."""
+    """Return a trial's setting as parameters that sort first."""
     return {
         f"{FIRST}{path.removeprefix(arms.PREFIX)}": str(value)
         for path, value in flatten_setting(setting).items()

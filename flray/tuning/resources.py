@@ -1,4 +1,4 @@
-"""Before a sweep: every setting is checked against its data, and the machine is dealt out to the trials."""
+"""Check every setting of a sweep against its data, and divide the machine among the trials."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TrialResources:
     concurrency : int or "auto"
         Trials at once.
     metric : str
-        What the sweep is judged by; auto is each method's own.
+        The sweep's metric; auto: each method's primary metric.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TrialResources:
         self._bundles: dict[str, Bundles] = {}
 
     def check(self, points: Iterable[TrialSpec]) -> None:
-        """Refuse settings that do not fit their data or the machine.
+        """Reject settings that do not fit their data or the machine.
 
         Raises
         ------
@@ -68,10 +68,10 @@ class TrialResources:
             raise ConfigErrors(list(errors.values()))
 
     def bundles(self, experiment: Experiment) -> Bundles:
-        """Return what a trial needs: Tune's head bundle, then one bundle per client actor.
+        """Return a trial's resource bundles: Tune's head bundle, then one bundle per client actor.
 
-        A trial that gets one actor plays its clients in the head bundle, unless a client may have
-        to be cut off (``faults.round_timeout``) or the user asked for the actor.
+        A trial with one actor runs its clients in the head bundle, unless a client may have
+        to be stopped (``faults.round_timeout``) or the user asked for the actor.
 
         Raises
         ------
@@ -88,7 +88,7 @@ class TrialResources:
 
     @property
     def slots(self) -> int:
-        """Trials that run at once, as far as the resources carry them."""
+        """Number of concurrent trials that the resources allow."""
         needs = [
             sum(bundle.get("CPU", 0.0) for bundle in bundles) for bundles in self._bundles.values()
         ]
@@ -115,7 +115,7 @@ class TrialResources:
         return self._data[key]
 
     def _bundles_for(self, experiment: Experiment, spec: FederationSpec) -> Bundles:
-        """Give a trial its part: as many trials at once as fit, and the actors that are left over to each."""
+        """Plan a trial's bundles: as many concurrent trials as fit, spare CPUs become client actors."""
         planner = PoolPlanner(spec, self._available)
         if not uses_ray(experiment):
             return [_bundle(planner.plan(actors="auto"))]
@@ -125,20 +125,20 @@ class TrialResources:
         room = planner.plan(cohort=10**9, gpus_per_actor=own.gpus_per_actor).actors
         actors = max(1, min(math.floor(room / max(1, min(self._slots, room))), spec.cohort_size))
         if actors == 1 and experiment.faults.round_timeout is None:
-            # Server and only client actor in one process: the same bits, and no waiting.
+            # Server and only client actor in one process: identical results, no waiting.
             return [_bundle(own)]
         return [{}, *[_bundle(own)] * actors]
 
 
 def data_key(experiment: Experiment) -> str:
-    """Return a text that two experiments share exactly if they use the same data set."""
+    """Return a key that is equal for two experiments iff they use the same data set."""
     return json.dumps(
         experiment.model_dump(include={"data", "public", "subset"}), sort_keys=True, default=str
     )
 
 
 def user_components() -> dict[str, dict[str, Any]]:
-    """Return what the user registered, by kind, ready for processes that lack the user's files."""
+    """Return the user's components by kind, ready for processes that lack the user's files."""
     ship_user_modules()
     return {kind: entries.added() for kind, entries in registry.ALL.items()}
 
@@ -151,7 +151,7 @@ def _bundle(plan: Plan) -> dict[str, float]:
 
 
 def _structure(experiment: Experiment) -> str:
-    """Return everything of an experiment that decides whether it fits its data and what it needs.
+    """Return the settings that decide whether an experiment fits its data, and its resource needs.
 
     Real-valued options of the method and the details of local training do not.
     """

@@ -1,4 +1,4 @@
-"""The rest of Tune's plugs: schedulers that remember an interrupted sweep, and Optuna's suggestions."""
+"""Tune schedulers that survive an interrupted sweep, and Optuna's suggestions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from flray.tuning.tune_types import Controller, EarlyStopRule, Report, TuneTrial
 
 TIME = "training_iteration"
 MAX_INFEASIBLE = 50
-"""Suggestions in a row that cannot be run before the search gives up."""
+"""Consecutive infeasible suggestions before the search gives up."""
 Scores = Sequence[tuple[int, float]]
 
 
 class _PastTrial:
-    """Stands for a trial that ended before this session."""
+    """A trial that ended before this session."""
 
     def __init__(self, name: str) -> None:
         self.trial_id = self._name = name
@@ -43,21 +43,21 @@ class _PastTrial:
 
 
 class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
-    """One of Tune's stopping rules for each group of trials that may be compared, across sessions.
+    """One of Tune's stopping rules per group of comparable trials, across sessions.
 
-    What trials reached before the sweep was interrupted is told to the rules again; without that
-    the first ones after a resume would have nobody to be compared with.
+    Scores from before an interruption are reported to the rules again; otherwise the first trials
+    after a resume would have none to be compared with.
 
     Parameters
     ----------
     make : callable
-        Makes the rule of a group.
+        Creates the rule of a group.
     group : callable
         Returns a trial's group, given its number.
     past : mapping of str to sequence of (int, float)
         Rounds and scores of trials from earlier sessions.
     ended : sequence of str
-        The trials among them that will not come again.
+        Those of them that will not run again.
     """
 
     def __init__(
@@ -74,30 +74,30 @@ class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
             self.on_trial_add(None, _PastTrial(name))
 
     def on_trial_add(self, controller: Controller, trial: object) -> None:
-        """Enter a trial, with what it reported in earlier sessions; the decisions on that were made then."""
+        """Add a trial with its scores of earlier sessions; decisions on those were made then."""
         rule = self._rule(trial)
         rule.on_trial_add(controller, trial)
         for round_, score in self._past.get(str(trial), ()):
             result = {TIME: round_, "score": score}
             if isinstance(rule, MedianStoppingRule):
-                rule.on_trial_complete(controller, trial, result)  # which only takes note
+                rule.on_trial_complete(controller, trial, result)  # only records it
             else:
                 rule.on_trial_result(controller, trial, result)
 
     def on_trial_result(self, controller: Controller, trial: object, result: Report) -> str:
-        """Ask the group's rule."""
+        """Return the decision of the group's rule."""
         return str(self._rule(trial).on_trial_result(controller, trial, result))
 
     def on_trial_complete(self, controller: Controller, trial: object, result: Report) -> None:
-        """Tell the group's rule."""
+        """Notify the group's rule."""
         self._rule(trial).on_trial_complete(controller, trial, result)
 
     def on_trial_error(self, controller: Controller, trial: object) -> None:
-        """Tell the group's rule."""
+        """Notify the group's rule."""
         self._rule(trial).on_trial_error(controller, trial)
 
     def on_trial_remove(self, controller: Controller, trial: object) -> None:
-        """Tell the group's rule."""
+        """Notify the group's rule."""
         self._rule(trial).on_trial_remove(controller, trial)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
 
 
 def comparison_group(experiment: Experiment) -> str:
-    """Return a text that two trials share if their scores may be compared: same method, data, network and seed."""
+    """Return a key of comparable trials: same method, data, network and seed."""
     content = experiment.model_dump(
         mode="json", include={"data", "partition", "model", "models", "seed"}
     )
@@ -119,21 +119,21 @@ def comparison_group(experiment: Experiment) -> str:
 
 
 class Population(PopulationBasedTraining):  # type: ignore[misc]
-    """Tune's population based training in step, whose exchanges are the same in a resumed sweep.
+    """Tune's synchronous population based training, with the same exchanges in a resumed sweep.
 
-    Tune draws from one global stream, and of a population that goes on in the middle it thinks that
-    no exchange was made yet: members would then copy each other at unlike rounds, and lose those in
+    Tune draws from one global stream, and assumes that a population resumed in the middle has had
+    no exchange yet: members would then copy each other at different rounds, and lose those in
     between.
 
     Parameters
     ----------
     seed : int
-        The sweep's. A draw is keyed by it, the member and the round.
+        The sweep's seed. A draw is keyed by it, the member and the round.
     start : int
-        The round at which all members go on, an exchange: they report it again, and it is made
-        again.
+        The round of an exchange at which all members resume: they report it again, and it is
+        repeated.
     **options
-        Tune's own.
+        Options of Tune's scheduler.
     """
 
     def __init__(self, seed: int, start: int, **options: Any) -> None:
@@ -143,7 +143,7 @@ class Population(PopulationBasedTraining):  # type: ignore[misc]
             self._next_perturbation_sync = start
 
     def on_trial_add(self, tune_controller: Controller, trial: TuneTrial, **options: Any) -> None:
-        """Enter a member, as one whose last exchange was the one before `start`."""
+        """Add a member, with its last exchange set to the one before `start`."""
         super().on_trial_add(tune_controller, trial, **options)
         if self._start:
             self._trial_state[trial].last_perturbation_time = (
@@ -159,7 +159,7 @@ class Population(PopulationBasedTraining):  # type: ignore[misc]
         )
         before, numbers = random.getstate(), np.random.get_state()
         random.seed(key)
-        np.random.seed(key % 2**32)  # from which Tune resamples intervals
+        np.random.seed(key % 2**32)  # Tune resamples intervals from this
         try:
             super()._checkpoint_or_exploit(trial, *arguments)
         finally:
@@ -232,7 +232,7 @@ def scheduler(
 
 
 def mutation(domain: Domain) -> Any:
-    """Return a domain as population based training resamples it."""
+    """Return a domain in Tune's form, for resampling by population based training."""
     match domain:
         case Grid():
             return list(domain.grid)
@@ -247,7 +247,7 @@ def mutation(domain: Domain) -> Any:
 
 
 class _Bounds:
-    """Keeps perturbed values within their domains."""
+    """Limits perturbed values to their domains."""
 
     def __init__(self, space: Mapping[str, Domain]) -> None:
         self._ends: dict[str, tuple[float, float]] = {}
@@ -267,7 +267,7 @@ class _Bounds:
         return config
 
 
-def _failed() -> Any:
+def _failed_state() -> Any:
     import optuna
 
     return optuna.trial.TrialState.FAIL
@@ -276,21 +276,21 @@ def _failed() -> Any:
 class OptunaSearch(Searcher):  # type: ignore[misc]
     """Suggestions of Optuna's tree-structured Parzen estimator, each repeated with every seed.
 
-    Ray's own wrapper, with `Repeater` around it, keeps its state in pickles that are as old as
-    Tune's last save; this one is told all trials of the sweep's folder and so goes on after any
-    kill. A suggestion follows from the sweep's seed, its own number and what was told before it:
-    with one trial at a time a resumed sweep suggests what one that was not interrupted would have;
-    with several, what had ended at that moment differs.
+    Ray's own wrapper, with `Repeater` around it, keeps its state in pickles as old as Tune's last
+    save; this one is given all trials of the sweep's folder and so resumes after any kill. A
+    suggestion is a function of the sweep's seed, its number and the results reported before it:
+    with one trial at a time a resumed sweep suggests the same as an uninterrupted one; with
+    several, the trials ended by then differ.
 
     Parameters
     ----------
     config : Config
         The sweep.
     known : sequence of (dict, sequence of TrialSpec, sequence of float)
-        Settings suggested before, in order: the setting, its trials that are still to run, and the
-        last scores of those that are over.
+        Settings suggested before, in order: the setting, its remaining trials, and the last scores
+        of its ended ones.
     make : callable
-        Makes the trials of a new setting, given how many came before it.
+        Creates the trials of a new setting, given the number of earlier ones.
     describe : callable
         Returns Tune's configuration of a trial.
     """
@@ -320,7 +320,7 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
             self._ask(left, scores)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """Return the next trial: another seed of a setting under way, or a new setting."""
+        """Return the next trial: another seed of the current setting, or a new setting."""
         if not self._waiting:
             if self._count >= self._config.sweep.samples:
                 return str(Searcher.FINISHED)
@@ -332,7 +332,7 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Tell Optuna a setting's mean score once all its seeds are over."""
+        """Report a setting's mean score to Optuna once all its seeds have ended."""
         index = self._running.pop(trial_id)
         self._scores[index].append(float((result or {}).get("score", math.nan)))
         self._open[index] -= 1
@@ -348,10 +348,9 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         return {}
 
     def _sampler(self, index: int) -> Any:
-        """Return a sampler whose draws belong to one suggestion.
+        """Return a sampler keyed by the suggestion.
 
-        A single stream would start anew at a resume and suggest once more what the first session
-        had.
+        A single stream would restart at a resume and repeat the suggestions of the first session.
         """
         import optuna
 
@@ -371,8 +370,8 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
                 trials = self._make(setting, index) if left is None else left
                 break
             except FlrayError:
-                # Options of one method beside another's name: not every combination can be run.
-                self._study.tell(asked, state=_failed())
+                # Options of one method with another's name: not every combination is feasible.
+                self._study.tell(asked, state=_failed_state())
                 if attempt + 1 == MAX_INFEASIBLE:
                     raise
         self._scores[index], self._open[index] = list(scores), len(trials)
@@ -386,7 +385,7 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         if known:
             self._study.tell(self._asked[index], sum(known) / len(known))
         else:
-            self._study.tell(self._asked[index], state=_failed())
+            self._study.tell(self._asked[index], state=_failed_state())
 
     def _value(self, asked: Any, path: str, domain: Domain) -> Any:
         match domain:
@@ -404,7 +403,7 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
                 return asked.suggest_int(path, domain.randint[0], domain.randint[1] - 1)
 
     def _indices(self, setting: Values) -> dict[str, Any]:
-        """Return a setting in Optuna's terms: a choice is its position."""
+        """Return a setting in Optuna's form: choices as indices."""
         indices: dict[str, Any] = {}
         for path, domain in self._config.space.items():
             match domain:

@@ -1,4 +1,4 @@
-"""From a search space to settings: grids and draws by key."""
+"""Expand a search space into settings: grids and keyed draws."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class TrialSpec:
     Attributes
     ----------
     number : str
-        Names the trial and its folder; the same after a resume.
+        Name of the trial and its folder; the same after a resume.
     setting : dict
         Value of each path of the space.
     seed : int
         The repetition.
     experiment : Experiment
-        Everything resolved.
+        The resolved experiment.
     """
 
     number: str
@@ -51,12 +51,12 @@ class TrialSpec:
 
     @property
     def label(self) -> str:
-        """The trial in a few words."""
+        """A short label of the trial."""
         return f"{label(self.setting) or self.experiment.algorithm.name} seed={self.seed}"
 
 
 def resolve_sweep(config: Config) -> Config:
-    """Return the configuration with the sweep's seeds filled in, after refusing sweeps that make no sense.
+    """Reject inconsistent sweeps; return the configuration with the sweep's seeds filled in.
 
     Raises
     ------
@@ -158,7 +158,7 @@ def enumerate_settings(config: Config) -> list[Values]:
     """Return all settings of a grid or random search: every grid combination for each of the sweep's samples.
 
     Draws are keyed by sample and path, so adding a path or a sample does not change the others.
-    Settings that come up twice (few choices, many samples) are tried once.
+    Settings that come up twice (few choices, many samples) are run once.
     """
     grids = {path: domain.grid for path, domain in config.space.items() if isinstance(domain, Grid)}
     random = {path: domain for path, domain in config.space.items() if not isinstance(domain, Grid)}
@@ -204,7 +204,7 @@ def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list
     given : sequence of dict
         Settings.
     first : int
-        How many settings came before them.
+        Number of earlier settings.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The end of a sweep: tables, figures, and what the parent run shows."""
+"""Summary of a finished sweep: tables, figures, and the parent run's metrics."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from flray.tuning.trial_store import RESULTS, SUMMARY, TABLE, TrialFolder, trial
 
 OVERVIEW_LIMIT, REPORT = 40, "report"
 ReportWriter = Callable[[Path, Path], Sequence[Path]]
-"""Writes the report of a sweep's folder into another folder, and returns its files."""
+"""A function that writes a sweep folder's report into another folder, and returns its files."""
 
 
 def finish(
     folder: Path, config: Config, journal: Journal, write_report: ReportWriter | None = None
 ) -> SweepResult:
-    """Write the tables and figures of a sweep whose trials have all ended, and give them to its runs.
+    """Write the tables and figures of a sweep whose trials have all ended, and attach them to its runs.
 
     Parameters
     ----------
@@ -71,13 +71,13 @@ def finish(
     if history_of(journal.rounds()).drop(columns="round").to_dict("records")[-1:] != [metrics_]:
         journal.record_round(
             config.experiment.rounds, metrics_, replace=True
-        )  # a failed trial may have been mended
+        )  # a failed trial may have been repaired
     journal.tags({"best": result.label(result.summary.iloc[0])})
     return result
 
 
 def _add_report(folder: Path, journal: Journal, write_report: ReportWriter) -> None:
-    """Write the report and list it for MLflow; a sweep whose report fails is finished all the same."""
+    """Write the report and list it for MLflow; the sweep finishes even if its report fails."""
     try:
         files = write_report(folder, folder / REPORT)
     except Exception as error:

@@ -46,7 +46,7 @@ def tune(
     write_report: ReportWriter | None = None,
     **replaced: Any,
 ) -> SweepResult:
-    """Run a sweep; see `flray.runs.sweeps.tune`, which hands in how its report is written."""
+    """Run a sweep; see `flray.runs.sweeps.tune`, which passes the report writer."""
     config = load(source, [*overrides, *replaced.items()])
     config = resolve_sweep(suites.smoke(config) if smoke else config)
     with contextlib.ExitStack() as stack:
@@ -102,9 +102,9 @@ class _Sweep:
     address : str or None
         A Ray cluster.
     progress : SweepProgress
-        What the user sees.
+        The display.
     stack : ExitStack
-        Gives back what was opened.
+        Closes opened resources.
     write_report : callable, optional
         Writes the report once all trials have ended.
     """
@@ -128,7 +128,7 @@ class _Sweep:
         return sweep.samples * len(sweep.seeds) if sweep.search == "optuna" else len(self._points)
 
     def check(self, folder: Path | None = None) -> None:
-        """Make the trials and refuse what cannot run, before anything is created."""
+        """Build the trials and reject infeasible ones, before anything is created."""
         bits.require(self._config.experiment)
         sweep = self._config.sweep
         if sweep.search == "optuna":
@@ -138,8 +138,8 @@ class _Sweep:
         self._points = {point.number: point for point in trial_specs(self._config, known)}
         import ray
 
-        # Where a Ray is to be joined its resources count; a Ray of our own is started once all is
-        # checked, or at once where GPUs have to be looked at.
+        # A cluster to join determines the resources; our own Ray is started after all checks, or at
+        # once if GPUs have to be measured.
         here = local_resources()
         joined = self._address is not None or ray.is_initialized() or here["GPU"] > 0
         available = self._connect() if joined else here
@@ -147,7 +147,7 @@ class _Sweep:
         self._resources.check(self._points.values() if known else self._probes())
 
     def _probes(self) -> Iterator[TrialSpec]:
-        """Yield one trial to check where a search has not suggested any yet: the first value of every domain."""
+        """Yield one trial to check before a search has suggested any: the first value of every domain."""
         setting = {
             path: next(iter(domain.model_dump().values()))[0]
             for path, domain in self._config.space.items()
@@ -155,7 +155,7 @@ class _Sweep:
         yield from trial_specs(self._config, [setting])
 
     def drive(self, folder: Path, labels: Mapping[str, str] | None = None) -> SweepResult:
-        """Run what is left, finish the parent run, and return the result."""
+        """Run the remaining trials, finish the parent run, and return the result."""
         config, experiment = self._config, self._config.experiment
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are
         # on.
@@ -168,7 +168,7 @@ class _Sweep:
             folder,
             experiment,
             name=f"{experiment.name} {folder.name}",
-            # The names of arms are the user's own words, which are no names of parameters.
+            # Names of arms are the user's own words, not names of parameters.
             params={key: v for key, v in settings.items() if not key.startswith("arms.")},
             tags={**naming.tags(config), "flray.kind": "sweep"},
             labels=labels,
@@ -177,7 +177,7 @@ class _Sweep:
         for point in self._points.values():
             TrialFolder(folder, point.number).create(point, config)
         for trial in trial_folders(folder):
-            # The members of a population go on together, for they influence each other.
+            # The members of a population resume together, as they influence each other.
             if trial.status == "failed" or isinstance(config.sweep.scheduler, Pbt):
                 directory.update(trial.path, status="waiting", setting_at_end=None)
         begun = (j.parent for j in sorted((folder / TRIALS).glob(f"*/{directory.JOURNAL}")))
@@ -195,7 +195,7 @@ class _Sweep:
         return result
 
     def _run(self, folder: Path, tracker: Tracker | None) -> None:
-        """Hand the trials that have not ended to Tune."""
+        """Run the unfinished trials in Tune."""
         with gc_disabled("flray.tuning.callback", "flray.tuning.tuner"):
             from flray.tuning.callback import TrialRecorder
             from flray.tuning.tuner import SweepTuner, quiet_ray
@@ -217,7 +217,7 @@ class _Sweep:
                 callback.close()
         ended = sum(f.status in (*TERMINAL_STATUSES, "failed") for f in trial_folders(folder))
         if ended < self._total:
-            raise KeyboardInterrupt  # Tune has taken note of it, and let the trials end their steps
+            raise KeyboardInterrupt  # Tune has recorded it, and let the trials end their steps
 
     def _connect(self) -> dict[str, float]:
         self._connected = True

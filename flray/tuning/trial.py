@@ -52,7 +52,7 @@ TRANSIENT_ERRORS = (
     MemoryError,
     torch.OutOfMemoryError,
 )
-"""Errors that another attempt may not meet; all others would only come again."""
+"""Transient errors: Tune retries the trial. All others fail it."""
 
 STEP_SECONDS = 1.0
 """What a step lasts at least, in rounds, where no scheduler compares rounds."""
@@ -61,14 +61,14 @@ CARRIED_SECONDS = 300.0
 """A checkpoint carries the metrics of the rounds of so many seconds before it, and of those since the one before it.
 
 Tune writes checkpoints into object storage at once, journals get there now and then: if the head is
-lost in between, the rounds before the one from which the trial goes on would be missing from its
-history for ever.
+lost in between, the rounds before the one at which the trial resumes would be missing from its
+history forever.
 """
 
 
 @dataclass(frozen=True)
 class SweepContext:
-    """What all trials of a sweep have in common.
+    """Context shared by all trials of a sweep.
 
     Attributes
     ----------
@@ -78,9 +78,9 @@ class SweepContext:
         By `flray.tuning.resources.data_key`: references to a data set's outline and samples, and
         its fingerprint.
     components : dict
-        What the user registered, by kind.
+        The user's components, by kind.
     folder : str
-        Where Tune keeps the checkpoints of all sessions of this sweep: a folder, or an address in
+        Tune's storage for the checkpoints of all sessions of this sweep: a folder, or an address in
         object storage.
     """
 
@@ -91,10 +91,9 @@ class SweepContext:
 
 
 def _silence_sigterm_traceback() -> None:
-    """Print nothing where the signal by which Ray ends this process arrives while objects are let go of.
+    """Hide the SystemExit traceback that Ray's SIGTERM handler raises inside ``__del__``.
 
-    Ray answers the signal by raising SystemExit, which Python cannot pass on from there and would
-    print.
+    Python cannot propagate an exception from there and would print it.
     """
     others = sys.unraisablehook
 
@@ -106,14 +105,13 @@ def _silence_sigterm_traceback() -> None:
 
 
 class FederationTrial(tune.Trainable):  # type: ignore[misc]
-    """One trial; a step is a round, or as many short ones as fill a second where no scheduler compares rounds.
+    """One trial; a step is one round, or a second's worth of short ones if no scheduler compares rounds.
 
-    Tune and Ray take the trials' CPUs for a moment at each step, which rounds of half a second
-    would feel.
+    Tune and Ray use the trials' CPUs briefly at each step, which would slow down rounds of half a
+    second.
 
-    A trial that is started without a checkpoint looks for its own newest one among those of earlier
-    sessions, so that a sweep whose driver was killed goes on from what lies on the disk, whatever
-    Tune had noted of it.
+    A trial started without a checkpoint looks for its newest one of earlier sessions, so that a
+    sweep whose driver was killed resumes from the disk, whatever Tune had recorded.
     """
 
     _shared: SweepContext
@@ -131,11 +129,11 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     _checkpointing: Checkpointing
 
     def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
-        """Open the federation of a point of the space."""
+        """Open the federation of a trial."""
         assert shared is not None
         torch.set_num_threads(1)
         _silence_sigterm_traceback()
-        logging.getLogger("ray").setLevel(logging.ERROR)  # a line per checkpoint concerns nobody
+        logging.getLogger("ray").setLevel(logging.ERROR)  # a line per checkpoint is noise
         for kind, entries in shared.components.items():
             registry.ALL[kind].add(entries)
         self._shared = shared
@@ -144,12 +142,12 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._open(config["point"])
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Go on to another point of the space in the same processes."""
+        """Switch to another trial in the same processes."""
         self._open(new_config["point"])
         return True
 
     def step(self) -> dict[str, Any]:
-        """Play on; where all rounds are done already, only report so."""
+        """Run the next rounds; if all are done already, only report so."""
         report: dict[str, Any] = {"rounds": [], "carried": self._carried}
         self._carried = []
         with self._failures():
@@ -180,7 +178,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         }
         self._lines.clear()
         ended = self._failure is not None or done >= self._rounds
-        # Tune keeps statistics of every number it is told: all but the few it needs travel as text.
+        # Tune keeps statistics of every number: all but the few it needs are sent as text.
         return {
             "report": json.dumps(report),
             "score": math.nan if self._failure else self._score,
@@ -190,7 +188,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         }
 
     def _round(self) -> dict[str, float]:
-        """Play one round and return what was measured."""
+        """Run one round and return its metrics."""
         metrics = self._federation.step().metrics
         self._check_measured(metrics)
         self._score = metrics["score"] = self._course.add(metrics)
@@ -223,10 +221,10 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._saved_at = now
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Go to a checkpoint in Tune's storage.
+        """Restore a checkpoint from Tune's storage.
 
-        Tune's own method looks for a file of pickled objects in it first, and what is unpickled can
-        run anything: the storage may be a bucket that others write.
+        Tune's own method first unpickles a file in it, which can execute anything: the storage may
+        be a bucket that others write to.
 
         Parameters
         ----------
@@ -247,7 +245,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._restored = True
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Go to a checkpoint, this trial's own or (in population based training) another's."""
+        """Restore a checkpoint, this trial's own or (in population based training) another's."""
         with self._failures():
             self._report_again = False
             if self._failure is None:
@@ -308,7 +306,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         samples: ObjectRef | None,
         bundles: Bundles,
     ) -> InlineExecutor | RayExecutor:
-        """Return an executor: the one of the trial before where it fits."""
+        """Return an executor: the previous trial's if it fits."""
         fits, self._bundles = bundles == self._bundles, bundles
         clients = bundles[1:]
         if not clients:
@@ -330,12 +328,11 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         )
 
     def _restore_newest(self) -> None:
-        """Go to the newest checkpoint on disk whose history is known.
+        """Restore the newest checkpoint on disk whose history is complete.
 
-        One that was cut short by a kill is passed over, and so is one that is ahead of the trial's
-        journal by more rounds than it carries: what the rounds in between measured would be lost. A
-        member of a population goes on where all do, and reports that round again, for the exchange
-        that is made there.
+        Incomplete checkpoints are skipped, and so are those ahead of the trial's journal by more
+        rounds than they carry: metrics of the rounds in between would be lost. A member of a
+        population resumes at the same round as all others, and reports it again for its exchange.
         """
         for stored in checkpoints(self._shared.folder, self.trial_name):
             if self._start is not None and stored.round != self._start:
@@ -363,7 +360,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._score = float(note.get("score", self._score))
         if (
             note.get("trial") == self.trial_name
-        ):  # and not another's, which population based training copies
+        ):  # not another's, which population based training copies
             self._course.restore(note["course"])
             self._recent = [
                 (time.monotonic(), round_, metrics) for round_, metrics in note["rounds"]
@@ -371,21 +368,21 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._saved_at = time.monotonic()
 
     def _diagnose(self, final: bool) -> str | None:
-        """Return what figures need, as text; None where it is not wanted or cannot be had."""
+        """Return diagnostics as text; None if not requested or unavailable."""
         wanted = self._federation.spec.config.tracking.features
         found = collect_diagnostics(self._federation, final) if wanted else {}
         return encode(found) if found else None
 
     def _due(self, done: int) -> bool:
         settings = self._checkpointing
-        if self._interval is not None:  # a population can go on from its exchanges only
+        if self._interval is not None:  # a population can resume from its exchanges only
             return done % self._interval == 0
         return (
             done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
         )
 
     def _check_measured(self, metrics: Mapping[str, float]) -> None:
-        """Refuse a metric of the user's own that a round with an evaluation does not have."""
+        """Reject the user's metric if an evaluated round does not have it."""
         evaluated = any(name.startswith(("global/", "personal/")) for name in metrics)
         if evaluated and self._metric not in metrics:
             raise FlrayError(
@@ -395,7 +392,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
-        """Keep an error that another attempt would meet again; it ends the trial at its next step."""
+        """Record a permanent error; it ends the trial at its next step."""
         try:
             yield
         except TRANSIENT_ERRORS:
@@ -408,7 +405,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
 
 def read_note(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of its trial; nothing where it says nothing."""
+    """Return a checkpoint's note on its trial; empty if it has none."""
     try:
         note = json.loads((folder / TRIAL_NOTE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A sweep's folder: one run folder per trial, which is all a resume needs to know."""
+"""A sweep's folder: one run folder per trial, all that a resume needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flray.tuning.space import TrialSpec, Values, trial_number
 
 TRIALS, TUNE, RESULTS, SUMMARY, TABLE = "trials", "tune", "results.csv", "summary.csv", "table.txt"
 TERMINAL_STATUSES = ("finished", "stopped")
-"""What a trial's ``status`` in its run.json is when it need not run again."""
+"""Statuses in run.json of trials that need not run again."""
 
 
 class TrialFolder:
@@ -44,7 +44,7 @@ class TrialFolder:
         self.path = sweep / TRIALS / name
 
     def create(self, point: TrialSpec, config: Config) -> None:
-        """Make the folder if it is not there; ``run.json`` comes last, so that what has one is whole."""
+        """Create the folder if missing; ``run.json`` is written last, so a folder with one is complete."""
         if directory.folder_kind(self.path) is not None:
             return
         self.path.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ class TrialFolder:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What ``run.json`` holds.
+        """The content of ``run.json``.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class TrialFolder:
         return status
 
     def begin(self, point: TrialSpec, parent: Mapping[str, Any], sweep: Config) -> RunSession:
-        """Begin the trial or go on with it."""
+        """Start or resume the trial."""
         settings = directory.flatten_settings(point.experiment.model_dump(mode="json"))
         return RunSession(
             self.path,
@@ -105,7 +105,7 @@ class TrialFolder:
         )
 
     def end(self, session: RunSession, status: EndStatus, **values: Any) -> None:
-        """Record how the trial ended."""
+        """Record the trial's end."""
         tags = {"trial.status": status, "stopped_early": str(status == "stopped").lower()}
         if values.get("sha256"):
             tags["model.sha256"] = values["sha256"]
@@ -115,7 +115,7 @@ class TrialFolder:
         session.end(status, **values)
 
     def rounds_recorded(self) -> int:
-        """Return up to which round the journal has every round."""
+        """Return the last round up to which the journal is complete."""
         there = {
             event["round"]
             for event in read_events(self.path / directory.JOURNAL)
@@ -133,13 +133,13 @@ class TrialFolder:
 
 
 def trial_folders(sweep: Path) -> list[TrialFolder]:
-    """Return the trials' folders that are whole, in order."""
+    """Return the trials' complete folders, in order."""
     found = (path.parent.name for path in (sweep / TRIALS).glob("*/run.json"))
     return [TrialFolder(sweep, name) for name in sorted(found, key=lambda name: (len(name), name))]
 
 
 def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
-    """Return the settings of a sweep's trial folders in order: what a search had suggested before it was killed.
+    """Return the settings of a sweep's trial folders in order: a search's suggestions before it was killed.
 
     Raises
     ------
@@ -172,7 +172,7 @@ class CheckpointRef:
     Attributes
     ----------
     uri : str
-        Where.
+        Its address.
     round : int
         Rounds done.
     """
@@ -182,7 +182,7 @@ class CheckpointRef:
 
     @contextlib.contextmanager
     def local(self) -> Iterator[Path]:
-        """Have it in a folder of this machine."""
+        """Yield a local folder with its content."""
         if not storage.is_remote(self.uri):
             yield Path(self.uri)
             return
@@ -192,7 +192,7 @@ class CheckpointRef:
 
 
 def checkpoints(folder: str, trial: str) -> list[CheckpointRef]:
-    """Return a trial's checkpoints of all sessions, newest first; one may have been cut short by a kill."""
+    """Return a trial's checkpoints of all sessions, newest first; some may be incomplete after a kill."""
     found: list[tuple[int, str, str]] = []
     for session in storage.names(folder):
         for name in storage.files(f"{folder}/{session}/{trial}"):

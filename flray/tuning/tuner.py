@@ -1,4 +1,4 @@
-"""One session of Ray Tune over the trials that are left."""
+"""One session of Ray Tune over the unfinished trials."""
 
 from __future__ import annotations
 
@@ -38,16 +38,15 @@ ENVIRONMENT = {
     "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "600",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
-"""Tune writes neither tables nor logs of its own: the journals hold all of it."""
+"""Disables Tune's own tables and logs: the journals contain everything."""
 
 
 class SweepTuner:
-    """Starts Tune anew on whatever has not ended.
+    """Starts a fresh Tune run over the unfinished trials.
 
-    Tune can restore its own state, but writes it every ten seconds and without care for a kill in
-    the middle, and forgets what the scheduler knew. The trials' folders are exact at every moment,
-    so they are what a resume reads: which trials ended, how far the others came, and Tune's
-    checkpoints of them.
+    Tune can restore its own state, but writes it every ten seconds, not atomically, and without
+    the scheduler's state. The trials' folders are exact at every moment, so a resume reads these:
+    ended trials, the others' progress, and Tune's checkpoints of them.
 
     Parameters
     ----------
@@ -117,7 +116,7 @@ class SweepTuner:
         return tune.with_resources(tune.with_parameters(FederationTrial, shared=shared), _resources)
 
     def _concurrency(self, searching: bool) -> int | None:
-        """Return the limit of trials at once; a search that learns is asked for no more than can run."""
+        """Return the limit of trials at once; a search algorithm is asked for no more than can run."""
         if self._config.sweep.concurrency != "auto":
             return int(self._config.sweep.concurrency)
         return self._resources.slots if searching else None
@@ -128,8 +127,8 @@ class SweepTuner:
     def _population_start(self) -> int | None:
         """Return the newest exchange of a population that every member has a checkpoint of; 0 where there is none.
 
-        From there all members go on together: they influence each other, and a kill leaves them at
-        unlike rounds. None for trials that go on alone.
+        All members resume from there together: they influence each other, and a kill leaves them at
+        different rounds. None for independent trials.
         """
         chosen = self._config.sweep.scheduler
         if not isinstance(chosen, Pbt):
@@ -145,7 +144,7 @@ class SweepTuner:
         return max(common, default=0)
 
     def _point(self, point: TrialSpec) -> dict[str, Any]:
-        """Return what a trial is told; of a member of a population also where it goes on, and with which settings."""
+        """Return a trial's Tune configuration; for a population member also its start round and settings."""
         changed = {} if not self._start else _setting_at(self._storage, point, self._start)
         values = {**point.values, **changed}
         return {
@@ -157,7 +156,7 @@ class SweepTuner:
         }
 
     def _suggest(self, setting: Values, position: int) -> list[TrialSpec]:
-        """Make the trials of a new suggestion, on disk first."""
+        """Create the trials of a new suggestion, on disk first."""
         made = trial_specs(self._config, [setting], first=position)
         self._resources.check(made)
         for point in made:
@@ -196,7 +195,7 @@ def _resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
 
 
 def _setting_at(folder: str, point: TrialSpec, round_: int) -> Values:
-    """Return the values a trial was trained with up to a round, where they changed on the way."""
+    """Return the values a trial was trained with up to a round, if they changed during training."""
     for found in checkpoints(folder, point.number):
         if found.round != round_:
             continue
@@ -209,7 +208,7 @@ def _setting_at(folder: str, point: TrialSpec, round_: int) -> Values:
 
 @contextlib.contextmanager
 def quiet_ray() -> Iterator[None]:
-    """Keep Ray's and Tune's own reports off the terminal; what concerns a user is said by the recorder."""
+    """Keep Ray's and Tune's own reports off the terminal; the recorder notifies the user."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air", "ray.data")]
     levels = [logger.level for logger in loggers]
