@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: progress while it runs, tables at the end."""
+"""Terminal output: progress during a run, tables at its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from flray.results.sweep import SweepResult
 
-# Names and messages are data: no [tag] in them is markup, no :name: a picture.
+# Names and messages are data: their [tags] are not markup, nor their :names: emoji.
 console = Console(
     highlight=False,
     markup=False,
@@ -105,7 +105,7 @@ class RunProgress:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -151,7 +151,7 @@ def show_result(result: Result) -> None:
 
 
 def _format_costs(history: pd.DataFrame) -> str:
-    """Return what a round took: median seconds, training samples per second, and the most memory of one process."""
+    """Return the costs of a round: median seconds, training samples per second, and the most memory of one process."""
     costs = f"{history['time/round'].median():.3g} s per round"
     if "time/samples_per_second" in history:
         pace = history["time/samples_per_second"].median()
@@ -224,7 +224,7 @@ class SweepProgress:
             self._bar.start()
 
     def trial_started(self, number: str, label: str, rounds_done: int) -> None:
-        """Show that a trial begins or goes on."""
+        """Show that a trial starts or resumes."""
         if self._bar is None:
             self.say(
                 f"trial {number} begins: {label}"
@@ -260,7 +260,7 @@ class SweepProgress:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -1,4 +1,4 @@
-"""What is here, what is missing, and what is open to others: ``flray doctor``."""
+"""``flray doctor``: versions, hardware, data sets, missing extras and open ports."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OPTIONAL = {
     "jsonschema": "ray up (pip install 'ray[default]')",
 }
 SERVICES = ("gcs_server", "raylet", "ray", "dashboard", "flray", "mlflow", "gunicorn", "uvicorn")
-"""Parts of the command lines of what a cluster consists of."""
+"""Parts of the command lines of a cluster's processes."""
 
 
 def diagnose() -> Iterator[tuple[str, str]]:
-    """Yield what was looked at, and what was found: versions, machine, data, what is missing, what is open."""
+    """Yield (check, result) rows: versions, hardware, data sets, missing extras, open ports."""
     import torch
 
     from flray.runs import directory
@@ -100,20 +100,20 @@ def _security() -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, order=True)
 class Listener:
-    """A process of Ray or MLflow that can be called.
+    """A listening process of Ray or MLflow.
 
     Attributes
     ----------
     program : str
-        What it is.
+        Its program.
     process : int
-        Its number.
+        Its process id.
     address : str
-        Where it listens.
+        Its address.
     port : int
-        At which port.
+        Its port.
     guard : str
-        Whether it asks for a token, as far as can be told.
+        Whether it requires a token, as far as known.
     """
 
     program: str
@@ -127,7 +127,7 @@ class Listener:
 
 
 def listening() -> Iterator[Listener]:
-    """Yield what the Ray and MLflow processes of this machine listen on, as far as this user may look at them."""
+    """Yield the listening ports of this machine's Ray and MLflow processes that are visible to this user."""
     for process in psutil.process_iter(["name", "cmdline"]):
         words = [Path(word).name for word in (process.info["cmdline"] or ())[:4]]
         name = next(

@@ -100,7 +100,7 @@ def tune_command(
 
 
 def _show_sweep(result: SweepResult) -> None:
-    """Show a sweep's end; one that brought nothing ends as a failed run does."""
+    """Show a sweep's result; a sweep without results ends like a failed run."""
     from flray.cli import display
 
     display.show_sweep(result)

@@ -1,4 +1,4 @@
-"""The table behind ``flray list papers``: what each suite runs, whether its data are there, how long it takes."""
+"""The table behind ``flray list papers``: each suite's runs, the availability of its data, and its hours."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Suite:
     Attributes
     ----------
     name, title : str
-        ``fedco2/table1`` and what it shows.
+        ``fedco2/table1`` and its title.
     runs : int
         Settings times seeds.
     data : tuple of str
         Data sets by name.
     problem : str
-        Why it cannot be run now, empty if it can.
+        Why it cannot be run now; empty if it can.
     absent : mapping of str to str
-        Data sets that are not there, with their own messages.
+        Missing data sets, with their own messages.
     hours : float or None
-        Of all runs one after another on this machine; None where not timed.
+        Of all runs one after another on this machine; None if not timed.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Suite:
 
     @property
     def availability(self) -> str:
-        """Whether the data are there, in a word."""
+        """Availability of the data, in a word."""
         there = sum(name not in self.absent for name in self.data)
         return (
             "yes" if there == len(self.data) else f"{there} of {len(self.data)}" if there else "no"
@@ -65,7 +65,7 @@ class Suite:
 
     @property
     def messages(self) -> list[str]:
-        """What is missing, and what can be done about it."""
+        """Missing data, with remedies."""
         if self.absent or not self.problem:
             return list(self.absent.values())
         return [f"{self.name}: {self.problem}"]
@@ -79,7 +79,7 @@ def list_suites(names: str | None = None, timed: bool = False) -> Iterator[Suite
     names : str, optional
         Only those whose name starts with this.
     timed : bool
-        Play small rounds of every suite that can be run, to estimate its hours.
+        Run small rounds of every runnable suite, to estimate its hours.
     """
     for name, path in suites.files().items():
         if names is None or name.startswith(names):
@@ -87,7 +87,7 @@ def list_suites(names: str | None = None, timed: bool = False) -> Iterator[Suite
 
 
 def show_papers(names: str | None, timed: bool) -> None:
-    """Print the suites of the papers' tables: runs, data, whether the data are there, and hours."""
+    """Print the suites of the papers' tables: runs, data, availability of the data, and hours."""
     from flray.cli.display import console
 
     found: list[Suite] = []
@@ -163,7 +163,7 @@ def _describe(name: str, path: Path, timed: bool) -> Suite:
     if timed and not absent:
         try:
             hours = estimate_hours(trials)
-        except FlrayError as error:  # a partition that so few samples do not fill
+        except FlrayError as error:  # too few samples for the partition
             problem = f"no estimate: {str(error).splitlines()[0]}"
     return Suite(name, title, len(trials), tuple(data), problem, hours, absent)
 
@@ -172,8 +172,8 @@ def estimate_hours(trials: list[TrialSpec]) -> float:
     """Return the hours of all runs of a sweep one after another, from two small rounds of each method on each data set.
 
     A round's seconds are taken to be a constant (public data, aggregation) plus a part that grows
-    with the training samples it goes through; few samples and twice as many give both. What happens
-    once, such as pre-training, and differences between options of one method are left out.
+    with the training samples it goes through; few samples and twice as many give both. One-time
+    costs, such as pre-training, and differences between options of one method are ignored.
     """
     from flray.federation.building import dataset_for
 
@@ -193,7 +193,7 @@ def estimate_hours(trials: list[TrialSpec]) -> float:
 
 
 def _time_small_run(experiment: Experiment, subset: int) -> tuple[float, float]:
-    """Return how many training samples the clients of a small run hold, and the seconds of its second round."""
+    """Return the clients' training samples in a small run, and the seconds of its second round."""
     from flray.federation.building import build_spec
     from flray.federation.federation import inline_federation
 
@@ -226,7 +226,7 @@ def _key(experiment: Experiment) -> tuple[str, str]:
 
 @cache
 def _missing_data(key: tuple[str, str]) -> str:
-    """Return the data set's own message where its files are not there."""
+    """Return the data set's own message if its files are missing."""
     name, options = key[0], {k: v for k, v in json.loads(key[1]).items() if k != "name"}
     try:
         registry.datasets.get(name)(data_root(), **options)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flray.config.experiment import Config
 
 PREFIX = "arms."
-"""A setting holds the name of the arm of an axis under this prefix and the axis."""
+"""Prefix of an axis in a setting, where it maps to the arm's name."""
 
 
 def select_arms(config: Config) -> dict[str, list[str]]:
@@ -71,7 +71,7 @@ def expand_arms(config: Config, values: Mapping[str, Plain]) -> Iterator[tuple[s
 
 
 def override_arms(arms: Plain, path: str) -> None:
-    """Let a setting given on the command line win over the arms that make the same one, in place.
+    """Let a command-line setting override arms that change the same one, in place.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def override_arms(arms: Plain, path: str) -> None:
     Raises
     ------
     ConfigError
-        If an arm sets a whole that the path is a part of: it would be lost without a word.
+        If an arm sets a parent of the path: the setting would be lost silently.
     """
     for axis, one in arms.items() if isinstance(arms, Mapping) else ():
         for name, settings in one.items() if isinstance(one, Mapping) else ():
@@ -103,10 +103,10 @@ def override_arms(arms: Plain, path: str) -> None:
 def resolve_arm_path(
     content: Mapping[str, Plain], parents: list[str], last: str
 ) -> tuple[list[str], str]:
-    """Return where a path such as ``arms.method.fedprox.algorithm.mu`` leads: the keys on the way, and the last.
+    """Resolve a path such as ``arms.method.fedprox.algorithm.mu`` into its parent keys and its last key.
 
-    The keys of an arm are paths themselves; where the arm sets a whole that the path is a part of,
-    it leads into it.
+    The keys of an arm are paths themselves; if the arm sets a parent of the path,
+    it resolves inside that.
     """
     if len(parents) < 4:
         return parents, last
@@ -126,7 +126,7 @@ def resolve_arm_path(
 
 
 def validate_arms(config: Config) -> Iterator[ConfigError]:
-    """Yield what is wrong with arms, ``sweep.only`` and ``sweep.skip`` themselves; the settings are checked apart."""
+    """Yield mistakes in arms, ``sweep.only`` and ``sweep.skip``; settings are validated separately."""
     for axis, arms in config.arms.items():
         if not arms:
             yield ConfigError(f"arms.{axis}", "no arms", "name at least one, or leave the axis out")
@@ -153,10 +153,10 @@ def validate_arms(config: Config) -> Iterator[ConfigError]:
 
 
 def deep_merge(base: Plain, own: Plain, path: tuple[str, ...] = ()) -> Plain:
-    """Return a file's content laid over its base's: mappings are joined, anything else is replaced.
+    """Merge a file's content over its base's: mappings are joined, anything else is replaced.
 
-    A component of another name replaces the base's with all its options. Under ``arms``, null takes
-    an axis, an arm or a setting of an arm away.
+    A component of another name replaces the base's with all its options. Under ``arms``, null
+    removes an axis, an arm or a setting of an arm.
     """
     if not isinstance(base, Mapping) or not isinstance(own, Mapping):
         return own

@@ -1,6 +1,6 @@
-"""The YAML file as typed models: the experiment, with all its defaults and ranges.
+"""Typed models of the YAML file: the experiment, with all its defaults and ranges.
 
-`flray.config.loader` reads files, applies overrides and words the errors.
+`flray.config.loader` reads files, applies overrides and formats the errors.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Component(BaseModel):
 
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:
-        """Return the pydantic model of the options that a component of this kind has here."""
+        """Return the pydantic model of a component's options in this place."""
         return cls.registry.params(name)
 
     @model_serializer
@@ -103,7 +103,7 @@ class Component(BaseModel):
 
 
 def _with_preset(name: str, given: dict[str, Plain], presets: Sequence[Preset]) -> dict[str, Plain]:
-    """Fill in a preset's values where none are given."""
+    """Fill in a preset's values for options not given."""
     if "preset" not in given:
         return given
     chosen = given.pop("preset")
@@ -134,7 +134,7 @@ class PublicChoice(Component):
 
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:
-        """Return the data set's options, with `samples` in the meaning it has here."""
+        """Return the data set's options, with `samples` as the total."""
         options: type[BaseModel] = create_model(
             f"{name}-public-options",
             __base__=super().params(name),
@@ -195,7 +195,7 @@ Augment = Annotated[
 
 
 class Local(Section):
-    """What a client does in one turn."""
+    """Local training of a client."""
 
     epochs: int = Field(1, ge=0, description="passes over the client's training data per round")
     batch_size: int = Field(32, ge=1)
@@ -235,7 +235,7 @@ class Local(Section):
 
 
 class Participation(Section):
-    """Who takes part in a round. Simulated by key, so the same clients whatever the number of workers."""
+    """Participation of clients in a round, drawn by key: independent of the number of workers."""
 
     fraction: float = Field(
         1.0, gt=0, le=1, description="share of the clients sampled in each round"
@@ -253,7 +253,7 @@ class Participation(Section):
 
 
 class Evaluation(Section):
-    """What is measured, and when."""
+    """Evaluation: metrics and intervals."""
 
     every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last one")
     batch_size: int = Field(512, ge=1)
@@ -272,7 +272,7 @@ class Evaluation(Section):
 
 
 class Episodes(Section):
-    """What an episode of a few-shot task is; other tasks have none."""
+    """Episodes of a few-shot task; other tasks have none."""
 
     way: int = Field(
         5, ge=2, le=10_000, description="classes of an episode (fewer where a client has fewer)"
@@ -287,7 +287,7 @@ class Episodes(Section):
 
 
 class Checkpointing(Section):
-    """When a run's state is written. A resumed run replays what came after, to the same bits."""
+    """Checkpoint intervals. A resumed run repeats the rounds since, to the same bits."""
 
     every: int = Field(1, ge=1, description="rounds between checkpoints")
     min_seconds: float = Field(
@@ -297,7 +297,7 @@ class Checkpointing(Section):
 
 
 class Tracking(Section):
-    """Where results go."""
+    """Destinations of results."""
 
     uri: str | None = Field(
         "sqlite:///mlflow.db", description="any MLflow tracking URI; null for no MLflow"

@@ -1,4 +1,4 @@
-"""Word what is wrong with a configuration: one line per mistake, with its path, what was found and what is allowed."""
+"""Explain configuration errors: one line per mistake, with path, value found and values allowed."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _NEEDED = {
 
 
 def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[ConfigError]:
-    """Yield what pydantic found, each path once.
+    """Yield pydantic's errors, each path once.
 
     Parameters
     ----------
     error : ValidationError
-        Of the whole configuration.
+        The error of the whole configuration.
     root : type of BaseModel
         Its model.
     """
@@ -61,16 +61,16 @@ def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[ConfigErr
     for item in error.errors():
         path, what, allowed = _explain_one(item, root)
         if any(known.startswith(f"{path}.") for known in found):
-            continue  # the whole is wrong because a part of it is
+            continue  # a parent is wrong because a part of it is
         words = found.setdefault(path, (what, []))[1]
         if allowed not in words:
-            words.append(allowed)  # what the other forms of the value would need
+            words.append(allowed)  # requirements of the value's other forms
     for path, (what, words) in found.items():
         yield ConfigError(path, what, " or ".join(words))
 
 
 def _explain_one(item: Plain, root: type[BaseModel]) -> tuple[str, str, str]:
-    """Return path, what was found and what is allowed of one of pydantic's errors."""
+    """Return path, value found and values allowed for one of pydantic's errors."""
     context = item.get("ctx", {})
     loc = (*item["loc"], *context.get("sub", ()))
     path = ".".join(str(part) for part in loc if not _is_branch(part))
@@ -93,14 +93,14 @@ def _explain_one(item: Plain, root: type[BaseModel]) -> tuple[str, str, str]:
 
 
 def expected_value(kind: str, message: str, value: Plain) -> str:
-    """Return in plain words what a value should have been.
+    """Return a plain description of the expected value.
 
     Parameters
     ----------
     kind, message : str
         pydantic's type of error and its text.
     value : Plain
-        What was found.
+        The value found.
     """
     words = _NEEDED.get(kind)
     if words is None:
@@ -117,7 +117,7 @@ def expected_value(kind: str, message: str, value: Plain) -> str:
 
 
 def inexact_values(given: Plain, made: Plain, path: tuple[str, ...] = ()) -> Iterator[ConfigError]:
-    """Yield what was taken for a value of another kind than was written: ``rounds: true``, ``rounds: '1'``, ``1.0``.
+    """Yield values coerced to another type than written: ``rounds: true``, ``rounds: '1'``, ``1.0``.
 
     An exponent without a point (``1e-3``), which YAML takes for a text, is a number.
 
@@ -126,7 +126,7 @@ def inexact_values(given: Plain, made: Plain, path: tuple[str, ...] = ()) -> Ite
     given, made : Plain
         The content as written, and as the checked configuration has it.
     path : tuple of str
-        Where both stand.
+        Path of both.
     """
     if isinstance(given, Mapping) and isinstance(made, Mapping):
         for key in given:
@@ -158,7 +158,7 @@ def inexact_values(given: Plain, made: Plain, path: tuple[str, ...] = ()) -> Ite
 
 
 def misplaced_settings(content: Mapping[str, Plain]) -> ConfigError | None:
-    """Return the mistake of settings that stand beside ``experiment:`` instead of under it, None if there are none."""
+    """Return the error for settings beside ``experiment:`` instead of under it, or None."""
     stray = [
         key for key in content if key in Experiment.model_fields and key not in Config.model_fields
     ]
@@ -181,7 +181,7 @@ def _format_value(value: Plain) -> str:
 
 
 def _is_branch(part: int | str) -> bool:
-    """Tell the names pydantic gives to a union's branches from keys of the file."""
+    """Return whether a name is pydantic's for a union's branch, not a key of the file."""
     return isinstance(part, str) and ("[" in part or part in BRANCHES)
 
 

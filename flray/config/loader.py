@@ -1,4 +1,4 @@
-"""Read, override and check a YAML file; `flray.config.explanations` words what is wrong with it."""
+"""Read, override and check a YAML file; `flray.config.explanations` explains its errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def absolute_path(path: str) -> str:
 
 
 def set_path(content: dict[str, Plain], path: str, value: Plain) -> None:
-    """Set a dotted path in a nested mapping, in place; a component given by name only is opened up.
+    """Set a dotted path in a nested mapping, in place; a component given by name only becomes a mapping.
 
     A mapping replaces what was there, except that naming another component of the same kind drops
     the old one's options, and so does naming a preset.
@@ -117,7 +117,7 @@ def load(
     experiment = content.get("experiment")
     plugins = experiment.get("plugins") if isinstance(experiment, dict) else None
     if isinstance(plugins, list) and all(isinstance(text, str) and text for text in plugins):
-        # Whole paths: the resolved configuration must be found again from any other folder.
+        # Absolute paths: the resolved configuration must work from any other folder.
         found = load_plugins(plugins, base=_base_folder(source))
         content["experiment"] = {**content["experiment"], "plugins": [str(path) for path in found]}
     config = _validate(content)
@@ -141,7 +141,7 @@ def experiment_at(config: Config, values: Mapping[str, Plain]) -> Experiment:
 
 
 def check_space(config: Config) -> None:
-    """Refuse a space whose paths lead nowhere, or whose values do not fit.
+    """Reject a space with unknown paths or invalid values.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def _base_folder(source: str | Path | Mapping[str, Plain]) -> Path | None:
 
 
 def _validate(content: Mapping[str, Plain]) -> Config:
-    """Return the configuration of a whole content, of which every number is one already."""
+    """Validate a file's content, in which numbers are parsed already."""
     try:
         config = Config.model_validate(content)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The part ``paper`` of a suite: which printed table it makes again, and how its numbers are found in what is run."""
+"""The part ``paper`` of a suite: the printed table it reproduces, and the mapping from runs to its numbers."""
 
 from __future__ import annotations
 

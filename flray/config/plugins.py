@@ -1,4 +1,4 @@
-"""The user's own Python files: run when a configuration names them, and what goes wrong there said in one line."""
+"""Plug-ins: the user's Python files named by a configuration; their errors are reported in one line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from flray.errors import ConfigError, brief
 
 MODULE_PREFIX = "flray_plugin_"
-"""Begins the names under which plug-ins are imported."""
+"""Prefix of the module names of plug-ins."""
 
 
 def load_plugins(paths: Iterable[str], base: Path | None = None) -> list[Path]:
-    """Run the user's own Python files, which register components, and return where they lie.
+    """Run the user's own Python files, which register components, and return their paths.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def load_plugins(paths: Iterable[str], base: Path | None = None) -> list[Path]:
     Raises
     ------
     ConfigError
-        If a file is missing, is no Python, raises or ends the process; it names file and line.
+        If a file is missing, is not Python, raises or ends the process; it names file and line.
     """
     return [_execute(text, _locate(text, base)) for text in paths]
 

@@ -22,13 +22,13 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Section(BaseModel):
-    """A part of the YAML file: unknown keys are refused, values do not change after loading."""
+    """A part of the YAML file: unknown keys are rejected, values do not change after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Shift(Section):
-    """How the training data differ from what the data set holds; combines with any partition."""
+    """Changes to the training data before partitioning; combines with any partition."""
 
     long_tail: float | None = Field(
         None,
@@ -169,7 +169,7 @@ class Resources(Section):
 
 
 class Faults(Section):
-    """What happens when something breaks."""
+    """Handling of failures."""
 
     on_client_error: Literal["fail", "skip"] = "fail"
     round_timeout: float | None = Field(

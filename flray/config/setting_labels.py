@@ -37,7 +37,7 @@ def label(setting: Mapping[str, Plain]) -> str:
 
 
 def setting_label(flat: Mapping[str, Plain]) -> str:
-    """Return the label of flat columns; components stand by their name alone."""
+    """Return the label of flat columns; components appear by name only."""
     return " ".join(
         one_line(str(value))
         if is_name(path)
@@ -47,7 +47,7 @@ def setting_label(flat: Mapping[str, Plain]) -> str:
 
 
 def is_name(path: str) -> bool:
-    """Tell whether a column's value says what it is by itself: a component's name, or an arm's."""
+    """Return whether a column's value is self-explanatory: a component's or an arm's name."""
     return path in registry_paths() or path.startswith(arms.PREFIX)
 
 
@@ -57,5 +57,5 @@ def registry_paths() -> frozenset[str]:
 
 
 def format_value(value: Plain) -> str:
-    """Return a value as a table shows it: four digits of a real number."""
+    """Format a value for a table: four digits of a real number."""
     return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))

@@ -1,4 +1,4 @@
-"""The form of what was read or given: plain values for a configuration, and the mappings that flray itself wrote."""
+"""Validation of plain values in a configuration, and of the JSON files that flray writes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 def read_json(
     path: Path, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
 ) -> dict[str, Plain]:
-    """Return the mapping of a JSON file that flray wrote.
+    """Read and validate a JSON file that flray wrote.
 
     Parameters
     ----------
     path : Path
         The file.
     needed, known : mapping of str to type or tuple of types
-        Keys that it must have, and those that it may have, with what their values are.
+        Required and optional keys, with the types of their values.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def read_json(
 
 
 class ClientRecord(BaseModel, strict=True):
-    """A client in ``partition.json``: how many training samples of each class it holds, and how many test samples."""
+    """A client in ``partition.json``: training samples by class, and number of test samples."""
 
     name: str
     domain: str
@@ -59,7 +59,7 @@ class ClientRecord(BaseModel, strict=True):
 
 
 class PartitionRecord(BaseModel, strict=True):
-    """Who holds what: the form of ``partition.json``."""
+    """The content of ``partition.json``."""
 
     dataset: str
     classes: list[str]
@@ -68,7 +68,7 @@ class PartitionRecord(BaseModel, strict=True):
 
 
 def read_partition(path: Path) -> dict[str, Plain]:
-    """Return who holds what, as `flray.federation.diagnostics.save_partition` wrote it.
+    """Read a partition written by `flray.federation.diagnostics.save_partition`.
 
     Raises
     ------
@@ -96,12 +96,12 @@ def read_partition(path: Path) -> dict[str, Plain]:
 def shape_problem(
     content: Plain, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
 ) -> str:
-    """Return what is wrong with the form of a mapping that flray wrote; empty where nothing is.
+    """Return the problem with a mapping that flray wrote; empty if there is none.
 
     Parameters
     ----------
     content : Plain
-        What was read.
+        The content read.
     needed, known : mapping of str to type or tuple of types
         As for `read_json`; a key may be a dotted path.
     """
@@ -128,10 +128,10 @@ def copy_plain(value: Plain, path: str = "") -> Plain:
     Parameters
     ----------
     value : Plain
-        Content of a file, or what Python code gave: tuples, ranges, paths, NumPy's numbers and
+        Content of a file, or values from Python code: tuples, ranges, paths, NumPy's numbers and
         pydantic's models too.
     path : str
-        Where it stands, for the message.
+        Its path, for the message.
 
     Raises
     ------

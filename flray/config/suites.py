@@ -1,4 +1,4 @@
-"""Suites: the YAML files that make the papers' tables again, and the small form in which any file can be tried."""
+"""Suites: the YAML files that reproduce the papers' tables, and smoke forms of any file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flray.errors import FlrayError
 ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 30, 16
 PUBLIC = 64
 SMOKE = "-smoke"
-"""How the name of a smoke run ends."""
+"""Suffix of a smoke run's name."""
 _ALGORITHM = {"public_size": PUBLIC, "public_batch_size": 32, "pretrain_epochs": 1}
 _FIXED = (
     "rounds",
@@ -27,14 +27,14 @@ _FIXED = (
     "local.batch_size",
     "evaluation.every",
 )
-"""What smoke sets itself; sizes, shares and splits of the full data do not fit a few samples."""
+"""Settings that smoke replaces; sizes, shares and splits of the full data do not fit a few samples."""
 
 
 def smoke(config: Config) -> Config:
     """Return a sweep (or run) that proves that every method of a file runs, in minutes instead of days.
 
     Two rounds of one epoch, a few samples per domain (30 per client where the partition names their
-    number), small public batches, one seed, no early stopping; a combination of arms is tried once
+    number), small public batches, one seed, no early stopping; one combination of arms is run
     for every arm of the first axis, and the arms of the others once. Results mean nothing; the name
     ends in ``-smoke``.
     """
@@ -73,8 +73,8 @@ def files(folder: Path | None = None) -> dict[str, Path]:
     Parameters
     ----------
     folder : Path, optional
-        Where they lie; by default ``search_spaces/papers`` of the current folder, or else of the
-        folder that the package lies in.
+        Their folder; by default ``search_spaces/papers`` of the current folder, or else of the
+        package's folder.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def run_count(content: Mapping[str, Plain]) -> int:
     combinations = (
         dict(zip(axes, names, strict=True)) for names in itertools.product(*axes.values())
     )
-    kept = [
+    selected = [
         one
         for one in combinations
         if not any(
@@ -139,7 +139,7 @@ def run_count(content: Mapping[str, Plain]) -> int:
             for rule in sweep.get("skip", ())
         )
     ]
-    return len(kept) * len(sweep.get("seeds", (0,)))
+    return len(selected) * len(sweep.get("seeds", (0,)))
 
 
 def unknown_names(content: Mapping[str, Plain]) -> list[str]:
@@ -194,7 +194,7 @@ def _shrink(experiment: Experiment, most: int) -> Experiment:
     apart = experiment.split in (
         "fedbn-digits",
         "fedbn-office",
-    )  # which set validation samples apart themselves
+    )  # these set validation samples apart themselves
     validation = 0.2 if apart else experiment.evaluation.validation
     evaluation = experiment.evaluation.model_copy(update={"every": 1, "validation": validation})
     partition = experiment.partition.model_validate(
@@ -259,11 +259,11 @@ def _shorten_training(algorithm: Plain) -> dict[str, Plain]:
 
 
 def _repetitions(config: Config) -> Iterator[dict[str, tuple[str, ...]]]:
-    """Yield rules that leave out combinations whose arms have all been tried in earlier ones."""
+    """Yield rules that skip combinations whose arms all occur in earlier ones."""
     axes = arms.select_arms(config)
-    kept: set[tuple[str, str]] = set()
+    covered: set[tuple[str, str]] = set()
     for named in arms.combine_arms(config):
         parts = {(axis, named[f"{arms.PREFIX}{axis}"]) for axis in axes}
-        if parts <= kept:
+        if parts <= covered:
             yield {axis: (name,) for axis, name in parts}
-        kept |= parts
+        covered |= parts

@@ -1,4 +1,4 @@
-"""The parts ``space`` and ``sweep`` of the YAML file: what is varied, and how the space is searched."""
+"""The parts ``space`` and ``sweep`` of the YAML file: the varied settings, and the search over them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flray.metrics.direction import lower_is_better
 
 
 class Grid(Section):
-    """Every value is tried."""
+    """A grid: every value is used."""
 
     grid: list[Plain] = Field(min_length=1)
 
@@ -62,7 +62,7 @@ class RandInt(Interval):
 
 
 def _domain_tag(value: Plain) -> str | None:
-    """Return which of the forms a domain has: the one whose word it uses."""
+    """Return a domain's form, identified by its keyword."""
     if isinstance(value, Mapping):
         return next((word for word in FORMS if word in value), None)
     return (
@@ -131,7 +131,7 @@ Scheduler = Annotated[Asha | Median | Pbt, Field(discriminator="name")]
 
 
 class Sweep(Section):
-    """How the space is searched."""
+    """The search over the space."""
 
     samples: int = Field(1, ge=1, description="draws from the space (each with every grid value)")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(

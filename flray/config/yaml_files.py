@@ -1,7 +1,7 @@
-"""Read YAML files, one laid over another, so that whatever a file holds is either plain values or a line for the user.
+"""Read YAML files, merged over their bases: the result is plain values, or a one-line error.
 
-Stricter than YAML where YAML is lenient: a key that stands twice is refused, and so is what no
-setting can be (sets, binary data). A date is text.
+Stricter than YAML: duplicate keys are rejected, and so are types that no setting has (sets, binary
+data). A date is text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HINTS = {
 
 
 class Loader(yaml.SafeLoader):
-    """YAML's plain values; what is written as a date stays text."""
+    """Loads YAML's plain values; dates stay text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML declares it)
         first: [(tag, pattern) for tag, pattern in resolvers if tag != _DATE]
@@ -45,7 +45,7 @@ class Loader(yaml.SafeLoader):
     }
 
     def compose_node(self, parent: yaml.Node | None, index: Plain) -> yaml.Node | None:
-        """Return the next node; a file with far too many is not read to its end."""
+        """Return the next node; stop reading a file with far too many."""
         self._composed = getattr(self, "_composed", 0) + 1
         node = super().compose_node(parent, index)
         if self._composed > VALUES and node is not None:
@@ -62,12 +62,12 @@ class Loader(yaml.SafeLoader):
 
 
 class _Nodes:
-    """Checks a document's nodes before anything is made of them.
+    """Checks a document's nodes before objects are constructed.
 
     Parameters
     ----------
     loader : Loader
-        Tells which keys are equal.
+        Constructs keys, to compare them.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -75,7 +75,7 @@ class _Nodes:
         self._counted: dict[int, int | None] = {}
 
     def count(self, node: yaml.Node, depth: int) -> int:
-        """Return how many values a node stands for; each is looked at once, however often aliases name it."""
+        """Return the number of values of a node; each is visited once, however often aliases name it."""
         if id(node) in self._counted:
             known = self._counted[id(node)]
             if known is None:
@@ -129,7 +129,7 @@ class _Nodes:
             return str(node.value)
         try:
             value: Hashable = self._loader.construct_object(node)
-        except Exception:  # Python's own conversions raise what they like, for example a KeyError
+        except Exception:  # Python's own conversions raise any error, for example a KeyError
             raise _parser_error(
                 f"{shorten(node.value)}, which is no {node.tag.rpartition(':')[2]}", node
             ) from None
@@ -137,7 +137,7 @@ class _Nodes:
 
 
 def shorten(text: str) -> str:
-    """Return a text in quotes, its end left out where it is long."""
+    """Return a text in quotes, truncated if long."""
     return repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
 
 
@@ -169,7 +169,7 @@ def parse(text: str) -> Plain:
 
 
 def dump(content: Plain) -> str:
-    """Return plain values as YAML that `parse` reads back as they were, letters of all languages as themselves.
+    """Return plain values as YAML that `parse` reads back unchanged; letters are not escaped.
 
     PyYAML writes a next-line character (U+0085) as it is and reads it as a space, so a text with
     one is escaped whole.
@@ -184,7 +184,7 @@ def read_text(path: Path) -> str:
     Raises
     ------
     FlrayError
-        If it is missing, no regular file, larger than `BYTES` or no UTF-8 text.
+        If it is missing, not a regular file, larger than `BYTES` or not UTF-8 text.
     """
     try:
         kind = path.stat()
@@ -243,7 +243,7 @@ def read_yaml(path: Path) -> dict[str, Plain]:
 
 
 def read_with_base(path: Path) -> dict[str, Plain]:
-    """Return a YAML file's mapping laid over those of the files it names as ``base``, later ones over earlier ones.
+    """Return a YAML file's mapping merged over those of its ``base`` files, later ones over earlier ones.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the process, the machine or the disk gives up."""
+"""Atomic file writes that survive a crash of the process or the machine, and a full disk."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes, *, keep_name: bool = True) -> None:
-    """Write a file so that it is there whole or not at all, whenever the process or the machine dies.
+    """Write a file atomically, whenever the process or the machine dies.
 
     Parameters
     ----------
     path : Path
-        Its folder is made if missing.
+        Its folder is created if missing.
     data : bytes
         The content.
     keep_name : bool
-        Have the name survive a crash of the machine too, before this returns; of many files of one
-        folder see `sync_folder`.
+        Sync the folder too before returning, so that the name survives a machine crash; for many
+        files of one folder see `sync_folder`.
 
     Raises
     ------
     OSError
-        If it cannot be written; then nothing is left of it.
+        If it cannot be written; no partial file is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -42,7 +42,7 @@ def write_atomically(path: Path, data: bytes, *, keep_name: bool = True) -> None
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names of a folder's files survive a crash of the machine, where the file system can."""
+    """Sync a folder, so that its files' names survive a machine crash, if the file system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""CSV files in which no name is a formula: spreadsheets compute what starts with = + - or @, whoever wrote it."""
+"""CSV files safe from formula injection: spreadsheets evaluate cells that start with = + - or @."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GUARDED = re.compile("^'+[=+\\-@\t\r\n＝＋－＠]")
 
 
 def guard_formula(value: Any) -> Any:
-    """Return a text with an apostrophe before it if a spreadsheet would compute it; numbers as they are.
+    """Return a text, prefixed with an apostrophe if a spreadsheet would evaluate it; numbers unchanged.
 
     A carriage return, which would end a row, is written as Python writes it.
     """
@@ -24,7 +24,7 @@ def guard_formula(value: Any) -> Any:
 
 
 def unguard_formula(value: Any) -> Any:
-    """Return the text that `guarded` was given."""
+    """Undo `guard_formula`."""
     return value[1:] if isinstance(value, str) and _GUARDED.match(value) else value
 
 
@@ -46,17 +46,17 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 
 def read_csv(path: Path | IO[str]) -> pd.DataFrame:
-    """Return what `csv_text` wrote, all of it as text.
+    """Read a table written by `csv_text`, with all cells as text.
 
     Parameters
     ----------
     path : Path or file
-        Where it stands.
+        The CSV file.
 
     Raises
     ------
     OSError, ValueError
-        If there is none, or it is no table.
+        If it is missing, or not a table.
     """
     frame = pd.read_csv(path, dtype=str, keep_default_na=False)
     return frame.map(unguard_formula).rename(columns=unguard_formula)

@@ -1,8 +1,8 @@
-"""One worker at a time on a run in object storage: a small object beside the run that its worker keeps renewing.
+"""Lease on a run in object storage: an object beside the run that its one worker keeps renewing.
 
-Buckets have no locks. A worker writes its own name, looks a moment later whether the name is still
-its own, and renews it while it works; who finds another's name there waits until it has not been
-renewed for `LAPSE` seconds.
+Buckets have no locks. A worker writes its own name, checks a moment later that the name is still
+its own, and renews it while it works; a worker that finds another's name waits until it has not
+been renewed for `LAPSE` seconds.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from flray.files import storage
 RENEW_INTERVAL_S = 15.0
 """Seconds between two renewals."""
 LAPSE_S = 60.0
-"""Seconds without a renewal after which a worker is taken for dead."""
+"""Seconds without a renewal after which a worker is considered dead."""
 _READS = 3
 _SETTLE = 1.0
-"""Seconds after which a name that was written is looked at again: two that write at once see one of the two."""
+"""Seconds after which a written name is checked: two simultaneous writers see one of the two."""
 
 
 class LeaseTakenError(FlrayError):
-    """Somebody else works on the run now."""
+    """Another worker has taken the run."""
 
 
 class Lease:
-    """The right to work on what lies at an address.
+    """Exclusive access to a run or sweep at an address.
 
     Parameters
     ----------
     uri : str
         The run's or sweep's address in object storage; the lease lies beside it.
     say : callable
-        Gets a line for the user where another's lease has to run out first.
+        Called with a line for the user if another's lease has to lapse first.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Lease:
         self._thread: threading.Thread | None = None
 
     def take(self) -> None:
-        """Take the lease, waiting for one that is not renewed any more to run out.
+        """Take the lease, waiting for one that is no longer renewed to lapse.
 
         Raises
         ------
@@ -71,7 +71,7 @@ class Lease:
         self.check()
 
     def keep(self, lost: Callable[[LeaseTakenError], None]) -> None:
-        """Renew the lease beside whatever goes on, until `give_back`; `lost` is called if somebody else took it."""
+        """Renew the lease in the background until `give_back`; call `lost` if another worker took it."""
 
         def work() -> None:
             while not self._ended.wait(RENEW_INTERVAL_S):
@@ -82,18 +82,18 @@ class Lease:
                     lost(error)
                     return
                 except FlrayError:
-                    continue  # storage that is away for a while is tried again
+                    continue  # temporarily unreachable storage is retried
 
         self._thread = threading.Thread(target=work, name="flray-lease", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Make sure that nobody else took the lease.
+        """Verify that no other worker took the lease.
 
         Raises
         ------
         LeaseTakenError
-            Naming who did.
+            Naming the other worker.
         FlrayError
             If the storage cannot be reached.
         """
@@ -102,7 +102,7 @@ class Lease:
             raise LeaseTakenError(f"{self._uri}: {_owner(found)} works on it now")
 
     def give_back(self) -> None:
-        """Stop renewing, and take the name away if it is still this worker's."""
+        """Stop renewing, and remove the lease if it is still this worker's."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -136,7 +136,7 @@ class Lease:
             found = self._read()
 
     def _age(self) -> float:
-        """Return how many seconds ago the lease was written, by the storage's own clock; 0 where it tells no times."""
+        """Return the lease's age [s] by the storage's clock; 0 if it reports no times."""
         probe = f"{self._place}-{self.token}"
         storage.write(probe, b"")
         try:
@@ -156,10 +156,10 @@ class Lease:
         storage.write(self._place, json.dumps(note).encode())
 
     def _read(self) -> dict[str, Any] | None:
-        """Return the note there, None where there is none, nothing in it where it cannot be read.
+        """Return the lease's note, None if there is none, empty if it cannot be read.
 
-        What is read while another writes may be cut off, its size being asked for before its
-        content: that is no sign of who holds the lease.
+        A read during another's write may be truncated, as the size is requested before the
+        content: that says nothing about the holder.
         """
         for attempt in range(_READS):
             if attempt:
@@ -180,7 +180,7 @@ def _owner(note: dict[str, Any]) -> str:
 
 
 def _owner_is_dead(note: dict[str, Any]) -> bool:
-    """Tell whether the holder was a process of this machine that has ended."""
+    """Return whether the holder was a process of this machine that has ended."""
     if note.get("host") != socket.gethostname():
         return False
     try:

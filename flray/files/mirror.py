@@ -1,4 +1,4 @@
-"""A run's folder kept in object storage too: copied there while it is worked on, by one worker at a time."""
+"""Mirror a run's folder to object storage during the run, by one worker at a time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from flray.files.lease import Lease, LeaseTakenError
 from flray.runs import directory
 
 MIRROR_INTERVAL_S = 20.0
-"""Seconds between two copies of what has changed: what a lost head may cost besides the rounds since a checkpoint."""
+"""Upload interval in seconds; a lost head node loses at most this much besides the rounds since a checkpoint."""
 
 
 class Mirror:
-    """Keeps an address equal to a folder.
+    """Uploads a folder's changes to an address.
 
     Parameters
     ----------
     folder : Path
-        Local.
+        The local folder.
     uri : str
-        Where its copy is; nobody else writes there.
+        Address of its copy; no one else writes there.
     leave : tuple of str
-        Names of folders in it that stay here.
+        Names of subfolders that are not copied.
     """
 
     def __init__(self, folder: Path, uri: str, leave: tuple[str, ...] = ()) -> None:
@@ -38,7 +38,7 @@ class Mirror:
         self._lock = threading.Lock()
 
     def sync(self) -> None:
-        """Copy what is new or changed, lists of files (checkpoints' manifests) after the files, and remove the rest."""
+        """Upload new and changed files, manifests of checkpoints last, and remove deleted ones."""
         with self._lock:
             found, path = storage.filesystem(self._uri)
             with storage.storage_errors(self._uri):
@@ -64,7 +64,7 @@ class Mirror:
                     yield str(name), (facts.st_size, facts.st_mtime_ns)
 
     def _whole(self, name: str) -> bool:
-        """Tell whether all files a manifest names are there: an older one's may have been removed meanwhile."""
+        """Return whether all files of a manifest exist: an older one's may have been removed meanwhile."""
         folder = Path(name).parent
         try:
             named = json.loads((self._folder / name).read_text())["files"]
@@ -84,27 +84,27 @@ class Mirror:
 def mirrored(
     folder: Path, uri: str | None, say: Callable[[str], None], leave: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """Mirror a folder while something goes on in it, and once more at the end; do nothing without an address.
+    """Mirror a folder during the block, and once more at its end; do nothing without an address.
 
-    Storage that is away for a while is told about once, and tried again; at the end it has to be
-    there. Where another worker takes the address over, nothing is written there any more and this
-    thread is interrupted as by Ctrl-C.
+    Temporarily unreachable storage is reported once and retried; at the end it must be reachable.
+    If another worker takes over the address, nothing more is written there and this thread is
+    interrupted as by Ctrl-C.
 
     Parameters
     ----------
     folder : Path
-        The run's or sweep's, whose ``run.json`` or ``sweep.json`` is there.
+        Folder of the run or sweep, with its ``run.json`` or ``sweep.json``.
     uri : str or None
-        Where its copy is.
+        Address of its copy.
     say : callable
-        Gets lines for the user.
+        Called with lines for the user.
     leave : tuple of str
-        Names of folders in it that stay here.
+        Names of subfolders that are not copied.
 
     Raises
     ------
     FlrayError
-        If another worker is at it, or has gone on from there meanwhile.
+        If another worker holds it, or has resumed from there meanwhile.
     """
     if uri is None:
         yield
@@ -155,7 +155,7 @@ def mirrored(
 def _sync_periodically(
     mirror: Mirror, ended: threading.Event, lost: threading.Event, say: Callable[[str], None]
 ) -> None:
-    """Push now and then until the end."""
+    """Sync at intervals until the end."""
     away = False
     while not ended.wait(MIRROR_INTERVAL_S) and not lost.is_set():
         try:

@@ -1,7 +1,7 @@
-"""Object storage: ``s3://``, ``gs://`` and what else Arrow or fsspec knows, with the keys of the environment.
+"""Object storage: ``s3://``, ``gs://`` and other schemes of Arrow or fsspec, with the environment's keys.
 
-Runs work in a local folder, for a journal is appended to and a checkpoint renamed, which buckets
-cannot do; `flray.files.mirror` copies what has changed. Data sets are fetched once per node.
+Runs work in a local folder, as buckets can neither append to a journal nor rename a checkpoint;
+`flray.files.mirror` copies the changes. Data sets are fetched once per node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flray.tracking.secrets import redact
 
 
 def is_remote(place: str | Path) -> bool:
-    """Tell whether a place is an address rather than a folder."""
+    """Return whether a path is an address rather than a folder."""
     return "://" in str(place)
 
 
@@ -32,7 +32,7 @@ def filesystem(uri: str) -> tuple[Any, str]:
     Raises
     ------
     FlrayError
-        If there is none for this kind of address, or the address holds a key.
+        If there is none for this kind of address, or the address contains a key.
     """
     from pyarrow import ArrowInvalid
     from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
@@ -59,7 +59,7 @@ def filesystem(uri: str) -> tuple[Any, str]:
 
 
 def files(uri: str) -> dict[str, int]:
-    """Return all files below an address, relative to it, with their sizes; nothing where there is nothing.
+    """Return all files below an address, relative to it, with their sizes; empty if there are none.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def files(uri: str) -> dict[str, int]:
 
 
 def names(uri: str) -> set[str]:
-    """Return what lies directly below an address, files and folders; nothing where there is nothing."""
+    """Return the names of files and folders directly below an address; empty if there are none."""
     from pyarrow.fs import FileSelector
 
     found, path = filesystem(uri)
@@ -91,7 +91,7 @@ def names(uri: str) -> set[str]:
 
 
 def read(uri: str) -> bytes | None:
-    """Return what a single file at an address holds, None where there is none."""
+    """Return the content of a single file at an address, or None if it is missing."""
     found, path = filesystem(uri)
     with storage_errors(uri):
         try:
@@ -103,21 +103,21 @@ def read(uri: str) -> bytes | None:
 
 
 def write(uri: str, data: bytes) -> None:
-    """Write a single small file at an address; in object storage it appears whole."""
+    """Write a single small file at an address; in object storage the write is atomic."""
     found, path = filesystem(uri)
     with storage_errors(uri), found.open_output_stream(path) as stream:
         stream.write(data)
 
 
 def remove(uri: str) -> None:
-    """Take a single file away; one that is not there is no error."""
+    """Remove a single file; a missing one is no error."""
     found, path = filesystem(uri)
     with storage_errors(uri), contextlib.suppress(FileNotFoundError):
         found.delete_file(path)
 
 
 def written_at(uri: str) -> float | None:
-    """Return when a file was written [s since 1970, by the storage's clock]; None where that is not known."""
+    """Return a file's write time [s since 1970, by the storage's clock]; None if unknown."""
     found, path = filesystem(uri)
     with storage_errors(uri):
         time: Any = found.get_file_info([path])[0].mtime_ns
@@ -138,17 +138,17 @@ def download(uri: str, folder: Path) -> int:
 
 
 def fetch(uri: str, folder: Path, mark: str | None = None) -> bool:
-    """Copy everything below an address into a folder that appears whole, once per node; False if nothing is there.
+    """Download everything below an address into a folder atomically, once per node; False if there is nothing.
 
     Parameters
     ----------
     uri : str
-        Where from.
+        The source.
     folder : Path
-        Where to; left alone where it is there.
+        The target; unchanged if it exists.
     mark : str, optional
-        Name of an empty file that is put into the folder, so that it is known where its content
-        came from.
+        Name of an empty file that is put into the folder, to mark its
+        origin.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with hold_lock(folder.parent / f".{folder.name}.lock"):  # another process may be at it
@@ -167,7 +167,7 @@ def fetch(uri: str, folder: Path, mark: str | None = None) -> bool:
 
 
 def local_cache_of(uri: str) -> Path:
-    """Return the local folder in which what belongs to an address is worked on."""
+    """Return the local working folder of an address."""
     _check_keys(uri)
     base = Path(os.environ.get("FLRAY_WORK") or "~/.cache/flray/work").expanduser()
     parts = urlsplit(uri)
@@ -176,12 +176,12 @@ def local_cache_of(uri: str) -> Path:
 
 
 def _check_keys(uri: str) -> None:
-    """Refuse an address with a key in it.
+    """Reject an address with a key in it.
 
     Raises
     ------
     FlrayError
-        Without the key.
+        Its message omits the key.
     """
     shown = redact(uri)
     if shown != uri:
@@ -194,7 +194,7 @@ def _check_keys(uri: str) -> None:
 
 @contextlib.contextmanager
 def storage_errors(uri: str) -> Iterator[None]:
-    """Word what the storage says.
+    """Convert errors of the storage.
 
     Raises
     ------
