@@ -1,9 +1,8 @@
-"""What decides the last bits of a result beside the settings: the instructions that the libraries choose by the CPU.
+"""Bitwise reproducibility across CPUs: control and identify the libraries' choice of instructions.
 
-torch, oneDNN, MKL, numpy and OpenBLAS each look at the CPU when they are loaded or first used, and
-sum in another order with wider instructions. ``resources.bits: portable`` has them all keep to
-AVX2, or in MKL to what every x86-64 CPU has; the environment has to say so before a process loads
-them.
+torch, oneDNN, MKL, numpy and OpenBLAS each detect the CPU when loaded or first used, and sum in
+another order with wider instructions. ``resources.bits: portable`` restricts them all to AVX2, and
+MKL to what every x86-64 CPU has; the environment must say so before a process loads them.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ VARIABLES = {
     # the CPU's own.
     "MKL_CBWR": "COMPATIBLE",
     "OPENBLAS_CORETYPE": "Haswell",
-    "OPENBLAS_NUM_THREADS": "1",  # their number decides how a product is cut up, and the CPU decides their number
+    "OPENBLAS_NUM_THREADS": "1",  # the thread count determines a product's blocking, and the CPU the count
     # All that is above AVX2, by the names of numpy 2.4 and by those of numpy before it; it knows no
     # others' names.
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL",
     "NPY_ENABLE_CPU_FEATURES": "",  # numpy does not start with both
 }
-"""What a process's environment holds from its start where its bits are to be portable."""
+"""Environment variables of a process with portable bits, set before it starts."""
 
 RECORDED = {
     ("2.13.0", "2.4.6"): {
@@ -53,11 +52,11 @@ SETTING = "experiment.resources.bits"
 
 
 class StartAgainError(FlrayError):
-    """The process began without `VARIABLES`; the command line starts itself again with them."""
+    """The process started without `VARIABLES`; the command line restarts itself with them."""
 
 
 def require(experiment: Experiment) -> None:
-    """Refuse to compute in this process unless its bits are what the experiment asks for.
+    """Refuse to compute in this process unless its bits are those the experiment requires.
 
     Raises
     ------
@@ -97,12 +96,12 @@ def require(experiment: Experiment) -> None:
 
 
 def portable() -> dict[str, str]:
-    """Have this process compute portable bits; to be called before anything imports numpy or torch.
+    """Make this process compute portable bits; call it before anything imports numpy or torch.
 
     Returns
     -------
     dict of str to str
-        The variables that were set, for a Ray that is started by hand:
+        The variables that were set, for a Ray started by hand:
         ``ray.init(runtime_env={"env_vars": ...})``.
 
     Raises
@@ -129,7 +128,7 @@ def start_again() -> NoReturn:
 
 
 def problem(experiment: Experiment) -> str:
-    """Return why this process cannot compute for an experiment, in one line; nothing where it can."""
+    """Return why this process cannot compute for an experiment, in one line; empty if it can."""
     try:
         require(experiment)
     except StartAgainError:
@@ -144,12 +143,12 @@ def problem(experiment: Experiment) -> str:
 
 
 def variables(experiment: Experiment) -> dict[str, str]:
-    """Return what the environment of every process has to hold for an experiment."""
+    """Return the environment variables that all processes of an experiment need."""
     return dict(VARIABLES) if experiment.resources.bits == "portable" else {}
 
 
 def identity(setting: str = "native") -> dict[str, Any]:
-    """Return what a run notes of the CPU that it computes on: for people its name, for a resume the libraries' bits.
+    """Return a run's record of its CPU: its name for people, the libraries' bits for a resume.
 
     Parameters
     ----------
@@ -168,15 +167,15 @@ def identity(setting: str = "native") -> dict[str, Any]:
 
 
 def check_same(where: object, noted: Mapping[str, Any]) -> str:
-    """Return in words how this process's bits differ from those that a run began with; nothing where they do not.
+    """Describe how this process's bits differ from those a run started with; empty if they do not.
 
     Parameters
     ----------
     where : object
         The run's folder.
     noted : mapping
-        Its ``run.json``. One of before CPUs were noted differs from nothing; neither does one of
-        other versions of the libraries, whose bits tell nothing about the CPU.
+        Its ``run.json``. One without a CPU record never differs; neither does one of other versions
+        of the libraries, whose bits say nothing about the CPU.
     """
     began = noted.get("cpu")
     versions = noted.get("versions", {})
@@ -203,14 +202,15 @@ def check_same(where: object, noted: Mapping[str, Any]) -> str:
 
 @cache
 def kinds() -> dict[str, str]:
-    """Return by library a digest of small sums and functions whose last bits tell which instructions compute them."""
+    """Return by library a digest of small sums and functions whose last bits depend on the instructions."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         return {
-            name: hashlib.sha256(b"".join(parts)).hexdigest()[:12] for name, parts in _computed()
+            name: hashlib.sha256(b"".join(parts)).hexdigest()[:12]
+            for name, parts in _compute_samples()
         }
     finally:
         torch.set_num_threads(threads)
@@ -221,14 +221,14 @@ def kind() -> str:
     return hashlib.sha256(repr(sorted(kinds().items())).encode()).hexdigest()[:12]
 
 
-def _computed() -> Iterator[tuple[str, list[bytes]]]:
-    """Yield libraries with what they make of the same numbers, in several sizes and types."""
+def _compute_samples() -> Iterator[tuple[str, list[bytes]]]:
+    """Yield libraries with their results on the same numbers, in several sizes and types."""
     import numpy as np
     import torch
     from torch.nn import functional
 
     def numbers(*shape: int) -> Any:
-        """Return numbers of 53 digits between -1 and 1, made of whole ones: the same everywhere."""
+        """Return numbers with 53-bit mantissas between -1 and 1, made of integers: the same everywhere."""
         count = np.arange(math.prod(shape), dtype=np.int64)
         mixed = (count * 2862933555777941757 + 3037000493) & (2**53 - 1)
         return (mixed.astype(np.float64) / 2.0**52 - 1.0).reshape(shape)
@@ -347,7 +347,7 @@ def _other(expected: Mapping[str, str]) -> list[str]:
 
 
 def versions() -> tuple[str, str]:
-    """Return the versions of torch and numpy, without the build's name."""
+    """Return the versions of torch and numpy, without the build tag."""
     return _version("torch"), _version("numpy")
 
 
@@ -357,7 +357,7 @@ def _version(name: str) -> str:
 
 @cache
 def _info() -> dict[str, str]:
-    """Return what the system tells of the first CPU."""
+    """Return the system's information on the first CPU."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:

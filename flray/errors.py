@@ -17,34 +17,34 @@ _NO_TEXT = re.compile(
 
 
 def one_line(text: str) -> str:
-    """Return a text as it may be shown: control characters, which names of files may have, as Python writes them.
+    """Return a text safe to print: control characters, which file names may have, are escaped as in Python.
 
     Parameters
     ----------
     text : str
-        Of a user or a file.
+        Text of a user or a file.
     """
     shown = _NO_TEXT.sub(lambda found: repr(found[0])[1:-1], text[:LONGEST])
     return shown if len(text) <= LONGEST else f"{shown}... (cut, {len(text):,} characters)"
 
 
 def brief(error: BaseException) -> str:
-    """Return an exception of somebody else's code in one line: its kind and the first line of its text."""
+    """Return an exception of foreign code in one line: its type and the first line of its text."""
     try:
         text = str(error).strip()
-    except Exception:  # a text that cannot be made is the user's own, too
+    except Exception:  # a failing __str__ is the user's code, too
         text = ""
     first = text.splitlines()[0] if text else ""
     return one_line(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
 class FlrayError(Exception):
-    """A mistake or a missing thing that the user can mend; its text says how, in one line whatever names are in it.
+    """An error that the user can fix; its text says how, in one line whatever names it contains.
 
     Parameters
     ----------
     text : str
-        What is wrong and what to do.
+        The problem and its remedy.
     """
 
     #: Whether line breaks in the text are meant: of a trace, or of several mistakes.
@@ -55,7 +55,7 @@ class FlrayError(Exception):
 
 
 class RunFailedError(FlrayError):
-    """A run that could not go on, though nothing in its settings was wrong: exit code 1 rather than 2."""
+    """A run that failed although its settings were valid: exit code 1 rather than 2."""
 
 
 class ConfigError(FlrayError):
@@ -66,9 +66,9 @@ class ConfigError(FlrayError):
     path : str
         Dotted path of the setting, for example ``experiment.local.lr``.
     found : str
-        What was given there.
+        The value given.
     allowed : str
-        What may stand there, and what to do.
+        The values allowed, and a remedy.
     """
 
     def __init__(self, path: str, found: str, allowed: str) -> None:
@@ -93,7 +93,7 @@ class ConfigErrors(FlrayError):
 
 
 class DataError(FlrayError):
-    """A data file that is missing, corrupted or laid out differently from what was expected."""
+    """A data file that is missing, corrupted or laid out unexpectedly."""
 
 
 class MethodError(RunFailedError):
@@ -103,7 +103,7 @@ class MethodError(RunFailedError):
 
 
 def disk_is_full(error: BaseException | None) -> bool:
-    """Tell whether an error says that a disk or a quota is full."""
+    """Return whether an error means that a disk or a quota is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -113,7 +113,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     Parameters
     ----------
     name : str
-        What the user wrote.
+        The user's text.
     allowed : iterable of str
         The valid names.
     """

@@ -1,4 +1,4 @@
-"""A command that is asked to end stops with care: what Ctrl-C does, SIGTERM and SIGHUP do as well."""
+"""Graceful stops: SIGTERM and SIGHUP act like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 from flray.errors import FlrayError
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-"""What batch systems, Kubernetes and a terminal that is closed send; by default they end a process at once."""
+"""Signals of batch systems, Kubernetes and closed terminals; by default they end a process at once."""
 
 
 class InterruptedRunError(FlrayError):
-    """The user stopped the run; what is done is saved, and the message says how to go on."""
+    """The user stopped the run; progress is saved, and the message says how to resume."""
 
 
 class StopSignal:
@@ -33,7 +33,7 @@ class StopSignal:
     number: int | None = None
 
     def code(self, code: int) -> int:
-        """Return the exit code of a command that ended with `code`: 128 and the signal's number where one ended it."""
+        """Return the exit code of a command that ended with `code`: 128 plus the signal's number if one ended it."""
         return code if self.number is None or code == 0 else 128 + self.number
 
 
@@ -43,8 +43,8 @@ def signals_as_interrupt() -> Iterator[StopSignal]:
 
     Yields
     ------
-    Stop
-        Tells which signal it was.
+    StopSignal
+        The signal received, if any.
     """
     stop = StopSignal()
     if threading.current_thread() is not threading.main_thread():
@@ -74,7 +74,7 @@ def signals_as_interrupt() -> Iterator[StopSignal]:
 
 @contextlib.contextmanager
 def preserve_handlers() -> Iterator[None]:
-    """Put the handlers of `SIGNALS` back after the block: Ray sets one that ends the process at once."""
+    """Restore the handlers of `SIGNALS` after the block: Ray sets one that ends the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -94,7 +94,7 @@ def preserve_handlers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def resume_hint(folder: Path) -> Iterator[None]:
-    """Say how to go on with the run or sweep in `folder` if the user stops it anywhere in the block.
+    """Tell the user how to resume the run or sweep in `folder` if it is stopped anywhere in the block.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def resume_hint(folder: Path) -> Iterator[None]:
 
 
 def _exit_with_code(terminals: list[int]) -> None:
-    """Write nowhere from now on: every word to a terminal that is gone would be an error."""
+    """Discard all further output: writing to a closed terminal would be an error."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for number in terminals:
         os.dup2(nothing, number)

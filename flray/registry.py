@@ -1,4 +1,4 @@
-"""Names a YAML file may use: algorithms, data sets, models, partitions, augmentations, built in or the user's own.
+"""Registries of the names in a YAML file: methods, data sets, models, partitions, augmentations, built in or own.
 
 A registered function's keyword-only parameters are its options in the YAML file; their annotations
 and defaults become a pydantic model, so that options are checked and shown without being written
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Preset:
-    """What one paper used for a method, where it states it.
+    """The values that one paper states for a method.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Preset:
 
 
 class Params(BaseModel):
-    """Options of a registered component: unknown names are refused, values cannot change.
+    """Options of a registered component: unknown names are rejected, values cannot change.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Params(BaseModel):
     presets: ClassVar[tuple[Preset, ...]] = ()
 
     def resolved(self) -> Self:
-        """Return the options with every value filled in that follows from another one. Default: as they are."""
+        """Return the options with derived values filled in. Default: unchanged."""
         return self
 
 
@@ -64,11 +64,11 @@ def hyper(default: Any, doc: str, source: str, **limits: Any) -> Any:
     default : Any
         The default value.
     doc : str
-        One sentence: what it does.
+        Its meaning, in one sentence.
     source : str
-        Where the default comes from: a paper's table or equation, or the authors' code.
+        Origin of the default: a paper's table or equation, or the authors' code.
     **limits : Any
-        Passed on to `pydantic.Field` (``ge``, ``le``, ``gt``, ``lt``).
+        Passed to `pydantic.Field` (``ge``, ``le``, ``gt``, ``lt``).
     """
     return Field(
         default=default,
@@ -102,8 +102,7 @@ class Registry:
         Raises
         ------
         TypeError
-            If there is no name, a name is no text in one line, or what is registered cannot be
-            called.
+            If there is no name, a name is not a one-line text, or the component is not callable.
         """
         if not names or not all(
             isinstance(name, str) and name and name.isprintable() for name in names
@@ -149,7 +148,7 @@ class Registry:
         return self._entries[name]
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Return what the component called `name` returns.
+        """Call the component called `name`.
 
         Raises
         ------
@@ -163,19 +162,19 @@ class Registry:
 
     @contextlib.contextmanager
     def guarded(self, name: str, *passing: type[BaseException]) -> Iterator[None]:
-        """Say in one line, with the line of the user's file, what a component of the user's own raises.
+        """Report an error of the user's own component in one line, with the line of the user's file.
 
         Parameters
         ----------
         name : str
             The component.
         *passing : type of Exception
-            What is left as it is.
+            Exceptions to pass unchanged.
 
         Raises
         ------
         FlrayError
-            In place of anything but a FlrayError that the user's own component `name` raises.
+            Instead of anything but a FlrayError that the user's own component `name` raises.
         """
         try:
             yield
@@ -185,7 +184,7 @@ class Registry:
             raise blame_component(error, [(self, name)]) from error
 
     def is_own(self, name: str) -> bool:
-        """Tell whether the component called `name` is the user's own."""
+        """Return whether the component called `name` is the user's own."""
         self._load()
         return name in self._entries and name not in self._builtin
 
@@ -201,12 +200,12 @@ class Registry:
             return declared if declared is not None else signature_model(item, name)
 
     def added(self) -> dict[str, Any]:
-        """Return what the user registered, to be carried into other processes."""
+        """Return the user's components, for registration in other processes."""
         self._load()
         return {name: item for name, item in self._entries.items() if name not in self._builtin}
 
     def add(self, entries: Mapping[str, Any]) -> None:
-        """Register what `added` returned in another process."""
+        """Register the user's components of another process."""
         self._load()
         self._entries.update(entries)
 
@@ -217,14 +216,14 @@ class Registry:
 
 
 def blame_component(error: BaseException, own: Sequence[tuple[Registry, str]]) -> FlrayError:
-    """Return in one line what an error is and where it was raised: in which of the user's own components.
+    """Return an error in one line, naming the user's component that raised it.
 
     Parameters
     ----------
     error : BaseException
-        What was raised.
+        The error.
     own : sequence of (Registry, str)
-        Those that were at work; at least one. Blamed is the one that the error went through, else
+        The components in use; at least one. The one in the traceback is named, else
         the last.
     """
     frames = traceback.extract_tb(error.__traceback__)

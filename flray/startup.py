@@ -15,13 +15,13 @@ from typing import Any
 def gc_disabled(*modules: str) -> Iterator[None]:
     """Disable garbage collection while importing, then leave the imported objects out of it.
 
-    An import makes millions of objects and next to no garbage; Python would look through all of
+    An import makes millions of objects and next to no garbage; Python would scan all of
     them again and again.
 
     Parameters
     ----------
     *modules : str
-        What is imported, by full name; nothing is done where all of it has been imported before.
+        Full names of the modules; nothing is done if all are imported already.
     """
     if not gc.isenabled() or all(module in sys.modules for module in modules):
         yield
@@ -35,7 +35,7 @@ def gc_disabled(*modules: str) -> Iterator[None]:
 
 
 def freeze_gc() -> None:
-    """Let the process end without looking through all objects once more: a second or two with torch, Ray and MLflow."""
+    """Skip the GC of all objects at exit: a second or two with torch, Ray and MLflow."""
     gc.freeze()
 
 

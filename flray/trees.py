@@ -1,7 +1,7 @@
-"""Named trees of tensors: what messages, client states and checkpoints are made of.
+"""Named trees of tensors, for messages, client states and checkpoints.
 
 A *tree* is a nested dict with string keys whose leaves are tensors, numbers, strings, booleans or
-None. A *packed* tree holds all tensors in one contiguous numpy buffer, which Ray carries between
+None. A *packed* tree holds all tensors in one contiguous numpy buffer, which Ray passes between
 processes without a copy, and which never contains anything that could execute code.
 """
 
@@ -42,7 +42,7 @@ _DTYPES = {
 
 
 class Leaf(NamedTuple):
-    """Where one tensor lies in a packed buffer (`path` uses ``/`` between levels)."""
+    """Position of one tensor in a packed buffer (`path` uses ``/`` between levels)."""
 
     path: str
     dtype: str
@@ -59,7 +59,7 @@ class Packed:
     leaves : tuple of Leaf
         The tensors, in the tree's own order.
     scalars : dict
-        Every other leaf by path; empty dicts are kept as ``{}``.
+        Every other leaf by path; empty dicts are stored as ``{}``.
     data : ndarray of uint8
         The tensors' bytes, each aligned to 64 bytes.
     """
