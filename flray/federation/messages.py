@@ -161,7 +161,7 @@ class TaskBlockResult:
 
 
 class ClientReply:
-    """A client's reply as aggregation sees it; see `flray.algorithms.server.Reply`."""
+    """A client's reply as aggregation sees it; see `flray.algorithms.types.Reply`."""
 
     def __init__(
         self, result: TaskResult, num_samples: int, fetch: Callable[[Ref], Packed]

@@ -80,7 +80,7 @@ class _Collector:
 
 
 class StageReplies(_Collector):
-    """A stage's replies in client order; see `flray.algorithms.server.Replies`.
+    """A stage's replies in client order; see `flray.algorithms.types.Replies`.
 
     Iterating yields each reply as soon as it and all before it have arrived, and releases it
     afterwards; `wait` collects all of them first, after which iterating can be repeated.

@@ -16,11 +16,10 @@ from flray.cli.display import show_result
 from flray.cli.main import invoke
 from flray.config.experiment import Config
 from flray.errors import ConfigError
-from flray.federation import evaluation
+from flray.federation import evaluation, spec
 from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.worker import client_runner
 from flray.runs import runner
 
 INLINE = {"resources": {"executor": "inline"}}
@@ -37,7 +36,7 @@ def federation(digits: dict[str, Any], **settings: Any) -> Federation:
 def test_validation_is_measured_on_each_clients_own_samples(
     digits: dict[str, Any], algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_runner, "EVAL_CHUNK", 50)
+    monkeypatch.setattr(spec, "EVAL_CHUNK", 50)
     monkeypatch.setattr(evaluation, "EVAL_CHUNK", 50)
     running_ = federation(digits, algorithm=algorithm, split=[0.6, 0.25, 0.15])
     metrics = running_.step().metrics
@@ -45,15 +44,15 @@ def test_validation_is_measured_on_each_clients_own_samples(
     data = running_.spec.data
     by_hand = []
     for i, client in enumerate(data.clients):
-        player_ = running_.executor._player
-        model = player_._workshop.resident("lenet").model.eval()
+        runner_ = running_.executor._runner
+        model = runner_._resources.resident("lenet").model.eval()
         state = running_.states[i]
         weights = dict(running_.server.models["lenet"])
         if state is not None:
             weights |= trees.unpack(running_.executor.fetch(state)).get("personal", {})
         model.load_state_dict(weights)
         with torch.no_grad():
-            x, y = player_._workshop.samples(client.val).take(torch.arange(len(client.val)))
+            x, y = runner_._resources.samples(client.val).take(torch.arange(len(client.val)))
             by_hand.append(float((model(x).argmax(1) == y).double().mean()))
     found = [metrics[f"{view}/validation/accuracy/client/{c.name}"] for c in data.clients]
     assert found == pytest.approx(by_hand)
