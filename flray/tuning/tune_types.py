@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+# What a trial's step returned, with what Tune adds.
 Report = dict[str, Any]
-"""What a trial's step returned, with what Tune adds."""
 
 
 class RunMetadata(Protocol):

@@ -26,8 +26,8 @@ GPU_PROBE_TIMEOUT_S = 60.0
 """Seconds to wait for the GPUs of a node; if another job holds them, placement uses their number only."""
 
 
+# Resources of one node of the cluster by name, its ``id`` and its ``name``.
 Node = Mapping[str, Any]
-"""Resources of one node of the cluster by name, its ``id`` and its ``name``."""
 
 
 @dataclass(frozen=True)
