@@ -288,7 +288,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
     assert invoke(["resume", str(result.folder)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert victim.name in said and ("missing" if damage == "gone" else "damaged") in said
-    assert "going on from the checkpoint before it, round-000002.json" in said
+    assert "resuming from the checkpoint before it, round-000002.json" in said
     resumed = runner.resume(result.folder)
     assert resumed.sha256 == result.sha256
     assert list(resumed.history["round"]) == [1, 2, 3]
