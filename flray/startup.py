@@ -1,13 +1,14 @@
-"""Start-up costs: no garbage collection during heavy imports and at exit, functions imported at their first call."""
+"""Start-up: environment variables, no garbage collection during imports, functions imported at their first call."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import importlib
+import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -57,3 +58,25 @@ def make_callable(module: str, target: str, function: str) -> None:
             return getattr(importlib.import_module(target), function)(*args, **kwargs)
 
     sys.modules[module].__class__ = CallableModule
+
+
+@contextlib.contextmanager
+def environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables, and restore them afterwards, without touching any other.
+
+    Parameters
+    ----------
+    values : mapping
+        Values by name; where it is None, the variable stays and whatever the block makes of it is
+        undone.
+    """
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({name: value for name, value in values.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -6,13 +6,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -43,17 +44,15 @@ console = Console(
 )
 
 
-class RunProgress:
-    """A bar on a terminal, otherwise a line per round (at most one a second) so that logs stay readable."""
+class _Display:
+    """A bar on a terminal, otherwise lines; closed at the end of a ``with`` block."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._begun = self._printed = time.monotonic()
-        self._done_at_start = 0
-        self._total = 0
+        self._printed = time.monotonic()
 
-    def __enter__(self) -> RunProgress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -63,41 +62,6 @@ class RunProgress:
         trace: TracebackType | None,
     ) -> None:
         self.end()
-
-    def begin(self, spec: FederationSpec, done: int) -> None:
-        """Show that the rounds start after `done`."""
-        self._total, self._done_at_start = spec.config.rounds, done
-        self._begun = time.monotonic()
-        if done:
-            self.say(f"going on after round {done} of {self._total}")
-        if console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[score]}", markup=False),
-                TimeRemainingColumn(),
-                console=console,
-            )
-            self._task = self._bar.add_task("round", total=self._total, completed=done, score="")
-            self._bar.start()
-
-    def round(self, finished: RoundResult, metric: str) -> None:
-        """Show a finished round."""
-        value = finished.metrics.get(metric)
-        score = f"{metric} {value:.4f}" if value is not None else ""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=finished.number, score=score)
-            return
-        now = time.monotonic()
-        if now - self._printed >= 1.0 or finished.number in (1, self._total):
-            self._printed = now
-            pace = (now - self._begun) / max(1, finished.number - self._done_at_start)
-            left = pace * (self._total - finished.number)
-            self.say(
-                f"round {finished.number}/{self._total}  {score}  "
-                f"{finished.metrics['time/round']:.2f} s  {left:.0f} s left"
-            )
 
     def say(self, line: str) -> None:
         """Show a line for the user."""
@@ -109,6 +73,62 @@ class RunProgress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def _show_bar(self, unit: str, total: int, done: int, *after: ProgressColumn) -> None:
+        """Open a bar where the output is a terminal; `_update` sets the text behind it."""
+        if console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[news]}", markup=False),
+                *after,
+            )
+            self._bar = Progress(*columns, console=console)
+            self._task = self._bar.add_task(unit, total=total, completed=done, news="")
+            self._bar.start()
+
+    def _update(self, done: int | None = None, news: str | None = None) -> bool:
+        """Bring the bar up to date; False if there is none."""
+        if self._bar is None or self._task is None:
+            return False
+        self._bar.update(self._task, completed=done)
+        if news is not None:
+            self._bar.update(self._task, news=news)
+        return True
+
+
+class RunProgress(_Display):
+    """A bar on a terminal, otherwise a line per round (at most one a second) so that logs stay readable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = time.monotonic()
+        self._done_at_start = self._total = 0
+
+    def begin(self, spec: FederationSpec, done: int) -> None:
+        """Show that the rounds start after `done`."""
+        self._total, self._done_at_start = spec.config.rounds, done
+        self._begun = time.monotonic()
+        if done:
+            self.say(f"going on after round {done} of {self._total}")
+        self._show_bar("round", self._total, done, TimeRemainingColumn())
+
+    def round(self, finished: RoundResult, metric: str) -> None:
+        """Show a finished round."""
+        value = finished.metrics.get(metric)
+        score = f"{metric} {value:.4f}" if value is not None else ""
+        if self._update(finished.number, news=score):
+            return
+        now = time.monotonic()
+        if now - self._printed >= 1.0 or finished.number in (1, self._total):
+            self._printed = now
+            pace = (now - self._begun) / max(1, finished.number - self._done_at_start)
+            left = pace * (self._total - finished.number)
+            self.say(
+                f"round {finished.number}/{self._total}  {score}  "
+                f"{finished.metrics['time/round']:.2f} s  {left:.0f} s left"
+            )
 
 
 def show_result(result: Result) -> None:
@@ -188,40 +208,19 @@ def _format_percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f}"
 
 
-class SweepProgress:
+class SweepProgress(_Display):
     """A bar over trials with the running ones' newest scores; on a file, a line per trial and now and then a round."""
 
     def __init__(self) -> None:
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        super().__init__()
         self._total = self._done = 0
         self._printed = 0.0
-
-    def __enter__(self) -> SweepProgress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.end()
 
     def begin(self, total: int, done: int) -> None:
         """Show that `total` trials run, `done` of them already."""
         self._total, self._done = total, done
         self.say(f"{total} trials" + (f", {done} of them done before" if done else ""))
-        if console.is_terminal:
-            self._bar = Progress(
-                TextColumn("trials"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[news]}", markup=False),
-                console=console,
-            )
-            self._task = self._bar.add_task("trials", total=total, completed=done, news="")
-            self._bar.start()
+        self._show_bar("trials", total, done)
 
     def trial_started(self, number: str, label: str, rounds_done: int) -> None:
         """Show that a trial starts or resumes."""
@@ -236,9 +235,7 @@ class SweepProgress:
     ) -> None:
         """Show a finished round of a trial, with the seconds the sweep will still take."""
         news = f"{label}: round {done}/{rounds}, score {score:.4f}, about {_minutes(left)} left"
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, news=one_line(news))
-        elif time.monotonic() - self._printed >= 10.0:
+        if not self._update(news=one_line(news)) and time.monotonic() - self._printed >= 10.0:
             self._printed = time.monotonic()
             self.say(f"trial {number} {news}")
 
@@ -247,23 +244,11 @@ class SweepProgress:
     ) -> None:
         """Show that a trial ended."""
         self._done += 1
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done)
+        self._update(self._done)
         self.say(
             f"trial {number} {status} after {rounds_done} rounds, score {score:.4f}: {label} "
             f"({self._done}/{self._total})"
         )
-
-    def say(self, line: str) -> None:
-        """Show a line for the user."""
-        (self._bar.console if self._bar is not None else console).print(one_line(line))
-        sys.stdout.flush()
-
-    def end(self) -> None:
-        """Close the bar."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
 
 
 def _minutes(seconds: float) -> str:

@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from flray.errors import FlrayError
 from flray.files.locks import BusyError, hold_lock
-from flray.startup import gc_disabled
+from flray.startup import environment, gc_disabled
 from flray.tracking.address import database_path, redact
 from flray.tracking.secrets import without_secrets
 
@@ -88,7 +88,7 @@ def connect(uri: str) -> Any:
 def _import_mlflow() -> Any:
     # mlflow decides at import whether to start a thread that reports usage over the network; not on
     # our behalf.
-    with _environment({"MLFLOW_DISABLE_TELEMETRY": "true"}), gc_disabled("mlflow"):
+    with environment({"MLFLOW_DISABLE_TELEMETRY": "true"}), gc_disabled("mlflow"):
         import mlflow
     return mlflow
 
@@ -231,7 +231,7 @@ def http_limits() -> Iterator[None]:
             }
             timeout = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", str(HTTP_TIMEOUT))
             _limits_stack.enter_context(
-                _environment(limits | {"MLFLOW_HTTP_REQUEST_TIMEOUT": timeout})
+                environment(limits | {"MLFLOW_HTTP_REQUEST_TIMEOUT": timeout})
             )
     try:
         yield
@@ -240,20 +240,6 @@ def http_limits() -> Iterator[None]:
             _limits_held -= 1
             if _limits_held == 0:
                 _limits_stack.close()
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

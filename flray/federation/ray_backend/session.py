@@ -12,6 +12,7 @@ from typing import Any
 
 from flray.errors import FlrayError
 from flray.interrupts import preserve_handlers
+from flray.startup import environment
 
 LOOPBACK = "127.0.0.1"
 _CHANGED = (
@@ -131,28 +132,23 @@ def _loopback_node() -> Iterator[None]:
 @contextlib.contextmanager
 def _environment(address: str | None) -> Iterator[None]:
     """Set the environment variables of Ray's processes, and restore them afterwards."""
-    before = {name: os.environ.get(name) for name in _CHANGED}
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address is None:
-        # A token for this session only: neither the one of a cluster, nor one that Ray would write
-        # into the home.
-        os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-        # Replies up to this size come with the call's result instead of through the object store,
-        # which costs a small network's round several percent.
-        os.environ.setdefault("RAY_max_direct_call_object_size", str(512 * 1024))
-        # Ray's own default, 15, leaves its workers next to nothing beside any other process of the
-        # machine.
-        os.environ.setdefault("RAY_worker_niceness", "0")
-    _read_authentication_anew()
     try:
-        yield
+        with environment(dict.fromkeys(_CHANGED)):
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            if address is None:
+                # A token for this session only: neither a cluster's, nor one that Ray would
+                # write into the home.
+                os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+                os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+                # Replies up to this size come with the call's result instead of through the
+                # object store, which costs a small network's round several percent.
+                os.environ.setdefault("RAY_max_direct_call_object_size", str(512 * 1024))
+                # Ray's own default, 15, leaves its workers next to nothing beside any other
+                # process of the machine.
+                os.environ.setdefault("RAY_worker_niceness", "0")
+            _read_authentication_anew()
+            yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
         _read_authentication_anew()
 
 
