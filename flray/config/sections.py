@@ -109,7 +109,7 @@ def _split_tag(value: object) -> str:
 
 
 Shares = Annotated[tuple[Fraction, Fraction, Fraction], AfterValidator(_as_whole)]
-SplitName = Literal["official", "fedbn-digits", "fedbn-office"]
+SplitName = Literal["official", "fedbn-digits", "fedbn-office", "fedbn-domainnet"]
 Split = Annotated[
     Annotated[SplitName, Tag("[name]")] | Annotated[Shares, Tag("[shares]")],
     Discriminator(_split_tag),
@@ -120,7 +120,7 @@ Split = Annotated[
             "parts pooled; fedbn-digits: pooled, 80 to 20, 743 training images per domain; "
             "fedbn-office: own test sets, "
             "0.5 and 0.4 of the smallest domain's training length for training and validation in "
-            "every domain"
+            "every domain; fedbn-domainnet: the same with 0.05 and 0.05"
         )
     ),
 ]

@@ -39,7 +39,7 @@ def smoke(config: Config) -> Config:
     ends in ``-smoke``.
     """
     most = max([SAMPLES, *(PER_CLIENT * int(clients) for clients in _client_counts(config))])
-    experiment = _shrink(config.experiment, most)
+    experiment = _shrink(config.experiment, most, _splits(config))
     small = {
         axis: {
             name: {path: value for path, value in changes.items() if not _fixed_clients(path)}
@@ -189,13 +189,19 @@ def _client_counts(config: Config) -> Iterator[int]:
             )
 
 
-def _shrink(experiment: Experiment, most: int) -> Experiment:
+def _splits(config: Config) -> set[str]:
+    """Return the named splits of a configuration, those of its arms too."""
+    found = [
+        config.experiment.split,
+        *(changes.get("split") for one in config.arms.values() for changes in one.values()),
+    ]
+    return {split for split in found if isinstance(split, str)}
+
+
+def _shrink(experiment: Experiment, most: int, splits: set[str]) -> Experiment:
     local = experiment.local.model_copy(update={"epochs": 1, "batch_size": BATCH})
-    apart = experiment.split in (
-        "fedbn-digits",
-        "fedbn-office",
-    )  # these set validation samples apart themselves
-    validation = 0.2 if apart else experiment.evaluation.validation
+    apart = {"fedbn-digits", "fedbn-office", "fedbn-domainnet"}  # most set validation samples apart
+    validation = 0.2 if splits & apart else experiment.evaluation.validation
     evaluation = experiment.evaluation.model_copy(update={"every": 1, "validation": validation})
     partition = experiment.partition.model_validate(
         _partition_with_two(experiment.partition.model_dump())
@@ -222,7 +228,7 @@ def _shrink(experiment: Experiment, most: int) -> Experiment:
             "shift": shift,
             "public": public,
             "partition": partition,
-            "split": "official" if apart else experiment.split,
+            "split": "official" if experiment.split in apart else experiment.split,
             "episodes": experiment.episodes.model_copy(
                 update={"shot": 1, "queries": 1, "test": 20}
             ),

@@ -13,7 +13,7 @@ from flray.config.sections import Shift, SplitName
 from flray.data.arrays import Labels, Rows
 from flray.data.loading import validate_options
 from flray.data.shifts import long_tail, noise_levels, private_sizes, used_share
-from flray.data.splits import Division, assign_test_samples, by_client, divide
+from flray.data.splits import FEDBN_SHARES, Division, assign_test_samples, by_client, divide
 from flray.data.types import ClientIndices, DataSet, FederatedData, Pooled
 from flray.errors import ConfigError, DataError
 from flray.registry import partitions
@@ -77,7 +77,7 @@ def federate(
     """
     if not 0 <= val_fraction < 1:
         raise ConfigError("val_fraction", repr(val_fraction), "a number at least 0 and below 1")
-    if val_fraction and (isinstance(split, tuple) or split == "fedbn-office"):
+    if val_fraction and (isinstance(split, tuple) or split in FEDBN_SHARES):
         raise ConfigError(
             "experiment.evaluation.validation",
             repr(val_fraction),

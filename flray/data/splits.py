@@ -15,6 +15,9 @@ from flray.rng import numpy_generator
 FEDBN_DIGITS = 743
 """FedBN's training images per client: a tenth of the training part of its smallest domain, USPS."""
 
+FEDBN_SHARES = {"fedbn-office": (0.5, 0.4), "fedbn-domainnet": (0.05, 0.05)}
+"""FedBN's shares of the smallest domain's training length: for training and for validation of every domain."""
+
 
 @dataclass(frozen=True)
 class Division:
@@ -72,8 +75,8 @@ def divide(
         return Division(rows[:num_train], none, rows[num_train:])
     if split == "fedbn-digits":
         return _fedbn_digits(labels, domains, names, ratio)
-    if split == "fedbn-office":
-        return _fedbn_office(domains, num_train, names)
+    if isinstance(split, str):
+        return _fedbn_smallest(split, domains, num_train, names)
     return Division(rows, none, none)
 
 
@@ -172,20 +175,22 @@ def _fedbn_digits(labels: Rows, domains: Rows, names: Sequence[str], ratio: floa
     )
 
 
-def _fedbn_office(domains: Rows, num_train: int, names: Sequence[str]) -> Division:
-    """Take 0.5 and 0.4 of the smallest domain's training length from every domain; seed 0 always."""
+def _fedbn_smallest(
+    split: SplitName, domains: Rows, num_train: int, names: Sequence[str]
+) -> Division:
+    """Take the split's shares of the smallest domain's training length from every domain; seed 0 always."""
     sizes = np.bincount(domains[:num_train], minlength=len(names))
     smallest = int(sizes.min())
-    num_fit, num_val = int(0.5 * smallest), int(0.4 * smallest)
+    num_fit, num_val = (int(smallest * share) for share in FEDBN_SHARES[split])
     if not num_val:
         raise ConfigError(
             "experiment.split",
-            "fedbn-office",
+            split,
             f"{names[int(sizes.argmin())]} has {smallest} training samples, too few to validate on",
         )
     fits, vals = [], []
     for domain, name in enumerate(names):
-        generator = numpy_generator(0, "partition", extra=f"fedbn-office/{name}")
+        generator = numpy_generator(0, "partition", extra=f"{split}/{name}")
         rows = generator.permutation(np.flatnonzero(domains[:num_train] == domain))
         fits.append(rows[:num_fit])
         vals.append(rows[num_fit : num_fit + num_val])

@@ -46,6 +46,7 @@ def test_partitions(name: str) -> None:
         ({"split": (0.6, 0.2, 0.2)}, "b17e653b7ea8e89e"),
         ({"split": "fedbn-digits"}, "50fc31219ed9119e"),
         ({"split": "fedbn-office"}, "4923a9a4d57bb9fc"),
+        ({"split": "fedbn-domainnet"}, "180849377386cd93"),
         ({"val_fraction": 0.2}, "28e7760e62d068cc"),
         ({"shift": Shift(long_tail=10)}, "837ce16c4d972d24"),
         ({"shift": Shift(sizes={"d0": 30})}, "a6d8fb029a104f0f"),

@@ -148,6 +148,21 @@ def test_fedbn_office() -> None:
     ]
 
 
+def test_fedbn_domainnet() -> None:
+    dataset = numbered([(900, 60), (479, 30), (600, 40)])
+    data = federate(dataset, "domains", {}, 5, split="fedbn-domainnet")
+    # int(479 * 0.05) of every domain for training, as many others for validation.
+    assert [(len(c.train), len(c.val), len(c.test)) for c in data.clients] == [
+        (23, 23, 60),
+        (23, 23, 30),
+        (23, 23, 40),
+    ]
+    assert not numbers_of(data, "train") & numbers_of(data, "val")
+    # The protocol has its own seed.
+    other = federate(dataset, "domains", {}, 6, split="fedbn-domainnet")
+    assert other.partition_fingerprint == data.partition_fingerprint
+
+
 def test_a_part_of_a_domain_is_tested_on_its_own_label_distribution() -> None:
     dataset = numbered([(4000, 1000)])
     data = federate(dataset, "domain-dirichlet", {"alpha": 0.3, "parts": 3}, 0)
@@ -162,6 +177,22 @@ def test_a_part_of_a_domain_is_tested_on_its_own_label_distribution() -> None:
     everything = federate(dataset, "domain-dirichlet", {"alpha": 0.3, "parts": 3, "keep": 3}, 0)
     assert np.array_equal(everything.clients[0].train, client.train)
     assert len(everything.test) == 1000
+
+
+def test_a_balanced_part_of_a_domain_is_nearer_to_its_share() -> None:
+    dataset = numbered([(3000, 300)] * 2, classes=8)
+    options = {"alpha": 0.3, "parts": 3, "keep": 3}
+    sizes = [
+        [
+            [len(c.train) for c in federate(dataset, "domain-dirichlet", more, seed).clients]
+            for seed in range(5)
+        ]
+        for more in (options, {**options, "balanced": True})
+    ]
+    plain, balanced = (np.abs(np.array(one) - 1000).mean() for one in sizes)
+    assert balanced < 0.7 * plain
+    # A part that is full gets no further class: none is fuller than by the class that filled it.
+    assert np.max(sizes[1]) <= 1000 + np.bincount(dataset.domains[0].train_y).max()
 
 
 def test_a_ratio_changes_nothing_but_the_training_part() -> None:
@@ -218,11 +249,26 @@ def test_superclasses_reach_pachinko_or_are_missed() -> None:
             {"split": "fedbn-office", "val_fraction": 0.1},
             r"experiment\.evaluation\.validation: found 0\.1; 0 with split",
         ),
+        (
+            {"split": "fedbn-domainnet", "val_fraction": 0.1},
+            r"experiment\.evaluation\.validation: found 0\.1; 0 with split",
+        ),
+        (
+            {"split": "fedbn-domainnet", "shift": Shift(ratio=2)},
+            r"experiment\.shift\.ratio: found 2\.0; at most 1",
+        ),
     ],
 )
 def test_what_does_not_fit_the_data_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         federate(numbered([(2000, 40), (120, 40)]), "domains", {}, 0, **settings)
+
+
+def test_a_domain_too_small_for_a_twentieth_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"experiment\.split: found fedbn-domainnet; d1 has 19 training samples"
+    ):
+        federate(numbered([(100, 40), (19, 4)]), "domains", {}, 0, split="fedbn-domainnet")
 
 
 BASE = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
@@ -233,7 +279,8 @@ BASE = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
     [
         (
             {"split": "fedbn"},
-            r"experiment\.split: found 'fedbn'; input should be 'official', 'fedbn-digits' or",
+            r"experiment\.split: found 'fedbn'; input should be 'official', 'fedbn-digits', "
+            r"'fedbn-office' or 'fedbn-domainnet'",
         ),
         ({"split": [0.6, 0.3, 0.2]}, r"experiment\.split: found .*must sum to 1"),
         ({"split": [0.6, 0.4]}, r"experiment\.split: found \[0\.6, 0\.4\]"),

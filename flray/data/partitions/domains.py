@@ -63,6 +63,9 @@ def domain_dirichlet(
         Field(ge=1, description="parts of each domain that become clients; nobody has the rest"),
     ] = 1,
     min_size: MinSize = 1,
+    balanced: Annotated[
+        bool, Field(description="a part that holds its equal share gets no further class")
+    ] = False,
 ) -> list[Rows]:
     """Cut each domain into parts by Dirichlet label proportions and keep one part, or several, as clients.
 
@@ -83,6 +86,9 @@ def domain_dirichlet(
         How many parts are cut, and how many of them are clients; domain 0's clients come first.
     min_size : int
         Fewest samples a client may have.
+    balanced : bool
+        Go through the classes in order and leave out of the rest a part that holds its share of the
+        domain already, so that sizes differ less (Fed-CO2, released code).
 
     Raises
     ------
@@ -99,7 +105,9 @@ def domain_dirichlet(
     for domain in np.unique(domains):
         rows = np.flatnonzero(domains == domain)
         cuts = draw_until_large_enough(
-            functools.partial(dirichlet_draw, labels[rows], parts, alpha, generator),
+            functools.partial(
+                dirichlet_draw, labels[rows], parts, alpha, generator, balanced=balanced
+            ),
             min_size,
             f"partition domain-dirichlet: no split of a domain's {len(rows)} samples with "
             f"alpha={alpha} and parts={parts} gives each of keep={keep}",
