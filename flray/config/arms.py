@@ -156,8 +156,11 @@ def deep_merge(base: Plain, own: Plain, path: tuple[str, ...] = ()) -> Plain:
     """Merge a file's content over its base's: mappings are joined, anything else is replaced.
 
     A component of another name replaces the base's with all its options. Under ``arms``, null
-    removes an axis, an arm or a setting of an arm.
+    removes an axis, an arm or a setting of an arm. What a base departs from its paper in holds for
+    the files over it too: ``paper.departures`` are joined.
     """
+    if path == ("paper", "departures") and isinstance(base, list) and isinstance(own, list):
+        return [*base, *own]
     if not isinstance(base, Mapping) or not isinstance(own, Mapping):
         return own
     if "name" in own and own["name"] != base.get("name", own["name"]) and len(path) > 1:

@@ -9,6 +9,7 @@ import yaml
 from flray.config.loader import load
 from flray.config.setting_labels import flatten_setting, label
 from flray.config.suites import smoke
+from flray.config.yaml_files import read_with_base
 from flray.errors import FlrayError
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
@@ -122,6 +123,11 @@ def test_a_file_lies_over_its_base(armed: dict[str, Any], tmp_path: Path) -> Non
         "skewed",
     ]
     assert config.arms["method"]["prox"] == {"algorithm": {"name": "moon"}, "local.lr": 0.2}
+    (tmp_path / "common.yaml").write_text(
+        "paper: {name: fedskc, departures: [other data]}\nexperiment: {rounds: 2}\n"
+    )
+    file.write_text("base: common.yaml\npaper: {departures: [fewer rounds]}\n")
+    assert read_with_base(file)["paper"]["departures"] == ["other data", "fewer rounds"]
     file.write_text("base: suite.yaml\n")
     with pytest.raises(FlrayError, match="itself as its base"):
         load(file)
@@ -144,3 +150,12 @@ def test_smoke_is_small_and_has_every_arm(armed: dict[str, Any]) -> None:
     } == {(2, 1, 900)}
     assert made[-1].experiment.algorithm.options["public_size"] == 64
     assert made[-1].experiment.name == "small-smoke"
+
+
+def test_smoke_keeps_validation_samples_where_an_arms_split_had_set_them_apart(
+    armed: dict[str, Any],
+) -> None:
+    armed["arms"]["data"]["iid"] |= {"split": "fedbn-office", "evaluation.protocol": "best"}
+    made = trial_specs(config := resolve_sweep(smoke(load(armed))), enumerate_settings(config))
+    assert {one.experiment.split for one in made} == {"official"}
+    assert {one.experiment.evaluation.validation for one in made} == {0.2}
