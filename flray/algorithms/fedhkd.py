@@ -13,7 +13,7 @@ from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Predictor, Replies, Stage, View
 from flray.models import as_split
-from flray.registry import hyper, register_algorithm
+from flray.registry import Preset, hyper, register_algorithm
 
 
 @register_algorithm("fedhkd")
@@ -27,6 +27,8 @@ class FedHKD(Algorithm):
     """
 
     class Params(registry.Params):
+        presets = (Preset("lgmix", "FedHKD's code: every class is sent", threshold=0.0),)
+
         lam: float = hyper(
             0.05, "weight of the distance between predictions", "FedHKD, experiments", ge=0
         )
