@@ -11,7 +11,10 @@
         "alpha = 0.3": {partition: {name: dirichlet, alpha: 0.3}}
 
 A sweep runs every combination of one arm per axis (less ``sweep.skip``), of the grids of ``space``
-and of the seeds.
+and of the seeds. ``sweep.where`` changes settings of single combinations::
+
+    sweep:
+      where: [{arms: {method: [fedprox], data: ["alpha = 0.3"]}, settings: {algorithm.mu: 0.1}}]
 """
 
 from __future__ import annotations
@@ -45,9 +48,9 @@ def combine_arms(config: Config) -> Iterator[dict[str, str]]:
 
 
 def expand_arms(config: Config, values: Mapping[str, Plain]) -> Iterator[tuple[str, Plain]]:
-    """Yield the settings to change, in order: those of the arms axis by axis, then the others, outer ones first.
+    """Yield the settings to change, in order: those of the arms axis by axis, then ``sweep.where``'s, then the others.
 
-    A preset comes before its neighbours, which it would replace.
+    Of these, outer ones come first. A preset comes before its neighbours, which it would replace.
 
     Raises
     ------
@@ -65,18 +68,26 @@ def expand_arms(config: Config, values: Mapping[str, Plain]) -> Iterator[tuple[s
                 f"arms.{axis}", repr(name), f"one of {', '.join(arms)}{nearest(str(name), arms)}"
             )
         yield from sorted(arms.get(str(name), {}).items(), key=depth)
+    named = {
+        path.removeprefix(PREFIX): str(name)
+        for path, name in values.items()
+        if path.startswith(PREFIX)
+    }
+    for rule in config.sweep.where:
+        if all(named.get(axis) in names for axis, names in rule.arms.items()):
+            yield from sorted(rule.settings.items(), key=depth)
     yield from sorted(
         ((path, value) for path, value in values.items() if not path.startswith(PREFIX)), key=depth
     )
 
 
-def override_arms(arms: Plain, path: str) -> None:
-    """Let a command-line setting override arms that change the same one, in place.
+def override_arms(content: Mapping[str, Plain], path: str) -> None:
+    """Let a command-line setting override arms, and combinations of them, that change the same one, in place.
 
     Parameters
     ----------
-    arms : mapping
-        The file's ``arms``, as read.
+    content : mapping
+        The file, as read.
     path : str
         Dotted path, relative to ``experiment``.
 
@@ -85,19 +96,38 @@ def override_arms(arms: Plain, path: str) -> None:
     ConfigError
         If an arm sets a parent of the path: the setting would be lost silently.
     """
+    arms, sweep = content.get("arms"), content.get("sweep")
+    if isinstance(sweep, dict) and isinstance(where := sweep.get("where"), list):
+        for rule in where:
+            if isinstance(rule, dict) and isinstance(rule.get("settings"), dict):
+                rule["settings"] = _without(rule["settings"], path, "a rule of sweep.where", "")
+        # A rule that has nothing left to change is none.
+        sweep["where"] = [
+            rule for rule in where if not isinstance(rule, dict) or rule.get("settings") != {}
+        ]
     for axis, one in arms.items() if isinstance(arms, Mapping) else ():
-        for name, settings in one.items() if isinstance(one, Mapping) else ():
-            for key in list(settings if isinstance(settings, dict) else ()):
-                own = key.removeprefix("experiment.")
-                if own == path or own.startswith(f"{path}."):
-                    del settings[key]
-                elif path.startswith(f"{own}."):
-                    raise ConfigError(
-                        path,
-                        "a setting of the whole sweep",
-                        f"the arm {name!r} sets the whole {own}; "
-                        f"write arms.{axis}.{name}.{path}=VALUE for one arm, or replace {own}",
-                    )
+        for name, settings in one.items() if isinstance(one, dict) else ():
+            if isinstance(settings, dict):
+                single = f"write arms.{axis}.{name}.{path}=VALUE for one arm, or "
+                one[name] = _without(settings, path, f"the arm {name!r}", single)
+
+
+def _without(settings: dict[str, Plain], path: str, who: str, single: str) -> dict[str, Plain]:
+    """Return settings without a path and what lies below it."""
+    for key in settings:
+        own = key.removeprefix("experiment.")
+        if own != path and path.startswith(f"{own}."):
+            raise ConfigError(
+                path,
+                "a setting of the whole sweep",
+                f"{who} sets the whole {own}; {single}replace {own}",
+            )
+    return {
+        key: value
+        for key, value in settings.items()
+        if key.removeprefix("experiment.") != path
+        and not key.removeprefix("experiment.").startswith(f"{path}.")
+    }
 
 
 def resolve_arm_path(
@@ -126,13 +156,14 @@ def resolve_arm_path(
 
 
 def validate_arms(config: Config) -> Iterator[ConfigError]:
-    """Yield mistakes in arms, ``sweep.only`` and ``sweep.skip``; settings are validated separately."""
+    """Yield mistakes in arms, ``sweep.only``, ``sweep.skip`` and ``sweep.where``; settings are validated separately."""
     for axis, arms in config.arms.items():
         if not arms:
             yield ConfigError(f"arms.{axis}", "no arms", "name at least one, or leave the axis out")
     rules = [
         ("sweep.only", config.sweep.only),
         *((f"sweep.skip.{i}", r) for i, r in enumerate(config.sweep.skip)),
+        *((f"sweep.where.{i}.arms", r.arms) for i, r in enumerate(config.sweep.where)),
     ]
     for where, rule in rules:
         for axis, names in rule.items():

@@ -110,7 +110,7 @@ def load(
     for override in [overrides] if isinstance(overrides, str) else overrides:
         path, value = parse_override(override) if isinstance(override, str) else override
         if absolute_path(path).startswith("experiment."):
-            arms.override_arms(content.get("arms"), absolute_path(path).removeprefix("experiment."))
+            arms.override_arms(content, absolute_path(path).removeprefix("experiment."))
         set_path(content, path, copy_plain(value, path))
     if misplaced := misplaced_settings(content):
         raise misplaced

@@ -10,6 +10,7 @@ from flray import registry
 from flray.config import arms
 from flray.config.experiment import Config, Experiment
 from flray.config.plain import Plain
+from flray.config.sweep import Where
 from flray.errors import FlrayError
 
 ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 30, 16
@@ -59,6 +60,7 @@ def smoke(config: Config) -> Config:
             "seeds": config.sweep.seeds[:1],
             "scheduler": None,
             "skip": (*config.sweep.skip, *_repetitions(config)),
+            "where": tuple(_short_rules(config)),
         }
     )
     space = {path: domain for path, domain in config.space.items() if not _fixed_clients(path)}
@@ -187,6 +189,14 @@ def _client_counts(config: Config) -> Iterator[int]:
                 if isinstance(partition, Mapping)
                 else changes.get("partition.clients", 0)
             )
+
+
+def _short_rules(config: Config) -> Iterator[Where]:
+    """Yield the rules of ``sweep.where`` without the settings that smoke replaces."""
+    for rule in config.sweep.where:
+        left = {path: value for path, value in rule.settings.items() if not _fixed_clients(path)}
+        if left:
+            yield rule.model_copy(update={"settings": left})
 
 
 def _splits(config: Config) -> set[str]:

@@ -130,6 +130,17 @@ class Pbt(Section):
 Scheduler = Annotated[Asha | Median | Pbt, Field(discriminator="name")]
 
 
+class Where(Section):
+    """Settings of some combinations of arms."""
+
+    arms: dict[str, tuple[str, ...]] = Field(
+        min_length=1, description="by axis of arms: those that it holds for"
+    )
+    settings: dict[str, Plain] = Field(
+        min_length=1, description="what is changed there, after all arms"
+    )
+
+
 class Sweep(Section):
     """The search over the space."""
 
@@ -142,6 +153,11 @@ class Sweep(Section):
     )
     skip: tuple[dict[str, tuple[str, ...]], ...] = Field(
         (), description="combinations of arms that are not run: each lists arms by axis"
+    )
+    where: tuple[Where, ...] = Field(
+        (),
+        description="settings of single combinations of arms, such as a method's value for one of "
+        "several data sets",
     )
     metric: str = Field("auto", description="auto: the method's main accuracy, personal or global")
     mode: Literal["max", "min"] = Field(

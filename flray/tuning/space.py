@@ -99,12 +99,15 @@ def resolve_sweep(config: Config) -> Config:
                 )
             )
         spelled.setdefault(relative, path)
+    changed = {
+        **{
+            f"arms.{axis}.{name}": c for axis, one in config.arms.items() for name, c in one.items()
+        },
+        **{f"sweep.where.{i}.settings": rule.settings for i, rule in enumerate(config.sweep.where)},
+    }
     errors += [
-        ConfigError(
-            f"arms.{axis}.{name}", path, "a setting of the whole sweep; it cannot vary within it"
-        )
-        for axis, one in config.arms.items()
-        for name, changes in one.items()
+        ConfigError(where, path, "a setting of the whole sweep; it cannot vary within it")
+        for where, changes in changed.items()
         for path in changes
         if path.removeprefix("experiment.") == "resources.bits"
         or path.removeprefix("experiment.").split(".")[0]

@@ -69,9 +69,53 @@ def test_only_and_skip_choose_among_the_arms(armed: dict[str, Any]) -> None:
         resolve_sweep(load(armed))
 
 
+def test_a_rule_changes_settings_of_the_combinations_it_names(armed: dict[str, Any]) -> None:
+    armed["sweep"]["where"] = [
+        {
+            "arms": {"method": ["prox"], "data": ["skewed"]},
+            "settings": {"algorithm.mu": 5, "local.lr": 0.3},
+        },
+        {"arms": {"data": ["skewed"]}, "settings": {"local.momentum": 0.5}},
+    ]
+
+    def played(*overrides: str, smaller: bool = False) -> dict[tuple[str, str], tuple[Any, ...]]:
+        config = load(armed, overrides)
+        config = resolve_sweep(smoke(config) if smaller else config)
+        return {
+            (one.setting["arms.method"], one.setting["arms.data"]): (
+                one.experiment.algorithm.options.get("mu"),
+                one.experiment.local.lr,
+                one.experiment.local.momentum,
+            )
+            for one in trial_specs(config, enumerate_settings(config))
+        }
+
+    found = played()
+    assert found["prox", "skewed"] == (5.0, 0.3, 0.5) and found["prox", "iid"] == (0.5, 0.2, 0.0)
+    assert found["fedavg", "skewed"] == (None, 0.05, 0.5)
+    assert played("local.lr=0.4")["prox", "skewed"] == (5.0, 0.4, 0.5)
+    assert played("local.momentum=0.1")["prox", "skewed"] == (5.0, 0.3, 0.1)
+    assert played(smaller=True)["prox", "iid"][0] == 0.5
+    armed["sweep"]["where"] = [
+        {"arms": {"method": ["fedavg"]}, "settings": {"algorithm": "scaffold"}}
+    ]
+    with pytest.raises(FlrayError, match=r"a rule of sweep\.where sets the whole algorithm"):
+        load({**armed, "arms": {"method": {"fedavg": None}}}, ["algorithm.mu=1"])
+
+
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
+        (
+            "sweep.where",
+            [{"arms": {"method": ["fcc"]}, "settings": {"local.lr": 1}}],
+            "sweep.where.0.arms.method: .*did you mean 'fccl'",
+        ),
+        (
+            "sweep.where",
+            [{"arms": {"method": ["fccl"]}, "settings": {"output": "x"}}],
+            "sweep.where.0.settings: found output.*cannot vary",
+        ),
         ("sweep.only", {"metod": ["fccl"]}, "did you mean 'method'"),
         ("sweep.only", {"method": ["fcc"]}, "did you mean 'fccl'"),
         ("arms.method.prox.algorithm.nu", 1, "no option 'nu'"),
