@@ -7,9 +7,9 @@ import os
 import shlex
 import signal
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from flray.errors import FlrayError
 
@@ -52,7 +52,7 @@ def signals_as_interrupt() -> Iterator[StopSignal]:
         return
     terminals = [number for number in (1, 2) if os.isatty(number)]
 
-    def handle(number: int, frame: Any) -> None:
+    def handle(number: int, frame: types.FrameType | None) -> None:
         stop.number = number
         if number == signal.SIGHUP:
             _exit_with_code(terminals)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -53,7 +53,7 @@ class PaperTable(BaseModel):
 
     @field_validator("measures", mode="before")
     @classmethod
-    def _taken_out(cls, value: Any) -> Any:
+    def _taken_out(cls, value: object) -> object:
         """Leave out measures of a base that are set to null."""
         return (
             {key: one for key, one in value.items() if one is not None}

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from flray import bits, rng, trees
 from flray.algorithms.types import Stage
@@ -24,6 +24,8 @@ from flray.federation.round_metrics import RoundMetrics
 from flray.federation.spec import FederationSpec
 from flray.federation.state import FederationState, Notify
 from flray.federation.worker.diagnostics import Diagnostics
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -220,7 +222,7 @@ class Federation(FederationState):
                 "lower local.lr, or set local.clip_norm, for example to 1"
             )
 
-    def _timed(self, name: str, call: Callable[[], Any]) -> Any:
+    def _timed(self, name: str, call: Callable[[], T]) -> T:
         begun = time.perf_counter()
         result = call()
         self._seconds[name] += time.perf_counter() - begun

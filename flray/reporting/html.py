@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -101,7 +100,7 @@ def _render(template: str, **values: object) -> str:
     return environment.get_template(template).render(values)
 
 
-def _to_line(value: Any) -> Any:
+def _to_line(value: object) -> object:
     """Return a name as one line; autoescape makes it text."""
     return one_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 

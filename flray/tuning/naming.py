@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from flray.config import arms
 from flray.config.experiment import Config, Experiment
@@ -59,7 +59,7 @@ def tags(config: Config, experiment: Experiment | None = None) -> dict[str, str]
     return found
 
 
-def varied_params(setting: dict[str, Any]) -> dict[str, str]:
+def varied_params(setting: Mapping[str, object]) -> dict[str, str]:
     """Return a trial's setting as parameters that sort first."""
     return {
         f"{FIRST}{path.removeprefix(arms.PREFIX)}": str(value)

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from flray.data.arrays import Array, Arrays
 from flray.data.sources.cache import MANIFEST, read_arrays, write_arrays
 from flray.data.sources.download import Archive, Progress, fetch, member
 from flray.errors import DataError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def get_source(
     write_arrays(root / name, source.read(archive))
 
 
-def _parse(archive: Path, name: str, parse: Callable[[bytes], Any]) -> Any:
+def _parse(archive: Path, name: str, parse: Callable[[bytes], T]) -> T:
     content = member(archive, name)
     try:
         return parse(content)
