@@ -95,8 +95,8 @@ class Resident:
                 }
             ).experiment
         )
-        player = ClientRunner(self.spec, torch.device(options.device), 1)
-        self.samples = player._resources.samples(self.spec.data.clients[0].train)
+        runner = ClientRunner(self.spec, torch.device(options.device), 1)
+        self.samples = runner._resources.samples(self.spec.data.clients[0].train)
         self.batch, self.how, self.epochs = options.batch, how, 0
 
     def epoch(self) -> float:

@@ -1,4 +1,4 @@
-"""What a player makes of raw samples."""
+"""What a client runner makes of raw samples."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ def test_one_sample_is_trained_on_where_that_is_possible(
     metrics = federation(model, **settings, local={"batch_size": batch_size}).step().metrics
     assert metrics["cohort/left_out"] == 0 and math.isfinite(metrics["train/loss/client/lonely"])
     # a last batch of one sample is left out under batch norm, unless it is the client's only one
-    lone = model["name"] in ("resnet8", "unet", "digit-cnn") and batch_size > 1
-    assert metrics["train/samples"] == 1 + 2 + (4 if lone else 5)
+    single = model["name"] in ("resnet8", "unet", "digit-cnn") and batch_size > 1
+    assert metrics["train/samples"] == 1 + 2 + (4 if single else 5)
 
 
 def test_batches_of_one_are_named() -> None:
