@@ -25,7 +25,17 @@ from pydantic_core import PydanticCustomError
 from flray import registry
 from flray.config.paper import PaperTable
 from flray.config.plain import Plain
-from flray.config.sections import Aggregation, Faults, Fraction, Resources, Section, Shift, Split
+from flray.config.sections import (
+    Aggregation,
+    Evaluation,
+    Faults,
+    Fraction,
+    Normalisation,
+    Resources,
+    Section,
+    Shift,
+    Split,
+)
 from flray.config.sweep import Domain, Sweep
 from flray.errors import FlrayError, nearest
 from flray.registry import Preset, Registry
@@ -252,25 +262,6 @@ class Participation(Section):
     )
 
 
-class Evaluation(Section):
-    """Evaluation: metrics and intervals."""
-
-    every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last one")
-    batch_size: int = Field(512, ge=1)
-    others: bool = Field(
-        False, description="also test personal models on the other clients' data (inter)"
-    )
-    validation: float = Field(
-        0.0, ge=0, lt=1, description="share of each client's training data kept for validation"
-    )
-    last: int = Field(5, ge=1, description="evaluated rounds in `mean of the last k rounds`")
-    protocol: Literal["last", "best", "mean-last"] = Field(
-        "last",
-        description="the number that tables report: of the last round; of the round with the best mean "
-        "validation value (needs validation samples); or the mean of the `last` evaluated rounds",
-    )
-
-
 class Episodes(Section):
     """Episodes of a few-shot task; other tasks have none."""
 
@@ -332,6 +323,7 @@ class Experiment(Section):
     )
     split: Split = "official"
     shift: Shift = Shift()
+    normalisation: Normalisation = "data"
     model: ModelChoice
     models: Networks = Field(
         default_factory=dict,

@@ -33,10 +33,12 @@ class PaperTable(BaseModel):
         description="printed metric: what is measured here. own/X: the "
         "method's own model on each client's test part (global/local/X or personal/local/X); "
         "others/X: on the other "
-        "clients' parts; auto: the method's main metric; a metric's name; any of them with `>= "
+        "clients' parts; pooled/X: the method's own model on all clients' test parts together (global/common/X or "
+        "personal/pooled/X); auto: the method's main metric; a metric's name; any of them with `>= "
         "75`: first round that "
         "reaches 75 %; hours; memory (most MiB on a GPU, without one of "
-        "a client process)",
+        "a client process); several "
+        "with ` | ` between them: the first that was measured",
     )
     clients: dict[str, tuple[str, ...]] | None = Field(
         {},

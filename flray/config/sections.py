@@ -1,9 +1,9 @@
-"""Sections of an experiment: shift and split of the data, aggregation, resources, faults."""
+"""Sections of an experiment: shift, split and normalisation of the data, evaluation, aggregation, resources, faults."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     Tag,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -122,6 +123,73 @@ Split = Annotated[
             "0.5 and 0.4 of the smallest domain's training length for training and validation in "
             "every domain; fedbn-domainnet: the same with 0.05 and 0.05"
         )
+    ),
+]
+
+
+class Evaluation(Section):
+    """Evaluation: metrics and intervals."""
+
+    every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last one")
+    batch_size: int = Field(512, ge=1)
+    others: bool = Field(
+        False, description="also test personal models on the other clients' data (inter)"
+    )
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="share of each client's training data kept for validation"
+    )
+    pooled: bool = Field(
+        False,
+        description="also test personal models on all clients' test parts together, each sample by its own "
+        "client's model: personal/pooled/accuracy is the share of all samples that are right, in "
+        "which a client counts by its samples",
+    )
+    top_k: int | None = Field(
+        None,
+        ge=2,
+        description="also measure top-k accuracy, as top5 for 5: the label is among the k largest logits; "
+        "classification of more than k classes",
+    )
+    last: int = Field(5, ge=1, description="evaluated rounds in `mean of the last k rounds`")
+    protocol: Literal["last", "best", "mean-last"] = Field(
+        "last",
+        description="the number that tables report: of the last round; of the round with the best mean "
+        "validation value (needs validation samples); or the mean of the `last` evaluated rounds",
+    )
+
+
+class ChannelStatistics(Section):
+    """Mean and standard deviation of pixels scaled to [0, 1]: one for all channels, or one for each."""
+
+    mean: tuple[float, ...] = Field(min_length=1)
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _both(cls, value: Plain) -> Plain:
+        if isinstance(value, dict) and not {"mean", "std"} <= value.keys():
+            raise PydanticCustomError("normalisation", "give mean and std, a list of numbers each")
+        return value
+
+    @model_validator(mode="after")
+    def _as_many(self) -> Self:
+        if len(self.mean) != len(self.std):
+            raise PydanticCustomError(
+                "normalisation",
+                "mean has {means} values and std {stds}: give as many of both",
+                {"means": len(self.mean), "stds": len(self.std)},
+            )
+        return self
+
+
+Normalisation = Annotated[
+    Annotated[Literal["data", "imagenet", "none"], Tag("[name]")]
+    | Annotated[ChannelStatistics, Tag("[statistics]")],
+    Discriminator(lambda value: "[name]" if isinstance(value, str) else "[statistics]"),
+    Field(
+        description="of 8-bit images, private and public, after scaling to [0, 1]: data: by the data set's own mean "
+        "and deviation; imagenet: by ImageNet's; none: scaled only; or {mean: [...], std: [...]}, one "
+        "value for all channels or one for each"
     ),
 ]
 

@@ -8,6 +8,7 @@ from typing import Any
 from flray import registry
 from flray.config.experiment import Experiment, ModelChoice
 from flray.data.federated import federate
+from flray.data.normalisation import with_normalisation
 from flray.data.public import load_once
 from flray.data.types import DataSet, FederatedData
 from flray.errors import ConfigError, FlrayError, nearest
@@ -74,6 +75,7 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
             split=config.split,
             shift=config.shift,
         )
+    data = with_normalisation(data, config.normalisation)
     check_clients([client.name for client in data.clients])
     architectures, architecture_of = _architectures(config, data)
     algorithm = registry.algorithms.get(config.algorithm.name)

@@ -2,7 +2,8 @@
 
 ``global/common`` is the global model on the common test set, ``global/local`` the global model on
 each client's test part, ``personal/local`` a client's own model on its test part (intra),
-``personal/others`` on the other clients' (inter, FCCL+ Eq. 21-22). ``online/local`` and
+``personal/others`` on the other clients' (inter, FCCL+ Eq. 21-22), ``personal/pooled`` on all
+clients' test parts together, each sample by its own client's model. ``online/local`` and
 ``offline/local`` are Fed-CO2's two models alone. Where clients have validation samples,
 ``global/validation`` and ``personal/validation`` are measured on these.
 """
@@ -58,13 +59,19 @@ def evaluate(federation: FederationState) -> dict[str, float]:
 def available_metrics(spec: FederationSpec) -> list[str]:
     """Return the names of the metrics that an evaluation of this federation gives, as means over clients.
 
-    Each also has ``/std``, ``/worst`` and ``/worst10``, and ``/client/NAME`` for up to 100 clients;
+    Each also has ``/std``, ``/worst`` and ``/worst10``, and ``/client/NAME`` for up to 100 clients
+    (``global/common`` and ``personal/pooled`` are single values);
     a method's further models, such as Fed-CO2's ``online/local``, are added.
     """
     held = any(len(client.val) for client in spec.data.clients)
+    wanted = spec.config.evaluation
     scopes = {
         "global": ["common", "local"],
-        "personal": ["local", *(["others"] if spec.config.evaluation.others else [])],
+        "personal": [
+            "local",
+            *(["others"] if wanted.others else []),
+            *(["pooled"] if wanted.pooled else []),
+        ],
     }
     return [
         f"{view}/{scope}/{measure}"
@@ -211,15 +218,19 @@ def _personal(federation: FederationState) -> dict[str, float]:
                 {i: measure.summarise(one[view]) for i, one in predictions.items()},
             )
         )
-    if not others:
-        intra = {i: measure.summarise(part) for i, part in parts.items()}
-        return {**_over_clients(federation, "personal/local", intra), **besides}
     offsets = np.cumsum([0] + [len(c.test) for c in spec.data.clients])
     inside = [slice(offsets[i], offsets[i + 1]) for i in range(len(spec.data.clients))]
-    intra = {
-        i: measure.summarise({n: a[inside[i]] for n, a in part.items()})
-        for i, part in parts.items()
-    }
+    own = (
+        {i: {n: a[inside[i]] for n, a in part.items()} for i, part in parts.items()}
+        if others
+        else parts
+    )
+    intra = {i: measure.summarise(part) for i, part in own.items()}
+    if spec.config.evaluation.pooled:
+        together = measure.summarise(_join(list(own.values())))
+        besides.update({f"personal/pooled/{n}": v for n, v in together.items() if not np.isnan(v)})
+    if not others:
+        return {**_over_clients(federation, "personal/local", intra), **besides}
     inter: dict[int, dict[str, float]] = {}
     for i, part in parts.items():
         apart = [

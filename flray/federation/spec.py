@@ -88,7 +88,8 @@ class FederationSpec:
     def task(self) -> Task:
         """The learning task: loss and metrics."""
         few_shot = {**self.config.episodes.model_dump(), "seed": self.config.seed}
-        return make_task(self.data.task, self.data.classes, few_shot)
+        top_k = self.config.evaluation.top_k
+        return make_task(self.data.task, self.data.classes, few_shot, top_k)
 
     @property
     def weighting(self) -> Weighting:

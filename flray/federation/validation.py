@@ -132,6 +132,19 @@ def validate(spec: FederationSpec) -> None:
             "it chooses the round on validation samples: set "
             "evaluation.validation, for example to 0.2, or a split with a validation part",
         )
+    if config.evaluation.pooled and isinstance(learnt, FewShot):
+        raise ConfigError(
+            "experiment.evaluation.pooled",
+            "true",
+            "episodes compare samples by one network, and here every client has its own; false",
+        )
+    if config.normalisation != "data" and not algorithm.normalise:
+        raise ConfigError(
+            "experiment.normalisation",
+            str(config.normalisation),
+            f"{name} scales images to [0, 1] only, as it is set; write data, or let the method "
+            "normalise (algorithm.inputs: normalised)",
+        )
     if "all_clients" in needs and spec.cohort_size < count:
         raise ConfigError(
             "experiment.participation",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-_SCOPES = {"global": 2, "personal": 2, "online": 2, "offline": 2, "train": 1, "own": 1, "others": 1}
+_SCOPES = {
+    **dict.fromkeys(("global", "personal", "online", "offline"), 2),
+    **dict.fromkeys(("train", "own", "others", "pooled"), 1),
+}
 """Steps before the measure in a metric's name, by its first step."""
 _LOWER = ("loss", "hausdorff", "hours", "seconds", "time", "bytes", "memory")
 

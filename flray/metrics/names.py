@@ -20,6 +20,7 @@ VIEWS = (
     "global/validation",
     "personal/local",
     "personal/others",
+    "personal/pooled",
     "personal/validation",
     "online/local",
     "offline/local",

@@ -65,6 +65,9 @@ def peak_memory(trial: Trial) -> float:
 
 def series(trial: Trial, measure: str = "auto", client: str = AVERAGE) -> pd.Series[float]:
     """Return a measure by round, the rounds in which it was measured; shares as tracked, between 0 and 1."""
+    if " | " in measure:
+        found = (series(trial, one.strip(), client) for one in measure.split(" | "))
+        return next((one for one in found if len(one)), pd.Series(dtype=float))
     kind, _, name = ("", "", trial.metric) if measure == "auto" else measure.partition("/")
     if kind == "own":
         name = f"{trial.view}/local/{name}"
@@ -72,10 +75,12 @@ def series(trial: Trial, measure: str = "auto", client: str = AVERAGE) -> pd.Ser
         if f"personal/others/{name}" not in trial.history and trial.view == "global":
             return _mean_of_others(trial, f"{trial.view}/local/{name}", client)
         name = f"personal/others/{name}"
+    elif kind == "pooled":
+        name = f"{'global/common' if trial.view == 'global' else 'personal/pooled'}/{name}"
     elif kind:
         name = measure
-    found = _column(trial, name) if client == AVERAGE else _client_column(trial, name, client)
-    return found.dropna()
+    column = _column(trial, name) if client == AVERAGE else _client_column(trial, name, client)
+    return column.dropna()
 
 
 def client_measure(trial: Trial, own: bool = False) -> str:

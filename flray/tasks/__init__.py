@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flray.errors import FlrayError
+from flray.errors import ConfigError, FlrayError
 from flray.tasks.base import Task
 from flray.tasks.binary import Binary
 from flray.tasks.classification import Classification
@@ -17,7 +17,10 @@ NAMES = ("classification", "binary", "segmentation", "few-shot")
 
 
 def make_task(
-    name: str, classes: Sequence[str] = (), few_shot: Mapping[str, int] | None = None
+    name: str,
+    classes: Sequence[str] = (),
+    few_shot: Mapping[str, int] | None = None,
+    top_k: int | None = None,
 ) -> Task:
     """Return the task called `name`.
 
@@ -29,16 +32,24 @@ def make_task(
         Class names, for segmentation the structures'.
     few_shot : mapping, optional
         The settings of `FewShot`.
+    top_k : int, optional
+        As in `Classification`.
 
     Raises
     ------
     FlrayError
-        If there is none.
+        If there is none, or top-k accuracy is wanted of what has no fixed classes.
     """
+    if top_k is not None and name in ("segmentation", "few-shot"):
+        raise ConfigError(
+            "experiment.evaluation.top_k",
+            str(top_k),
+            f"top-k accuracy needs the logits of fixed classes, and this task is {name}; null",
+        )
     if name == "segmentation":
         return Segmentation(classes)
     if name == "few-shot":
         return FewShot(**(few_shot or {}))
     if name not in NAMES:
         raise FlrayError(f"unknown task {name!r}; one of {', '.join(NAMES)}")
-    return Binary() if name == "binary" else Classification()
+    return Binary(top_k) if name == "binary" else Classification(top_k)

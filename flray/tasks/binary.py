@@ -21,7 +21,7 @@ class Binary(Classification):
     """
 
     name = "binary"
-    measures: tuple[str, ...] = ("accuracy", "loss", "auc", "sensitivity", "specificity", "f1")
+    base_measures = ("accuracy", "loss", "auc", "sensitivity", "specificity", "f1")
 
     def check(self, data: FederatedData) -> None:
         """Refuse masks and more or fewer than two classes."""

@@ -14,18 +14,41 @@ from flray.tasks.base import Predictions
 
 
 class Classification:
-    """Cross-entropy; accuracy in [0, 1] and mean loss."""
+    """Cross-entropy; accuracy in [0, 1] and mean loss.
+
+    Parameters
+    ----------
+    top_k : int, optional
+        Also measure top-k accuracy, called ``top5`` for 5.
+    """
 
     name = "classification"
-    measures: tuple[str, ...] = ("accuracy", "loss")
     metric = "accuracy"
     logits = True
+    base_measures: tuple[str, ...] = ("accuracy", "loss")
+
+    def __init__(self, top_k: int | None = None) -> None:
+        self.top_k = top_k
+        self._top = f"top{top_k}"
+        self.measures = (*self.base_measures, *((self._top,) if top_k is not None else ()))
 
     def check(self, data: FederatedData) -> None:
-        """Refuse masks."""
+        """Refuse masks, and top-k accuracy of k classes or fewer."""
         if not data.has_classes:
             raise DataError(
                 f"data set {data.dataset}: {self.name} needs class labels [n], found masks"
+            )
+        if self.top_k is not None and self.top_k >= data.num_classes:
+            raise ConfigError(
+                "experiment.evaluation.top_k",
+                str(self.top_k),
+                f"{data.dataset} has {data.num_classes} classes, so that every label is among the "
+                f"{self.top_k} largest logits; "
+                + (
+                    f"at most {data.num_classes - 1}, or null"
+                    if data.num_classes > 2
+                    else "leave it out"
+                ),
             )
 
     def network(self, model: nn.Module) -> nn.Module:
@@ -51,16 +74,41 @@ class Classification:
         return F.cross_entropy(outputs, targets)
 
     def predictions(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return per sample whether the largest logit is the label's, and the cross-entropy."""
+        """Return per sample whether the largest logit, or one of k, is the label's, and the cross-entropy."""
         loss = F.cross_entropy(outputs, targets, reduction="none")
-        return {"correct": outputs.argmax(1) == targets, "loss": loss.to(torch.float64)}
+        found = {"correct": outputs.argmax(1) == targets, "loss": loss.to(torch.float64)}
+        if self.top_k is not None:
+            found[self._top] = among_largest(outputs, targets, self.top_k)
+        return found
 
     def summarise(self, predictions: Predictions) -> dict[str, float]:
-        """Return accuracy and mean loss; NaN for no samples."""
+        """Return accuracies and mean loss; NaN for no samples."""
         correct, loss = predictions["correct"], predictions["loss"]
         if not len(correct):
-            return {"accuracy": float("nan"), "loss": float("nan")}
+            return dict.fromkeys(self.measures, float("nan"))
+        shares = {"accuracy": correct}
+        if self.top_k is not None:
+            shares[self._top] = predictions[self._top]
         return {
-            "accuracy": float(np.count_nonzero(correct)) / len(correct),
+            **{name: float(np.count_nonzero(hit)) / len(hit) for name, hit in shares.items()},
             "loss": float(loss.sum()) / len(loss),
         }
+
+
+def among_largest(logits: Tensor, labels: Tensor, k: int) -> Tensor:
+    """Return whether each label's logit is among the k largest; of equal ones the first count, NaN is the largest.
+
+    Parameters
+    ----------
+    logits : Tensor [B, C]
+    labels : Tensor of int64 [B]
+    k : int
+
+    Returns
+    -------
+    Tensor of bool [B]
+    """
+    own, classes = logits.gather(1, labels.unsqueeze(1)), torch.arange(logits.shape[1])
+    earlier = classes.to(labels.device) < labels.unsqueeze(1)
+    ahead = ~(logits <= own) | ((logits == own) & earlier)
+    return ahead.sum(1) < k

@@ -68,6 +68,14 @@ def test_measures(sweep: Path) -> None:
     assert value(trial, "hours") == pytest.approx(6 / 3600) and value(
         trial, "memory"
     ) == pytest.approx(100)
+    trial.history["global/common/top5"] = [0.5, 0.6, 0.7, 0.8]
+    assert value(trial, "pooled/top5") == pytest.approx(80.0)
+    assert value(replace(trial, metric="personal/local/accuracy"), "pooled/top5 | auto") != value(
+        trial, "pooled/top5"
+    )
+    assert value(trial, "own/top5 | pooled/top5 | own/accuracy") == pytest.approx(80.0)
+    assert value(trial, "own/top5 | own/accuracy", "a") == pytest.approx(75.0)
+    assert math.isnan(value(trial, "own/top5 | others/top5"))
     assert math.isnan(value(trial, "own/dice")) and math.isnan(value(trial, "own/accuracy", "c"))
 
 
