@@ -24,7 +24,8 @@ class FedProto(Algorithm):
     Down: the prototypes P with the mask of their classes, once there are any. Up: the means of the
     trained model's features over the client's samples of each class, and their counts. A class
     keeps its prototype while nobody sends it; before the first round there is none, and the
-    classifier predicts.
+    classifier predicts. In few-shot learning features are the embedding: the distance is added to
+    an episode's loss, and unseen classes have the prototypes of their own episode.
     """
 
     class Params(registry.Params):
@@ -60,7 +61,7 @@ class FedProto(Algorithm):
         )
 
     hp: Params
-    needs = frozenset({"split", "same_features", "classification"})
+    needs = frozenset({"features", "same_features", "labels"})
     shared = "none"
     views: tuple[View, ...] = ("personal",)
 
@@ -84,9 +85,10 @@ class FedProto(Algorithm):
         return {**super().report(client), "prototypes": class_features(client)}
 
     def predictor(self, client: Client, view: View) -> Predictor:
-        """Score by minus the distance to each prototype."""
+        """Score by minus the distance to each prototype; in few-shot learning return the embedding."""
         model, known = as_split(client.model.eval()), client.message.get("prototypes")
-        if known is None or self.hp.predict == "classifier":
+        # Episodes have classes, and so prototypes, of their own.
+        if known is None or self.hp.predict == "classifier" or not client.task.logits:
             return model
         candidates = (
             known["present"] & (client.class_counts > 0)

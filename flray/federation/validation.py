@@ -180,7 +180,7 @@ def validate(spec: FederationSpec) -> None:
                 )
         if "split" in needs or "features" in needs:
             groups.select(model, "features")
-        if "same_features" in needs:
+        if "same_features" in needs and len(spec.architectures) > 1:
             sizes[key] = models.feature_dim(model)
         groups.select(model, algorithm.shared)
         check_single_sample_batch_norm(spec, key, model)

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flray import trees
+from flray.config.experiment import Config
 from flray.errors import ConfigError
+from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from tests.algorithms.helpers import (
     as_tensors,
@@ -20,6 +22,7 @@ from tests.algorithms.helpers import (
     spec_of,
     state_of,
 )
+from tests.algorithms.test_tasks import FEW_SHOT
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
 FULL = {"batch_size": 99}
@@ -140,3 +143,25 @@ def test_networks_may_differ_but_not_in_their_number_of_features() -> None:
         ConfigError, match="found two-layer: 4, two-layer-2: 5; fedproto compares features"
     ):
         spec_of("fedproto", models={"client0": {"name": "two-layer", "width": 4}})
+
+
+def test_in_few_shot_learning_the_distance_is_added_to_the_episodes_loss() -> None:
+    """Unseen classes have no shared prototype: the tested model is the embedding, and lam = 0 is FedAvg."""
+
+    def weights(algorithm: str | dict[str, object], rounds: int) -> str:
+        federation = federation_of(
+            build_spec(
+                Config.model_validate(
+                    {"experiment": {"algorithm": algorithm, **FEW_SHOT}}
+                ).experiment
+            )
+        )
+        for _ in range(rounds):
+            metrics = federation.step().metrics
+        assert 0 <= metrics["global/common/accuracy"] <= 1
+        return trees.sha256(federation.server.model)
+
+    paper = {"name": "fedproto", "preset": "fedskc"}
+    assert weights({**paper, "lam": 0.0}, 2) == weights("fedavg", 2)
+    assert weights(paper, 1) == weights("fedavg", 1)
+    assert weights(paper, 2) != weights("fedavg", 2)

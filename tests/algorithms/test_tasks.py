@@ -119,7 +119,7 @@ def test_the_papers_methods_run_where_their_tables_say() -> None:
     on_masks = {"fedavg", "fedbn", "lgmix", "local", "fedper"}
     assert not any(needs(name) & {"classification", "labels"} for name in on_masks)
     assert all("classification" in needs(name) for name in ("fedbabu", "fedrep", "fedhkd"))
-    few_shot = {"fedavg", "fedprox", "scaffold", "moon", "fedrcl", "fedopt", "fedskc"}
+    few_shot = {"fedavg", "fedprox", "scaffold", "moon", "fedrcl", "fedopt", "fedskc", "fedproto"}
     assert not any(needs(name) & {"classification", "split"} for name in few_shot)
 
 
