@@ -35,7 +35,8 @@ class CollaborativeParams(PublicParams):
         "lr_schedule": ("constant", "linear"),
         "epoch_optimizer": ("kept", "fresh"),
         "weight_decay": (None, 1e-5),
-        "augment": (None, "crop"),
+        "augment": (None, "none"),
+        "public_augment": (None, "crop"),
         "shrunk": (False, True),
         "teacher_mode": ("eval", "train"),
     }
@@ -72,8 +73,12 @@ class CollaborativeParams(PublicParams):
     )
     augment: Augment | None = hyper(
         None,
-        "weak augmentation of private and public images; null in the paper's variant: "
-        "local.augment",
+        "augmentation of private images; null in the paper's variant: local.augment",
+        "FCCL+ section 4 augments public data; released code: private images as they are",
+    )
+    public_augment: Augment | None = hyper(
+        None,
+        "weak augmentation of public images; null in the paper's variant: local.public_augment",
         "FCCL+ section 4: resized crops; released code: shifted crops",
     )
     teacher_mode: Literal["eval", "train"] | None = hyper(
@@ -136,6 +141,7 @@ class FCCLPlus(PublicCollaboration):
             batch_size=self.hp.batch_size,
             weight_decay=self.hp.weight_decay,
             augment=self.hp.augment,
+            public_augment=self.hp.public_augment,
         )
 
     # --- public data ------------------------------------------------------------------------------
@@ -213,6 +219,7 @@ class FCCLPlus(PublicCollaboration):
             "batch_size": self.hp.batch_size,
             "weight_decay": self.hp.weight_decay,
             "augment": self.hp.augment,
+            "public_augment": self.hp.public_augment,
         }
         if self.hp.lr_schedule == "linear":
             own["lr"] = client.local.lr * (1 - (1 - FINAL_LR) * client.round / client.config.rounds)

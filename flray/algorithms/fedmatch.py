@@ -180,9 +180,8 @@ class FedMatch(Algorithm):
     def unlabelled_loss(self, client: Client, x: Tensor, batch: Batch) -> Tensor:
         """Return what the step on psi minimises."""
         hp, extra = self.hp, f"unlabelled/{batch.step}"
-        weak = augment_batch(
-            x, client.settings(batch.phase).augment, client.generator("augmentation", extra)
-        )
+        how = client.settings(batch.phase).of_public_images
+        weak = augment_batch(x, how, client.generator("augmentation", extra))
         logits = client.model(weak)
         with torch.no_grad():
             helpers = torch.stack([logits, *(helper(weak) for helper in client.scratch["helpers"])])

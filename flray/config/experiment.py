@@ -195,12 +195,6 @@ Augment = Annotated[
     Annotated[Literal["none", "flip", "crop", "resized", "weak", "strong"], Tag("[name]")]
     | Annotated[tuple[AugmentChoice, ...], Tag("[steps]")],
     Discriminator(lambda value: "[name]" if isinstance(value, str) else "[steps]"),
-    Field(
-        description="of training images: flip; crop: shift by up to 4 pixels, flip; resized or weak: a part of 20 to "
-        "100 % of the area resized to the image, flip; strong: also colours (FCCL+); or a list of "
-        "steps, for example "
-        "[crop, flip, {name: jitter, hue: 0.05}] (flray list augmentations)"
-    ),
 ]
 
 
@@ -218,7 +212,18 @@ class Local(Section):
     weight_decay: float = Field(0.0, ge=0)
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Adam and AdamW only")
     clip_norm: float | None = Field(None, gt=0, description="clip the gradient's norm to this")
-    augment: Augment = "none"
+    augment: Augment = Field(
+        "none",
+        description="of private training images: flip; crop: shift by up to 4 pixels, flip; resized or weak: a part "
+        "of 20 to 100 % of the area resized to the image, flip; strong: also colours (FCCL+); or a "
+        "list of steps, for example [crop, flip, {name: jitter, hue: 0.05}] (flray list "
+        "augmentations)",
+    )
+    public_augment: Augment | None = Field(
+        None,
+        description="of public images, where a method trains on augmented ones, written as augment; null: as "
+        "the private ones",
+    )
     precision: Literal["float32", "float64", "bfloat16"] = Field(
         "float32",
         description="what networks compute in; bfloat16: only what lies within the network, which torch's "
@@ -242,6 +247,11 @@ class Local(Section):
         "channels_last",
         description="layout of images; channels_last is the faster one for most networks",
     )
+
+    @property
+    def of_public_images(self) -> Augment:
+        """The augmentation of public images: their own, else that of private ones."""
+        return self.augment if self.public_augment is None else self.public_augment
 
 
 class Participation(Section):

@@ -13,7 +13,7 @@ from flray.data.public import load_once
 from flray.data.types import DataSet, FederatedData
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.federation.spec import FederationSpec, SharedDataset
-from flray.federation.validation import _augmentations, validate
+from flray.federation.validation import AUGMENTS, augmentations, validate
 from flray.metrics.names import check_clients
 from flray.rng import numpy_generator
 
@@ -102,9 +102,10 @@ def _components_of(config: Experiment) -> Iterator[tuple[str, str]]:
     models = config.models if isinstance(config.models, tuple) else config.models.values()
     for choice in (config.model, *models):
         yield "models", choice.name
-    for augment in (config.local.augment, config.algorithm.options.get("augment")):
-        for step in augment if isinstance(augment, tuple | list) else ():
-            yield "augmentations", step["name"] if isinstance(step, dict) else step.name
+    for section in (dict(config.local), config.algorithm.options):
+        for augment in map(section.get, AUGMENTS):
+            for step in augment if isinstance(augment, tuple | list) else ():
+                yield "augmentations", step["name"] if isinstance(step, dict) else step.name
     yield "algorithms", config.algorithm.name
 
 
@@ -114,7 +115,7 @@ def _own_components(
     """Return the user's components that client tasks need; other processes need no others."""
     steps = [
         step.name
-        for augment in _augmentations(config).values()
+        for augment in augmentations(config).values()
         if not isinstance(augment, str)
         for step in augment
     ]

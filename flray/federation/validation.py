@@ -16,6 +16,9 @@ from flray.models import groups
 from flray.models.groups import supports_single_sample
 from flray.tasks.few_shot import FewShot
 
+AUGMENTS = ("augment", "public_augment")
+"""Settings of ``local``, and options of methods, that are augmentations of private and of public images."""
+
 
 def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Module) -> None:
     """Reject batches of one sample if batch norm cannot train on them.
@@ -163,7 +166,7 @@ def validate(spec: FederationSpec) -> None:
             f"set null, or choose one of {', '.join(able)}",
         )
     algorithm.check(config)
-    for where, how in _augmentations(config).items():
+    for where, how in augmentations(config).items():
         augment.check(how, where, data.shape, data.x.dtype)
     sizes: dict[str, int] = {}
     for key in spec.architectures:
@@ -193,14 +196,12 @@ def validate(spec: FederationSpec) -> None:
         )
 
 
-def _augmentations(config: Experiment) -> dict[str, Any]:
-    """Return the augmentations, by setting."""
-    own = getattr(
-        registry.algorithms.params(config.algorithm.name)(**config.algorithm.options),
-        "augment",
-        None,
-    )
-    return {
-        "experiment.local.augment": config.local.augment,
-        **({"experiment.algorithm.augment": own} if own is not None else {}),
+def augmentations(config: Experiment) -> dict[str, Any]:
+    """Return the augmentations that are set, of private and of public images, by setting."""
+    method = registry.algorithms.params(config.algorithm.name)(**config.algorithm.options)
+    found = {
+        f"experiment.{place}.{name}": getattr(section, name, None)
+        for place, section in (("local", config.local), ("algorithm", method))
+        for name in AUGMENTS
     }
+    return {where: how for where, how in found.items() if how is not None}

@@ -51,7 +51,10 @@ ROWS: dict[tuple[str, str], dict[str, Both]] = {
         "epoch_optimizer": ("kept", "fresh"),
         "weight_decay": (None, 1e-5),
     },
-    ("fcclplus", "weak augmentation"): {"augment": (None, "crop")},
+    ("fcclplus", "weak augmentation"): {
+        "augment": (None, "none"),
+        "public_augment": (None, "crop"),
+    },
     ("fcclplus", "teacher's mode"): {"teacher_mode": ("eval", "train")},
     ("fedco2", "mutual phase in round 1"): {"first_mutual": (True, False)},
     ("fedco2", "label skew: weights"): {"weights": ("uniform", "samples")},
@@ -136,9 +139,11 @@ SPECIAL: Mapping[str, dict[str, Any]] = {
     # With fewer samples than features the smallest eigenvalue is zero.
     "drop_smallest": {"local": {"batch_size": 100}},
     "weight_decay": {"values": (None, 0.1)},
+    # By default the experiment has no augmentation either.
+    "augment": {"values": (None, "crop")},
 }
 """What an option needs to act on a dozen samples: other settings, or smaller values of the same kind."""
-IMAGES = ("augment", "inputs")
+IMAGES = ("augment", "public_augment", "inputs")
 _digests: dict[str, str] = {}
 
 
@@ -178,7 +183,7 @@ def test_each_row_changes_what_is_learnt(method: str, row: str, option: str) -> 
 )
 def test_rows_about_images_change_what_is_learnt(method: str, row: str, option: str) -> None:
     found = []
-    for value in ROWS[method, row][option]:
+    for value in SPECIAL.get(option, {}).get("values", ROWS[method, row][option]):
         options = {"public_size": 8, "public_batch_size": 8} if method == "fcclplus" else {}
         spec = build_spec(
             load(

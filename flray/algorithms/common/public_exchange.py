@@ -90,8 +90,12 @@ class PublicExchange(Algorithm):
         """Learn from the reduced outputs of the stage before, if the server sent any."""
 
     def local_settings(self, client: Client) -> dict[str, object]:
-        """Return what the method changes in ``local``, on public and on private data. Default: nothing."""
+        """Return what the method changes in ``local`` on private data. Default: nothing."""
         return {}
+
+    def public_settings(self, client: Client) -> dict[str, object]:
+        """Return what the method changes in ``local`` on public data. Default: what it changes on private data."""
+        return self.local_settings(client)
 
     def reduce(self, server: Server, replies: Replies) -> Outputs:
         """Return what goes back to the clients. Default: the mean of their outputs."""
@@ -205,7 +209,7 @@ class PublicCollaboration(PublicExchange):
         if not reduced:
             return
         kept = self.hp.public_optimizer == "kept"
-        optimizer = client.optimizer(Phase("public", local=self.local_settings(client)))
+        optimizer = client.optimizer(Phase("public", local=self.public_settings(client)))
         if kept:
             load_optimizer_state(optimizer, client.parameters, client.state.get("optimizer", {}))
         outputs = self.public_outputs(client, self.public_batch(client, client.message["batch"]))
@@ -229,7 +233,7 @@ class PublicCollaboration(PublicExchange):
                     extra=f"public/{index}",
                 )
             )
-        how = client.settings(Phase(local=self.local_settings(client))).augment
+        how = client.settings(Phase(local=self.public_settings(client))).of_public_images
         generator = rng.torch_generator(
             client.seed, "augmentation", round=client.round, client=-1, extra=f"public/{index}"
         )
