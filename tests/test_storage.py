@@ -350,6 +350,17 @@ def test_storage_that_cannot_be_used_is_named(tmp_cwd: Path) -> None:
         Mirror(tmp_cwd, "s3://no-such-bucket/x").sync()
 
 
+def test_a_run_whose_bucket_cannot_be_reached_is_told_so_in_one_line(
+    digits: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow asks for the region of a bucket before anything else."""
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    with pytest.raises(FlrayError, match=r"s3://bucket/x.*: the storage cannot be used"):
+        runner.run({"experiment": {**digits, "output": "s3://bucket/x"}})
+    assert list(tmp_cwd.iterdir()) == []
+
+
 def test_data_are_fetched_once_and_checked(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = {"x": np.arange(12, dtype=np.uint8)}
     write_arrays(tmp_cwd / "data" / "toy", arrays)

@@ -32,7 +32,8 @@ def filesystem(uri: str) -> tuple[Any, str]:
     Raises
     ------
     FlrayError
-        If there is none for this kind of address, or the address contains a key.
+        If there is none for this kind of address, the address contains a key, or the storage
+        cannot be reached.
     """
     from pyarrow import ArrowInvalid
     from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
@@ -40,21 +41,19 @@ def filesystem(uri: str) -> tuple[Any, str]:
     if not is_remote(uri):
         return LocalFileSystem(), str(Path(uri).absolute())
     _check_keys(uri)
-    try:
-        found, path = FileSystem.from_uri(uri.rstrip("/"))
-        return found, str(path)
-    except ArrowInvalid:
-        pass
-    try:
-        import fsspec
+    with storage_errors(uri):
+        with contextlib.suppress(ArrowInvalid):
+            found, path = FileSystem.from_uri(uri.rstrip("/"))
+            return found, str(path)
+        try:
+            import fsspec
 
-        other, path = fsspec.core.url_to_fs(uri)
-    except (ImportError, ValueError) as error:
-        raise FlrayError(
-            f"{uri}: no such kind of storage ({error}); s3:// and gs:// need nothing more, others "
-            f"the "
-            "fsspec package for them"
-        ) from None
+            other, path = fsspec.core.url_to_fs(uri)
+        except (ImportError, ValueError) as error:
+            raise FlrayError(
+                f"{uri}: no such kind of storage ({error}); s3:// and gs:// need nothing more, "
+                "others the fsspec package for them"
+            ) from None
     return PyFileSystem(FSSpecHandler(other)), str(path).rstrip("/")
 
 
