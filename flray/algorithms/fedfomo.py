@@ -20,10 +20,11 @@ class FedFomo(Algorithm):
     """Clients begin at ``theta_ref + sum_n w_n (theta_n - theta_ref)``, w the positive gains per distance, normalised.
 
     Candidates are the client's own last model and up to M peers' last models; theta_ref is the
-    model before the client's last local training. Without a positive gain, or without peers, the
-    client keeps its own model. Down: the peers' models. Up: the trained model and the gains. Client
-    state: the model and theta_ref. Server state: everyone's last model and P, the gains each client
-    has found so far, by which peers are chosen, unknown ones in random order.
+    model before the client's last local training, to which a client goes back if nobody gains, its
+    own training included. Without peers or validation samples it keeps its own model. Down: the
+    peers' models. Up: the trained model and the gains. Client state: the model and theta_ref.
+    Server state: everyone's last model and P, the gains each client has found so far, by which
+    peers are chosen, unknown ones in random order.
     """
 
     class Params(registry.Params):
@@ -71,9 +72,7 @@ class FedFomo(Algorithm):
             float(self.validation_loss(client, reference)), losses, distances
         )
         weights = functional.fomo_weights(gains)
-        client.load(
-            functional.fomo_mix(reference, candidates, weights) if bool(weights.any()) else own
-        )
+        client.load(functional.fomo_mix(reference, candidates, weights))
         client.scratch["gains"] = dict(zip(peers, gains[1:], strict=True))
         client.log("fedfomo/own_weight", weights[0])
 

@@ -173,7 +173,7 @@ def fomo_weights(affinities: Tensor) -> Tensor:
     Returns
     -------
     Tensor [M]
-        Sums to 1, or all 0 where no candidate helps (the client then keeps its own model).
+        Sums to 1, or all 0 where no candidate helps (`fomo_mix` then returns the reference).
 
     Raises
     ------

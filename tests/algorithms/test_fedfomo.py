@@ -59,6 +59,7 @@ def test_four_rounds_by_hand() -> None:
                 for j in set(range(3)) - {i}:
                     total[i, j] += gains[j]
                 positive = {j: max(g, 0.0) for j, g in gains.items()}
+                start = reference[i]
                 if sum(positive.values()) > 0:
                     mixed += 1
                     start = sum(
@@ -102,6 +103,21 @@ def test_with_peers_that_only_harm_and_no_progress_of_its_own_a_client_trains_al
         alone.step()
     assert personal(federation) == personal(alone)
     assert personal(run_federation("fedfomo", rounds=3, **VAL)) != personal(alone)
+
+
+def test_training_that_only_harms_is_undone() -> None:
+    """Eq. 4: without a positive gain, the client's own included, what is left is the reference."""
+    federation = run_federation("fedfomo", rounds=2, **VAL)
+    before = [state_of(federation, i) for i in range(3)]
+    far = {n: w * 1e3 if w.is_floating_point() else w for n, w in before[0]["personal"].items()}
+    pool = federation.server.state["models"]
+    federation.server.state["models"] = dict.fromkeys(pool, far)
+    federation.states[0] = trees.pack({**before[0], "personal": far})
+    metrics = federation.step().metrics
+    assert metrics["train/fedfomo/own_weight/client/client0"] == 0
+    found = state_of(federation, 0)["reference"]
+    assert trees.sha256(found) == trees.sha256(before[0]["reference"])
+    assert trees.sha256(found) != trees.sha256(far)
 
 
 def test_a_broken_peer_has_no_influence() -> None:
