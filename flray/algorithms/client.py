@@ -235,8 +235,9 @@ class Client(TaskRecord):
                 steps=phase.steps,
                 work=self.work,
                 batch_norm=self.resident.batch_norm,
+                drop_last=local.drop_last,
             )
-            for step, (where, last) in enumerate(batches):
+            for step, (where, epoch, last) in enumerate(batches):
                 if reseed is not None:
                     torch.manual_seed(reseed + step)
                 self.record_samples(len(where))
@@ -249,7 +250,7 @@ class Client(TaskRecord):
                         self.generator("augmentation", f"{stream}/{step}"),
                         samples.normalisation,
                     )
-                yield Batch(self.model, x, y, step, phase, last), optimizer
+                yield Batch(self.model, x, y, step, phase, last, epoch), optimizer
         finally:
             for parameter in self.parameters.values():
                 parameter.requires_grad_(True)

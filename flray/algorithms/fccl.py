@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
-from flray.algorithms.fcclplus import CollaborativeParams, FCCLPlus
+from flray.algorithms.common.collaborative_params import CollaborativeParams
+from flray.algorithms.fcclplus import FCCLPlus
 from flray.registry import hyper, register_algorithm
 
 
@@ -13,11 +15,18 @@ class FCCL(FCCLPlus):
     """Per round: FCCM on every public batch, then CE + KL(previous model) + KL(pre-trained model), temperature 1.
 
     FCCL+ without FISL and with two teachers in place of FNTD. Client state: the model, the one
-    after its previous local updating, and the pre-trained one, which never changes.
+    after its previous local updating, and the pre-trained one, which never changes. Where networks
+    are alike, the released code lets all clients begin with the first one's pre-trained model,
+    which is not copied.
     """
 
     # Without omega, mu, tau and so on, which FCCLPlus reads for its other terms alone: no `hp: Params`.
     class Params(CollaborativeParams):
+        deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
+            **CollaborativeParams.deviations,
+            "average_after": ("public", "local"),
+        }
+
         pretrain_epochs: int = hyper(
             50,
             "epochs of local training before a client's first round",

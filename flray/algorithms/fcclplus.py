@@ -12,80 +12,18 @@ from torch.func import functional_call, grad, vmap
 
 from flray import functional
 from flray.algorithms.client import Client
-from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams
+from flray.algorithms.common.aggregation import average_outputs
+from flray.algorithms.common.collaborative_params import CollaborativeParams
+from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.common.variants import refuse_overridden, require
 from flray.algorithms.server import Server
-from flray.algorithms.types import Message, Phase, Stage
-from flray.config.experiment import Augment, Experiment
+from flray.algorithms.types import Message, Phase, Replies, Stage
+from flray.config.experiment import Experiment
 from flray.models import as_split
 from flray.registry import hyper, register_algorithm
 
-FINAL_LR = 0.1
-"""The released code's linear decay: round e of R runs at 1 - (1 - FINAL_LR) e / R, 0.12 in the last of 40."""
 FISHER_BATCH = 64
-
-
-class CollaborativeParams(PublicParams):
-    """Hyper-parameters that FCCL and FCCL+ share; those without a default here depend on the variant."""
-
-    deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
-        **PublicParams.deviations,
-        "batch_size": (None, 128),
-        "lr_schedule": ("constant", "linear"),
-        "epoch_optimizer": ("kept", "fresh"),
-        "weight_decay": (None, 1e-5),
-        "augment": (None, "none"),
-        "public_augment": (None, "crop"),
-        "shrunk": (False, True),
-        "teacher_mode": ("eval", "train"),
-    }
-
-    off_diagonal: float = hyper(
-        0.0051, "weight of different classes' correlations", "FCCL+ Eq. 2, Table VII", ge=0
-    )
-    shrunk: bool | None = hyper(
-        None,
-        "correlations times (B - 1) / B",
-        "FCCL+ Eq. 1: no; released code: unbiased deviation, divided by B",
-    )
-    batch_size: int | None = hyper(
-        None,
-        "private batch; null in the paper's variant: local.batch_size",
-        "FCCL+ section 4: 256; released code: 128",
-        ge=1,
-    )
-    lr_schedule: Literal["constant", "linear"] | None = hyper(
-        None,
-        "learning rate over the rounds",
-        "FCCL+ section 4: 0.001; released code: to about 0.12 of it in round 40",
-    )
-    epoch_optimizer: Literal["kept", "fresh"] | None = hyper(
-        None,
-        "the local optimiser lives for all epochs of a round, or for a single one",
-        "FCCL+ section 4: Adam, no more; released code: a new one per epoch",
-    )
-    weight_decay: float | None = hyper(
-        None,
-        "weight decay; null in the paper's variant: local.weight_decay",
-        "released code: 1e-5",
-        ge=0,
-    )
-    augment: Augment | None = hyper(
-        None,
-        "augmentation of private images; null in the paper's variant: local.augment",
-        "FCCL+ section 4 augments public data; released code: private images as they are",
-    )
-    public_augment: Augment | None = hyper(
-        None,
-        "weak augmentation of public images; null in the paper's variant: local.public_augment",
-        "FCCL+ section 4: resized crops; released code: shifted crops",
-    )
-    teacher_mode: Literal["eval", "train"] | None = hyper(
-        None,
-        "mode of the frozen teachers",
-        "not said: eval, as everywhere here; released code: train",
-    )
 
 
 @register_algorithm("fcclplus")
@@ -100,6 +38,7 @@ class FCCLPlus(PublicCollaboration):
         deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
             **CollaborativeParams.deviations,
             "tau_squared": (False, True),
+            "second_forward": (False, True),
         }
 
         fccm: bool = hyper(True, "cross-correlation on public data", "Eq. 2")
@@ -107,6 +46,12 @@ class FCCLPlus(PublicCollaboration):
         omega: float = hyper(3.0, "weight of FISL", "Table VII", ge=0)
         mu: float = hyper(
             0.02, "temperature of FISL", "text and released code; Table VII prints 0.002", gt=0
+        )
+        second_forward: bool | None = hyper(
+            None,
+            "the features of FISL come from a forward pass of their own, which moves the batch "
+            "norms' statistics a second time",
+            "not said: no; released code: yes",
         )
         local_term: Literal["fntd", "ewc", "two_teachers", "none"] = hyper(
             "fntd",
@@ -152,8 +97,11 @@ class FCCLPlus(PublicCollaboration):
             return {"logits": client.model(x)}
         model = as_split(client.model)
         features = model.features(x)
+        logits = model.classifier(features)
+        if self.hp.second_forward:
+            features = model.features(x)
         return {
-            "logits": model.classifier(features),
+            "logits": logits,
             "similarity": functional.instance_similarity(features, self.hp.mu),
         }
 
@@ -173,18 +121,47 @@ class FCCLPlus(PublicCollaboration):
             )
         return loss
 
+    # --- stages -----------------------------------------------------------------------------------
+
+    @property
+    def averages_last(self) -> bool:
+        """Whether all models are averaged after local updating."""
+        return self.hp.average and self.hp.average_after == "local"
+
     def exchanges(self, server: Server) -> Iterable[Stage]:
-        """Leave out the public stages where nothing is learnt from them."""
-        learns = self.hp.fccm or self.hp.fisl
-        return [
-            stage for stage in super().exchanges(server) if learns or stage.name != "collaborate"
-        ]
+        """Leave out the public stages where nothing is learnt from them; average where the variant does."""
+        left_out = set() if self.hp.fccm or self.hp.fisl else {"collaborate"}
+        if self.averages_last:
+            left_out.add("merge")
+        yield from (stage for stage in super().exchanges(server) if stage.name not in left_out)
+        if self.averages_last:
+            yield Stage("adopt")
+
+    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
+        """Reduce the outputs, or average the models."""
+        super().aggregate(server, stage, replies)
+        if self.averages_last and stage.name == "train":
+            merged = average_outputs(replies, "weights")
+            server.state.update({"merged": merged} if merged else {})
+
+    def adopt(self, client: Client) -> Message:
+        """Take over the averaged model, and send nothing."""
+        self.receive(client)
+        client.load(client.message.get("merged", {}))
+        return {}
 
     # --- client -----------------------------------------------------------------------------------
 
     def pretrain(self, client: Client) -> None:
         """Pre-train, and begin with that model as the teacher."""
-        super().pretrain(client)
+        settings = {**self.local_settings(client), "lr": client.local.lr}
+        if self.hp.pretrain_weight_decay is not None:
+            settings["weight_decay"] = self.hp.pretrain_weight_decay
+        phase = Phase("pretrain", epochs=self.hp.pretrain_epochs, local=settings)
+        for batch, optimizer in client.run(phase):
+            for group in optimizer.param_groups:
+                group["lr"] = self.hp.pretrain_lr(client.lr, batch.epoch)
+            self.step(client, batch, optimizer)
         client.state["teacher"] = client.snapshot()
         if self.hp.local_term == "two_teachers":
             client.state["pretrained"] = client.snapshot()
@@ -207,7 +184,7 @@ class FCCLPlus(PublicCollaboration):
         return client.reference(weights, role).train(self.hp.teacher_mode == "train")
 
     def phases(self, client: Client) -> Sequence[Phase]:
-        """Train everything, in the released code with a new optimiser for every epoch."""
+        """Train everything, with one optimiser or with a new one for every epoch."""
         local, epochs = self.local_settings(client), client.local.epochs
         if self.hp.epoch_optimizer == "kept":
             return (Phase(local=local),)
@@ -222,8 +199,14 @@ class FCCLPlus(PublicCollaboration):
             "public_augment": self.hp.public_augment,
         }
         if self.hp.lr_schedule == "linear":
-            own["lr"] = client.local.lr * (1 - (1 - FINAL_LR) * client.round / client.config.rounds)
+            own["lr"] = client.local.lr * self.hp.decay(client.round, client.config.rounds)
         return {name: value for name, value in own.items() if value is not None}
+
+    def public_settings(self, client: Client) -> dict[str, object]:
+        """Return the same with the weight decay of public data."""
+        decay = self.hp.public_weight_decay
+        own: dict[str, object] = {} if decay is None else {"weight_decay": decay}
+        return {**self.local_settings(client), **own}
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return CE and the term against forgetting (Eq. 14); CE alone in pre-training."""
@@ -257,9 +240,9 @@ class FCCLPlus(PublicCollaboration):
         return term
 
     def report(self, client: Client) -> Message:
-        """Send nothing; the trained model is the next round's teacher."""
+        """Keep the trained model as the next round's teacher; send it where models are averaged last."""
         client.state["teacher"] = client.snapshot()
-        return {}
+        return {"weights": client.snapshot()} if self.averages_last else {}
 
 
 def diagonal_fisher(client: Client, model: nn.Module) -> dict[str, Tensor]:

@@ -203,7 +203,9 @@ class FedMatch(Algorithm):
         """Return the public samples that go with a labelled batch: one pass over them per epoch."""
         assert client.public is not None
         chosen = public_subset(client.seed, len(client.public), self.hp.public_size)
-        steps = -(-client.num_samples // client.settings(batch.phase).batch_size)
+        local, count = client.settings(batch.phase), client.num_samples
+        dropped = local.drop_last and count >= local.batch_size
+        steps = count // local.batch_size if dropped else -(-count // local.batch_size)
         epoch, number = divmod(batch.step, steps)
         order = torch.randperm(len(chosen), generator=client.generator("public", epoch))
         x, _ = client.public.take(chosen[order][number::steps])

@@ -203,6 +203,10 @@ class Local(Section):
 
     epochs: int = Field(1, ge=0, description="passes over the client's training data per round")
     batch_size: int = Field(32, ge=1)
+    drop_last: bool = Field(
+        False,
+        description="leave out an epoch's last batch where it has fewer samples; an only batch stays",
+    )
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(0.01, gt=0, description="learning rate")
     lr_decay: float = Field(

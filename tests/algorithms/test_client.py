@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from flray import registry, trees
@@ -15,6 +16,7 @@ from flray.data.types import DataSet, Domain
 from tests.algorithms.helpers import federation_of, models_sha, run_federation, spec_of
 
 SEEN: list[torch.Tensor] = []
+EPOCHS: list[int] = []
 
 
 @registry.register_dataset("small-images")
@@ -31,6 +33,7 @@ class Watching(Algorithm):
 
     def loss(self, client: Client, batch: Any) -> torch.Tensor:
         SEEN.append(batch.x.clone())
+        EPOCHS.append(batch.epoch)
         return super().loss(client, batch)
 
 
@@ -58,6 +61,36 @@ def test_augmentation_is_keyed_and_moves_no_other_stream() -> None:
             changed += not torch.equal(image, other)
     assert 0 < changed < 64
     assert not torch.equal(flipped[0] == plain[0], flipped[4] == plain[4]), "every round draws anew"
+
+
+@pytest.mark.parametrize(
+    ("size", "kept", "sizes"),
+    [(5, False, [5, 5, 5, 1]), (5, True, [5, 5, 5]), (16, True, [16]), (8, True, [8, 8])],
+)
+def test_a_last_batch_that_is_smaller_may_be_left_out(
+    size: int, kept: bool, sizes: list[int]
+) -> None:
+    found = batches(batch_size=size, drop_last=kept)
+    assert [len(batch) for batch in found] == sizes * 4
+
+
+def test_an_only_batch_is_never_left_out() -> None:
+    assert [len(batch) for batch in batches(batch_size=20, drop_last=True)] == [16] * 4
+
+
+def test_without_the_last_batch_the_others_are_the_same() -> None:
+    """Of both epochs: which samples make up a batch does not depend on the setting."""
+    whole, cut = batches(batch_size=5, epochs=2), batches(batch_size=5, epochs=2, drop_last=True)
+    assert [len(batch) for batch in whole] == [5, 5, 5, 1] * 8
+    full = [batch for batch in whole if len(batch) == 5]
+    assert all(torch.equal(one, other) for one, other in zip(full, cut, strict=True))
+
+
+def test_a_batch_knows_its_epoch() -> None:
+    EPOCHS.clear()
+    run_federation("watching", local={"epochs": 3, "batch_size": 8})
+    # 12, 9 and 15 samples; the single last one of the second client is left out
+    assert EPOCHS == [0, 0, 1, 1, 2, 2, 0, 1, 2, 0, 0, 1, 1, 2, 2]
 
 
 @registry.register_algorithm("clipping")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -44,14 +45,15 @@ class Loop:
         self.teachers = [copy.deepcopy(m) for m in self.models]
         self.pretrained = [copy.deepcopy(m) for m in self.models]
 
-    def adam(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=self.rate, weight_decay=self.decay)
+    def adam(self, model: nn.Module, decay: float | None = None) -> torch.optim.Optimizer:
+        decay = self.decay if decay is None else decay
+        return torch.optim.Adam(model.parameters(), lr=self.rate, weight_decay=decay)
 
     def round(self, number: int) -> None:
         hp = self.hp
         if hp.lr_schedule == "linear":
-            self.rate = 0.02 * (1 - 0.9 * number / 3)
-        optimizers = [self.adam(m) for m in self.models]
+            self.rate = 0.02 * (1 - 0.9 * max(number - 1, 0) / 3)
+        optimizers = [self.adam(m, hp.public_weight_decay) for m in self.models]
         batches = (
             self.algorithm.public_order(0, number, len(self.public)) if hp.fccm or hp.fisl else []
         )
@@ -61,6 +63,8 @@ class Loop:
             logits = [m.classifier(f) for m, f in zip(self.models, features, strict=True)]
             mean = torch.stack([z.detach() for z in logits]).mean(0)
             if hp.fisl:
+                if hp.second_forward:
+                    features = [m.features(x) for m in self.models]
                 own = [functional.instance_similarity(f, hp.mu) for f in features]
                 similar = torch.stack([s.detach() for s in own]).mean(0)
             for i, model in enumerate(self.models):
@@ -74,29 +78,36 @@ class Loop:
                     )
                 if hp.fisl:
                     loss = loss + hp.omega * kl(similar, own[i], 1.0).sum(1).mean()
-                optimizer = self.adam(model) if hp.public_optimizer == "fresh" else optimizers[i]
+                optimizer = optimizers[i]
+                if hp.public_optimizer == "fresh":
+                    optimizer = self.adam(model, hp.public_weight_decay)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-        if hp.average:
-            states = [m.state_dict() for m in self.models]
-            mean_state = {
-                n: torch.stack([s[n].double() for s in states]).mean(0).to(v.dtype)
-                if v.is_floating_point()
-                else torch.stack([s[n] for s in states]).amax(0)
-                for n, v in states[0].items()
-            }
-            for m in self.models:
-                m.load_state_dict(mean_state)
+        if hp.average and hp.average_after == "public":
+            self.average()
         for i, model in enumerate(self.models):
             if getattr(hp, "teacher", "previous") == "current":
                 self.teachers[i] = copy.deepcopy(model)
             self.local(i, model, 2, term=True)
         self.teachers = [copy.deepcopy(m) for m in self.models]
+        if hp.average and hp.average_after == "local":
+            self.average()
+
+    def average(self) -> None:
+        states = [m.state_dict() for m in self.models]
+        mean_state = {
+            n: torch.stack([s[n].double() for s in states]).mean(0).to(v.dtype)
+            if v.is_floating_point()
+            else torch.stack([s[n] for s in states]).amax(0)
+            for n, v in states[0].items()
+        }
+        for m in self.models:
+            m.load_state_dict(mean_state)
 
     def local(self, i: int, model: nn.Module, epochs: int, term: bool) -> None:
         x, y = self.data[i]
-        optimizer = self.adam(model)
+        optimizer = self.adam(model, None if term else self.hp.pretrain_weight_decay)
         guides = [copy.deepcopy(self.teachers[i])]
         if term and self.hp.local_term == "two_teachers":
             guides.append(copy.deepcopy(self.pretrained[i]))
@@ -104,6 +115,9 @@ class Loop:
         for number in range(epochs):
             if number and self.hp.epoch_optimizer == "fresh" and term:
                 optimizer = self.adam(model)
+            if not term and self.hp.pretrain_schedule == "cosine":
+                share = (1 + math.cos(math.pi * max(number - 1, 0) / epochs)) / 2
+                optimizer.param_groups[0]["lr"] = 1e-6 + (0.02 - 1e-6) * share
             logits = model.train()(x)
             loss = nn.functional.cross_entropy(logits, y)
             with torch.no_grad():
@@ -182,8 +196,14 @@ def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
         {"teacher_mode": "train"},
         {"local_term": "ewc", "ewc": 5.0},
         {"average": True},
+        {"average": True, "average_after": "local"},
         {"weight_decay": 0.1},
+        {"weight_decay": 0.1, "public_weight_decay": 0.0},
+        {"public_weight_decay": 0.1},
+        {"second_forward": True},
         {"name": "fccl", "pretrain_epochs": 3},
+        {"name": "fccl", "pretrain_epochs": 3, "pretrain_weight_decay": 0.1},
+        {"name": "fccl", "pretrain_epochs": 3, "pretrain_schedule": "cosine"},
         {"variant": "released", "public_batch_size": 10, "batch_size": 100},
     ],
     ids=str,
@@ -270,7 +290,11 @@ def test_pre_trained_model_never_changes_and_the_teacher_is_the_last_reported_mo
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [("fcclplus", {"tau_squared": (False, True)}), ("fccl", {})]
+    ("name", "more"),
+    [
+        ("fcclplus", {"tau_squared": (False, True), "second_forward": (False, True)}),
+        ("fccl", {"average_after": ("public", "local")}),
+    ],
 )
 def test_the_switch_changes_exactly_these_values(name: str, more: dict[str, Any]) -> None:
     params = registry.algorithms.params(name)
@@ -282,8 +306,10 @@ def test_the_switch_changes_exactly_these_values(name: str, more: dict[str, Any]
         "public_optimizer": ("kept", "fresh"),
         "batch_size": (None, 128),
         "lr_schedule": ("constant", "linear"),
-        "epoch_optimizer": ("kept", "fresh"),
         "weight_decay": (None, 1e-5),
+        "public_weight_decay": (None, 0.0),
+        "pretrain_weight_decay": (None, 0.0),
+        "pretrain_schedule": ("constant", "cosine"),
         "augment": (None, "none"),
         "public_augment": (None, "crop"),
         "shrunk": (False, True),

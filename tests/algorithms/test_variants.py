@@ -48,8 +48,13 @@ ROWS: dict[tuple[str, str], dict[str, Both]] = {
     ("fcclplus", "local epochs / public passes"): {},
     ("fcclplus", "optimiser"): {
         "public_optimizer": ("kept", "fresh"),
-        "epoch_optimizer": ("kept", "fresh"),
         "weight_decay": (None, 1e-5),
+        "public_weight_decay": (None, 0.0),
+    },
+    ("fcclplus", "forward passes of a public batch"): {"second_forward": (False, True)},
+    ("fcclplus", "pre-training"): {
+        "pretrain_weight_decay": (None, 0.0),
+        "pretrain_schedule": ("constant", "cosine"),
     },
     ("fcclplus", "weak augmentation"): {
         "augment": (None, "none"),
@@ -139,6 +144,10 @@ SPECIAL: Mapping[str, dict[str, Any]] = {
     # With fewer samples than features the smallest eigenvalue is zero.
     "drop_smallest": {"local": {"batch_size": 100}},
     "weight_decay": {"values": (None, 0.1)},
+    # It is the private one where it is not given.
+    "public_weight_decay": {"options": {"weight_decay": 0.1}},
+    "pretrain_weight_decay": {"options": {"weight_decay": 0.1, "pretrain_epochs": 3}},
+    "pretrain_schedule": {"options": {"pretrain_epochs": 3}},
     # By default the experiment has no augmentation either.
     "augment": {"values": (None, "crop")},
 }
@@ -265,10 +274,10 @@ def test_fedco2_digits_network(layers: int, convolutions: int) -> None:
 
 
 def test_every_row_is_spelled_out() -> None:
-    """Ten, nine, four and four rows."""
+    """Ten, eleven, four and four rows."""
     counts = np.unique([method for method, _ in ROWS], return_counts=True)
     assert dict(zip(*(part.tolist() for part in counts), strict=True)) == {
-        "fcclplus": 9,
+        "fcclplus": 11,
         "fedco2": 4,
         "fedskc": 10,
         "lgmix": 4,

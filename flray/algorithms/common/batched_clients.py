@@ -148,7 +148,7 @@ class _Loss(nn.Module):
         client.resident = copy.copy(client.resident)
         client.resident.parameters = parameters
         return self._algorithm.loss(
-            client, Batch(self.model, x, y, batch.step, batch.phase, batch.last_epoch)
+            client, Batch(self.model, x, y, batch.step, batch.phase, batch.last_epoch, batch.epoch)
         )
 
 

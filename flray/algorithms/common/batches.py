@@ -24,8 +24,9 @@ def batch_indices(
     steps: int | None = None,
     work: float = 1.0,
     batch_norm: bool = False,
-) -> Iterator[tuple[Tensor, bool]]:
-    """Yield each batch's positions within the samples, and whether it belongs to the last epoch that is begun.
+    drop_last: bool = False,
+) -> Iterator[tuple[Tensor, int, bool]]:
+    """Yield each batch's positions within the samples, its epoch, and whether that is the last one that is begun.
 
     Parameters
     ----------
@@ -48,13 +49,17 @@ def batch_indices(
         Whether the model has any. BatchNorm has no variance for a single sample: such a last batch
         is left out, for all methods alike. A client of one sample keeps its only batch, which batch
         norm of images can take (those that cannot are refused before round 0).
+    drop_last : bool
+        Whether a last batch of fewer samples is left out; an only batch is kept.
     """
     count, few_shot = len(samples), task if isinstance(task, FewShot) else None
     single = batch_norm and count > 1 and count % size == 1
     per_epoch = (
-        -(-count // size) - int(single)
-        if few_shot is None
-        else few_shot.episodes_per_epoch(samples.labels)
+        few_shot.episodes_per_epoch(samples.labels)
+        if few_shot is not None
+        else count // size
+        if drop_last and count >= size
+        else -(-count // size) - int(single)
     )
     left = math.ceil(min(epochs * per_epoch, math.inf if steps is None else steps) * work)
     last = -(-left // per_epoch) - 1 if per_epoch else 0
@@ -68,4 +73,4 @@ def batch_indices(
             if left == 0:
                 return
             left -= 1
-            yield batch, epoch == last
+            yield batch, epoch, epoch == last

@@ -26,6 +26,8 @@ class Batch:
         The phase it belongs to.
     last_epoch : bool
         Whether it belongs to the last epoch of the phase.
+    epoch : int
+        Number of the epoch within the phase, from 0.
     """
 
     def __init__(
@@ -36,8 +38,10 @@ class Batch:
         step: int,
         phase: Phase,
         last_epoch: bool = True,
+        epoch: int = 0,
     ) -> None:
-        self.x, self.y, self.step, self.phase, self.last_epoch = x, y, step, phase, last_epoch
+        self.x, self.y, self.step, self.phase = x, y, step, phase
+        self.last_epoch, self.epoch = last_epoch, epoch
         self._model = model
 
     @cached_property

@@ -1,0 +1,72 @@
+"""What the tests of whole loops of released code share: a network, the order of batches, the comparison.
+
+The loops themselves are written in each test in plain PyTorch. They take from flray what is no
+part of a method: initial values, data, and in which order samples come.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from flray import registry, rng
+from flray.federation.federation import Federation
+from flray.models import SplitModel
+from tests.algorithms.helpers import state_of
+
+
+@registry.register_model("two-norms")
+def two_norms(shape: tuple[int, ...], num_classes: int, *, width: int = 6) -> nn.Module:
+    """No bias beside a norm or a correlation: its gradient would be rounding noise, which Adam makes large."""
+    features = nn.Sequential(
+        OrderedDict(
+            first=nn.Linear(shape[0], width, bias=False),
+            norm1=nn.BatchNorm1d(width),
+            active1=nn.ReLU(),
+            second=nn.Linear(width, width, bias=False),
+            norm2=nn.BatchNorm1d(width),
+            active2=nn.ReLU(),
+        )
+    )
+    return SplitModel(features, nn.Linear(width, num_classes, bias=False))
+
+
+def networks(federation: Federation) -> list[nn.Module]:
+    """Return each client's freshly initialised network."""
+    return [federation.spec.build(key) for key in federation.spec.architecture_of]
+
+
+def private(federation: Federation, client: int) -> tuple[Tensor, Tensor]:
+    """Return a client's training data."""
+    data = federation.spec.data
+    rows = data.clients[client].train
+    return torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows])
+
+
+def private_batches(
+    federation: Federation, client: int, round: int, size: int, epochs: int, stream: str = "train/0"
+) -> list[list[Tensor]]:
+    """Return, by epoch, which samples make up each batch of a client in a round."""
+    generator = rng.torch_generator(
+        federation.spec.config.seed, "batches", round=round, client=client, extra=stream
+    )
+    count = len(federation.spec.data.clients[client].train)
+    return [list(torch.randperm(count, generator=generator).split(size)) for _ in range(epochs)]
+
+
+def assert_same(found: dict[str, Tensor], model: nn.Module, counters: bool = True) -> None:
+    """Compare all parameters and buffers to 1e-12."""
+    wanted = model.state_dict()
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        if value.is_floating_point() or counters:
+            torch.testing.assert_close(
+                found[name], value, rtol=0, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}"
+            )
+
+
+def personal_model(federation: Federation, client: int) -> dict[str, Tensor]:
+    """Return the values of a client's own model."""
+    return dict(state_of(federation, client)["personal"])
