@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -15,7 +15,7 @@ from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch, mean_over_positions
 from flray.algorithms.common.variants import VariantParams, require
 from flray.algorithms.server import Server
-from flray.algorithms.types import Message, Stage
+from flray.algorithms.types import Message, Phase, Stage
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 
@@ -29,7 +29,8 @@ class LGMix(Algorithm):
     earlier rounds; within a round also the trained model and the u it was trained beside. Up: ``u +
     Delta_c`` in one model, so that the mean over clients is ``u + sum_c p_c Delta_c`` and, with
     lambda = 0 throughout, FedAvg's average to the bit. Down: u before training, for the features,
-    and after it. Counters follow the larger share.
+    and after it. Counters follow the larger share. The released code trains U-Nets by one AMSGrad
+    for all rounds, which is not copied.
     """
 
     class Params(VariantParams):
@@ -39,6 +40,7 @@ class LGMix(Algorithm):
             "history": ("earlier", "all"),
             "inputs": ("normalised", "unit"),
             "update": ("round", "last_epoch"),
+            "drop_last": (None, True),
         }
 
         server_lr: float = hyper(
@@ -55,11 +57,13 @@ class LGMix(Algorithm):
             le=1,
         )
         centred: bool | None = hyper(
-            None, "traces of centred features", "Eq. 5: no; released code: yes"
+            None,
+            "traces of features that are centred over the samples of an epoch",
+            "Eq. 5: no; released code: yes",
         )
         drop_smallest: bool | None = hyper(
             None,
-            "traces without the smallest eigenvalue",
+            "traces without the smallest of the eigenvalues over an epoch's samples",
             "Eq. 5: all of them; released code: without it",
         )
         history: Literal["earlier", "all", "none"] | None = hyper(
@@ -75,8 +79,15 @@ class LGMix(Algorithm):
         )
         update: Literal["round", "last_epoch"] | None = hyper(
             None,
-            "the local update is the whole round's, or that of its last epoch",
+            "the local update is the whole round's, or that of its last epoch, where every epoch "
+            "begins at the round's start",
             "Algorithm 1; in the released code only the last epoch's survives",
+        )
+        drop_last: bool | None = hyper(
+            None,
+            "an epoch's last batch is left out where it has fewer samples; null in the paper's "
+            "variant: local.drop_last",
+            "not said; released code: left out",
         )
 
     hp: Params
@@ -102,41 +113,61 @@ class LGMix(Algorithm):
         with _last_inputs(client.model, u) as client.scratch["features"]:
             return super().train(client)
 
+    def phases(self, client: Client) -> Sequence[Phase]:
+        """Train everything once, with the last batch that the variant has."""
+        dropped = self.hp.drop_last
+        return (Phase(local={} if dropped is None else {"drop_last": dropped}),)
+
     def begin(self, client: Client) -> None:
         """Keep where training starts, and u for its features."""
         client.scratch["start"] = client.snapshot(client.resident.shared)
         client.scratch["u"] = client.reference(client.message["weights"], "u")
         client.scratch["traces"] = torch.zeros(2, dtype=torch.float64, device=client.device)
+        client.scratch["seen"] = []
+        if self.hp.update == "last_epoch":
+            client.scratch["whole"] = client.snapshot()
 
     def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
-        """Do one step; note where the last epoch starts."""
-        if self.hp.update == "last_epoch" and batch.last_epoch and "late" not in client.scratch:
-            client.scratch["late"] = client.snapshot(client.resident.shared)
+        """Do one step; before the first one of a further epoch end the one before."""
+        if batch.epoch != client.scratch.setdefault("epoch", batch.epoch):
+            client.scratch["epoch"] = batch.epoch
+            self.end_epoch(client)
+            if self.hp.update == "last_epoch":
+                client.load(client.scratch["whole"])
+                client.scratch["traces"].zero_()
         super().step(client, batch, optimizer)
 
     def after_backward(self, client: Client, batch: Batch) -> None:
-        """Add up the traces of both models' features on the batch (Eq. 5)."""
-        if self.hp.ratio is None:
-            with torch.no_grad():
-                client.scratch["u"](batch.x)
+        """Add up the traces of both models' features on the batch (Eq. 5), or keep these for the epoch's end."""
+        if self.hp.ratio is not None:
+            return
+        with torch.no_grad():
+            client.scratch["u"](batch.x)
+        features = [mean_over_positions(h).double() for h in client.scratch["features"]]
+        if self.hp.centred or self.hp.drop_smallest:
+            client.scratch["seen"].append(features)
+        else:
+            client.scratch["traces"] += torch.stack([self.trace(h) for h in features])
+
+    def end_epoch(self, client: Client) -> None:
+        """Add the traces of all features that an epoch has left."""
+        if client.scratch["seen"]:
             client.scratch["traces"] += torch.stack(
-                [self.trace(h).double() for h in client.scratch["features"]]
+                [self.trace(torch.cat(h)) for h in zip(*client.scratch["seen"], strict=True)]
             )
+            client.scratch["seen"].clear()
 
     def trace(self, features: Tensor) -> Tensor:
-        """Return the Gram trace of penultimate features [B, m] or, pooled over positions, [B, m, ...]."""
+        """Return the Gram trace of penultimate features [n, m]."""
         return functional.gram_trace(
-            mean_over_positions(features).double(),
-            require(self.hp.centred),
-            drop_smallest=require(self.hp.drop_smallest),
+            features, require(self.hp.centred), drop_smallest=require(self.hp.drop_smallest)
         )
 
     def report(self, client: Client) -> Message:
         """Keep the trained model for mixing; send u + Delta_c."""
+        self.end_epoch(client)
         start, u = client.scratch["start"], client.message["weights"]
         trained = client.snapshot(client.resident.shared)
-        if "late" in client.scratch:
-            trained = _add_update(start, client.scratch["late"], trained)
         ratio = (
             float(functional.trace_ratio(*client.scratch["traces"]))
             if self.hp.ratio is None

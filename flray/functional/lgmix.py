@@ -16,8 +16,8 @@ from flray.functional.checks import TensorOrTree, check_shapes, map_floating
 def gram_trace(features: Tensor, centred: bool = False, *, drop_smallest: bool = False) -> Tensor:
     """Return the trace of the features' Gram matrix, ``tr(H) = tr(Sigma) / m``, ``Sigma = sum h h^T`` (LG-Mix Eq. 5).
 
-    Traces of a round's batches may be added up (uncentred: exactly the trace of all samples
-    together).
+    Uncentred and with all eigenvalues, traces of a round's batches add up to that of all samples
+    together; otherwise they do not, and the authors' released code takes an epoch's samples at once.
 
     Parameters
     ----------
