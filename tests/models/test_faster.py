@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -165,3 +168,23 @@ def test_a_network_that_has_no_graph_is_refused_in_one_line() -> None:
     ):
         model(images())
     assert torch.equal(model(images(5)).sum().abs(), images(5).sum().abs())
+
+
+def test_narrow_strided_shortcuts_do_not_corrupt_memory_on_avx2() -> None:
+    """In a process of its own, for oneDNN chooses its instructions once, and what it writes past would be ours."""
+    code = """if True:
+        import torch
+        from flray.models import acceleration, build
+
+        torch.set_num_threads(1)
+        model = build("resnet8", (3, 16, 16), 10, {"width": 4}, 0)
+        acceleration.convert_layout(model, torch.channels_last)
+        for _ in range(20):
+            x = torch.randn(2, 3, 16, 16).contiguous(memory_format=torch.channels_last)
+            model(x).sum().backward()
+    """
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()

@@ -74,7 +74,7 @@ class WorkerResources:
         """Return this process's model of an architecture."""
         if architecture not in self._residents:
             model = self.spec.build(architecture).to(self.device)
-            model = model.to(memory_format=self._format)  # type: ignore[call-overload]
+            acceleration.convert_layout(model, self._format)
             local = self.spec.config.local
             if local.precision == "bfloat16":
                 acceleration.in_bfloat16(model)
