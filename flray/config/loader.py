@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping
 from os import PathLike
@@ -136,7 +137,8 @@ def experiment_at(config: Config, values: Mapping[str, Plain]) -> Experiment:
     """
     content = config.model_dump(mode="json", include={"experiment"})
     for path, value in arms.expand_arms(config, values):
-        set_path(content, path, value)
+        # A copy: a later path may lead into this value, which belongs to the configuration.
+        set_path(content, path, copy.deepcopy(value))
     return _validate(content).experiment
 
 

@@ -54,6 +54,20 @@ def test_arms_multiply_with_each_other_the_space_and_the_seeds(armed: dict[str, 
     }
 
 
+def test_one_trials_settings_do_not_stay_for_the_next(armed: dict[str, Any]) -> None:
+    """Paths that lead into an arm's mapping change a copy of it."""
+    config = resolve_sweep(load({**armed, "space": {"algorithm.mu": {"grid": [0.1, 0.2]}}}))
+    config = config.model_copy(
+        update={"sweep": config.sweep.model_copy(update={"only": {"method": ("prox",)}})}
+    )
+    before = config.model_dump()
+    assert {
+        one.experiment.algorithm.options["mu"]
+        for one in trial_specs(config, enumerate_settings(config))
+    } == {0.1, 0.2}
+    assert config.model_dump() == before
+
+
 def test_only_and_skip_choose_among_the_arms(armed: dict[str, Any]) -> None:
     armed["sweep"] |= {
         "only": {"method": ["fccl", "prox"]},
