@@ -1,0 +1,55 @@
+"""What the papers' experiments are, written down from papers and released code: nothing here is read from a suite.
+
+A `Suite` gives each of its runs a value and a source for every field of `facts.facts`. A component
+is its name or a mapping with its name and the options that matter; options that are not named have
+their defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Fact = tuple[object, str]
+"""A value and where it is printed or released; "ours" where neither says it."""
+Row = dict[str, Fact]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The runs of a suite.
+
+    Attributes
+    ----------
+    runs : dict of str to Fact
+        What holds for all of them.
+    arms : dict
+        By axis and arm: what is different there.
+    where : sequence
+        Combinations of arms by axis, and what is different there.
+    arm_names : dict, optional
+        Other suites' rows may name more arms than this one has.
+    """
+
+    runs: Row
+    arms: dict[str, dict[str, Row]] = field(default_factory=dict)
+    where: tuple[tuple[dict[str, str], Row], ...] = ()
+
+    def expected(self, arms: dict[str, str]) -> Row:
+        """Return the facts of the run of one arm per axis."""
+        row = dict(self.runs)
+        for axis, name in arms.items():
+            row |= self.arms.get(axis, {}).get(name, {})
+        for names, more in self.where:
+            if names.items() <= arms.items():
+                row |= more
+        return row
+
+
+def rows(source: str, **values: object) -> Row:
+    """Return facts of one source."""
+    return {name: (value, source) for name, value in values.items()}
+
+
+def method(source: str, name: str, **options: object) -> Row:
+    """Return the fact of an algorithm with its options."""
+    return {"method": ({"name": name, **options}, source)}

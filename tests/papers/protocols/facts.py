@@ -1,0 +1,245 @@
+"""What a run of a suite is, field by field, in the form of the written tables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from flray import registry
+from flray.config.experiment import AugmentChoice, Component, Experiment
+from flray.data import DataSet, Domain, federate
+
+# Training and test samples of each domain: as published where a table depends on them, else enough.
+SIZES: dict[str, tuple[int, Mapping[str, tuple[int, int]]]] = {
+    "digits5": (
+        10,
+        dict.fromkeys(("mnist", "svhn", "usps", "synthdigits", "mnistm"), (7000, 2000)),
+    ),
+    "digits5-local": (
+        10,
+        dict.fromkeys(("mnist", "usps", "optdigits", "synth", "mnistm"), (0, 200)),
+    ),
+    "mnist": (10, {"mnist": (60000, 10000)}),
+    "cifar-10": (10, {"cifar-10": (50000, 10000)}),
+    "cifar-100": (100, {"cifar-100": (50000, 10000)}),
+    "office-caltech10": (
+        10,
+        {"amazon": (766, 192), "caltech": (898, 225), "dslr": (125, 32), "webcam": (236, 59)},
+    ),
+    "office31": (31, {"amazon": (2253, 564), "dslr": (398, 100), "webcam": (636, 159)}),
+    "office-home": (
+        65,
+        {
+            "art": (1941, 486),
+            "clipart": (3492, 873),
+            "product": (3551, 888),
+            "real-world": (3485, 872),
+        },
+    ),
+    "domainnet": (
+        10,
+        {
+            "clipart": (3000, 500),
+            "infograph": (2103, 500),
+            "painting": (2500, 500),
+            "quickdraw": (4000, 500),
+            "real": (4800, 500),
+            "sketch": (2200, 500),
+        },
+    ),
+    "camelyon17": (2, {f"centre{i}": (800, 200) for i in range(5)}),
+    "fundus": (2, {f"domain{i}": (80, 20) for i in range(1, 7)}),
+    "eeg": (2, dict.fromkeys(("AlexMI", "BNCI2014_001", "BNCI2015_004", "Zhou2016"), (100, 25))),
+}
+
+
+def facts(experiment: Experiment, seeds: int, wanted: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of an experiment; options of components that are wanted, or not the defaults."""
+    local, evaluation = experiment.local, experiment.evaluation
+
+    def component(value: Component, name: str) -> dict[str, object]:
+        return described(value, wanted.get(name))
+
+    models = wanted.get("models")
+    found: dict[str, object] = {
+        "rounds": experiment.rounds,
+        "seeds": seeds,
+        "clients": experiment.partition.options.get("clients") or len(_domains(experiment)),
+        "participation": experiment.participation.clients or experiment.participation.fraction,
+        "epochs": local.epochs,
+        "batch": local.batch_size,
+        "lr": local.lr,
+        "optimiser": _optimiser(experiment),
+        "clip": local.clip_norm,
+        "augment": _augmentation(local.augment),
+        "data": component(experiment.data, "data"),
+        "partition": component(experiment.partition, "partition"),
+        "split": experiment.split,
+        "shift": experiment.shift.model_dump(exclude_defaults=True),
+        "normalisation": experiment.normalisation
+        if isinstance(experiment.normalisation, str)
+        else _unbroken(experiment.normalisation.mean, experiment.normalisation.std),
+        "model": component(experiment.model, "model"),
+        "method": component(experiment.algorithm, "method"),
+        "weights": experiment.aggregation.weights,
+        "tested": (
+            "own",
+            *(["others"] if evaluation.others else []),
+            *(["pooled"] if evaluation.pooled else []),
+            *([f"top{evaluation.top_k}"] if evaluation.top_k else []),
+        ),
+        "protocol": " ".join(
+            [
+                evaluation.protocol,
+                *([str(evaluation.last)] if evaluation.protocol == "mean-last" else []),
+                *([f"every {evaluation.every}"] if evaluation.every > 1 else []),
+            ]
+        ),
+    }
+    if isinstance(models, Mapping) or experiment.models:
+        networks = models if isinstance(models, Mapping) else {}
+        assert isinstance(experiment.models, Mapping)
+        found["models"] = {
+            name: described(one, networks.get(name)) for name, one in experiment.models.items()
+        }
+    if experiment.public is not None:
+        found["public"] = component(experiment.public, "public")
+        found["public_augment"] = _augmentation(local.of_public_images)
+    if "images" in wanted:
+        found["images"] = training_images(experiment)
+    return found
+
+
+def as_facts(wanted: Mapping[str, object]) -> dict[str, object]:
+    """Return written values in the same form: a component is a mapping."""
+    components = {"data", "partition", "model", "method", "public"}
+    spelled: dict[str, object] = {}
+    for name, value in wanted.items():
+        if name in components and isinstance(value, str):
+            spelled[name] = {"name": value}
+        elif name == "models" and isinstance(value, Mapping):
+            spelled[name] = {k: {"name": v} if isinstance(v, str) else v for k, v in value.items()}
+        elif not (name in ("public", "public_augment") and value is None):
+            spelled[name] = value
+    return spelled
+
+
+def described(value: Component, wanted: object) -> dict[str, object]:
+    """Return name and options of a component: those that are wanted, and those that are not the defaults."""
+    params = _params(type(value), value.name)
+    fields = params.model_fields
+    named = wanted.keys() if isinstance(wanted, Mapping) else frozenset()
+    derived = params.model_validate(value.options)
+    resolved = derived.resolved() if isinstance(derived, registry.Params) else derived
+    given = {
+        name: getattr(resolved, name) if option is None else option
+        for name, option in value.options.items()
+        if name in named or option != fields[name].default
+    }
+    return {
+        "name": value.name,
+        **{k: list(v) if isinstance(v, tuple) else v for k, v in given.items()},
+    }
+
+
+@functools.cache
+def _params(kind: type[Component], name: str) -> type[BaseModel]:
+    return kind.params(name)
+
+
+def _domains(experiment: Experiment) -> Sequence[str]:
+    """Return the domains of an experiment's data, each of which is a client where none are counted."""
+    return experiment.data.options.get("domains") or tuple(SIZES[experiment.data.name][1])
+
+
+def _optimiser(experiment: Experiment) -> str:
+    local = experiment.local
+    assert (local.momentum, local.weight_decay, local.lr_decay) == (0.0, 0.0, 1.0)
+    betas = f" {local.betas[0]} {local.betas[1]}" if local.optimizer == "adam" else ""
+    return f"{local.optimizer}{betas}"
+
+
+def _augmentation(value: str | Sequence[AugmentChoice]) -> object:
+    if isinstance(value, str):
+        return value
+    return tuple(
+        " ".join([step.name, *(f"{k}={v}" for k, v in step.options.items() if k == "degrees")])
+        for step in value
+    )
+
+
+def _unbroken(mean: Sequence[float], std: Sequence[float]) -> tuple[object, object]:
+    return (mean[0], std[0]) if len(mean) == 1 else (tuple(mean), tuple(std))
+
+
+def matches(found: object, wanted: object) -> bool:
+    """Return whether training images by client are as written: numbers, a range, their sum or a share."""
+    if not isinstance(wanted, tuple):
+        return bool(found == wanted)
+    assert isinstance(found, list)
+    if wanted[0] == "sum":
+        return bool(sum(found) == wanted[1])
+    if wanted[0] == "share":  # of each client's images
+        return all(abs(count - total * float(wanted[1])) <= 1 for count, total in found)
+    return all(wanted[0] <= count <= wanted[1] for count in found)
+
+
+def training_images(experiment: Experiment) -> list[Any]:
+    """Return the number of training images of each client; with shares, also that of all its images."""
+    key = experiment.model_dump_json(
+        include={"data", "partition", "split", "shift", "seed", "evaluation"}
+    )
+    if key not in _images:
+        _images[key] = _divided(experiment)
+    return _images[key]
+
+
+_images: dict[str, list[Any]] = {}
+
+
+def _divided(experiment: Experiment) -> list[Any]:
+    partition = experiment.partition
+    federated = federate(
+        _labels(
+            experiment.data.name,
+            experiment.data.options.get("samples"),
+            tuple(experiment.data.options.get("domains") or ()),
+        ),
+        partition.name,
+        dict(partition.options),
+        experiment.seed,
+        experiment.evaluation.validation,
+        split=experiment.split,
+        shift=experiment.shift,
+        fingerprint="labels",
+    )
+    sizes = [(len(c.train), len(c.train) + len(c.val) + len(c.test)) for c in federated.clients]
+    return sizes if isinstance(experiment.split, tuple) else [train for train, _ in sizes]
+
+
+@functools.cache
+def _labels(name: str, samples: int | None, chosen: Iterable[str]) -> DataSet:
+    """Return a data set of labels alone, in which every class has about as many samples."""
+    classes, domains = SIZES[name]
+    made = []
+    for domain, (train, test) in domains.items():
+        if chosen and domain not in chosen:
+            continue
+        parts: list[Any] = []
+        for size in (samples or train, test):
+            parts += [
+                np.zeros((size, 1), dtype=np.float32),
+                np.arange(size, dtype=np.int64) % classes,
+            ]
+        made.append(Domain(domain, "random", *parts))
+    coarse = tuple(label // 5 for label in range(classes)) if name == "cifar-100" else None
+    return DataSet(
+        name, tuple(made), tuple(map(str, range(classes))), (0.0,), (1.0,), coarse=coarse
+    )
+
+
+__all__ = ["as_facts", "described", "facts", "matches", "training_images"]
