@@ -47,6 +47,7 @@ class FedSKC(Algorithm):
             "gda": (True, False),
             "knowledge": ("after", "last_epoch"),
             "review_buffers": (False, True),
+            "review_classes": ("both", "each"),
         }
 
         lcl: bool = hyper(True, "local contrastive learning", "Table V, last row")
@@ -111,6 +112,12 @@ class FedSKC(Algorithm):
             None,
             "GPR also acts on BatchNorm's statistics",
             "not said: no, a decision; released code: all float entries",
+        )
+        review_classes: Literal["both", "each"] | None = hyper(
+            None,
+            "GPR compares variances over the classes known in both rounds, or each round's over its "
+            "own",
+            "not said: both, a decision; released code: each",
         )
 
     hp: Params
@@ -194,7 +201,13 @@ class FedSKC(Algorithm):
         server.state["knowledge"] = {"vectors": merged, "present": known}
         weights = self.discrepancy_weights(server, arrived, vectors, present, merged)
         if before is not None:
-            rho = functional.variance_change(merged, before["vectors"], known, before["present"])
+            rho = functional.variance_change(
+                merged,
+                before["vectors"],
+                known,
+                before["present"],
+                classes=require(self.hp.review_classes),
+            )
             if rho is not None:
                 server.log("fedskc/rho", rho)
         for architecture, mean in average(arrived, lambda reply: weights[reply.client]).items():
@@ -244,5 +257,6 @@ class FedSKC(Algorithm):
                 present_now=now["present"],
                 present_before=before["present"],
                 review=self.hp.review,
+                classes=require(self.hp.review_classes),
             ),
         }

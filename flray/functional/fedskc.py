@@ -188,11 +188,13 @@ def variance_change(
     knowledge_before: Tensor,
     present_now: Tensor | None = None,
     present_before: Tensor | None = None,
+    *,
+    classes: Literal["both", "each"] = "both",
 ) -> float | None:
     """Return ``rho``, the relative change of the knowledge's variance between two rounds (FedSKC Eq. 5).
 
-    ``rho = (sum_j var_r(j) - sum_j var_{r-1}(j)) / sum_j var_{r-1}(j)`` over the classes present in
-    both rounds; the variance is over the D entries of a class's vector, divided by D.
+    ``rho = (sum_j var_r(j) - sum_j var_{r-1}(j)) / sum_j var_{r-1}(j)``; the variance is over the D
+    entries of a class's vector, divided by D.
 
     Parameters
     ----------
@@ -200,11 +202,14 @@ def variance_change(
         Rows that are not present may hold anything.
     present_now, present_before : Tensor [C] of bool, optional
         Without a mask every row whose entries are all finite counts.
+    classes : {"both", "each"}
+        Each sum is over the classes present in both rounds, or over those of its own round, as in
+        the authors' released code.
 
     Returns
     -------
     float or None
-        None where ``rho`` is undefined: no class in both rounds, or no variance at all before.
+        None where ``rho`` is undefined: no class that counts, or no variance at all before.
 
     Raises
     ------
@@ -212,19 +217,21 @@ def variance_change(
         If shapes differ from the above or a mask is not boolean.
     """
     check_shapes(knowledge_now=(knowledge_now, "C D"), knowledge_before=(knowledge_before, "C D"))
-    both = torch.ones(len(knowledge_now), dtype=torch.bool, device=knowledge_now.device)
+    check_choice("classes", classes, ("both", "each"))
+    masks = []
     for name, knowledge, present in (
         ("present_now", knowledge_now, present_now),
         ("present_before", knowledge_before, present_before),
     ):
-        if present is None:
-            both = both & torch.isfinite(knowledge).all(1)
-        else:
+        if present is not None:
             check_shapes(knowledge=(knowledge, "C D"), **{name: (present, "C")})
             check_mask(name, present)
-            both = both & present
+        masks.append(torch.isfinite(knowledge).all(1) if present is None else present)
+    if classes == "both":
+        masks = [masks[0] & masks[1]] * 2
     now, before = (
-        float(_spread(knowledge[both])) for knowledge in (knowledge_now, knowledge_before)
+        float(_spread(knowledge[mask]))
+        for knowledge, mask in zip((knowledge_now, knowledge_before), masks, strict=True)
     )
     return (now - before) / before if before > 0 else None
 
@@ -245,6 +252,7 @@ def period_review(
     present_now: Tensor | None = None,
     present_before: Tensor | None = None,
     review: Literal["paper", "interpolate"] = "paper",
+    classes: Literal["both", "each"] = "both",
 ) -> TensorOrTree:
     """Correct the global model by the previous one (global period review, GPR, FedSKC Eq. 5).
 
@@ -264,6 +272,8 @@ def period_review(
     present_now, present_before : Tensor [C] of bool, optional
         Classes that each knowledge holds; without a mask, every row whose entries are all finite.
     review : {"paper", "interpolate"}
+    classes : {"both", "each"}
+        As in `variance_change`.
 
     Returns
     -------
@@ -278,7 +288,8 @@ def period_review(
     check_choice("review", review, ("paper", "interpolate"))
     if not 0 <= beta <= 1:
         raise ValueError(f"beta: {beta}, expected 0 to 1")
-    rho = variance_change(knowledge_now, knowledge_before, present_now, present_before)
+    masks = (present_now, present_before)
+    rho = variance_change(knowledge_now, knowledge_before, *masks, classes=classes)
     if rho is None:
         return map_floating(lambda w, _: w.clone(), current, previous=previous)
     kept, pull = (beta if review == "paper" else 1.0), (1 - beta) * rho

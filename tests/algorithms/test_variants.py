@@ -37,6 +37,7 @@ ROWS: dict[tuple[str, str], dict[str, Both]] = {
     ("fedskc", "knowledge taken"): {"knowledge": ("after", "last_epoch")},
     ("fedskc", "reported value"): {},
     ("fedskc", "GPR on BN statistics"): {"review_buffers": (False, True)},
+    ("fedskc", "classes that GPR compares"): {"review_classes": ("both", "each")},
     ("fcclplus", "mu"): {},
     ("fcclplus", "tau^2 factor on FNTD"): {"tau_squared": (False, True)},
     ("fcclplus", "M"): {"shrunk": (False, True)},
@@ -275,11 +276,11 @@ def test_fedco2_digits_network(layers: int, convolutions: int) -> None:
 
 
 def test_every_row_is_spelled_out() -> None:
-    """Ten, eleven, four and five rows."""
+    """Eleven, eleven, four and five rows."""
     counts = np.unique([method for method, _ in ROWS], return_counts=True)
     assert dict(zip(*(part.tolist() for part in counts), strict=True)) == {
         "fcclplus": 11,
         "fedco2": 4,
-        "fedskc": 10,
+        "fedskc": 11,
         "lgmix": 5,
     }

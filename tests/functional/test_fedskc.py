@@ -307,3 +307,18 @@ def test_period_review_returns_current_where_rho_is_undefined() -> None:
 def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_variances_of_the_classes_of_both_rounds_or_of_each_rounds_own() -> None:
+    now = torch.tensor([[0.0, 2.0], [0.0, 4.0], [0.0, 6.0]], dtype=torch.float64)
+    before = torch.tensor([[0.0, 4.0], [1.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    here, earlier = torch.tensor([True, True, False]), torch.tensor([True, False, True])
+    # variances 1, 4, 9 now and 4, 0, 1 before
+    rho = variance_change
+    assert rho(now, before, here, earlier) == pytest.approx((1 - 4) / 4)
+    assert rho(now, before, here, earlier, classes="each") == pytest.approx((5 - 5) / 5)
+    assert rho(now, before, classes="each") == rho(now, before) == pytest.approx((14 - 5) / 5)
+    nobody = torch.zeros(3, dtype=torch.bool)
+    assert rho(now, before, here, nobody, classes="each") is None
+    with pytest.raises(ValueError, match=r"classes.*both.*each"):
+        rho(now, before, classes="all")  # type: ignore[arg-type]
