@@ -221,6 +221,7 @@ SUITES["local"] = Suite(
             data={"name": "digits5-local", "samples": 743},
             normalisation="data",
             model={"name": "cnn", "norm": "batch"},
+            weights="method",  # clients have equally many samples
             split="official",
             protocol="last every 4",
             seeds=3,
@@ -230,7 +231,7 @@ SUITES["local"] = Suite(
         "method": {
             "local": method("section 4.1", "local"),
             "fedavg": method("section 4.1", "fedavg"),
-            "fedbn": method("section 4.1", "fedbn"),
+            "fedbn": method("section 4.1", "fedbn") | rows("Eq. 2", weights="uniform"),
             "fedco2": fedco2(),
             "fedco2, intra alone": fedco2(inter="none"),
             "fedco2, inter alone": fedco2(intra="none"),
