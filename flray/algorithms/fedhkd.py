@@ -101,6 +101,19 @@ class FedHKD(Algorithm):
         client.load(client.state.get("trained", {}))
         return super().predictor(client, view)
 
+    def server_setup(self, server: Server) -> None:
+        """Warn where no class will ever be sent."""
+        share = max(
+            float(client.class_counts.max()) / client.num_samples for client in server.clients
+        )
+        if share < self.hp.threshold:
+            server.warn(
+                "threshold",
+                f"the largest class of any client has {share:.1%} of its samples, less than "
+                f"algorithm.threshold={self.hp.threshold:g}, so nothing is sent and it trains as "
+                "fedavg; lower the threshold",
+            )
+
     def send(self, server: Server, stage: Stage) -> Message:
         """Send the hyper-knowledge, once there is any."""
         return {name: server.state[name] for name in ("knowledge",) if name in server.state}

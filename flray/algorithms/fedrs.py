@@ -8,6 +8,7 @@ from flray import functional, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
+from flray.algorithms.server import Server
 from flray.models import linear_classifier
 from flray.registry import Preset, hyper, register_algorithm
 
@@ -41,6 +42,16 @@ class FedRS(Algorithm):
         """Refuse classifiers of several layers."""
         linear_classifier(model)
         return model
+
+    def server_setup(self, server: Server) -> None:
+        """Warn where no logit is scaled."""
+        everywhere = all(bool((client.class_counts > 0).all()) for client in server.clients)
+        if everywhere and not self.hp.graded and self.hp.alpha < 1:
+            server.warn(
+                "scale",
+                "every client has every class, so no logit is scaled and it trains as fedavg; "
+                "algorithm.graded=true scales by a class's share",
+            )
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the cross-entropy of the restricted logits."""

@@ -20,6 +20,10 @@ from flray.config.experiment import Experiment
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 
+EQUAL = 1e-5
+"""Weights of GDA that differ from equal ones by less, relative to these, are equal ones."""
+LEAST_STEP = 1e-3
+"""A step of GPR that is smaller hardly changes the model."""
 RAMP = 100
 """Rounds over which the released code raises the weight of LCL to 1."""
 
@@ -210,6 +214,7 @@ class FedSKC(Algorithm):
             )
             if rho is not None:
                 server.log("fedskc/rho", rho)
+                self.warn_of_small_step(server, rho)
         for architecture, mean in average(arrived, lambda reply: weights[reply.client]).items():
             if self.hp.gpr and before is not None:
                 mean = self.apply_period_review(server, architecture, mean, before)
@@ -230,12 +235,35 @@ class FedSKC(Algorithm):
         for reply, d_k, e_k in zip(replies, discrepancy, e, strict=True):
             server.log("fedskc/d_k", d_k, reply.client)
             server.log("fedskc/e_k", e_k, reply.client)
+        if self.hp.gda and len(e) > 1 and float((e * len(e) - 1).abs().max()) < EQUAL:
+            raw = self.hp.sample_scale == "raw"
+            server.warn(
+                "gda",
+                f"round {server.round + 1}: the weights of GDA are equal to five digits, so it is a "
+                "plain mean"
+                + ("; algorithm.sample_scale=fraction lets the discrepancy act" if raw else ""),
+            )
         # Relative to the largest, so that equal weights give the bits of the plain mean.
         if self.hp.gda:
             return {
                 reply.client: float(e_k / e.max()) for reply, e_k in zip(replies, e, strict=True)
             }
         return {reply.client: self.weigh(server, reply) for reply in replies}
+
+    def warn_of_small_step(self, server: Server, rho: float) -> None:
+        """Warn where GPR moves the model by less than a thousandth of the way to the one before."""
+        step = (1 - require(self.hp.beta)) * abs(rho)
+        if self.hp.gpr and step < LEAST_STEP:
+            server.warn(
+                "gpr",
+                f"round {server.round + 1}: GPR steps by (1 - beta) |rho| = {step:.1e} of the way to the "
+                f"model before, less than {LEAST_STEP:g}, for class knowledge hardly changes any more"
+                + (
+                    f"; as printed it also multiplies the model by {self.hp.beta:g}"
+                    if self.hp.review == "paper"
+                    else ""
+                ),
+            )
 
     def apply_period_review(
         self, server: Server, architecture: str, mean: Weights, before: dict[str, Tensor]

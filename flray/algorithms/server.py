@@ -69,6 +69,10 @@ class Server:
         holds whatever was loaded last.
     public : Samples, or None
         The public samples on the device of these models, for such methods.
+    notify : callable
+        Shows the user a line; hooks call `warn`.
+    warned : set of str
+        What the user was warned of.
     """
 
     config: Experiment
@@ -85,6 +89,8 @@ class Server:
     metrics: dict[str, float] = field(default_factory=dict)
     model_for: Callable[[str], ResidentModel] | None = None
     public: Samples | None = None
+    notify: Callable[[str], None] = print
+    warned: set[str] = field(default_factory=set)
 
     @property
     def model(self) -> Weights:
@@ -101,6 +107,20 @@ class Server:
         """Track a number of this round, of the federation or of one client."""
         suffix = "" if client is None else f"/client/{self.clients[client].name}"
         self.metrics[f"{name}{suffix}"] = float(value)
+
+    def warn(self, subject: str, line: str) -> None:
+        """Tell the user in one line, once in a run, that the method is on and does nothing.
+
+        Parameters
+        ----------
+        subject : str
+            Of the warning; a second one of the same subject is not shown.
+        line : str
+            What does nothing, why, and what to set.
+        """
+        if subject not in self.warned:
+            self.warned.add(subject)
+            self.notify(f"{self.config.algorithm.name}: {line}")
 
     def generator(self, purpose: rng.Purpose, extra: int | str = 0) -> torch.Generator:
         """Return the server's generator for one purpose in this round (client number -1)."""

@@ -50,6 +50,7 @@ class FederationState:
         keep_freed_memory()
         spec.register_components()
         self.spec, self.executor, self.warn = spec, executor, warn
+        self._warned: set[str] = set()  # a reset begins no new run
         self.reset()
 
     def reset(self) -> None:
@@ -86,6 +87,8 @@ class FederationState:
             num_classes=self.spec.data.num_classes,
             num_public=len(self.spec.data.public) if self.spec.data.public is not None else 0,
             weighting=self.spec.weighting,
+            notify=self.warn,
+            warned=self._warned,
         )
         # The server's sums too: their last bits must not depend on OMP_NUM_THREADS of the user's
         # environment.

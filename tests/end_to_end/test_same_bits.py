@@ -80,6 +80,22 @@ def test_the_server_may_be_an_actor_too(digits: dict[str, Any], ray_here: dict[s
 
 
 @pytest.mark.slow
+def test_a_methods_warning_comes_from_the_server_actor_once(
+    digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
+    algorithm = {"name": "fedhkd", "threshold": 0.9}
+    spec = world_of(digits, algorithm, resources={"actors": 1})
+    lines: list[str] = []
+    federation = RayFederation(spec, PoolPlanner(spec, ray_here).plan(), lines.append)
+    try:
+        for _ in range(spec.config.rounds):
+            federation.step()
+    finally:
+        federation.close()
+    assert len(lines) == 1 and "algorithm.threshold=0.9" in lines[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
     digits: dict[str, Any], pools: Pools, method: str

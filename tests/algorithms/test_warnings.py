@@ -1,0 +1,122 @@
+"""A method that is on and does nothing says so: in one line, once in a run, inline and on Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flray import registry
+from flray.federation.executor import InlineExecutor
+from flray.federation.federation import Federation
+from flray.federation.ray_backend.server_actor import ServerActor
+from tests.algorithms.helpers import Arrays, gaussian_clients, models_sha, run_federation, spec_of
+
+EVEN = gaussian_clients((12, 9, 15))
+SKEWED = gaussian_clients((12, 9, 15), skew=True)
+MANY = gaussian_clients((60, 66, 72))
+
+
+def lines_of(
+    algorithm: dict[str, Any], clients: list[Arrays], rounds: int = 4, **settings: Any
+) -> list[str]:
+    """Return what a run says, with a reset in the middle as after a loss."""
+    spec, lines = spec_of(algorithm, clients, rounds=2 * rounds, **settings), list[str]()
+    federation = Federation(spec, InlineExecutor(spec), lines.append)
+    for _ in range(rounds):
+        federation.step()
+    federation.reset()
+    for _ in range(rounds):
+        federation.step()
+    assert all("\n" not in line and len(line) < 250 for line in lines)
+    return lines
+
+
+ALONE = {"name": "fedskc", "lcl": False, "gda": False, "gpr": False}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "clients", "said"),
+    [
+        ({"name": "fedhkd", "threshold": 0.5}, EVEN, "fedhkd: the largest class of any client has"),
+        ({"name": "fedhkd", "threshold": 0.25}, EVEN, ""),
+        ({"name": "fedhkd", "threshold": 0}, EVEN, ""),
+        ({"name": "fedhkd", "threshold": 0.5}, SKEWED, ""),
+        ({"name": "fedrs"}, EVEN, "fedrs: every client has every class"),
+        ({"name": "fedrs"}, SKEWED, ""),
+        ({"name": "fedrs", "graded": True}, EVEN, ""),
+        ({**ALONE, "gda": True}, MANY, "the weights of GDA are equal to five digits"),
+        ({**ALONE, "gda": True}, gaussian_clients((4, 3, 5)), ""),
+        ({**ALONE, "gda": True, "sample_scale": "fraction"}, MANY, ""),
+        (ALONE, MANY, ""),
+        ({**ALONE, "gpr": True, "beta": 0.9999}, EVEN, "GPR steps by (1 - beta) |rho| = "),
+        ({**ALONE, "gpr": True, "beta": 0.5}, EVEN, ""),
+        ({"name": "fedavg"}, EVEN, ""),
+    ],
+    ids=str,
+)
+def test_it_is_said_once_and_only_where_it_is_so(
+    algorithm: dict[str, Any], clients: list[Arrays], said: str
+) -> None:
+    lines = lines_of(algorithm, clients, local={"lr": 0.01})
+    assert len(lines) == bool(said)
+    assert not said or said in lines[0]
+
+
+def test_what_helps_is_named() -> None:
+    (line,) = lines_of({"name": "fedhkd", "threshold": 0.5}, EVEN)
+    assert "33.3% of its samples, less than algorithm.threshold=0.5" in line
+    (line,) = lines_of({"name": "fedrs"}, EVEN)
+    assert "algorithm.graded=true" in line
+    (line,) = lines_of({**ALONE, "gda": True}, MANY)
+    assert "round 1: " in line and "algorithm.sample_scale=fraction" in line
+    (line,) = lines_of({**ALONE, "gpr": True, "beta": 0.9999, "review": "interpolate"}, EVEN)
+    assert "round 2: " in line and "multiplies" not in line
+
+
+def test_what_is_said_to_do_nothing_does_nothing() -> None:
+    plain = models_sha(run_federation("fedavg", EVEN, rounds=2))
+    assert models_sha(run_federation({"name": "fedrs"}, EVEN, rounds=2)) == plain
+    hkd = run_federation({"name": "fedhkd", "threshold": 0.5}, EVEN, rounds=2)
+    assert models_sha(hkd) == plain
+    uniform = run_federation("fedavg", MANY, rounds=2, aggregation={"weights": "uniform"})
+    gda = run_federation({**ALONE, "gda": True}, MANY, rounds=2)
+    for name, value in uniform.server.model.items():
+        assert float((gda.server.model[name] - value).abs().max()) < 1e-5
+
+
+def test_a_warning_is_no_part_of_what_is_learnt() -> None:
+    """Neither digest nor metrics know of it."""
+    spec = spec_of({"name": "fedrs"}, EVEN)
+    loud, quiet = (Federation(spec, InlineExecutor(spec), list[str]().append) for _ in range(2))
+    quiet.server.warned.add("scale")
+    first, second = loud.step().metrics, quiet.step().metrics
+    assert loud.sha256() == quiet.sha256() and set(first) == set(second)
+
+
+def test_lines_of_the_server_actor_come_with_its_answers() -> None:
+    """On Ray the server keeps its lines until the next call returns; played here without Ray."""
+    actor = ServerActor.__new__(ServerActor)
+    actor._lines, actor._error = [], None
+    spec = spec_of({"name": "fedrs"}, EVEN)
+    Federation.__init__(actor, spec, InlineExecutor(spec), actor._lines.append)
+    assert actor.call("step")[1] == [
+        "fedrs: every client has every class, so no logit is scaled and it trains as fedavg; "
+        "algorithm.graded=true scales by a class's share"
+    ]
+    assert actor.call("step")[1] == []
+
+
+def test_a_method_of_ones_own_can_say_it_too() -> None:
+    @registry.register_algorithm("idle")
+    class Idle(registry.algorithms.get("fedavg")):  # type: ignore[misc]
+        """Says that it is idle."""
+
+        def aggregate(self, server: Any, stage: Any, replies: Any) -> None:
+            server.warn("idle", f"round {server.round + 1}: nothing to do")
+            super().aggregate(server, stage, replies)
+
+    try:
+        assert lines_of({"name": "idle"}, EVEN) == ["idle: round 1: nothing to do"]
+    finally:
+        del registry.algorithms._entries["idle"]
