@@ -23,7 +23,7 @@ from tests.algorithms.released import assert_same, networks, private, private_ba
 CLIENTS = gaussian_clients((11, 10, 14, 7), classes=4, skew=True)[:3] + [
     (x[y == 3], y[y == 3]) for x, y in gaussian_clients((16,), classes=4)
 ]
-LR, BATCH, EPOCHS, ROUNDS, TAU, BETA = 0.1, 4, 2, 4, 0.08, 0.99
+LR, BATCH, EPOCHS, ROUNDS, TAU, BETA = 0.1, 4, 2, 3, 0.08, 0.99
 Knowledge = dict[int, Tensor]
 
 
@@ -118,6 +118,7 @@ def play(**changes: Any) -> list[set[int]]:
             model="two-norms",
             local={"batch_size": BATCH, "epochs": EPOCHS, "lr": 0.01},
             participation={"clients": 2},
+            seed=3,  # of these cohorts no client's logits come near zero, where their direction is noise
         )
     )
     loop, classes = ReleasedLoop(federation), []
