@@ -62,11 +62,13 @@ class InlineExecutor:
     ----------
     spec : FederationSpec
         The federation.
+    device : torch.device, optional
+        Where it trains; default: the GPU that this process has, if the experiment uses one.
     """
 
-    def __init__(self, spec: FederationSpec) -> None:
+    def __init__(self, spec: FederationSpec, device: torch.device | None = None) -> None:
         self._threads = torch.get_num_threads()
-        self._runner = ClientRunner(spec, default_device(spec), thread_count(spec.config))
+        self._runner = ClientRunner(spec, device or default_device(spec), thread_count(spec.config))
 
     def put(self, packed: Packed) -> Ref:
         """Return the tree itself."""

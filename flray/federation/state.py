@@ -35,6 +35,9 @@ class FederationState:
         Runs the clients' tasks.
     warn : callable
         Called with one line for events such as a client left out.
+    device : torch.device, optional
+        Where the server trains, if the method does; default: the GPU that this process has, if the
+        experiment uses one.
 
     Attributes
     ----------
@@ -46,11 +49,18 @@ class FederationState:
         The round in which each client's state was last replaced.
     """
 
-    def __init__(self, spec: FederationSpec, executor: Executor, warn: Notify = print) -> None:
+    def __init__(
+        self,
+        spec: FederationSpec,
+        executor: Executor,
+        warn: Notify = print,
+        device: torch.device | None = None,
+    ) -> None:
         keep_freed_memory()
         spec.register_components()
         self.spec, self.executor, self.warn = spec, executor, warn
         self._warned: set[str] = set()  # a reset begins no new run
+        self._device = device or default_device(spec)
         self.reset()
 
     def reset(self) -> None:
@@ -94,7 +104,7 @@ class FederationState:
         # environment.
         torch.set_num_threads(thread_count(config))
         if algorithm.trains_at_server:
-            resources = WorkerResources(self.spec, default_device(self.spec))
+            resources = WorkerResources(self.spec, self._device)
             self.server.model_for, self.server.public = resources.resident, resources.public
         with self.hook("server_setup"):
             algorithm.server_setup(self.server)

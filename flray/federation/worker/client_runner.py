@@ -272,7 +272,7 @@ class ClientRunner:
         rows = data.clients[client_task.client]
         message = {
             **self._unpack(client_task, common),
-            **(trees.unpack(private) if private is not None else {}),
+            **(trees.to_device(trees.unpack(private), self.device) if private is not None else {}),
         }
         client = Client(
             id=client_task.client,

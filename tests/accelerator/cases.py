@@ -1,0 +1,191 @@
+"""What is played on the pretend accelerator and on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+from torch import nn
+
+from flray import registry
+from flray.data.types import DataSet, Domain
+from flray.models import SplitModel
+
+NAMES = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
+SIZES = (10, 17, 14)
+QUICK: dict[str, dict[str, Any]] = {
+    "feddf": {"steps": 3},
+    "fedmatch": {"public_size": 16},
+    "fccl": {"public_batch_size": 8, "public_size": 16, "pretrain_epochs": 1},
+    "fcclplus": {"public_batch_size": 8, "public_size": 16},
+    "rhfl": {"public_size": 16, "pretrain_epochs": 1},
+    "fedmd": {"public_size": 16, "pretrain_epochs": 1},
+    "fedbabu": {"fine_tune_epochs": 1},
+}
+"""Options with which a method that would take long is quick."""
+ALIKE = {"fedadagrad", "fedadam", "fedavgm", "fedyogi", "fedsim", "fedper", "fedbn", "local"}
+"""Methods that add next to nothing at the client to another; they are played once."""
+
+
+class Case(TypedDict):
+    """One federation to be played in two places."""
+
+    name: str
+    experiment: dict[str, Any]
+    server: str
+    diagnostics: bool
+    mutation: str
+
+
+@registry.register_dataset("small-pictures")
+def small_pictures(root: Path) -> DataSet:
+    """Return three domains of a few pictures, of unlike sizes, and public ones."""
+    draws = np.random.default_rng(5)
+
+    def pictures(count: int, start: int) -> Any:
+        labels = (np.arange(count, dtype=np.int64) + start) % 3
+        x = draws.integers(0, 120, (count, 3, 16, 16)) + labels[:, None, None, None] * 40
+        return x.astype(np.uint8), labels
+
+    domains = tuple(
+        Domain(f"client{i}", "random", *pictures(size, i), *pictures(6, i))
+        for i, size in enumerate(SIZES)
+    )
+    public, _ = pictures(24, 0)
+    return DataSet(
+        "small pictures", domains, ("a", "b", "c"), (0.4,) * 3, (0.3,) * 3, public=public
+    )
+
+
+@registry.register_model("small-dropout")
+def small_dropout(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Two layers with dropout between them."""
+    features = nn.Sequential(nn.Flatten(), nn.Linear(768, 6), nn.ReLU(), nn.Dropout(0.3))
+    return SplitModel(features, nn.Linear(6, num_classes))
+
+
+def experiment(algorithm: str, /, **settings: Any) -> dict[str, Any]:
+    """Return an experiment on small pictures."""
+    needs = registry.algorithms.get(algorithm).needs
+    content: dict[str, Any] = {
+        "name": "accelerator",
+        "rounds": 2,
+        "data": "small-pictures",
+        "partition": "domains",
+        "model": {"name": "lenet", "norm": "batch"},
+        "algorithm": {"name": algorithm, **QUICK.get(algorithm, {})},
+        "local": {"epochs": 1, "batch_size": 8, "lr": 0.05},
+        "resources": {"executor": "inline", "gpus_per_actor": 0},
+        "tracking": {"uri": None},
+    }
+    if "validation" in needs:
+        content["evaluation"] = {"validation": 0.2}
+    for section, values in settings.items():
+        own = content.get(section)
+        merged = isinstance(own, dict) and section != "model"
+        content[section] = {**own, **values} if merged else values
+    return content
+
+
+def case(name: str, content: dict[str, Any], server: str = "accel", **more: Any) -> Case:
+    """Return a case."""
+    return Case(
+        name=name,
+        experiment=content,
+        server=server,
+        diagnostics=more.get("diagnostics", False),
+        mutation=more.get("mutation", ""),
+    )
+
+
+def covering() -> list[Case]:
+    """Return every method, most of them twice, so that over all of them every pair of settings comes up often."""
+    found = []
+    for i, name in enumerate(NAMES):
+        for turn in range(1 if name in ALIKE else 2):
+            augment = ("none", "crop", "strong")[(i + turn * (1 + i % 2)) % 3]
+            optimizer = ("sgd", "adam")[(i // 3 + turn) % 2]
+            server = ("accel", "cpu")[(i // 2 + turn) % 2]
+            local = {"augment": augment, "optimizer": optimizer}
+            if optimizer == "adam":
+                local["lr"] = 0.01
+            own = {"option": "I"} if name == "scaffold" and optimizer == "adam" else {}
+            found.append(
+                case(
+                    f"{name}-{augment}-{optimizer}-server on {server}",
+                    experiment(name, local=local, algorithm=own),
+                    server,
+                )
+            )
+    return found
+
+
+NETWORKS = ["lenet", {"name": "lenet", "norm": "batch"}, {"name": "mlp", "hidden": [6]}]
+SEGMENTATION = {
+    "data": {"name": "fundus-synthetic", "samples": 5, "size": 16, "domains": ["A", "E"]},
+    "model": {"name": "unet", "width": 2, "depth": 2},
+    "local": {"batch_size": 2, "augment": "crop"},
+}
+FEW_SHOT = {
+    "data": {"name": "glyphs", "classes": 8, "unseen": 3, "samples": 12, "size": 16},
+    "partition": {"name": "iid", "clients": 2},
+    "model": {"name": "protonet", "width": 2},
+    "episodes": {"way": 3, "shot": 2, "queries": 2, "test": 5},
+}
+BINARY = {
+    "data": {"name": "eeg-synthetic", "samples": 20},
+    "model": {"name": "mlp", "hidden": [6], "norm": "batch"},
+}
+
+
+def options(name: str, **values: Any) -> dict[str, Any]:
+    """Return a method with other options than its quick ones."""
+    return {"algorithm": {**QUICK.get(name, {}), **values}}
+
+
+def released(name: str) -> dict[str, Any]:
+    """Return a method as its released code has it, whose settings are not those of `experiment`."""
+    own = {"batch_size": 8} if name in ("fccl", "fcclplus") else {}
+    content = experiment(name, **options(name, variant="released", **own))
+    content["local"] = {"epochs": 1} if name == "fedskc" else {"epochs": 1, "lr": 0.01}
+    return content
+
+
+def tasks() -> list[Case]:
+    """Return tasks, networks, evaluations, variants and layouts that the sample of methods leaves out."""
+    whole = {"others": True, "pooled": True, "validation": 0.2, "top_k": 2}
+    block = {"local": {"clients_per_step": 3}, "aggregation": {"block": 3}}
+    picked = [
+        *(
+            (f"segmentation-{name}", experiment(name, **SEGMENTATION))
+            for name in ("fedavg", "lgmix")
+        ),
+        *((f"few shots-{name}", experiment(name, **FEW_SHOT)) for name in ("fedavg", "fedproto")),
+        ("binary-fedavg", experiment("fedavg", **BINARY)),
+        ("networks-fcclplus", experiment("fcclplus", models=NETWORKS, local={"optimizer": "adam"})),
+        *((f"networks-{name}", experiment(name, models=NETWORKS)) for name in ("rhfl", "fedmd")),
+        (
+            "networks-fedmatch",
+            experiment("fedmatch", models=NETWORKS, **options("fedmatch", average=False)),
+        ),
+        *(
+            (f"evaluation-{name}", experiment(name, evaluation=whole))
+            for name in ("fedco2", "copa", "fedrod", "fedfomo")
+        ),
+        *((f"released-{name}", released(name)) for name in ("fccl", "fcclplus", "lgmix", "fedskc")),
+        ("kept by peers-feddf", experiment("feddf", **options("feddf", average=False))),
+        ("hessian-perfedavg", experiment("perfedavg", **options("perfedavg", form="hf"))),
+        ("block-fedprox", experiment("fedprox", **block)),
+        ("block-scaffold-buffers", experiment("scaffold", aggregation={"buffers": "local"})),
+        ("noise-fedavg", experiment("fedavg", shift={"noise": 0.2}, local={"clip_norm": 1.0})),
+        ("contiguous-moon", experiment("moon", local={"memory_format": "contiguous"})),
+        ("dropout-fedavg", experiment("fedavg", model="small-dropout")),
+        ("double-fedavg", experiment("fedavg", local={"precision": "float64", "augment": "weak"})),
+        ("later-fedmatch", experiment("fedmatch", rounds=3)),
+    ]
+    shown = [
+        case(f"diagnostics-{name}", experiment(name, tracking={"features": True}), diagnostics=True)
+        for name in ("fedavg", "fcclplus", "fedper")
+    ]
+    return [*(case(name, content) for name, content in picked), *shown]

@@ -1,0 +1,384 @@
+"""A pretend accelerator: tensors that say ``accel:0`` and compute on the CPU, as strict as a GPU.
+
+It raises where CUDA raises (operands on two devices, a generator of the CPU for draws on the
+device, ``.numpy()``), and counts kernels, copies between host and device, and synchronisations,
+these by the line of flray that asked for them. torch must know of it before the process's first
+backward pass: so it is played in processes of its own (`tests.accelerator.play`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+import flray
+
+aten = torch.ops.aten
+NAME = "accel"
+ROOT = str(Path(flray.__file__).parent)
+COPIES = {aten._to_copy.default, aten.copy_.default}
+NO_KERNEL = {
+    aten.detach.default,
+    aten.alias.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten._reshape_alias.default,
+    aten.as_strided.default,
+    aten.expand.default,
+    aten.permute.default,
+    aten.t.default,
+    aten.transpose.int,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.squeeze.dim,
+    aten.squeeze.default,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.unbind.int,
+    aten.view.dtype,
+    aten.lift_fresh.default,
+    aten.is_pinned.default,
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+    aten._local_scalar_dense.default,
+    aten.is_same_size.default,
+}
+"""What starts nothing on a GPU: views, allocations, questions."""
+ASKING = {
+    aten._local_scalar_dense.default: "item",
+    aten.equal.default: "equal",
+    aten.nonzero.default: "nonzero",
+    aten.masked_select.default: "masked_select",
+    aten.bincount.default: "bincount",
+    aten._unique2.default: "unique",
+    aten.unique_dim.default: "unique",
+    aten.unique_consecutive.default: "unique",
+    aten.repeat_interleave.Tensor: "repeat_interleave",
+}
+"""What the host waits for: its result, or the size of its result, is a number on the device."""
+INDEXED = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+}
+
+
+class AccelTensor(Tensor):
+    """A tensor on the pretend accelerator; `held` is what it holds, on the CPU."""
+
+    held: Tensor
+    __slots__ = ["held"]
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> AccelTensor:
+        made: AccelTensor = Tensor._make_wrapper_subclass(
+            cls,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            layout=held.layout,
+            device=DEVICE,
+        )
+        made.held = held
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return compute(func, args, kwargs or {})
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Refuse, as torch does for CUDA tensors."""
+        raise TypeError("can't convert accel:0 device type tensor to numpy; use Tensor.cpu() first")
+
+    __array__ = numpy
+
+    def __repr__(self) -> str:
+        return f"AccelTensor({self.held!r})"
+
+    def tolist(self) -> Any:
+        """Copy to the host, which waits."""
+        counts.note("d2h", "tolist")
+        return self.held.tolist()
+
+
+class Counts:
+    """What was counted since the last `reset`."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.kernels = 0
+        self.waits: Counter[str] = Counter()
+        self.copies: Counter[str] = Counter()
+
+    def note(self, kind: str, what: str, waits: bool = True) -> None:
+        """Count a copy or a synchronisation at the line of flray that asked for it."""
+        line = f"{what} at {_line()}"
+        if kind != "sync":
+            self.copies[f"{kind}: {line}"] += 1
+        if waits:
+            self.waits[line] += 1
+
+    def state(self) -> tuple[int, Counter[str]]:
+        """Return kernels and synchronisations so far."""
+        return self.kernels, self.waits.copy()
+
+
+counts = Counts()
+
+
+def _line() -> str:
+    frame: Any = sys._getframe(1)
+    first = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(ROOT):
+            return f"{name.removeprefix(ROOT)}:{frame.f_lineno}"
+        if "torch" not in name and "accelerator/device" not in name and not first:
+            first = f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return first or "backward"
+
+
+def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run one operator as the accelerator would."""
+    flat = list(_leaves(args)) + list(_leaves(kwargs))
+    there = [leaf for leaf in flat if isinstance(leaf, AccelTensor)]
+    for tensor in there:
+        if tensor.shape != tensor.held.shape or tensor.stride() != tensor.held.stride():
+            raise AssertionError(f"{func}: a tensor's values were replaced unseen, at {_line()}")
+    asked = kwargs.get("device")
+    made_there = asked is not None and torch.device(asked).type == NAME
+    if not there and not made_there:
+        if func is aten._pin_memory.default:
+            return _pin(args[0])
+        if func is aten.is_pinned.default:
+            return args[0].data_ptr() in pinned
+        return func(*args, **kwargs)
+    if func in (aten._pin_memory.default, aten.is_pinned.default):
+        raise RuntimeError(f"cannot pin {args[0]!r}: only dense CPU tensors can be pinned")
+    if func in COPIES:
+        return _copy(func, args, kwargs, made_there)
+    if (generator := next((x for x in flat if isinstance(x, torch.Generator)), None)) is not None:
+        raise RuntimeError(
+            f"Expected a '{NAME}' device type for generator but found '{generator.device.type}'"
+        )
+    _check_operands(func, args, flat)
+    _count(func, args)
+    plain = [_plain(x) for x in args]
+    options = {name: _plain(x) for name, x in kwargs.items()}
+    if made_there:
+        options["device"] = torch.device("cpu")
+    options.pop("pin_memory", None)
+    stays = asked is not None and not made_there
+    result = func(*plain, **options)
+    return result if stays else _outcome(func, args, kwargs, result)
+
+
+def _outcome(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+    """Wrap results; what was changed in place stays the same tensor."""
+    schema = func._schema
+    if (schema.name[-1] == "_" and schema.name[-2:] != "__") or any(
+        a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
+    ):
+        changed = [
+            kwargs.get(a.name, args[i] if i < len(args) else None)
+            for i, a in enumerate(schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
+        if not schema.returns:
+            return None
+        if len(schema.returns) == 1 and schema.returns[0].alias_info is not None:
+            return changed[0]
+    return _wrapped(result)
+
+
+def _plain(tree: Any) -> Any:
+    """Return operands as they are on the CPU."""
+    if isinstance(tree, AccelTensor):
+        return tree.held
+    return [_plain(x) for x in tree] if isinstance(tree, list | tuple) else tree
+
+
+def _wrapped(tree: Any) -> Any:
+    """Return results as tensors of the accelerator."""
+    if isinstance(tree, list | tuple):
+        return type(tree)(_wrapped(x) for x in tree)
+    return AccelTensor(tree) if type(tree) is Tensor else tree
+
+
+def _copy(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made_there: bool) -> Any:
+    """Copy within the device or between host and device."""
+    patient = not kwargs.get("non_blocking", False)
+    if func is aten.copy_.default:
+        target, source = args[0], args[1]
+        patient = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        if isinstance(target, AccelTensor) and isinstance(source, AccelTensor):
+            counts.kernels += 1
+        else:
+            _note_copy(source, isinstance(target, AccelTensor), patient, "copy_")
+        held = [x.held if isinstance(x, AccelTensor) else x for x in (target, source)]
+        held[0].copy_(held[1])
+        return target
+    source = args[0]
+    asked = kwargs.get("device")
+    to_device = made_there or (asked is None and isinstance(source, AccelTensor))
+    if isinstance(source, AccelTensor) and to_device:
+        counts.kernels += 1
+    else:
+        _note_copy(source, to_device, patient, ".to")
+    options = {**kwargs}
+    options.pop("non_blocking", None)
+    if asked is not None:
+        options["device"] = torch.device("cpu")
+    held = func(source.held if isinstance(source, AccelTensor) else source, **options)
+    return AccelTensor(held) if to_device else held
+
+
+def _note_copy(source: Tensor, to_device: bool, patient: bool, what: str) -> None:
+    free = not patient and (not to_device or _is_pinned(source))
+    counts.note("h2d" if to_device else "d2h", what, waits=not free)
+
+
+pinned: dict[int, int] = {}
+"""Addresses of pinned memory with its size."""
+
+
+def _pin(tensor: Tensor) -> Tensor:
+    copy = tensor.clone()
+    pinned[copy.untyped_storage().data_ptr()] = copy.untyped_storage().nbytes()
+    return copy
+
+
+def _is_pinned(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() in pinned
+
+
+def _check_operands(func: Any, args: Sequence[Any], flat: Sequence[Any]) -> None:
+    """Refuse operands of two devices, but for what CUDA takes: numbers, and places to index with."""
+    indices = {id(x) for x in (args[1] if func in INDEXED and len(args) > 1 else ()) or ()}
+    strict = func in (aten.cat.default, aten.stack.default)
+    names = [x for x in flat if isinstance(x, Tensor)]
+    first = names[0] if names else None
+    for tensor in names:
+        if isinstance(tensor, AccelTensor) or id(tensor) in indices:
+            continue
+        if tensor.dim() == 0 and not strict and tensor is not first:
+            continue
+        if tensor.dim() == 0 and not strict and func._schema.name[-1] != "_":
+            continue
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cpu "
+            f"({list(tensor.shape)}) and {NAME}:0, in {func} at {_line()}"
+        )
+
+
+def _count(func: Any, args: Sequence[Any]) -> None:
+    if func in ASKING:
+        counts.note("sync", ASKING[func])
+    elif func in INDEXED:
+        for index in args[1]:
+            if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+                counts.note("sync", "a mask as index")
+            elif isinstance(index, Tensor) and not isinstance(index, AccelTensor):
+                counts.note("h2d", "an index of the host", waits=not _is_pinned(index))
+    if func not in NO_KERNEL:
+        counts.kernels += 1
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, list | tuple):
+        for item in tree:
+            yield from _leaves(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from _leaves(item)
+    else:
+        yield tree
+
+
+class Everywhere(TorchDispatchMode):
+    """Sees what no tensor of the accelerator takes part in: what is made there, and what comes there."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return compute(func, args, kwargs or {})
+
+
+class _Module:
+    """What ``torch.accel`` is."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+    def device_count(self) -> int:
+        return 1
+
+
+_setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+DEVICE = torch.device(f"{NAME}:0")
+
+
+def _empty(size: Sequence[int], stride: Sequence[int], **options: Any) -> Tensor:
+    held = torch.empty_strided(size, stride, dtype=options.get("dtype"))
+    return AccelTensor(held)
+
+
+def _copy_from(source: Tensor, target: AccelTensor, non_blocking: bool = False) -> Tensor:
+    _note_copy(source, True, not non_blocking, "torch.tensor")
+    target.held.copy_(source)
+    return target
+
+
+# ``torch.tensor(..., device=...)`` hides what it does from everything else.
+_library = torch.library.Library("aten", "IMPL")
+_library.impl("empty_strided", _empty, "PrivateUse1")
+_library.impl("_copy_from", _copy_from, "PrivateUse1")
+
+
+@contextmanager
+def pretending() -> Iterator[Counts]:
+    """Have the accelerator, and count from nothing."""
+    counts.reset()
+    # A module's conversion would else give a parameter the shape of the new tensor, and not what it
+    # holds.
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        with Everywhere():
+            yield counts
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(before)
+        pinned.clear()

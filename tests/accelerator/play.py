@@ -1,0 +1,141 @@
+"""Play federations on the pretend accelerator and on the CPU: ``python -m tests.accelerator.play < CASES``.
+
+Reads cases as JSON and prints a line of JSON for each: what was learnt in both places, and what it
+cost on the accelerator.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from flray.algorithms.client import Client
+from flray.config.loader import load
+from flray.federation.building import build_spec
+from flray.federation.executor import InlineExecutor
+from flray.federation.federation import Federation
+from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import ClientRunner
+from tests.accelerator import mutations
+from tests.accelerator.cases import Case
+from tests.accelerator.device import DEVICE, Counts, pretending
+
+CPU = torch.device("cpu")
+
+
+class Costs:
+    """What training steps and turns cost on the accelerator: the most of each.
+
+    A step lasts from taking its batch to the next; the first of each epoch's prepares more, and
+    counts for its turn alone.
+    """
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+        self.kernels: Counter[str] = Counter()
+        self.step_waits: Counter[str] = Counter()
+        self.turn_waits: Counter[str] = Counter()
+        self.steps = 0
+
+    def step(self, before: tuple[int, Counter[str]], tag: str) -> None:
+        """Take in a step."""
+        kernels, waits = self.counts.state()
+        self.steps += 1
+        self.kernels[tag] = max(self.kernels[tag], kernels - before[0])
+        self.step_waits |= waits - before[1]
+
+    def turn(self, before: tuple[int, Counter[str]], kind: str) -> None:
+        """Take in a turn; those of evaluations are not counted."""
+        spent = self.counts.state()[1] - before[1]
+        if kind == "stage" and spent.total() > self.turn_waits.total():
+            self.turn_waits = spent
+
+
+@contextmanager
+def watched(counts: Counts) -> Iterator[Costs]:
+    """Count by step and by turn."""
+    costs = Costs(counts)
+    run_phase, run_turn = Client.run, ClientRunner.run
+
+    def phase(self: Client, *arguments: Any, **named: Any) -> Iterator[Any]:
+        tag = arguments[0].tag
+        batches = run_phase(self, *arguments, **named)
+        before, last = counts.state(), -1
+        for batch, optimizer in batches:
+            yield batch, optimizer
+            if batch.epoch == last:
+                costs.step(before, tag)
+            last = batch.epoch
+            before = counts.state()
+
+    def turn(self: ClientRunner, client_task: Any, *arguments: Any, **named: Any) -> Any:
+        before = counts.state()
+        try:
+            return run_turn(self, client_task, *arguments, **named)
+        finally:
+            costs.turn(before, client_task.kind)
+
+    Client.run, ClientRunner.run = phase, turn  # type: ignore[method-assign]
+    try:
+        yield costs
+    finally:
+        Client.run, ClientRunner.run = run_phase, run_turn  # type: ignore[method-assign]
+
+
+def run(spec: FederationSpec, device: torch.device, server: torch.device, case: Case) -> Any:
+    """Play a federation; return the digest of what it learnt, and what it measured."""
+    executor = InlineExecutor(spec, device)
+    federation = Federation(spec, executor, lambda line: None, server)
+    try:
+        measured = [
+            {
+                name: value
+                for name, value in federation.step().metrics.items()
+                if not name.startswith(("time/", "memory/", "train/seconds"))
+            }
+            for _ in range(spec.config.rounds)
+        ]
+        if case["diagnostics"]:
+            found = federation.diagnostics(True)
+            measured.append({name: value.tolist() for name, value in found.items()})  # type: ignore[misc]
+        return federation.sha256(), measured
+    finally:
+        federation.close()
+
+
+def play(case: Case) -> dict[str, Any]:
+    """Return what became of a case."""
+    began = time.perf_counter()
+    found: dict[str, Any] = {"name": case["name"], "error": ""}
+    spec = build_spec(load({"experiment": case["experiment"]}).experiment)
+    found["cpu"], measured = run(spec, CPU, CPU, case)
+    try:
+        with pretending() as counts, mutations.ALL[case["mutation"]](), watched(counts) as costs:
+            server = DEVICE if case["server"] == "accel" else CPU
+            found["accel"], here = run(spec, DEVICE, server, case)
+        found["measured"] = repr(here) == repr(measured)
+        found["kernels"], found["steps"] = dict(costs.kernels), costs.steps
+        found["step_waits"], found["turn_waits"] = dict(costs.step_waits), dict(costs.turn_waits)
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+        found["trace"] = traceback.format_exc()
+    return {**found, "seconds": time.perf_counter() - began}
+
+
+def main() -> None:
+    """Play what comes in."""
+    torch.set_num_threads(1)
+    for one in json.load(sys.stdin):
+        print(json.dumps(play(one)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
