@@ -103,7 +103,9 @@ def _clients(source: ResultSet, paper: PaperTable, arms: Arms, metric: str) -> l
     if paper.clients is None:
         return [AVERAGE]
     if _has_numbers(paper):
-        return list(dict.fromkeys(printed_rows(paper, arms, metric)["client"]))
+        printed = list(dict.fromkeys(printed_rows(paper, arms, metric)["client"]))
+        if printed:  # data of one's own have no printed numbers
+            return printed
     trials = [trial for trial in source.trials if _has_arms(trial, arms)]
     names = dict.fromkeys(name for trial in trials for name in measures.clients(trial))
     return [*names, AVERAGE]

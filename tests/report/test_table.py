@@ -194,6 +194,19 @@ def edited(sweep: Path, change: Callable[[dict[str, Any]], None]) -> ResultSet:
     return load_folder(sweep)
 
 
+def test_clients_that_ran_are_the_columns_where_the_paper_printed_none(sweep: Path) -> None:
+    """A paper's table per client, with data of one's own."""
+
+    def change(config: dict[str, Any]) -> None:
+        own = {"CIFAR-10": {"dataset": "mine"}, "CIFAR-100": {"dataset": "mine too"}}
+        config["paper"] |= {"name": "fedco2", "table": "table1", "clients": {}}
+        config["paper"]["printed"] = {"data": own}
+
+    table = build_table(edited(sweep, change))
+    assert set(table.rows) == {"none", "full"} and len(table.columns) > 2
+    assert all(cell.values and not cell.printed_text for cell in table.rows["full"])
+
+
 def test_an_odd_printed_number_is_named_by_row_and_column(sweep: Path) -> None:
     def change(config: dict[str, Any]) -> None:
         config["paper"] |= {
