@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,41 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
-def ray_here() -> Iterator[dict[str, float]]:
-    """Ray on this machine with four CPUs to give away, whatever the machine has."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the modules that share a Ray one behind the other: each start of one takes seconds."""
+    sharing = {item.path for item in items if "ray_here" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path not in sharing)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray_ends_where_it_is_not_shared(request: pytest.FixtureRequest) -> None:
+    """End the Ray of the modules before, so that what starts or joins one of its own does."""
+    items = [item for item in request.session.items if item.path == request.path]
+    if "ray" in sys.modules and not any(
+        "ray_here" in getattr(item, "fixturenames", ()) for item in items
+    ):
+        sys.modules["ray"].shutdown()
+
+
+@pytest.fixture
+def ray_here() -> dict[str, float]:
+    """Ray on this machine with four CPUs to give away, whatever the machine has; left to the next test.
+
+    It has one more, for the client actors that tests share, which ask for next to none each.
+    """
     import ray
 
-    ray.init(
-        address="local", include_dashboard=False, num_cpus=4, num_gpus=0, logging_level="ERROR"
-    )
-    yield ray.cluster_resources()
-    ray.shutdown()
+    if not ray.is_initialized():
+        ray.init(
+            address="local", include_dashboard=False, num_cpus=5, num_gpus=0, logging_level="ERROR"
+        )
+    return {**ray.cluster_resources(), "CPU": 4.0}
+
+
+def pytest_sessionfinish() -> None:
+    """End the last Ray."""
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
 
 
 @pytest.fixture

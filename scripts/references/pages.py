@@ -35,7 +35,9 @@ def write_pages(folder: Path) -> None:
         An empty folder.
     """
     kinds = [_component_page(folder, kind) for kind in registry.ALL]
-    modules = [_module_page(folder, name) for name in modules_of_flray()]
+    modules = modules_of_flray()
+    for name in modules:
+        _module_page(folder, name, [one for one in modules if one.rpartition(".")[0] == name])
     _put(
         folder / "settings.rst",
         [
@@ -50,7 +52,6 @@ def write_pages(folder: Path) -> None:
         folder / "commands.rst",
         [*_title("Commands"), *_commands(typer.main.get_command(main.app), "flray")],
     )
-    _put(folder / "modules.rst", [*_title("Modules"), *_toctree(modules, depth=1)])
     _put(
         folder / "index.rst",
         [
@@ -59,7 +60,7 @@ def write_pages(folder: Path) -> None:
             "",
             "README.md leads from installing to a data set, a network and a method of one's own.",
             "",
-            *_toctree(["settings", "commands", *kinds, "modules"], depth=1),
+            *_toctree(["settings", "commands", *kinds, "modules/flray"], depth=1),
             ":ref:`All names <genindex>`, :ref:`all modules <modindex>`",
         ],
     )
@@ -74,7 +75,7 @@ def modules_of_flray() -> list[str]:
     return sorted(found)
 
 
-def _module_page(folder: Path, name: str) -> str:
+def _module_page(folder: Path, name: str, inside: Iterable[str]) -> None:
     lines = _title(name)
     if name in ENTRY_POINTS:
         lines += [f".. py:module:: {name}", "", *_plain(_docstring(name))]
@@ -103,9 +104,11 @@ def _module_page(folder: Path, name: str) -> str:
             "",
         ]
         lines += _links(module, elsewhere)
-    page = f"modules/{name}"
-    _put(folder / f"{page}.rst", lines)
-    return page
+    pages = [f"/modules/{one}" for one in inside]
+    _put(
+        folder / "modules" / f"{name}.rst",
+        [*lines, "", *(_toctree(pages, depth=1) if pages else ())],
+    )
 
 
 def _links(module: types.ModuleType, elsewhere: Iterable[str]) -> Iterator[str]:

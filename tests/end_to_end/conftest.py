@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.end_to_end.pool import Pools
 
+_POOLS: dict[str, Pools] = {}
+"""By the address of their Ray: pools of one that has ended are of no use."""
 
-@pytest.fixture(scope="module")
-def pools(ray_here: dict[str, float]) -> Iterator[Pools]:
+
+@pytest.fixture
+def pools(ray_here: dict[str, float]) -> Pools:
     """Client actors by their number: ``pools[2]``."""
-    pools = Pools()
-    yield pools
-    for pool in pools.values():
-        pool.close()
+    import ray
+
+    return _POOLS.setdefault(ray.get_runtime_context().gcs_address, Pools())

@@ -62,7 +62,7 @@ def disjoint(root: Path) -> DataSet:
     return DataSet("disjoint", tuple(domains), tuple("abcdef"), (0.0,), (1.0,))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pool(pools: Pools) -> Iterator[Pool]:
     cloudpickle.register_pickle_by_value(
         hand_made

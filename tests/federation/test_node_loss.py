@@ -18,25 +18,26 @@ from flray.runs.progress import NullProgress
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
     """A head with one CPU and a worker node with one; client states (250 kB) stay on the node that made them."""
     import ray
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("RAY_max_direct_call_object_size", "100000")
-    for name, value in (("period_ms", "500"), ("timeout_ms", "2000"), ("failure_threshold", "2")):
-        monkeypatch.setenv(
-            f"RAY_health_check_{name}", value
-        )  # a node is known to be gone after a second or two
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
-    cluster.worker = cluster.add_node(num_cpus=1)
-    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_max_direct_call_object_size", "100000")
+        # a node is known to be gone after a second or two
+        patch.setenv("RAY_health_check_period_ms", "500")
+        patch.setenv("RAY_health_check_timeout_ms", "2000")
+        patch.setenv("RAY_health_check_failure_threshold", "2")
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+        )
+        cluster.worker = cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
 
 
 def work(digits: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def disturbed(nodes: Any, call: Any, pattern: str) -> Any:
     time.sleep(0.5)
     assert 2 <= rounds(pattern) < 4
     nodes.remove_node(nodes.worker, allow_graceful=False)
-    nodes.add_node(num_cpus=1)
+    nodes.worker = nodes.add_node(num_cpus=1)
     thread.join(120)
     assert found, "the run did not end"
     return found[0]

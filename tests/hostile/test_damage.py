@@ -26,7 +26,7 @@ FILES = (
     "journal.jsonl",
     "checkpoint/round-000002.json",
 )
-ASKED = 8
+ASKED = 4
 """Forms of each file, drawn from some hundred."""
 
 

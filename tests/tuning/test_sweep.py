@@ -48,7 +48,7 @@ class Lines(NullProgress):
         self.lines.append(line)
 
 
-def test_killed_twice_it_ends_with_one_parent_and_eight_children(
+def test_killed_twice_it_ends_with_one_parent_and_four_children(
     content: dict[str, Any], tmp_path: Path
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -60,23 +60,23 @@ def test_killed_twice_it_ends_with_one_parent_and_eight_children(
     content["space"] = {
         "local.lr": {"grid": [0.02, 0.1]},
         "algorithm": {"grid": ["fedavg"]},
-        "local.batch_size": {"grid": [16, 32]},
+        "local.batch_size": {"grid": [16]},
     }
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
     folder = tmp_path / "runs" / "small" / "001"
 
     _killed("tune", str(file), when=lambda: (folder / "sweep.json").exists())
-    _killed("resume", str(folder), when=lambda: _rounds(folder) >= 6)
+    _killed("resume", str(folder), when=lambda: _rounds(folder) >= 3)
     before = {f.number: f.identity["uid"] for f in trial_folders(folder)}
     rounds_before = _rounds(folder)
     result = tuning.resume(folder)
 
-    assert len(result.results) == 8 and set(result.results["status"]) == {"finished"}
+    assert len(result.results) == 4 and set(result.results["status"]) == {"finished"}
     assert {f.number: f.identity["uid"] for f in trial_folders(folder)} == before
-    assert rounds_before < 8 * 4 == _rounds(folder)
-    assert result.results["sha256"].nunique() == 8
-    for trial in trial_folders(folder)[:2]:
+    assert rounds_before < 4 * 4 == _rounds(folder)
+    assert result.results["sha256"].nunique() == 4
+    for trial in trial_folders(folder)[:1]:
         alone = _alone(trial.path, tmp_path)
         assert trial.identity["sha256"] == alone.sha256
         figures = [
@@ -133,7 +133,7 @@ def _check_tracked(uri: str, folder: Path) -> None:
     runs = client.search_runs([experiment.experiment_id])
     children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
     parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
-    assert len(parents) == 1 and len(children) == 8
+    assert len(parents) == 1 and len(children) == 4
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parents[0].info.run_id}
     assert {run.info.status for run in runs} == {"FINISHED"}
     digests = {f.number: f.identity["sha256"] for f in trial_folders(folder)}
@@ -159,7 +159,7 @@ def _check_tracked(uri: str, folder: Path) -> None:
         "table.txt",
         "figures",
     }
-    assert parents[0].data.metrics["trials/finished"] == 8.0
+    assert parents[0].data.metrics["trials/finished"] == 4.0
 
 
 OWN_METHODS = '''
@@ -357,20 +357,20 @@ def test_a_population_copies_and_perturbs_without_a_gap_and_a_kill_changes_nothi
         "local.batch_size": {"choice": [8, 16, 32]},
     }
     content["sweep"] = {
-        "samples": 4,
+        "samples": 2,
         "scheduler": {"name": "pbt", "perturbation_interval": 2, "quantile": 0.5},
     }
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
     folder = tmp_path / "runs" / "small" / "001"
-    _killed("tune", str(file), when=lambda: _rounds(folder) >= 14)
+    _killed("tune", str(file), when=lambda: _rounds(folder) >= 6)
     reached = [f.rounds_recorded() for f in trial_folders(folder)]
     resumed = tuning.resume(folder)
     result = tuning.tune(file)
     assert min(reached) >= 2 and max(reached) < 6
-    assert set(result.results["status"]) == {"finished"} and len(result.summary) == 4
+    assert set(result.results["status"]) == {"finished"} and len(result.summary) == 2
     changed = [f for f in trial_folders(result.folder) if f.identity.get("setting_at_end")]
-    assert len(changed) >= 2
+    assert changed
     for trial, again in zip(
         trial_folders(result.folder), trial_folders(resumed.folder), strict=True
     ):
