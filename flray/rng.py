@@ -1,7 +1,7 @@
 """Keyed randomness: one independent generator per (seed, round, client, purpose).
 
 Streams are looked up, never continued, so switching one loss term off, changing the number of
-workers or replaying a turn after a crash cannot shift any other stream.
+workers or repeating a task after a crash cannot shift any other stream.
 """
 
 from __future__ import annotations
