@@ -54,7 +54,11 @@ def all_commands(
 # typer brings a click of its own or uses the one that is installed, depending on its version.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 ConfigFile = Annotated[
-    Path, typer.Argument(metavar="FILE.yaml", help="the experiment or search space")
+    Path,
+    typer.Argument(
+        metavar="FILE.yaml",
+        help="the experiment or search space, or the name of one that comes with flray, such as quickstart",
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -80,7 +84,7 @@ def run_command(file: ConfigFile, overrides: Overrides = None, address: Address 
     display.show_result(result)
 
 
-@app.command("tune", epilog="Example: flray tune search_spaces/quickstart.yaml sweep.seeds=[0]")
+@app.command("tune", epilog="Example: flray tune quickstart sweep.seeds=[0]")
 def tune_command(
     file: ConfigFile,
     overrides: Overrides = None,

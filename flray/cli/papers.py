@@ -114,7 +114,7 @@ def show_papers(names: str | None, timed: bool) -> None:
 def papers_table(found: Iterable[Suite], timed: bool) -> Table:
     """Return the table of suites."""
     made = Table(
-        title="suites (flray tune search_spaces/papers/SUITE.yaml; with --smoke in minutes)",
+        title="suites (flray tune SUITE; with --smoke in minutes)",
         title_justify="left",
         caption_justify="left",
         caption=f"{_ABSENT} is not here: see below",

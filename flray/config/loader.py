@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from flray import registry
-from flray.config import arms
+from flray.config import arms, spaces
 from flray.config.experiment import Component, Config, Experiment
 from flray.config.explanations import explain, inexact_values, misplaced_settings
 from flray.config.plain import Plain
@@ -89,7 +89,7 @@ def load(
     Parameters
     ----------
     source : path or mapping
-        A YAML file, or its content.
+        A YAML file, the name of one that comes with flray (`flray.config.spaces`), or its content.
     overrides : iterable of str or (path, value)
         Later ones win.
 
@@ -101,7 +101,8 @@ def load(
     if isinstance(source, Mapping):
         content = copy_plain(source)
     elif isinstance(source, str | PathLike):
-        content = copy_plain(read_with_base(Path(source)))
+        source = spaces.locate(source)
+        content = copy_plain(read_with_base(source))
     else:
         raise FlrayError(
             f"found {type(source).__name__} for a configuration; give a YAML file or a mapping"

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flray import registry
-from flray.config import arms
+from flray.config import arms, spaces
 from flray.config.experiment import Config, Experiment
 from flray.config.plain import Plain
 from flray.config.sweep import Where
-from flray.errors import FlrayError
 
 ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 30, 16
 PUBLIC = 64
@@ -75,8 +74,8 @@ def files(folder: Path | None = None) -> dict[str, Path]:
     Parameters
     ----------
     folder : Path, optional
-        Their folder; by default ``search_spaces/papers`` of the current folder, or else of the
-        package's folder.
+        Their folder; by default ``search_spaces/papers`` of the current folder, or else the one
+        that comes with flray.
 
     Raises
     ------
@@ -85,19 +84,8 @@ def files(folder: Path | None = None) -> dict[str, Path]:
     """
     from flray.papers import PAPERS
 
-    places = (
-        [folder]
-        if folder is not None
-        else [
-            base / "search_spaces" / "papers"
-            for base in (Path.cwd(), Path(__file__).resolve().parent.parent)
-        ]
-    )
-    found = next((place for place in places if place.is_dir()), None)
-    if found is None:
-        raise FlrayError(
-            f"no suites in {' or '.join(map(str, places))}; they come with flray's repository"
-        )
+    here = Path.cwd() / spaces.FOLDER / "papers"
+    found = folder or (here if here.is_dir() else spaces.folder() / "papers")
     paths = [path for path in found.glob("*/*.yaml") if not path.name.startswith("_")]
 
     def place(path: Path) -> tuple[int, int, int, str]:

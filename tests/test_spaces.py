@@ -1,0 +1,81 @@
+"""What comes with flray is found by name in any folder, from a checkout and from a wheel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flray.config import spaces, suites
+from flray.config.loader import load
+from flray.errors import FlrayError
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_names_in_any_folder_and_a_file_of_that_name_wins(tmp_cwd: Path) -> None:
+    assert load("fedskc/table5").paper is not None
+    for name in ("quickstart", "quickstart.yaml", "search_spaces/quickstart.yaml"):
+        assert spaces.locate(name) == ROOT / "search_spaces" / "quickstart.yaml"
+    suite = ROOT / "search_spaces" / "papers" / "fedco2" / "table1.yaml"
+    for name in ("fedco2/table1", "papers/fedco2/table1.yaml"):
+        assert spaces.locate(name) == suite == suites.files()["fedco2/table1"]
+    (tmp_cwd / "fedavg").mkdir()  # a folder is no file
+    assert spaces.locate("fedavg") == ROOT / "search_spaces" / "fedavg.yaml"
+    (tmp_cwd / "quickstart.yaml").write_text("{data: mnist, model: lenet, algorithm: local}")
+    assert load("quickstart.yaml").experiment.algorithm.name == "local"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fedskc/tabel5", "comes with none of that name; did you mean 'fedskc/table5'?"),
+        ("quickstrat", "did you mean 'quickstart'?"),
+        ("nothing.yaml", "nothing.yaml: no such file"),
+        ("/fedavg", "/fedavg: no such file"),
+        ("a\0b", "no such file"),
+        ("x" * 300, "cannot be read"),
+    ],
+)
+def test_other_names_are_refused_in_one_line(tmp_cwd: Path, name: str, said: str) -> None:
+    with pytest.raises(FlrayError) as caught:
+        load(name)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_wheel_has_them_and_runs_in_an_empty_folder(tmp_cwd: Path) -> None:
+    source, folder, empty = tmp_cwd / "source", tmp_cwd / "wheel", tmp_cwd / "empty"
+    for name in ("flray", "search_spaces"):
+        shutil.copytree(ROOT / name, source / name)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "-w", folder, source], check=True, capture_output=True, timeout=200)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tmp_cwd / "installed")
+    empty.mkdir()
+    settings = [
+        "data={name: digits-sklearn, samples: 96}",
+        "algorithm=fedavg",
+        "rounds=1",
+        "tracking.uri=null",
+    ]
+    settings += ["space={}", "arms={}", "sweep={}", "resources.executor=inline"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flray", "run", "quickstart", *settings],
+        cwd=empty,
+        env={**os.environ, "PYTHONPATH": str(tmp_cwd / "installed")},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "model SHA-256" in done.stdout and (empty / "runs").is_dir()
