@@ -26,6 +26,7 @@ from flray.federation.spec import FederationSpec
 from flray.metrics.direction import lower_is_better
 from flray.metrics.names import VIEWS
 from flray.metrics.summary import trajectory
+from flray.results.formatting import conclusion_text
 from flray.runs.runner import Result
 from flray.tracking.links import ui_links
 
@@ -257,6 +258,8 @@ def _minutes(seconds: float) -> str:
 
 def show_sweep(result: SweepResult) -> None:
     """Print a finished sweep's table, and where to see more."""
+    for line in conclusion_text(result.conclusions).splitlines():
+        console.print(line)
     console.print(result.table())
     console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)")
     if result.uri is not None:

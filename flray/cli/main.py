@@ -196,6 +196,14 @@ def report_command(
             "versions and SHA-256, to be kept in a repository",
         ),
     ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTING",
+            help="compare all others with this row of the table; default: sweep.reference, "
+            "else all pairs",
+        ),
+    ] = None,
 ) -> None:
     """Table beside the printed numbers, costs, figures: here, as Markdown, LaTeX and one HTML page."""
     from flray import reporting
@@ -203,7 +211,7 @@ def report_command(
     from flray.reporting.build import report_file
 
     if target.endswith(".csv"):
-        table, files = report_file(Path(target), to)
+        table, files = report_file(Path(target), to, reference)
         display.console.print(reporting.terminal(table, ()))
     else:
         made = reporting.report(
@@ -213,6 +221,7 @@ def report_command(
             uri=uri,
             base=output,
             keep=keep,
+            reference=reference,
         )
         files = made.files
         display.console.print(reporting.terminal(made.table, made.costs))

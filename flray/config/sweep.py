@@ -163,6 +163,12 @@ class Sweep(Section):
     mode: Literal["max", "min"] = Field(
         "max", description="by default min for losses and distances, max otherwise"
     )
+    reference: str | None = Field(
+        None,
+        min_length=1,
+        description="a setting by its name in the table, such as fedavg: all others are compared "
+        "with it; default: all pairs are compared",
+    )
     search: Literal["random", "grid", "optuna"] = "random"
     scheduler: Scheduler | None = None
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"

@@ -59,6 +59,7 @@ def report(
     uri: str | None = None,
     base: str | Path = "runs",
     keep: Path | None = None,
+    reference: str | None = None,
 ) -> Report:
     """Report on a sweep or run; see `make`.
 
@@ -78,15 +79,17 @@ def report(
         Folder of runs and sweeps.
     keep : Path, optional
         A CSV file for one row per finished run; see `flray.results.export.export_runs`.
+    reference : str, optional
+        See `make`.
     """
     if uri is None:
         folder = directory.find(what, base)
-        return _export(make(folder, to or folder / FOLDER, target), keep)
+        return _export(make(folder, to or folder / FOLDER, target, reference), keep)
     from flray.results.load_mlflow import load_mlflow  # start-up: MLflow
 
     with tempfile.TemporaryDirectory() as place:
         source = load_mlflow(uri, what, Path(place))
-        return _export(make(source, to or Path(FOLDER), target), keep)
+        return _export(make(source, to or Path(FOLDER), target, reference), keep)
 
 
 def _export(made: Report, path: Path | None) -> Report:
@@ -101,7 +104,12 @@ def _export(made: Report, path: Path | None) -> Report:
     return replace(made, files=(*made.files, path), notice=line)
 
 
-def make(source: ResultSet | Path, output: Path, target: float | None = None) -> Report:
+def make(
+    source: ResultSet | Path,
+    output: Path,
+    target: float | None = None,
+    reference: str | None = None,
+) -> Report:
     """Write a report as Markdown, LaTeX and one HTML page that needs nothing else, and its figures as files.
 
     Parameters
@@ -113,6 +121,8 @@ def make(source: ResultSet | Path, output: Path, target: float | None = None) ->
     target : float, optional
         The accuracy (between 0 and 1) of rounds-to-target; default: 0.9 of the best setting's final
         one.
+    reference : str, optional
+        The setting that all others are compared with; default: ``sweep.reference``.
 
     Raises
     ------
@@ -120,7 +130,7 @@ def make(source: ResultSet | Path, output: Path, target: float | None = None) ->
         If there is nothing to report on.
     """
     source = load_folder(source) if isinstance(source, Path) else source
-    table, spent = build_table(source), costs(source, target)
+    table, spent = build_table(source, reference), costs(source, target)
     sections = list(create_sections(source))
     drawings = {name: one for section in sections for name, one in section.figures.items()}
     vectors = {name: render_svg(figure) for name, figure in drawings.items()}
@@ -140,9 +150,11 @@ def make(source: ResultSet | Path, output: Path, target: float | None = None) ->
     return Report(source, table, spent, tuple(output / name for name in contents), tuple(figures))
 
 
-def report_file(path: Path, to: Path | None = None) -> tuple[Table, tuple[Path, ...]]:
+def report_file(
+    path: Path, to: Path | None = None, reference: str | None = None
+) -> tuple[Table, tuple[Path, ...]]:
     """Return the table of an exported CSV file, and write it as Markdown and LaTeX if a folder is given."""
-    table = build_export_table(read_export(path))
+    table = build_export_table(read_export(path), reference)
     if to is None:
         return table, ()
     to.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from flray.results.build_table import describe_seeds
 from flray.results.costs import Cost
 from flray.results.formatting import MISSING, NOT_REACHED, format_mean_std
-from flray.results.significance import METHOD
+from flray.results.paired import METHOD
 from flray.results.table import Cell, Table
 
 COST_HEADS = (
@@ -45,15 +45,10 @@ def legend(table: Table) -> str:
     )
 
 
-def comparison_sentences(table: Table) -> list[str]:
-    """Return a line per column: the best against the second, and first the method."""
-    if not table.comparisons:
-        return []
-    lines = [
-        f"{head}: {comparison}" if head else str(comparison)
-        for head, comparison in table.comparisons
-    ]
-    return [f"Best against second ({METHOD}; columns are not corrected for each other):", *lines]
+def notes(table: Table) -> list[str]:
+    """Return what a reader of the numbers must know."""
+    compared = [f"comparisons: {METHOD}"] if table.studies.each else []
+    return [*table.notes, *compared]
 
 
 def head_rows(table: Table) -> list[list[tuple[str, int]]]:

@@ -13,6 +13,7 @@ from flray.errors import one_line
 from flray.reporting import formatting
 from flray.reporting.sections import Section
 from flray.results.costs import Cost
+from flray.results.formatting import CONCLUSIONS
 from flray.results.result_set import ResultSet
 from flray.results.table import Table
 
@@ -53,8 +54,8 @@ def render_page(
         seeds=sorted({trial.seed for trial in source.trials}),
         data=_describe_data(source),
         legend=formatting.legend(table),
-        comparisons=formatting.comparison_sentences(table),
-        notes=["Notes", *table.notes] if table.notes else [],
+        concluded=CONCLUSIONS,
+        notes=formatting.notes(table),
         cost_heads=formatting.COST_HEADS,
         costs=[
             (formatting.cost_title(group, members[0]), list(map(formatting.cost_row, members)))

@@ -43,6 +43,7 @@ def render_table(table: Table) -> str:
     """Return the table as LaTeX (needs booktabs, and graphicx where it is wider than a page)."""
     wide = _width(table) > _LINE
     lines = [
+        *(f"% {one_line(line)}" for line in table.conclusions),
         f"% \\usepackage{{booktabs{',graphicx' if wide else ''}}}",
         r"\begin{table}[t]",
         r"\centering",
@@ -65,11 +66,10 @@ def render_table(table: Table) -> str:
             printed = [_escape(formatting.printed_reference(cell)) for cell in row]
             cells = [f"\\emph{{{text}}}" if text else "" for text in printed]
             lines.append(_row([r"\quad\emph{printed}", *cells]))
-    comments = (*formatting.comparison_sentences(table), *table.notes)
     lines += [
         r"\bottomrule",
         r"\end{tabular}" + ("}" if wide else ""),
-        *(f"% {one_line(line)}" for line in comments),
+        *(f"% {one_line(line)}" for line in formatting.notes(table)),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"

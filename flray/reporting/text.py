@@ -11,7 +11,7 @@ from rich.text import Text
 from flray.errors import one_line
 from flray.reporting import formatting
 from flray.results.costs import Cost
-from flray.results.formatting import rich_table
+from flray.results.formatting import CONCLUSIONS, conclusion_text, rich_table
 from flray.results.table import Cell, Table
 
 # What Markdown reads as markup: everywhere, and where a line begins. An underscore between letters
@@ -27,8 +27,11 @@ def terminal(table: Table, costs: Sequence[Cost]) -> RenderableType:
     for label, row in table.rows.items():
         cells = [Text(one_line(label)), *map(_rich_cell, row)]
         main.add_row(*cells, end_section=table.has_printed)
-    lines = [*formatting.comparison_sentences(table), *(f"- {note}" for note in table.notes)]
-    parts: list[RenderableType] = [main, *(Text(one_line(line)) for line in lines)]
+    parts: list[RenderableType] = [
+        *([Text(conclusion_text(table.conclusions))] if table.conclusions else []),
+        main,
+        *(Text(one_line(f"- {note}")) for note in formatting.notes(table)),
+    ]
     for group, members in formatting.group_costs(costs):
         title = f"Costs{f' · {group}' if group else ''} ({formatting.cost_title('', members[0])})"
         made = rich_table(title, formatting.COST_HEADS, ())
@@ -44,6 +47,9 @@ def markdown(table: Table, costs: Sequence[Cost]) -> str:
     lines = [
         f"## {_escape(table.title)}",
         "",
+        *([f"**{_escape(CONCLUSIONS)}**", ""] if table.conclusions else []),
+        *(f"- {_escape(line)}" for line in table.conclusions),
+        *([""] if table.conclusions else []),
         _row(map(_escape, [table.heading, *heads])),
         _row(["---", *("---:" for _ in heads)]),
         *(_row([_escape(label), *map(_cell, row)]) for label, row in table.rows.items()),
@@ -51,9 +57,7 @@ def markdown(table: Table, costs: Sequence[Cost]) -> str:
         formatting.legend(table),
         "",
     ]
-    for position, line in enumerate(formatting.comparison_sentences(table)):
-        lines.append(f"- {_escape(line)}" if position else f"{_escape(line)}\n")
-    lines += ["", *(f"- {_escape(note)}" for note in table.notes), ""]
+    lines += [*(f"- {_escape(note)}" for note in formatting.notes(table)), ""]
     for group, members in formatting.group_costs(costs):
         title = f"Costs{f' · {group}' if group else ''} ({formatting.cost_title('', members[0])})"
         lines += [

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from flray.config.suites import SMOKE
+from flray.errors import FlrayError
 from flray.results import measures
+from flray.results.build_studies import build_studies
+from flray.results.conclusions import conclude
 from flray.results.measures import AVERAGE, client_measure
 from flray.results.paper_table import build_paper_table
 from flray.results.result_set import ENDED, ResultSet
@@ -13,8 +16,22 @@ SMOKE_NOTE = "a smoke run: two short rounds on a few samples show that every met
 _MAX_CLIENTS = 12
 
 
-def build_table(source: ResultSet) -> Table:
-    """Return the table of a sweep, the paper's where it belongs to one."""
+def build_table(source: ResultSet, reference: str | None = None) -> Table:
+    """Return the table of a sweep, the paper's where it belongs to one.
+
+    Parameters
+    ----------
+    source : ResultSet
+        The sweep.
+    reference : str, optional
+        The setting that all others are compared with; default: ``sweep.reference``, without which
+        all pairs are compared.
+
+    Raises
+    ------
+    FlrayError
+        If there is no such setting.
+    """
     paper = source.paper if source.axes else None
     table = _setting_table(source) if paper is None else build_paper_table(source, paper)
     table.mark_best()
@@ -22,7 +39,23 @@ def build_table(source: ResultSet) -> Table:
     if source.name.endswith(SMOKE):
         table.title += " (smoke run)"
         table.notes.insert(0, SMOKE_NOTE)
+        table.conclusions = ["nothing can be concluded from a smoke run"]
+    else:
+        _compare(table, source, reference)
     return table
+
+
+def _compare(table: Table, source: ResultSet, reference: str | None) -> None:
+    """Add what can be concluded; a reference in the file that fits no setting is said, and passed over."""
+    found = build_studies(source)
+    named = (source.config.get("sweep") or {}).get("reference")
+    try:
+        if reference is None:
+            found = found.against(named, "sweep.reference")
+    except FlrayError as error:
+        table.notes.append(f"{error}; all pairs are compared")
+    table.studies = found.against(reference, "--reference")
+    table.conclusions = conclude(table.studies)
 
 
 def _setting_table(source: ResultSet) -> Table:

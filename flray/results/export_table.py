@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 
+from flray.config.arms import PREFIX
 from flray.config.setting_labels import is_name, setting_label
 from flray.config.suites import SMOKE
+from flray.results.build_studies import place_columns, without_gaps
 from flray.results.build_table import SMOKE_NOTE
+from flray.results.conclusions import conclude
 from flray.results.export import DOMAIN, FIRST, MEASURED, PACKAGES
 from flray.results.measures import AVERAGE
+from flray.results.study import Studies, Study
 from flray.results.table import Cell, Column, Table
 
 _DISTINGUISHING = {
@@ -24,7 +26,7 @@ _DISTINGUISHING = {
 _HEADS = {"value": "score", "own": f"own {AVERAGE}"}
 
 
-def build_export_table(frame: pd.DataFrame) -> Table:
+def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Table:
     """Return the table of exported results.
 
     Runs of other numbers of rounds, of other data or under another protocol are other rows, and say
@@ -34,6 +36,8 @@ def build_export_table(frame: pd.DataFrame) -> Table:
     ----------
     frame : DataFrame
         As `flray.results.export.read_export` returns it.
+    reference : str, optional
+        The setting that all others are compared with; default: all pairs are compared.
     """
     metrics = " or ".join(sorted(set(frame["metric"])))
     domains = [str(name) for name in frame.columns if str(name).startswith(DOMAIN)]
@@ -54,6 +58,9 @@ def build_export_table(frame: pd.DataFrame) -> Table:
     data = dict.fromkeys(
         f"{data} ({origins})" for data, origins in zip(frame["data"], frame["origins"], strict=True)
     )
+    if not any(str(name).endswith(SMOKE) for name in frame["suite"]):
+        table.studies = _studies(frame, metrics).against(reference, "--reference")
+        table.conclusions = conclude(table.studies)
     versions = dict.fromkeys(
         ", ".join(f"{name} {version}" for name, version in zip(PACKAGES, one, strict=True))
         for one in frame[list(PACKAGES)].to_numpy()
@@ -74,12 +81,31 @@ def build_export_table(frame: pd.DataFrame) -> Table:
     return table
 
 
+def _studies(frame: pd.DataFrame, metric: str) -> Studies:
+    """Return what may be compared: settings on the same data, in the same circumstances."""
+    columns = _setting_columns(frame)
+    arms = [name for name in columns if name.startswith(PREFIX)]
+    varying = [name for name in columns if frame[name].nunique() > 1]
+    places = place_columns(varying, arms[0].removeprefix(PREFIX) if arms else "")
+    several = frame["data"].nunique() > 1 and "data" not in places
+    names = _labels(frame.drop(columns=places).assign(data=""))
+    values: dict[str, dict[str, dict[int, float]]] = {}
+    for name, record in zip(names, frame.to_dict("records"), strict=True):
+        place = setting_label({one: record[one] for one in places if record[one] != ""})
+        place = " ".join(filter(None, (place, str(record["data"]) if several else "")))
+        seeds = values.setdefault(place, {}).setdefault(name, {})
+        seeds[int(record["seed"])] = float(record["value"])
+    found = [Study(place, metric, settings) for place, settings in values.items()]
+    return Studies([one for one in map(without_gaps, found) if one is not None])
+
+
+def _setting_columns(frame: pd.DataFrame) -> list[str]:
+    return list(frame.columns[len(FIRST) : list(frame.columns).index(MEASURED[0])])
+
+
 def _labels(frame: pd.DataFrame) -> list[str]:
     """Return each row's label, with as many columns as keep different runs apart."""
-    settings: Sequence[str] = list(
-        frame.columns[len(FIRST) : list(frame.columns).index(MEASURED[0])]
-    )
-    varying = [name for name in settings if frame[name].nunique() > 1]
+    varying = [name for name in _setting_columns(frame) if frame[name].nunique() > 1]
     methods = frame["algorithm"].nunique() > 1
     labels = []
     for record in frame.to_dict("records"):

@@ -11,6 +11,12 @@ from rich.text import Text
 from flray.errors import one_line
 
 MISSING, NOT_REACHED = "–", "never"
+CONCLUSIONS = "What can be concluded:"
+
+
+def conclusion_text(lines: Sequence[str]) -> str:
+    """Return conclusions as plain text below a heading; empty without any."""
+    return "\n".join([CONCLUSIONS, *(f"- {one_line(line)}" for line in lines)]) if lines else ""
 
 
 def format_mean_std(mean: float, std: float, digits: int = 2, missing: str = MISSING) -> str:

@@ -15,6 +15,7 @@ from flray.config import arms
 from flray.config.setting_labels import format_value, setting_label
 from flray.errors import one_line
 from flray.metrics.direction import lower_is_better
+from flray.results.build_table import build_table
 from flray.results.formatting import format_mean_std, rich_table
 from flray.results.frames import CLIENT, setting_frame, trial_frame
 from flray.results.load import load_folder
@@ -113,6 +114,12 @@ class SweepResult:
         """Return the label of a row: the settings that vary."""
         flat = {name: row[name] for name in self._varying if not _missing(row[name])}
         return setting_label(flat) or str(self.data.config["experiment"]["algorithm"]["name"])
+
+    @cached_property
+    def conclusions(self) -> list[str]:
+        """What can be concluded, a sentence each; see `flray.results.conclusions`."""
+        ended = any(len(trial.history) for trial in self.data.trials)
+        return build_table(self.data).conclusions if ended else []
 
     def scores(self) -> dict[str, list[float]]:
         """Return the scores of the seeds of each setting by its label, best setting first."""

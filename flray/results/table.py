@@ -1,4 +1,4 @@
-"""Tables of results: cells with one value per seed, the best of a column, and its test against the second."""
+"""Tables of results: cells with one value per seed, the best of each column, and what can be concluded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flray.metrics.direction import lower_is_better
-from flray.results.significance import Comparison, compare
+from flray.results.study import Studies
 
 
 @dataclass
@@ -98,8 +98,10 @@ class Table:
         One for each cell of a row.
     rows : dict of str to list of Cell
         By label.
-    comparisons : list of (str, Comparison)
-        By column: the best against the second.
+    conclusions : list of str
+        What can be concluded, a sentence each.
+    studies : Studies
+        The comparisons behind them.
     notes : list of str
         What a reader must know.
     """
@@ -108,7 +110,8 @@ class Table:
     heading: str
     columns: list[Column]
     rows: dict[str, list[Cell]]
-    comparisons: list[tuple[str, Comparison]] = field(default_factory=list)
+    conclusions: list[str] = field(default_factory=list)
+    studies: Studies = field(default_factory=Studies)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -136,20 +139,10 @@ class Table:
         )
 
     def mark_best(self) -> None:
-        """Mark the best of every column and compare it with the second."""
+        """Mark the best of every column."""
         for position, column in enumerate(self.columns):
-            sign = 1.0 if lower_is_better(column.measure) else -1.0
-            ranked = sorted(
-                (
-                    (sign * row[position].mean, name, row[position])
-                    for name, row in self.rows.items()
-                    if math.isfinite(row[position].mean)
-                ),
-                key=lambda item: item[0],
-            )
-            for mean, _, cell in ranked:
-                cell.best = mean == ranked[0][0]
-            if len(ranked) > 1:
-                (_, best, first), (_, second, other) = ranked[:2]
-                comparison = compare(best, first.values, second, other.values)
-                self.comparisons.append((" ".join(column.head), comparison))
+            cells = [r[position] for r in self.rows.values() if math.isfinite(r[position].mean)]
+            means = [cell.mean for cell in cells]
+            best = (min if lower_is_better(column.measure) else max)(means, default=math.nan)
+            for cell in cells:
+                cell.best = cell.mean == best

@@ -19,7 +19,7 @@ RESUMABLE_SETTINGS = ("checkpoint", "faults", "name", "output", "plugins", "reso
 """Parts of an experiment that may change between a run's beginning and its resume."""
 _FROZEN_RESOURCES = ("resources.bits", "resources.cpus_per_actor")
 """CPU instructions and torch threads, which affect the last bits."""
-_RESUMABLE_SWEEP_SETTINGS = ("sweep.concurrency", "sweep.max_failures")
+_RESUMABLE_SWEEP_SETTINGS = ("sweep.concurrency", "sweep.max_failures", "sweep.reference")
 
 
 def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:

@@ -13,6 +13,7 @@ from flray.config.experiment import Config
 from flray.drawing.canvas import save_figure
 from flray.drawing.charts import draw_scores
 from flray.files.csv_files import csv_text
+from flray.results.formatting import conclusion_text
 from flray.results.sweep import SweepResult
 from flray.runs import directory
 from flray.runs.figures import draw_figures
@@ -20,6 +21,8 @@ from flray.runs.journal import Journal, history_of, read_events
 from flray.tuning.trial_store import RESULTS, SUMMARY, TABLE, TrialFolder, trial_folders
 
 OVERVIEW_LIMIT, REPORT = 40, "report"
+NOTE, _NOTE_LENGTH = "mlflow.note.content", 4000
+"""The tag that MLflow shows as a run's description."""
 ReportWriter = Callable[[Path, Path], Sequence[Path]]
 """A function that writes a sweep folder's report into another folder, and returns its files."""
 
@@ -72,6 +75,8 @@ def finish(
         journal.record_round(
             config.experiment.rounds, metrics_, replace=True
         )  # a failed trial may have been repaired
+    if result.conclusions:
+        journal.tags({NOTE: "\n".join(f"- {line}" for line in result.conclusions)[:_NOTE_LENGTH]})
     journal.tags({"best": result.label(result.summary.iloc[0])})
     return result
 
@@ -89,11 +94,14 @@ def _add_report(folder: Path, journal: Journal, write_report: ReportWriter) -> N
 
 
 def text_table(result: SweepResult) -> str:
-    """Return the sweep's table as plain text."""
+    """Return what can be concluded from a sweep, and its table, as plain text."""
     buffer = io.StringIO()
-    Console(file=buffer, width=200, highlight=False, markup=False, emoji=False).print(
-        result.table()
+    console = Console(
+        file=buffer, width=200, highlight=False, markup=False, emoji=False, soft_wrap=True
     )
+    for line in conclusion_text(result.conclusions).splitlines():
+        console.print(line)
+    console.print(result.table())
     return buffer.getvalue()
 
 

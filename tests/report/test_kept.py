@@ -51,7 +51,10 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
         and best.best
     )
     assert second.mean == pytest.approx(71.0) and not second.best
-    assert made.comparisons[0][1].difference == pytest.approx(11.0)
+    assert {one.place: one.differences[0].mean for one in made.studies.each} == {
+        "CIFAR-10": pytest.approx(-11.0),
+        "CIFAR-100": pytest.approx(0.0),
+    }
     assert len(made.rows["full CIFAR-100"][0].values) == 1  # the run that has not finished
 
 

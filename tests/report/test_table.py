@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import math
 import shutil
 from collections.abc import Callable
@@ -9,17 +10,22 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
+from flray.config.loader import load
 from flray.errors import FlrayError
+from flray.reporting.html import render_page
 from flray.reporting.latex import render_table as latex
-from flray.reporting.text import markdown
+from flray.reporting.text import markdown, terminal
 from flray.results.build_table import SMOKE_NOTE, build_table
 from flray.results.costs import costs
 from flray.results.load import load_folder
 from flray.results.measures import value
 from flray.results.result_set import ResultSet
-from flray.results.significance import compare
+from flray.results.sweep import SweepResult
 from flray.runs import directory
+from flray.runs.journal import Journal, read_events
+from flray.tuning.summary import finish, text_table
 
 
 def test_the_papers_table_with_printed_numbers_differences_and_the_best(sweep: Path) -> None:
@@ -37,20 +43,75 @@ def test_the_papers_table_with_printed_numbers_differences_and_the_best(sweep: P
     assert "run on digits-sklearn (16 training samples) for 4 rounds" in table.notes
 
 
-def test_best_and_second_are_compared_seed_by_seed(sweep: Path) -> None:
-    (head, first), (_, second) = build_table(load_folder(sweep)).comparisons
-    assert (head, first.best, first.second, first.seeds) == ("CIFAR-10", "full", "none", 2)
-    assert first.difference == pytest.approx(
-        11.0
-    )  # (80 - 70, 84 - 72): t = 11, one degree of freedom
-    assert first.p == pytest.approx(2 * (0.5 - math.atan(11.0) / math.pi), rel=1e-6)
-    assert second.difference == pytest.approx(1.0)
+def test_settings_are_compared_seed_by_seed_in_each_place(sweep: Path) -> None:
+    table = build_table(load_folder(sweep))
+    first, second = table.studies.each
+    assert (first.place, second.place) == ("CIFAR-10", "CIFAR-100")
+    (one,), (other,) = first.differences, second.differences
+    assert (one.first, one.second, one.seeds) == ("none", "full", 2)
+    assert one.mean == pytest.approx(-11.0)  # (70 - 80, 72 - 84)
+    assert other.mean == pytest.approx(1.0)
+    assert table.conclusions[0] == (
+        "mean ranks over 2 places (CIFAR-10, CIFAR-100): full 1.50, none 1.50; not decided "
+        "(critical difference 1.39)"
+    )
+    assert table.conclusions[1].startswith("CIFAR-10: full and none: not decided, full 11.0 points")
 
 
-def test_comparisons_that_say_nothing_say_so() -> None:
-    assert "not tested" in str(compare("a", {0: 1.0}, "b", {0: 0.5, 1: 3.0}))
-    assert "not testable" in str(compare("a", {0: 1.0, 1: 2.0}, "b", {0: 0.5, 1: 1.5}))
-    assert compare("a", {0: 1.0, 1: 2.0}, "b", {2: 0.0}).seeds == 0
+def test_a_named_reference_is_compared_with_all_others(sweep: Path) -> None:
+    source = edited(sweep, lambda config: config["sweep"].update(reference="none"))
+    assert {one.reference for one in build_table(source).studies.each} == {"none"}
+    assert {one.reference for one in build_table(source, "full").studies.each} == {"full"}
+    with pytest.raises(
+        FlrayError, match=r"--reference: found 'ful'; did you mean 'full'\?; one of"
+    ):
+        build_table(source, "ful")
+    table = build_table(edited(sweep, lambda config: config["sweep"].update(reference="fedavg")))
+    assert {one.reference for one in table.studies.each} == {None}
+    assert any(
+        note.startswith("sweep.reference: found 'fedavg'")
+        and note.endswith("all pairs are compared")
+        for note in table.notes
+    )
+
+
+def test_trials_that_stopped_early_or_have_not_ended_are_not_compared(sweep: Path) -> None:
+    directory.update(sweep / "trials" / "0001", status="running")
+    directory.update(sweep / "trials" / "0008", status="stopped")
+    found = build_table(load_folder(sweep)).studies
+    assert [(one.place, sorted(one.values)) for one in found.each] == [
+        ("CIFAR-10", ["full", "none"])
+    ]
+    assert sorted(found.each[0].values["none"]) == [1]
+    assert found.left_out == ["CIFAR-100 full: stopped early, not compared"]
+
+
+def test_every_form_begins_with_what_can_be_concluded(sweep: Path) -> None:
+    source = load_folder(sweep)
+    table, line = build_table(source), "CIFAR-100: none and full: not decided"
+    text = markdown(table, ())
+    assert text.index(line) < text.index("| full |")
+    tex = latex(table)
+    assert tex.index(line) < tex.index(r"\begin{table}") and tex.startswith("% mean ranks")
+    shown = Console(width=150, record=True, file=io.StringIO())
+    shown.print(terminal(table, ()))
+    printed = shown.export_text()
+    assert printed.startswith("What can be concluded:\n- mean ranks") and line in printed
+    page = render_page(source, table, (), (), {})
+    assert page.index(line) < page.index("<table")
+    swept = SweepResult(sweep)
+    assert swept.conclusions == table.conclusions
+    assert text_table(swept).startswith("What can be concluded:\n- mean ranks")
+
+
+def test_the_note_in_mlflow_is_what_can_be_concluded(sweep: Path) -> None:
+    with Journal(sweep / directory.JOURNAL) as journal:
+        result = finish(sweep, load(sweep / directory.CONFIG), journal)
+    tags: dict[str, str] = {}
+    for event in read_events(sweep / directory.JOURNAL):
+        tags |= event["tags"] if event["type"] == "tags" else {}
+    assert tags["mlflow.note.content"].splitlines() == [f"- {s}" for s in result.conclusions]
+    assert (sweep / "table.txt").read_text(encoding="utf-8").startswith("What can be concluded:")
 
 
 def test_measures(sweep: Path) -> None:
@@ -113,7 +174,7 @@ def test_markdown_and_latex_hold_the_table(sweep: Path) -> None:
     table = build_table(source)
     text = markdown(table, costs(source))
     assert "| full | **82.00 ± 2.83**<br>82.35 (-0.35) | 50.00 ± 0.00<br>58.15 (-8.15) |" in text
-    assert "paired t-test over seeds" in text and "### Costs · CIFAR-10" in text
+    assert "paired t-tests over the seeds" in text and "### Costs · CIFAR-10" in text
     tex = latex(table)
     assert r"full & \textbf{82.00 $\pm$ 2.83} & 50.00 $\pm$ 0.00 \\" in tex
     assert tex.count("{") == tex.count("}") and r"\emph{78.61 (-7.61)}" in tex
@@ -128,7 +189,7 @@ def test_latex_of_a_wide_table_is_scaled_to_the_line(sweep: Path) -> None:
         columns=table.columns * 4,
         rows={name: cells * 4 for name, cells in table.rows.items()},
     )
-    lines = latex(wide).splitlines()
+    lines = latex(replace(wide, conclusions=[])).splitlines()
     assert lines[4:6] == [r"\resizebox{\linewidth}{!}{%", r"\begin{tabular}{lrrrrrrrr}"]
     assert lines[lines.index(r"\bottomrule") + 1] == r"\end{tabular}}"
 
@@ -230,6 +291,7 @@ def test_a_smoke_run_says_so_first(sweep: Path) -> None:
         edited(sweep, lambda config: config["experiment"].update(name="made-smoke"))
     )
     assert table.title.endswith(" (smoke run)") and table.notes[0] == SMOKE_NOTE
+    assert table.conclusions == ["nothing can be concluded from a smoke run"]
     assert all(
         "(smoke run)" in form and "its numbers mean nothing" in form
         for form in (markdown(table, ()), latex(table))

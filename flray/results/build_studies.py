@@ -1,0 +1,104 @@
+"""What may be compared in a result set: finished trials, each place for itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flray.config.arms import PREFIX
+from flray.config.setting_labels import setting_label
+from flray.results import measures
+from flray.results.measures import AVERAGE
+from flray.results.paper_table import build_paper_table
+from flray.results.result_set import ResultSet, Trial
+from flray.results.study import Studies, Study
+
+_PLACE = ("data", "partition", "split", "shift", "subset", "evaluation")
+"""Settings under which other numbers are asked for, so that methods are not compared across them."""
+
+
+def build_studies(source: ResultSet) -> Studies:
+    """Return what may be compared in a sweep: of finished trials alone, and each place for itself."""
+    scheduler = (source.config.get("sweep") or {}).get("scheduler")
+    if scheduler and scheduler["name"] == "pbt":
+        return Studies(left_out=["settings of a population changed while it ran: not compared"])
+    stopped = {_name(source, one) for one in source.trials if one.status == "stopped"}
+    left_out = [f"{' '.join(filter(None, name))}: stopped early, not compared" for name in stopped]
+    finished = replace(
+        source,
+        trials=[
+            one
+            for one in source.trials
+            if one.status == "finished" and len(one.history) and _name(source, one) not in stopped
+        ],
+    )
+    if not finished.trials:
+        return Studies(left_out=sorted(left_out))
+    if source.paper is not None and source.axes:
+        found = _of_paper(finished)
+    else:
+        metric = " or ".join(sorted({one.metric for one in finished.trials if one.metric}))
+        values: dict[str, dict[str, dict[int, float]]] = {}
+        for one in finished.trials:
+            place, name = _name(source, one)
+            seeds = values.setdefault(place, {}).setdefault(name, {})
+            seeds[one.seed] = measures.value(one, "auto")
+        found = [Study(place, metric, settings) for place, settings in values.items()]
+    return Studies(list(filter(None, map(without_gaps, found))), sorted(left_out))
+
+
+def without_gaps(study: Study) -> Study | None:
+    """Return a study without settings that lack a number at some seed; None if fewer than two are left."""
+    kept = {
+        name: seeds
+        for name, seeds in study.values.items()
+        if seeds and all(math.isfinite(one) for one in seeds.values())
+    }
+    return replace(study, values=kept) if len(kept) > 1 else None
+
+
+def _of_paper(source: ResultSet) -> list[Study]:
+    """Return a study for each column of a paper's table that is a mean over clients, else for every column."""
+    assert source.paper is not None
+    table = build_paper_table(source, source.paper)
+    means = any(column.client == AVERAGE for column in table.columns)
+    found = []
+    for position, column in enumerate(table.columns):
+        if column.client == AVERAGE or not means:
+            client = () if column.client == AVERAGE else (column.client,)
+            place = " ".join((*(arm for _, arm in column.arms), *client))
+            values = {name: row[position].values for name, row in table.rows.items()}
+            metrics = {one.metric for one in source.trials}
+            measure = " or ".join(sorted(metrics)) if column.measure == "auto" else column.measure
+            found.append(Study(place, measure, values))
+    return found
+
+
+def _name(source: ResultSet, trial: Trial) -> tuple[str, str]:
+    """Return the place of a trial, and what is compared there."""
+    rows = next(iter(source.axes), "")
+    if source.paper is not None and source.paper.rows in source.axes:
+        rows = source.paper.rows
+    varying = source.varying()
+    flat = {name: trial.setting[name] for name in varying if name in trial.setting}
+    place = place_columns(list(flat), rows)
+    name = setting_label({key: value for key, value in flat.items() if key not in place})
+    return setting_label({key: flat[key] for key in place}), name or trial.method
+
+
+def place_columns(columns: Sequence[str], rows: str) -> list[str]:
+    """Return the columns of settings that say where methods are compared, not what is compared.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        Columns of settings.
+    rows : str
+        The axis of arms that is compared; all others are places.
+    """
+    return [
+        name
+        for name in columns
+        if (name.startswith(PREFIX) and name != f"{PREFIX}{rows}") or name.split(".")[0] in _PLACE
+    ]

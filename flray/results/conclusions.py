@@ -1,0 +1,157 @@
+"""What can be concluded from a sweep, in sentences."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from flray.results.paired import ALPHA, Difference, detectable_difference
+from flray.results.ranks import Ranks
+from flray.results.study import Studies, Study
+
+ONE_SEED = "one seed: no difference can be told from chance; give at least three in sweep.seeds"
+_ALL_PAIRS, _LINES = 6, 24
+"""Pairs up to which each has a sentence, with more only those of the best setting; and sentences in all."""
+
+
+def conclude(found: Studies) -> list[str]:
+    """Return what can be concluded, a sentence each; nothing where there was nothing to compare.
+
+    Parameters
+    ----------
+    found : Studies
+        The comparisons.
+    """
+    lines = []
+    most = max(3, _LINES // max(1, len(found.each)))
+    measures = {study.measure for study in found.each}
+    for measure, ranks in found.ranks.items():
+        head = f"{measure}: " if len(measures) > 1 else ""
+        lines.append(head + rank_sentence(ranks))
+    for study in found.each:
+        heads = [study.place, study.measure if len(measures) > 1 else ""]
+        head = " · ".join(filter(None, heads))
+        lines += [f"{head}: {line}" if head else line for line in _of_study(study, most)]
+    return [*lines, *found.left_out]
+
+
+def _of_study(study: Study, most: int) -> Iterator[str]:
+    if max(map(len, study.values.values())) < 2:
+        yield ONE_SEED
+        return
+    best = next(iter(study.means))
+    every = [one.better_first() for one in study.differences]
+    few = len(every) <= _ALL_PAIRS or study.reference in study.values
+    shown = [one for one in every if few or best in (one.first, one.second)]
+    shown.sort(key=lambda one: (not one.decided, -abs(one.mean) if one.seeds else 0.0))
+    rest = [one for one in every if one not in shown] + shown[most:]
+    for one in shown[:most]:
+        yield sentence(one, study.unit)
+    if rest:
+        decided = sum(one.decided for one in rest)
+        yield (
+            f"{len(rest)} further pair{'s' * (len(rest) > 1)}: {decided} decided, "
+            f"{len(rest) - decided} not (all differences are in the report)"
+        )
+    yield from _detectable(every, study.unit)
+
+
+def sentence(one: Difference, unit: str) -> str:
+    """Return what a comparison of two settings says.
+
+    Parameters
+    ----------
+    one : Difference
+        With the better of the two as the first.
+    unit : str
+        Of the difference; empty for none.
+    """
+    pair = f"{one.first} and {one.second}"
+    if one.seeds < 2:
+        count = "no common seed" if one.seeds == 0 else "1 common seed"
+        return f"{pair}: not decided, {count}"
+    if one.std == 0:
+        if one.mean == 0:
+            return f"{pair}: equal at each of {one.seeds} seeds"
+        return (
+            f"{pair}: not decided, {_amount(one, abs(one.mean), unit)} apart at each of "
+            f"{one.seeds} seeds, which without any spread cannot be tested"
+        )
+    low, high = (-one.high, -one.low) if one.lower else (one.low, one.high)
+    interval = (
+        f"{100 * (1 - ALPHA):.0f} % interval {_number(one, low, unit)} to "
+        f"{_number(one, high, unit)}, {one.seeds} seeds"
+    )
+    amount = _amount(one, abs(one.mean), unit)
+    if one.decided:
+        how = f", lower by {amount}" if one.lower else f" by {amount}"
+        return f"{one.first} is better than {one.second}{how} ({interval})"
+    side = "below" if one.lower else "above"
+    return f"{pair}: not decided, {one.first} {amount} {side} ({interval}){_more_seeds(one, unit)}"
+
+
+def _more_seeds(one: Difference, unit: str) -> str:
+    wanted = 1.0 if unit else abs(one.mean)
+    what = f"a difference of {'1 point' if unit else _number(one, wanted, unit)}"
+    needed = one.seeds_for(wanted)
+    if needed is None:
+        return f"; more than 1,000 seeds for {what}" if wanted else ""
+    more = needed - one.seeds
+    if more <= 0:
+        return f"; {what} would probably have been seen"
+    return f"; about {more} more seed{'s' * (more > 1)} for {what}"
+
+
+def _detectable(every: Sequence[Difference], unit: str) -> Iterator[str]:
+    """Yield what could have been seen with the seeds there are, where something was not decided."""
+    tested = [one for one in every if one.seeds > 1 and one.std > 0]
+    if not tested or all(one.decided for one in tested):
+        return
+    seeds = Counter(one.seeds for one in tested).most_common(1)[0][0]
+    same = [one for one in tested if one.seeds == seeds]
+    std = math.sqrt(float(np.mean([one.std**2 for one in same])))
+    least = detectable_difference(std, seeds, ALPHA / same[0].pairs)
+    yield (
+        f"with {seeds} seeds only differences above about {_amount(same[0], least, unit)} would "
+        "probably have been seen (4 times in 5)"
+    )
+
+
+def rank_sentence(ranks: Ranks) -> str:
+    """Return what mean ranks over several places say."""
+    count = len(ranks.places)
+    listed = ", ".join(
+        f"{name} {mean:.2f}" for name, mean in zip(ranks.names, ranks.means, strict=True)
+    )
+    text = f"mean ranks over {count} places ({', '.join(ranks.places)}): {listed}"
+    if not math.isnan(ranks.p) and ranks.p >= ALPHA:
+        return f"{text}; not decided (Friedman p = {ranks.p:.2f})"
+    told = [
+        (first, second)
+        for i, first in enumerate(ranks.names)
+        for j, second in enumerate(ranks.names[i + 1 :], i + 1)
+        if ranks.means[j] - ranks.means[i] >= ranks.critical
+    ]
+    critical = f"critical difference {ranks.critical:.2f}"
+    if not told:
+        return f"{text}; not decided ({critical})"
+    by_first = {first: [b for a, b in told if a == first] for first, _ in told}
+    said = "; ".join(f"{first} ranks above {', '.join(names)}" for first, names in by_first.items())
+    return f"{text}; {said} ({critical})"
+
+
+def _amount(one: Difference, value: float, unit: str) -> str:
+    number = _number(one, value, unit)
+    return f"{number} {unit}" if unit else number
+
+
+def _number(one: Difference, value: float, unit: str) -> str:
+    """Return a number with as many digits as the interval carries."""
+    if not unit:
+        return f"{value:.3g}"
+    wide = math.isnan(one.high) or one.high - one.low >= 1
+    text = f"{value:.{1 if wide else 2}f}"
+    return text.lstrip("-") if float(text) == 0 else text

@@ -1,0 +1,257 @@
+"""Pairwise comparisons of settings, seed by seed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+METHOD = (
+    "paired t-tests over the seeds that two settings share, two-sided, corrected after Holm for "
+    "all pairs that are compared; each interval is of its own pair"
+)
+ALPHA, POWER = 0.05, 0.8
+"""A pair is decided where its corrected p is below the first; the second is how likely a difference
+is to be seen that is called detectable."""
+_MOST_SEEDS = 1000
+_QUANTILES = (np.arange(2000) + 0.5) / 2000
+
+Values = Mapping[str, Mapping[int, float]]
+"""By setting, the values by seed."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two settings at the seeds they share.
+
+    Attributes
+    ----------
+    first, second : str
+        The settings.
+    seeds : int
+        How many they share.
+    mean : float
+        Mean of first minus second; NaN without a common seed.
+    std : float
+        Standard deviation of the differences (n - 1); NaN with fewer than two seeds.
+    low, high : float
+        Interval of the mean at `ALPHA`, after Student's t; NaN with fewer than two seeds.
+    effect : float
+        Mean over standard deviation, with Hedges' correction for few seeds; NaN with fewer than
+        three, and where the deviation is zero.
+    p : float
+        Two-sided, of the paired t-test; NaN where the differences do not vary.
+    corrected : float
+        The same after Holm's correction for all pairs of the comparison.
+    improvement : float
+        Share of the seeds at which the first is better; equal values count half.
+    lower : bool
+        Whether less is better.
+    pairs : int
+        Pairs that were compared with each other.
+    """
+
+    first: str
+    second: str
+    seeds: int
+    mean: float
+    std: float
+    low: float
+    high: float
+    effect: float
+    p: float
+    corrected: float
+    improvement: float
+    lower: bool = False
+    pairs: int = 1
+
+    @property
+    def decided(self) -> bool:
+        """Whether one is better."""
+        return self.corrected < ALPHA
+
+    def better_first(self) -> Difference:
+        """Return the same with the better of the two as the first."""
+        if math.isnan(self.mean) or (self.mean <= 0 if self.lower else self.mean >= 0):
+            return self
+        return replace(
+            self,
+            first=self.second,
+            second=self.first,
+            mean=-self.mean,
+            low=-self.high,
+            high=-self.low,
+            effect=-self.effect,
+            improvement=1 - self.improvement,
+        )
+
+    @property
+    def detectable(self) -> float:
+        """The difference that these seeds would probably have shown; see `detectable_difference`."""
+        return detectable_difference(self.std, self.seeds, ALPHA / self.pairs)
+
+    def seeds_for(self, difference: float) -> int | None:
+        """Return the seeds at which a difference would probably be seen; see `seeds_needed`."""
+        return seeds_needed(self.std, difference, ALPHA / self.pairs)
+
+
+def compare(values: Values, lower: bool = False, reference: str | None = None) -> list[Difference]:
+    """Compare all pairs of settings, or all settings with one of them.
+
+    Parameters
+    ----------
+    values : mapping
+        By setting, the values by seed; those that are not finite are left out.
+    lower : bool
+        Whether less is better.
+    reference : str, optional
+        The setting that all others are compared with, as the second of each pair.
+    """
+    if reference is None:
+        pairs = list(itertools.combinations(values, 2))
+    else:
+        pairs = [(name, reference) for name in values if name != reference]
+    found = [_difference(first, second, values, lower) for first, second in pairs]
+    # A pair that cannot be tested has been looked at like the others.
+    corrected = holm([1.0 if math.isnan(one.p) else one.p for one in found])
+    return [
+        replace(one, corrected=math.nan if math.isnan(one.p) else p, pairs=len(found))
+        for one, p in zip(found, corrected, strict=True)
+    ]
+
+
+def _difference(first: str, second: str, values: Values, lower: bool) -> Difference:
+    one, other = values[first], values[second]
+    seeds = [s for s in one if s in other and math.isfinite(one[s]) and math.isfinite(other[s])]
+    differences = np.array([one[seed] - other[seed] for seed in seeds], dtype=float)
+    count = len(seeds)
+    mean = std = low = high = effect = p = improvement = math.nan
+    if count:
+        mean = float(differences.mean())
+        gains = -differences if lower else differences
+        improvement = float(np.mean((gains > 0) + 0.5 * (gains == 0)))
+    if count > 1:
+        from scipy import special  # start-up: a run without a comparison needs none of it
+
+        std = float(differences.std(ddof=1))
+        if std <= 1e-12 * max(1.0, float(np.abs(differences).max())):
+            std = 0.0
+        error = std / math.sqrt(count)
+        half = error * float(special.stdtrit(count - 1, 1 - ALPHA / 2))
+        low, high = mean - half, mean + half
+        if std > 0:
+            p = float(2 * special.stdtr(count - 1, -abs(mean) / error))
+            effect = mean / std * _hedges(count - 1)
+    return Difference(
+        first, second, count, mean, std, low, high, effect, p, math.nan, improvement, lower
+    )
+
+
+def _hedges(freedom: int) -> float:
+    """Return the factor that takes the bias of few samples from a standardised mean; NaN for one degree of freedom."""
+    if freedom < 2:
+        return math.nan
+    return math.exp(
+        math.lgamma(freedom / 2) - math.lgamma((freedom - 1) / 2) - 0.5 * math.log(freedom / 2)
+    )
+
+
+def holm(p: Sequence[float]) -> NDArray[np.float64]:
+    """Return p-values corrected by Holm's step-down procedure, in the same order.
+
+    Parameters
+    ----------
+    p : sequence of float
+        One per test.
+    """
+    given = np.asarray(p, dtype=float)
+    order = np.argsort(given, kind="stable")
+    steps = given[order] * np.arange(len(given), 0, -1)
+    corrected = np.empty(len(given))
+    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return corrected
+
+
+def power(std: float, difference: float, seeds: int, alpha: float = ALPHA) -> float:
+    """Return the probability that a paired t-test sees a difference, in its own direction.
+
+    Parameters
+    ----------
+    std : float
+        Standard deviation of the differences.
+    difference : float
+        Their mean.
+    seeds : int
+        Two at least.
+    alpha : float
+        Level of the test.
+    """
+    from scipy import special
+
+    # The mean over the distribution of the estimated deviation: SciPy's noncentral t has no value
+    # for many samples.
+    freedom = seeds - 1
+    estimated = np.sqrt(2 * special.gammaincinv(freedom / 2, _QUANTILES) / freedom)
+    critical = float(special.stdtrit(freedom, 1 - alpha / 2))
+    shift = abs(difference) / std * math.sqrt(seeds)
+    return float(special.ndtr(shift - critical * estimated).mean())
+
+
+def detectable_difference(std: float, seeds: int, alpha: float = ALPHA) -> float:
+    """Return the smallest difference that a paired t-test sees with probability `POWER`.
+
+    Parameters
+    ----------
+    std : float
+        Standard deviation of the differences.
+    seeds : int
+        How many there are; with fewer than two nothing can be seen, which is NaN.
+    alpha : float
+        Level of the test.
+    """
+    if seeds < 2 or math.isnan(std):
+        return math.nan
+    if std == 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    while power(1.0, high, seeds, alpha) < POWER:
+        low, high = high, 2 * high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if power(1.0, middle, seeds, alpha) < POWER else (low, middle)
+    return std * high
+
+
+def seeds_needed(std: float, difference: float, alpha: float = ALPHA) -> int | None:
+    """Return with how many seeds a paired t-test sees a difference with probability `POWER`.
+
+    Parameters
+    ----------
+    std : float
+        Standard deviation of the differences.
+    difference : float
+        What is to be seen.
+    alpha : float
+        Level of the test.
+
+    Returns
+    -------
+    int or None
+        Two at least; None where a thousand would not do, or the deviation is not known.
+    """
+    if math.isnan(std) or difference == 0:
+        return None
+    if std == 0:
+        return 2
+    if power(std, difference, _MOST_SEEDS, alpha) < POWER:
+        return None
+    low, high = 1, _MOST_SEEDS
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = power(std, difference, middle, alpha) >= POWER
+        low, high = (low, middle) if enough else (middle, high)
+    return high

@@ -1,0 +1,274 @@
+"""Statistics against values that were worked out by hand or by another way, and a test per kind of sentence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from flray.results.conclusions import ONE_SEED, conclude, rank_sentence, sentence
+from flray.results.paired import (
+    Difference,
+    compare,
+    detectable_difference,
+    holm,
+    power,
+    seeds_needed,
+)
+from flray.results.ranks import critical_difference, rank, win_matrix
+from flray.results.study import Studies, Study
+
+A, B = {0: 70.0, 1: 72.0, 2: 75.0}, {0: 68.0, 1: 71.0, 2: 70.0}  # differences 2, 1, 5
+
+
+def one(first: dict[int, float], second: dict[int, float], lower: bool = False) -> Difference:
+    (found,) = compare({"a": first, "b": second}, lower)
+    return found
+
+
+def test_a_paired_difference_by_hand_and_by_scipy() -> None:
+    found = one(A, B)
+    assert (found.seeds, found.improvement) == (3, 1.0)
+    assert found.mean == pytest.approx(8 / 3) and found.std == pytest.approx(math.sqrt(13 / 3))
+    theirs = stats.ttest_rel(list(A.values()), list(B.values()))
+    assert found.p == found.corrected == pytest.approx(theirs.pvalue)
+    assert (found.low, found.high) == pytest.approx(tuple(theirs.confidence_interval(0.95)))
+    # Hedges: Γ(1) / (√1 Γ(1/2)) = 1/√π with two degrees of freedom.
+    assert found.effect == pytest.approx(8 / 3 / math.sqrt(13 / 3) / math.sqrt(math.pi))
+
+
+def test_only_seeds_that_both_have_are_compared() -> None:
+    found = one({**A, 7: 1.0, 8: math.nan}, {**B, 9: 99.0, 8: 1.0})
+    assert found.seeds == 3 and found.mean == pytest.approx(8 / 3)
+
+
+def test_two_seeds_have_no_effect_size_and_a_cauchy_p() -> None:
+    found = one({0: 80.0, 1: 84.0}, {0: 70.0, 1: 72.0})  # 10 and 12: t = 11, one degree of freedom
+    assert found.p == pytest.approx(2 * (0.5 - math.atan(11.0) / math.pi), rel=1e-9)
+    assert math.isnan(found.effect)
+
+
+def test_equal_values_count_half_for_the_probability_of_improvement() -> None:
+    found = one({0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}, {0: 1.0, 1: 1.0, 2: 2.0, 3: 5.0})
+    assert found.improvement == pytest.approx((0.5 + 1 + 1 + 0) / 4)
+    lower = one({0: 1.0, 1: 2.0}, {0: 2.0, 1: 4.0}, lower=True)
+    assert lower.improvement == 1.0
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9, 0.2]) == pytest.approx([1.0, 1.0, 0.6])
+
+
+def test_all_pairs_or_all_against_one() -> None:
+    three = {"a": A, "b": B, "c": {0: 60.0, 1: 63.0, 2: 61.0}}
+    every = compare(three)
+    assert [(d.first, d.second, d.pairs) for d in every] == [
+        ("a", "b", 3),
+        ("a", "c", 3),
+        ("b", "c", 3),
+    ]
+    p = [d.p for d in every]
+    assert [d.corrected for d in every] == pytest.approx(list(holm(p)))
+    against = compare(three, reference="b")
+    assert [(d.first, d.second, d.pairs) for d in against] == [("a", "b", 2), ("c", "b", 2)]
+
+
+def test_a_pair_that_cannot_be_tested_counts_for_the_correction() -> None:
+    found = compare({"a": A, "b": B, "a again": A})
+    same = next(d for d in found if (d.first, d.second) == ("a", "a again"))
+    assert math.isnan(same.corrected) and not same.decided
+    p = one(A, B).p
+    assert found[0].corrected == pytest.approx(min(1.0, 3 * p))
+
+
+def test_power_against_simulated_studies() -> None:
+    draws = np.random.default_rng(0).normal(1.5, 2.0, size=(20_000, 6))
+    seen = stats.ttest_1samp(draws, 0.0, axis=1, alternative="greater").pvalue < 0.005
+    assert power(2.0, 1.5, 6, 0.01) == pytest.approx(seen.mean(), abs=0.01)
+
+
+@pytest.mark.parametrize(("seeds", "alpha"), [(2, 0.05), (3, 0.05), (5, 0.05 / 6), (20, 0.01)])
+def test_the_detectable_difference_is_seen_four_times_in_five(seeds: int, alpha: float) -> None:
+    least = detectable_difference(2.0, seeds, alpha)
+    critical = stats.t.ppf(1 - alpha / 2, seeds - 1)
+    shifted = stats.nct(seeds - 1, least / 2.0 * math.sqrt(seeds))
+    assert shifted.sf(critical) == pytest.approx(0.8, abs=1e-3)
+    assert math.isnan(detectable_difference(2.0, 1))
+
+
+def test_the_seeds_that_are_needed_are_the_fewest() -> None:
+    needed = seeds_needed(2.0, 1.0)
+    assert needed == 34  # the usual tables: standardised difference 0.5, power 0.8, two-sided 0.05
+    assert power(2.0, 1.0, 34) >= 0.8 > power(2.0, 1.0, 33)
+    assert seeds_needed(100.0, 0.1) is None and seeds_needed(1.0, 0.0) is None
+
+
+def test_ranks_by_hand() -> None:
+    found = rank(
+        {
+            "w": {"a": 90.0, "b": 80.0, "c": 70.0},
+            "x": {"a": 80.0, "b": 90.0, "c": 70.0},
+            "y": {"a": 85.0, "b": 80.0, "c": 80.0},
+            "z": {"a": 91.0, "b": 80.0, "c": 70.0},
+        }
+    )
+    assert found is not None
+    assert found.names == ("a", "b", "c") and found.means == (1.25, 1.875, 2.875)
+    # Friedman, divided by 1 - Σ(t³ - t) / (N k (k² - 1)) for the one tie of two.
+    chi = 12 * 4 / 12 * (1.25**2 + 1.875**2 + 2.875**2 - 3 * 16 / 4) / (1 - 6 / (4 * 3 * 8))
+    assert found.p == pytest.approx(math.exp(-chi / 2))  # chi-square with two degrees of freedom
+    assert win_matrix(found) == [
+        ["", "3/0/1", "4/0/0"],
+        ["1/0/3", "", "3/1/0"],
+        ["0/0/4", "0/1/3", ""],
+    ]
+
+
+def test_ranks_of_a_loss_and_of_what_is_not_everywhere() -> None:
+    found = rank({"x": {"a": 1.0, "b": 2.0, "c": 0.0}, "y": {"a": 1.0, "b": 2.0}}, lower=True)
+    assert found is not None and found.names == ("a", "b") and math.isnan(found.p)
+    assert rank({"x": {"a": 1.0, "b": 2.0}}) is None
+
+
+@pytest.mark.parametrize(("settings", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
+def test_critical_differences_are_those_of_the_printed_table(settings: int, q: float) -> None:
+    by_table = q * math.sqrt(settings * (settings + 1) / (6 * 14))  # Demšar 2006, Table 5
+    assert critical_difference(settings, 14) == pytest.approx(by_table, abs=1e-3)
+
+
+def test_settings_that_are_not_told_apart_stand_together() -> None:
+    places = {str(i): {"a": 3.0, "b": 2.0, "c": 1.0} for i in range(3)}
+    found = rank(places)
+    assert found is not None and found.critical == pytest.approx(1.913, abs=1e-3)
+    assert found.together == [(0, 1), (1, 2)]
+
+
+# One per kind of sentence.
+
+FIVE = {seed: 80.0 + seed for seed in range(5)}
+
+
+def shifted(*by: float) -> dict[int, float]:
+    return {seed: value - less for (seed, value), less in zip(FIVE.items(), by, strict=True)}
+
+
+def said(first: dict[int, float], second: dict[int, float], lower: bool = False) -> str:
+    return sentence(one(first, second, lower).better_first(), "" if lower else "points")
+
+
+def test_better() -> None:
+    worse = shifted(4.0, 6.0, 5.0, 7.0, 5.0)  # mean 5.4, deviation 1.140, t(4) = 2.776
+    expected = "a is better than b by 5.4 points (95 % interval 4.0 to 6.8, 5 seeds)"
+    assert said(FIVE, worse) == expected
+    turned = compare({"b": worse, "a": FIVE})[0].better_first()
+    assert sentence(turned, "points") == expected
+
+
+def test_better_where_less_is_better() -> None:
+    assert said({0: 0.10, 1: 0.12, 2: 0.11}, {0: 0.30, 1: 0.33, 2: 0.30}, lower=True) == (
+        "a is better than b, lower by 0.2 (95 % interval 0.175 to 0.225, 3 seeds)"
+    )
+
+
+def test_not_decided_with_the_seeds_that_it_would_take() -> None:
+    assert said(A, B) == (
+        "a and b: not decided, a 2.7 points above (95 % interval -2.5 to 7.8, 3 seeds); "
+        "about 33 more seeds for a difference of 1 point"
+    )
+    critical = stats.t.ppf(0.975, [34, 35])  # of 35 and 36 seeds
+    shift = np.sqrt([35, 36]) / math.sqrt(13 / 3)
+    below, enough = stats.nct.sf(critical, [34, 35], shift)
+    assert below < 0.8 <= enough
+
+
+def test_not_decided_though_a_point_would_have_been_seen() -> None:
+    line = said(FIVE, shifted(0.1, -0.1, 0.2, -0.2, 0.1))
+    assert line.startswith("a and b: not decided, a 0.02 points above (95 % interval -0.18 to 0.22")
+    assert line.endswith("; a difference of 1 point would probably have been seen")
+
+
+def test_not_decided_and_hopeless() -> None:
+    line = said(FIVE, shifted(40.0, -40.0, 30.0, -35.0, 5.0))
+    assert line.endswith("; more than 1,000 seeds for a difference of 1 point")
+
+
+def test_not_decided_where_less_is_better() -> None:
+    line = said({0: 0.10, 1: 0.30, 2: 0.12}, {0: 0.11, 1: 0.20, 2: 0.32}, lower=True)
+    assert line.startswith("a and b: not decided, a 0.0367 below (95 % interval -0.34 to 0.414")
+    assert "for a difference of 0.0367" in line
+
+
+def test_equal_constant_and_without_common_seeds() -> None:
+    assert said(A, A) == "a and b: equal at each of 3 seeds"
+    apart = {seed: value - 1 for seed, value in A.items()}
+    assert said(A, apart) == (
+        "a and b: not decided, 1.00 points apart at each of 3 seeds, which without any spread "
+        "cannot be tested"
+    )
+    assert said({0: 1.0}, {0: 2.0}) == "b and a: not decided, 1 common seed"
+    assert said({0: 1.0}, {1: 2.0}) == "a and b: not decided, no common seed"
+
+
+def studied(values: dict[str, dict[int, float]], place: str = "") -> Study:
+    return Study(place, "global/common/accuracy", values)
+
+
+def test_one_seed_concludes_nothing() -> None:
+    assert conclude(Studies([studied({"a": {0: 90.0}, "b": {0: 10.0}})])) == [ONE_SEED]
+    assert conclude(Studies([])) == []
+
+
+def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> None:
+    first, last = conclude(Studies([studied({"a": A, "b": B})]))
+    least = detectable_difference(math.sqrt(13 / 3), 3)
+    assert first.startswith("a and b: not decided")
+    assert last == (
+        f"with 3 seeds only differences above about {least:.1f} points would probably have been "
+        "seen (4 times in 5)"
+    )
+    (only,) = conclude(Studies([studied({"a": FIVE, "b": shifted(4.0, 6.0, 5.0, 7.0, 5.0)})]))
+    assert only.startswith("a is better than b")
+
+
+def test_of_many_pairs_the_best_settings_are_said_and_the_others_counted() -> None:
+    jitter = np.random.default_rng(1)
+    values = {
+        name: {seed: level + float(jitter.normal()) for seed in range(5)}
+        for name, level in (("a", 90.0), ("b", 60.0), ("c", 30.0), ("d", 29.9), ("e", 10.0))
+    }
+    lines = conclude(Studies([studied(values)]))
+    assert [line.split(" by ")[0] for line in lines[:4]] == [
+        f"a is better than {name}" for name in "edcb"
+    ]
+    assert lines[4] == ("6 further pairs: 5 decided, 1 not (all differences are in the report)")
+
+
+def test_places_and_what_was_left_out_are_named() -> None:
+    two = [studied({"a": A, "b": B}, "mnist"), studied({"a": A, "b": B}, "usps")]
+    lines = conclude(Studies(two, ["c: stopped early, not compared"]))
+    assert lines[0].startswith(
+        "mean ranks over 2 places (mnist, usps): a 1.00, b 2.00; not decided"
+    )
+    assert lines[1].startswith("mnist: a and b: not decided")
+    assert lines[-1] == "c: stopped early, not compared"
+
+
+def test_ranks_in_a_sentence() -> None:
+    names = ("a", "b", "c")
+    many = rank({str(i): dict(zip(names, (3.0, 2.0, 1.0), strict=True)) for i in range(5)})
+    assert many is not None
+    assert rank_sentence(many).endswith(
+        "a 1.00, b 2.00, c 3.00; a ranks above c (critical difference 1.48)"
+    )
+    mixed = rank({"x": {"a": 3.0, "b": 2.0, "c": 1.0}, "y": {"a": 1.0, "b": 2.0, "c": 3.0}})
+    assert mixed is not None and rank_sentence(mixed).endswith("not decided (Friedman p = 1.00)")
+
+
+def test_a_share_is_in_points_and_a_distance_in_its_own_unit() -> None:
+    assert studied({"a": A, "b": B}).unit == "points"
+    assert replace(studied({"a": A, "b": B}), measure="personal/local/loss").unit == ""
+    assert studied({"a": {0: 3120.0}, "b": B}).unit == ""
