@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flray.drawing.canvas import render_svg, save_figure
+from flray.files.csv_files import csv_text
 from flray.reporting import latex, text
 from flray.reporting.html import render_page
 from flray.reporting.sections import create_sections
@@ -21,6 +22,7 @@ from flray.results.table import Table
 from flray.runs import directory
 
 MARKDOWN, LATEX, PAGE, FOLDER = "report.md", "report.tex", "report.html", "report"
+COMPARISONS = "comparisons.csv"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Report:
     costs : sequence of Cost
         By setting.
     files : tuple of Path
-        Markdown, LaTeX and HTML, and the CSV file if one was given.
+        Markdown, LaTeX, HTML and all comparisons, and the CSV file if one was given.
     figures : tuple of Path
         The figures of the page as files.
     notice : str
@@ -145,6 +147,8 @@ def make(
         LATEX: latex.render_table(table),
         PAGE: render_page(source, table, spent, sections, vectors),
     }
+    if table.studies.each:
+        contents[COMPARISONS] = csv_text(table.studies.frame())
     for name, content in contents.items():
         (output / name).write_text(content, encoding="utf-8")
     return Report(source, table, spent, tuple(output / name for name in contents), tuple(figures))
@@ -162,6 +166,8 @@ def report_file(
         to / f"{path.stem}.md": text.markdown(table, ()),
         to / f"{path.stem}.tex": latex.render_table(table),
     }
+    if table.studies.each:
+        files[to / f"{path.stem}.{COMPARISONS}"] = csv_text(table.studies.frame())
     for file, content in files.items():
         file.write_text(content, encoding="utf-8")
     return table, tuple(files)

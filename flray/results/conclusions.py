@@ -54,7 +54,7 @@ def _of_study(study: Study, most: int) -> Iterator[str]:
         decided = sum(one.decided for one in rest)
         yield (
             f"{len(rest)} further pair{'s' * (len(rest) > 1)}: {decided} decided, "
-            f"{len(rest) - decided} not (all differences are in the report)"
+            f"{len(rest) - decided} not (all are in comparisons.csv of the report)"
         )
     yield from _detectable(every, study.unit)
 
@@ -90,12 +90,17 @@ def sentence(one: Difference, unit: str) -> str:
         how = f", lower by {amount}" if one.lower else f" by {amount}"
         return f"{one.first} is better than {one.second}{how} ({interval})"
     side = "below" if one.lower else "above"
-    return f"{pair}: not decided, {one.first} {amount} {side} ({interval}){_more_seeds(one, unit)}"
+    among = f" among {one.pairs} pairs" if one.pairs > 1 and one.p < ALPHA else ""
+    return (
+        f"{pair}: not decided{among}, {one.first} {amount} {side} ({interval})"
+        f"{_more_seeds(one, unit)}"
+    )
 
 
 def _more_seeds(one: Difference, unit: str) -> str:
-    wanted = 1.0 if unit else abs(one.mean)
-    what = f"a difference of {'1 point' if unit else _number(one, wanted, unit)}"
+    """Return how many seeds it takes to see a difference like this one, or a point if it is less."""
+    wanted = max(1.0, abs(one.mean)) if unit else abs(one.mean)
+    what = f"a difference of {'1 point' if unit and wanted == 1 else _amount(one, wanted, unit)}"
     needed = one.seeds_for(wanted)
     if needed is None:
         return f"; more than 1,000 seeds for {what}" if wanted else ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import pandas as pd
 
 from flray.errors import FlrayError, nearest
 from flray.metrics.direction import lower_is_better
@@ -83,6 +84,16 @@ class Studies:
             if ranks is not None:
                 found[measure] = ranks
         return found
+
+    def frame(self) -> pd.DataFrame:
+        """Return a row per pair: place, measure, and the fields of `flray.results.paired.Difference`."""
+        rows = [
+            {"place": study.place, "measure": study.measure, **vars(one)}
+            for study in self.each
+            for one in study.differences
+        ]
+        names = {"mean": "difference", "corrected": "p_corrected"}
+        return pd.DataFrame(rows).rename(columns=names).drop(columns=["lower", "pairs"])
 
     def against(self, reference: str | None, where: str = "reference") -> Studies:
         """Return the comparisons with one setting.

@@ -177,12 +177,26 @@ def test_better_where_less_is_better() -> None:
 def test_not_decided_with_the_seeds_that_it_would_take() -> None:
     assert said(A, B) == (
         "a and b: not decided, a 2.7 points above (95 % interval -2.5 to 7.8, 3 seeds); "
-        "about 33 more seeds for a difference of 1 point"
+        "about 4 more seeds for a difference of 2.7 points"
     )
-    critical = stats.t.ppf(0.975, [34, 35])  # of 35 and 36 seeds
-    shift = np.sqrt([35, 36]) / math.sqrt(13 / 3)
-    below, enough = stats.nct.sf(critical, [34, 35], shift)
+    critical = stats.t.ppf(0.975, [5, 6])  # of 6 and 7 seeds
+    shift = 8 / 3 * np.sqrt([6, 7]) / math.sqrt(13 / 3)
+    below, enough = stats.nct.sf(critical, [5, 6], shift)
     assert below < 0.8 <= enough
+
+
+def test_not_decided_with_the_seeds_that_a_point_would_take() -> None:
+    line = said(FIVE, shifted(1.0, 3.0, -4.0, 2.0, 1.0))
+    assert line.endswith("more seeds for a difference of 1 point")
+
+
+def test_not_decided_only_because_many_are_compared() -> None:
+    values = {"a": FIVE, "b": shifted(1.0, 3.0, 0.5, 2.0, 1.5)}
+    assert compare(values)[0].decided
+    many = compare({**values, "c": {0: 1.0}, "d": {0: 1.0}, "e": {0: 1.0}})[0]
+    assert not many.decided and sentence(many, "points").startswith(
+        "a and b: not decided among 10 pairs, a 1.6 points above (95 % interval 0.4 to 2.8, 5 seeds)"
+    )
 
 
 def test_not_decided_though_a_point_would_have_been_seen() -> None:
@@ -244,7 +258,9 @@ def test_of_many_pairs_the_best_settings_are_said_and_the_others_counted() -> No
     assert [line.split(" by ")[0] for line in lines[:4]] == [
         f"a is better than {name}" for name in "edcb"
     ]
-    assert lines[4] == ("6 further pairs: 5 decided, 1 not (all differences are in the report)")
+    assert lines[4] == (
+        "6 further pairs: 5 decided, 1 not (all are in comparisons.csv of the report)"
+    )
 
 
 def test_places_and_what_was_left_out_are_named() -> None:

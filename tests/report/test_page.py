@@ -5,8 +5,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from flray.drawing.grids import GridPanel
+from flray.files.csv_files import read_csv
 from flray.reporting import make, panels
 from flray.reporting.sections import create_sections
 from flray.results.costs import group_trials
@@ -41,7 +43,15 @@ class Balance(HTMLParser):
 
 def test_the_page_is_whole_and_needs_nothing_else(sweep: Path, tmp_path: Path) -> None:
     made = make(sweep, tmp_path / "report")
-    assert [path.name for path in made.files] == ["report.md", "report.tex", "report.html"]
+    assert [path.name for path in made.files] == [
+        "report.md",
+        "report.tex",
+        "report.html",
+        "comparisons.csv",
+    ]
+    pairs = read_csv(made.files[3])
+    assert list(pairs["place"]) == ["CIFAR-10", "CIFAR-100"]
+    assert float(pairs["difference"][0]) == pytest.approx(-11.0)
     text = made.files[2].read_text(encoding="utf-8")
     parser = Balance()
     parser.feed(text)
