@@ -258,20 +258,27 @@ def sync_command(
 def list_command(
     what: Annotated[
         str,
-        typer.Argument(help="algorithms, augmentations, datasets, models, partitions or papers"),
+        typer.Argument(
+            help="algorithms, augmentations, datasets, metrics, models, partitions or papers"
+        ),
     ],
     name: Annotated[
-        str | None, typer.Argument(help="one with its options; papers: those that start so")
+        str | None,
+        typer.Argument(
+            help="one with its options; papers: those that start so; metrics: those of a YAML file"
+        ),
     ] = None,
     time: Annotated[
         bool, typer.Option("--time", help="papers: estimate hours from a small timed round")
     ] = False,
 ) -> None:
     """Show what a YAML file may name, or the suites that make the papers' tables again."""
-    from flray.cli import papers, tables
+    from flray.cli import metrics, papers, tables
 
     if what == "papers":
         papers.show_papers(name, time)
+    elif what == "metrics":
+        metrics.show_metrics(name)
     else:
         tables.show_list(what, name)
 

@@ -22,9 +22,9 @@ def show_list(what: str, name: str | None) -> None:
         If the kind or the name is unknown.
     """
     if what not in registry.ALL:
+        kinds = sorted((*registry.ALL, "metrics", "papers"))
         raise FlrayError(
-            f"nothing called {what!r} to list{nearest(what, registry.ALL)}; "
-            f"one of {', '.join(registry.ALL)}"
+            f"nothing called {what!r} to list{nearest(what, kinds)}; one of {', '.join(kinds)}"
         )
     entries = registry.ALL[what]
     if name is None and what == "algorithms":

@@ -115,7 +115,7 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
         where,
         repr(name),
         f"{spec.config.algorithm.name} measures no such thing{near}; there are "
-        f"{', '.join(known)}, and auto takes {own}{held}",
+        f"{', '.join(known)}, and auto takes {own}{held}; flray list metrics says what each is",
     )
 
 

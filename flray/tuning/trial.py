@@ -387,7 +387,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         if evaluated and self._metric not in metrics:
             raise FlrayError(
                 f"sweep.metric: found {self._metric!r}; this trial measures no such thing"
-                f"{nearest(self._metric, metrics)} (auto takes the method's own accuracy)"
+                f"{nearest(self._metric, metrics)} (auto takes the method's own accuracy; flray list metrics has all)"
             )
 
     @contextlib.contextmanager

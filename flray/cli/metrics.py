@@ -1,0 +1,66 @@
+"""What a sweep can choose by: all names of metrics, or those of one experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.table import Table
+
+from flray.cli.display import console
+from flray.metrics.catalogue import (
+    MEASURES_IN_WORDS,
+    OTHERS_IN_WORDS,
+    SUFFIXES_IN_WORDS,
+    VIEWS_IN_WORDS,
+    is_validation,
+)
+
+
+def show_metrics(file: str | None) -> None:
+    """Print what ``sweep.metric`` can be: the parts of names, or the names that an experiment measures.
+
+    Parameters
+    ----------
+    file : str, optional
+        The experiment's YAML file.
+    """
+    if file is None:
+        views = {
+            f"{view}/MEASURE": f"{words}; {'validation' if is_validation(view) else 'test'} data"
+            for view, words in VIEWS_IN_WORDS.items()
+        }
+        _print(
+            "metrics: VIEW/MEASURE (those of an experiment: flray list metrics FILE.yaml)", views
+        )
+        _print("MEASURE", MEASURES_IN_WORDS)
+        _print("behind a name", SUFFIXES_IN_WORDS)
+        _print("besides", OTHERS_IN_WORDS)
+        return
+    from flray.config.loader import load
+    from flray.federation.building import build_spec
+    from flray.federation.evaluation import available_metrics
+    from flray.metrics.names import primary_metric_name
+
+    spec = build_spec(load(Path(file)).experiment)
+    main = primary_metric_name(spec.algorithm.views, spec.task.metric)
+    found = {"auto": main}
+    for name in available_metrics(spec):
+        view, measure = name.rsplit("/", 1)
+        found[name] = f"{_measure(measure)}: {VIEWS_IN_WORDS[view]}"
+    _print(f"metrics of {spec.config.algorithm.name} in {file}", found)
+
+
+def _measure(name: str) -> str:
+    """Return a measure in words, by its name or that of its kind."""
+    if name.startswith("top"):
+        return MEASURES_IN_WORDS["topK"].partition(" (")[0]
+    words = MEASURES_IN_WORDS.get(name) or MEASURES_IN_WORDS.get(name.partition("_")[0], name)
+    return words.partition(";")[0]
+
+
+def _print(title: str, rows: Mapping[str, str]) -> None:
+    table = Table("name", "what it is", title=title, title_justify="left")
+    for name, words in rows.items():
+        table.add_row(name, words)
+    console.print(table)

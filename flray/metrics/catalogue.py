@@ -1,0 +1,65 @@
+"""What the parts of a metric's name, ``VIEW/MEASURE``, mean, for those who choose by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+VIEWS_IN_WORDS: Mapping[str, str] = {
+    "global/common": "the global model on the common test set",
+    "global/local": "the global model on each client's test part, mean over clients",
+    "global/validation": "the global model on each client's validation samples, mean over clients "
+    "(evaluation.validation keeps them)",
+    "personal/local": "each client's own model on its test part, mean over clients",
+    "personal/others": "each client's own model on the others' test parts, mean over clients "
+    "(evaluation.others=true)",
+    "personal/pooled": "each client's own model on all test parts together, mean over clients "
+    "(evaluation.pooled=true)",
+    "personal/validation": "each client's own model on its validation samples, mean over clients "
+    "(evaluation.validation keeps them)",
+    "online/local": "a method's further model, such as Fed-CO2's online one, on each client's test "
+    "part",
+    "offline/local": "a method's further model, such as Fed-CO2's offline one, on each client's "
+    "test part",
+}
+"""Whose models on which data."""
+MEASURES_IN_WORDS: Mapping[str, str] = {
+    "accuracy": "share of samples that are classified right",
+    "loss": "mean loss; less is better",
+    "topK": "share of samples whose class is among the K likeliest (evaluation.top_k=5: top5)",
+    "auc": "two classes: area under the ROC curve",
+    "sensitivity": "two classes: share of class 1 that is found",
+    "specificity": "two classes: share of class 0 that is left alone",
+    "f1": "two classes: harmonic mean of precision and sensitivity",
+    "dice": "segmentation: overlap with the true structure; dice_NAME of one of several",
+    "hausdorff": "segmentation: largest distance of the borders; less is better; hausdorff_NAME of "
+    "one of several",
+    "hausdorff95": "segmentation: 95th percentile of that distance; less is better; "
+    "hausdorff95_NAME of one of several",
+}
+"""What is measured; the data set decides which of them."""
+SUFFIXES_IN_WORDS: Mapping[str, str] = {
+    "/std": "standard deviation over clients",
+    "/worst": "the client that is served worst",
+    "/worst10": "mean of the tenth of the clients that is served worst",
+    "/client/NAME": "one client's value",
+}
+"""What may stand behind a mean over clients."""
+OTHERS_IN_WORDS: Mapping[str, str] = {
+    "auto": "the method's main test value: global/common or personal/local, in the task's first "
+    "measure",
+    "train/NAME": "what is tracked in training, such as train/loss, mean over clients",
+}
+"""What else can be chosen by."""
+
+
+def is_validation(metric: str) -> bool:
+    """Return whether a metric is measured on validation samples."""
+    return "validation" in metric.split("/")
+
+
+def is_test(metric: str) -> bool:
+    """Return whether a metric is measured on test data; ``auto`` is."""
+    return metric == "auto" or (
+        metric.split("/")[0] in ("global", "personal", "online", "offline")
+        and not is_validation(metric)
+    )
