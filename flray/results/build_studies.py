@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flray.config.arms import PREFIX
+from flray.config.selection import PLACES
 from flray.config.setting_labels import setting_label
 from flray.results import measures
 from flray.results.measures import AVERAGE
 from flray.results.paper_table import build_paper_table
 from flray.results.result_set import ResultSet, Trial
 from flray.results.study import Studies, Study
-
-_PLACE = ("data", "partition", "split", "shift", "subset", "evaluation")
-"""Settings under which other numbers are asked for, so that methods are not compared across them."""
 
 
 def build_studies(source: ResultSet) -> Studies:
@@ -100,5 +98,5 @@ def place_columns(columns: Sequence[str], rows: str) -> list[str]:
     return [
         name
         for name in columns
-        if (name.startswith(PREFIX) and name != f"{PREFIX}{rows}") or name.split(".")[0] in _PLACE
+        if (name.startswith(PREFIX) and name != f"{PREFIX}{rows}") or name.split(".")[0] in PLACES
     ]

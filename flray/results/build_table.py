@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flray.config.selection import selects_on_test
 from flray.config.suites import SMOKE
 from flray.errors import FlrayError
 from flray.results import measures
@@ -35,6 +36,8 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
     paper = source.paper if source.axes else None
     table = _setting_table(source) if paper is None else build_paper_table(source, paper)
     table.mark_best()
+    chosen = selects_on_test(source.config)
+    table.notes += [chosen] if chosen else []
     table.notes += [*_seed_notes(table), *_protocol_notes(source), *_status_notes(source)]
     if source.name.endswith(SMOKE):
         table.title += " (smoke run)"

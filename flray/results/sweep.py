@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flray.config import arms
+from flray.config.selection import selects_on_test
 from flray.config.setting_labels import format_value, setting_label
 from flray.errors import one_line
 from flray.metrics.direction import lower_is_better
@@ -174,7 +175,7 @@ class SweepResult:
     def _notes(self, with_clients: bool) -> list[str]:
         table = self.results
         stopped = table[table["status"] == "stopped"]
-        notes = []
+        notes = [line for line in [selects_on_test(self.data.config)] if line]
         if len(stopped):
             low, high = int(stopped["rounds"].min()), int(stopped["rounds"].max())
             span = f"{low}" if low == high else f"{low} to {high}"

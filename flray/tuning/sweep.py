@@ -11,6 +11,7 @@ from flray import bits
 from flray.config import suites
 from flray.config.experiment import Config
 from flray.config.loader import load
+from flray.config.selection import selects_on_test
 from flray.config.sweep import Pbt
 from flray.federation.ray_backend.session import local_resources, ray_session
 from flray.files.mirror import mirrored
@@ -157,6 +158,8 @@ class _Sweep:
     def drive(self, folder: Path, labels: Mapping[str, str] | None = None) -> SweepResult:
         """Run the remaining trials, finish the parent run, and return the result."""
         config, experiment = self._config, self._config.experiment
+        if line := selects_on_test(config.model_dump(mode="json")):
+            logged(self._progress.say)(line)
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are
         # on.
         remote = directory.remote_uri(folder, experiment.output)
