@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flray.devices import transfers
+
 Tree: TypeAlias = Mapping[str, Any]
 Weights: TypeAlias = dict[str, Tensor]
 
-_ALIGN = 64
 _SCALARS = (bool, int, float, str, type(None))
 _DTYPES = {
     str(d).removeprefix("torch."): d
@@ -115,8 +116,23 @@ def pack(tree: Tree) -> Packed:
     Parameters
     ----------
     tree : mapping
-        Tensors on any device; they are detached and copied.
+        Tensors on any device; they are detached and copied. Those of a device come in one copy.
     """
+    (packed,) = pack_all(tree)
+    return packed
+
+
+def pack_all(*trees: Tree) -> list[Packed]:
+    """Copy trees into a buffer each; the tensors of a device come in one copy for all of them."""
+    held = [
+        value.detach() for tree in trees for _, value in flatten(tree) if isinstance(value, Tensor)
+    ]
+    tensors = iter(transfers.to_host(held))
+    return [_packed(tree, tensors) for tree in trees]
+
+
+def _packed(tree: Tree, on_host: Iterator[Tensor]) -> Packed:
+    """Return a tree whose tensors, in their order, are next in an iterator."""
     leaves: list[Leaf] = []
     scalars: dict[str, Any] = {}
     tensors: list[Tensor] = []
@@ -126,9 +142,8 @@ def pack(tree: Tree) -> Packed:
             leaves.append(
                 Leaf(path, str(value.dtype).removeprefix("torch."), tuple(value.shape), offset)
             )
-            tensors.append(value.detach())
-            size = value.numel() * value.element_size()
-            offset += -(-size // _ALIGN) * _ALIGN
+            tensors.append(next(on_host))
+            offset += transfers.aligned(value)
         else:
             scalars[path] = dict(value) if isinstance(value, Mapping) else value
     data = np.zeros(offset, dtype=np.uint8)
@@ -138,9 +153,27 @@ def pack(tree: Tree) -> Packed:
     return Packed(tuple(leaves), scalars, data)
 
 
-def unpack(packed: Packed) -> dict[str, Any]:
-    """Return the tree of a packed buffer; its tensors are views of the buffer and must not be written to."""
-    pairs: list[tuple[str, Any]] = [(leaf.path, _view(packed.data, leaf)) for leaf in packed.leaves]
+def unpack(packed: Packed, device: torch.device | None = None) -> dict[str, Any]:
+    """Return the tree of a packed buffer; its tensors are views of the buffer and must not be written to.
+
+    Parameters
+    ----------
+    packed : Packed
+        The buffer.
+    device : torch.device, optional
+        Where the tensors are needed; the buffer is sent there in one copy. Default: the CPU.
+    """
+    if device is None or device.type == "cpu":
+        pairs: list[tuple[str, Any]] = [
+            (leaf.path, _view(packed.data, leaf)) for leaf in packed.leaves
+        ]
+    else:
+        _accept_read_only_buffers()
+        flat = transfers.to_device(torch.from_numpy(packed.data), device)
+        pairs = [
+            (leaf.path, transfers.view(flat, leaf.offset, _DTYPES[leaf.dtype], leaf.shape))
+            for leaf in packed.leaves
+        ]
     pairs += [
         (path, dict(value) if isinstance(value, dict) else value)
         for path, value in packed.scalars.items()

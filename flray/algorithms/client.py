@@ -103,7 +103,11 @@ class Client(TaskRecord):
             raise FlrayError(
                 f"class_counts: samples of {self.task.name} have masks, not classes to count"
             )
-        return torch.bincount(self.train.labels, minlength=self.num_classes)
+        labels = self.train.labels
+        if labels.device.type == "cpu":
+            return torch.bincount(labels, minlength=self.num_classes)
+        # For the length of its result bincount would wait.
+        return (labels.unsqueeze(1) == torch.arange(self.num_classes, device=labels.device)).sum(0)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:

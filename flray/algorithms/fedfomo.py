@@ -12,6 +12,7 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Replies, Stage
+from flray.devices import transfers
 from flray.registry import Preset, hyper, register_algorithm
 
 
@@ -68,9 +69,10 @@ class FedFomo(Algorithm):
         candidates = [own, *peers.values()]
         losses = torch.stack([self.validation_loss(client, one) for one in candidates])
         distances = torch.stack([self.distance(client, one, reference) for one in candidates])
-        gains = functional.fomo_affinities(
-            float(self.validation_loss(client, reference)), losses, distances
+        before, losses, distances = transfers.to_host(
+            [self.validation_loss(client, reference), losses, distances]
         )
+        gains = functional.fomo_affinities(float(before), losses, distances)
         weights = functional.fomo_weights(gains)
         client.load(functional.fomo_mix(reference, candidates, weights))
         client.scratch["gains"] = dict(zip(peers, gains[1:], strict=True))

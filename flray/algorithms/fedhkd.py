@@ -12,6 +12,7 @@ from flray.algorithms.common.class_statistics import features_of, keep_class_mea
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Predictor, Replies, Stage, View
+from flray.devices import transfers
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 
@@ -84,10 +85,11 @@ class FedHKD(Algorithm):
         hp, C = self.hp, client.num_classes
         raw, labels = features_of(client)
         soft = torch.softmax(as_split(client.model).classifier(raw) / hp.temperature, dim=1)
-        features, counts = functional.class_means(
-            functional.clip_norms(raw, hp.clip).cpu(), labels.cpu(), C
+        clipped, soft, labels = transfers.to_host(
+            [functional.clip_norms(raw, hp.clip), soft, labels]
         )
-        predictions, _ = functional.class_means(soft.cpu(), labels.cpu(), C)
+        features, counts = functional.class_means(clipped, labels, C)
+        predictions, _ = functional.class_means(soft, labels, C)
         counts = torch.where(counts >= hp.threshold * len(labels), counts, 0)
         client.log("fedhkd/classes_sent", int((counts > 0).sum()))
         features = functional.noisy_class_means(

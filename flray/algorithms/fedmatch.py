@@ -17,6 +17,7 @@ from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Replies, Stage, View
 from flray.data.augment import augment_batch
+from flray.devices import transfers
 from flray.models import groups
 from flray.registry import Preset, hyper, register_algorithm
 from flray.trees import Tree, Weights
@@ -215,7 +216,7 @@ class FedMatch(Algorithm):
         """Make psi sparse; send the model, psi, and the prediction for the noise."""
         psi = client.scratch["psi"]
         for w in psi.values():
-            w.data[w.data.abs() <= self.hp.threshold] = 0
+            w.data.masked_fill_(w.data.abs() <= self.hp.threshold, 0)
         self.compose(client)
         prediction = self.prediction(client)
         if self.hp.average:
@@ -228,8 +229,9 @@ class FedMatch(Algorithm):
         """Return the model's probabilities [C] for one image of noise, the same for all clients in all rounds."""
         like, _ = client.train.take(torch.zeros(1, dtype=torch.int64))
         generator = rng.torch_generator(client.seed, "noise", client=-1, extra="probe")
-        noise = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
-        return torch.softmax(client.model.eval()(noise)[0], dim=0)
+        noise = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.dtype)
+        image = transfers.to_device(noise, like.device)
+        return torch.softmax(client.model.eval()(image)[0], dim=0)
 
     # --- server -----------------------------------------------------------------------------------
 

@@ -169,7 +169,7 @@ class LGMix(Algorithm):
         start, u = client.scratch["start"], client.message["weights"]
         trained = client.snapshot(client.resident.shared)
         ratio = (
-            float(functional.trace_ratio(*client.scratch["traces"]))
+            float(functional.trace_ratio(*client.scratch["traces"].cpu()))
             if self.hp.ratio is None
             else self.hp.ratio
         )

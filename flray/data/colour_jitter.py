@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from flray.devices import transfers
 from flray.registry import register_augmentation
 
 Spread = Annotated[
@@ -58,10 +60,8 @@ def hue(pixels: Tensor, turn: Tensor) -> Tensor:
     sector = sector + 6 * turn.view(-1, 1, 1, 1)
     # A channel of a colour of hue h, in sixths of the circle: V - chroma * clamp(min(k, 4 - k), 0,
     # 1), k = n + h mod 6.
-    k = (
-        torch.tensor([5.0, 3.0, 1.0], device=pixels.device, dtype=pixels.dtype).view(1, 3, 1, 1)
-        + sector
-    ) % 6
+    first = torch.arange(5, 0, -2, device=pixels.device, dtype=pixels.dtype)  # 5, 3, 1
+    k = (first.view(1, 3, 1, 1) + sector) % 6
     return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)
 
 
@@ -105,15 +105,37 @@ def random_jitter(
         else max(0.0, 1 - spread) + (1 + spread - max(0.0, 1 - spread)) * draws[1 + i]
         for i, spread in enumerate(spreads)
     ]
+    if pixels.device.type != "cpu":
+        return _changed(pixels, changed, orders, torch.stack(factors), spreads)
     result = pixels.clone()
     for place in range(4):
         for i, change in enumerate(_CHANGES):
             chosen = (changed & (orders[place] == i)).nonzero().flatten()
             if spreads[i] and len(chosen):
-                factor = factors[i][chosen].to(pixels.device, pixels.dtype)
-                chosen = chosen.to(pixels.device)
+                factor = factors[i][chosen].to(pixels.dtype)
                 result[chosen] = change(result[chosen], factor)
     return result
+
+
+def _changed(
+    pixels: Tensor, changed: Tensor, orders: Tensor, factors: Tensor, spreads: Sequence[float]
+) -> Tensor:
+    """Return the same as the loop over chosen images, with all images in each operation.
+
+    So a device is sent what was drawn in one copy, and asked for nothing.
+    """
+    idle = torch.tensor([not spread for spread in spreads])[orders] | ~changed
+    drawn = torch.cat([orders.masked_fill(idle, 4), factors.gather(0, orders)])
+    kinds, values = transfers.to_device(drawn, pixels.device).to(pixels.dtype).split(4)
+    for kind, factor in zip(kinds.view(4, -1, 1, 1, 1), values, strict=True):
+        luma = gray(pixels)
+        other = torch.where(kind == 1, luma.mean((1, 2, 3), keepdim=True), luma)
+        blended = _blend(pixels, torch.where(kind == 0, 0, other), factor)
+        result = torch.where(kind < 3, blended, pixels)
+        if spreads[3]:
+            result = torch.where(kind == 3, hue(pixels, factor), result)
+        pixels = result
+    return pixels
 
 
 @register_augmentation("grayscale")
@@ -130,7 +152,7 @@ def random_grayscale(pixels: Tensor, generator: torch.Generator, *, p: Chance = 
         Probability for each image.
     """
     chosen = torch.rand((len(pixels), 1, 1, 1), generator=generator, device=generator.device) < p
-    return torch.where(chosen.to(pixels.device), gray(pixels), pixels)
+    return torch.where(transfers.to_device(chosen, pixels.device), gray(pixels), pixels)
 
 
 _CHANGES = (brightness, contrast, saturation, hue)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flray.data.colour_jitter import Chance
+from flray.devices import transfers
 from flray.registry import register_augmentation
 
 
@@ -42,7 +43,7 @@ def random_crop(
     offsets = torch.randint(
         2 * padding + 1, (2, batch, 1), generator=generator, device=generator.device
     )
-    down, across = offsets.to(images.device)
+    down, across = transfers.to_device(offsets, images.device)
     rows = (down + torch.arange(height, device=images.device))[:, :, None]
     columns = (across + torch.arange(width, device=images.device))[:, None, :]
     sample = torch.arange(batch, device=images.device)[:, None, None]
@@ -75,7 +76,7 @@ def random_flip(images: Tensor, generator: torch.Generator, *, p: Chance = 0.5) 
         Probability for each image.
     """
     mirrored = torch.rand((len(images), 1, 1, 1), generator=generator, device=generator.device) < p
-    return torch.where(mirrored.to(images.device), images.flip(-1), images)
+    return torch.where(transfers.to_device(mirrored, images.device), images.flip(-1), images)
 
 
 @register_augmentation("resized")
@@ -117,7 +118,9 @@ def random_resized_crop(
         [torch.stack([width, zero, middle_x], 1), torch.stack([zero, height, middle_y], 1)], 1
     )
     grid = F.affine_grid(
-        theta.to(images.device, images.dtype), list(images.shape), align_corners=False
+        transfers.to_device(theta.to(images.dtype), images.device),
+        list(images.shape),
+        align_corners=False,
     )
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
@@ -138,7 +141,9 @@ def rotate(images: Tensor, angles: Tensor) -> Tensor:
         1,
     )
     grid = F.affine_grid(
-        theta.to(images.device, images.dtype), list(images.shape), align_corners=False
+        transfers.to_device(theta.to(images.dtype), images.device),
+        list(images.shape),
+        align_corners=False,
     )
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 

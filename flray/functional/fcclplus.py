@@ -104,8 +104,10 @@ def instance_similarity(features: Tensor, temperature: float = 0.02) -> Tensor:
     size = check_shapes(features=(features, "B d"))["B"]
     check_positive("temperature", temperature)
     directions = unit(features)
-    others = ~torch.eye(size, dtype=torch.bool, device=features.device)
-    return (directions @ directions.T / temperature)[others].reshape(size, max(size - 1, 0))
+    rows = torch.arange(size, device=features.device).unsqueeze(1)
+    columns = torch.arange(max(size - 1, 0), device=features.device).unsqueeze(0)
+    others = columns + (columns >= rows)  # by number: for the size of a mask a GPU is waited for
+    return (directions @ directions.T / temperature)[rows, others]
 
 
 def instance_similarity_loss(similarity: Tensor, mean_similarity: Tensor) -> Tensor:

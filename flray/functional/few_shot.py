@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flray.devices import transfers
 from flray.functional.checks import check_labels, check_shapes
 
 
@@ -49,12 +50,17 @@ def prototypical_loss(embeddings: Tensor, labels: Tensor, shot: int) -> Tensor:
     check_shapes(embeddings=(embeddings, "B d"), labels=(labels, "B"))
     if shot < 1:
         raise ValueError(f"shot: {shot}, expected at least 1")
-    classes, index = torch.unique(check_labels(labels), return_inverse=True)
+    # Who is support and who a query is found on the host: sizes depend on it.
+    classes, index = torch.unique(check_labels(labels).cpu(), return_inverse=True)
     member = F.one_hot(index, len(classes))
     rank = member.cumsum(0).gather(1, index.unsqueeze(1)).squeeze(1) - 1
     support = rank < shot
     if bool(support.all()):
         return embeddings.sum() * 0
     shares = (member * support.unsqueeze(1)).to(embeddings.dtype)
+    queries, targets, shares = (
+        transfers.to_device(made, embeddings.device)
+        for made in ((~support).nonzero().flatten(), index[~support], shares)
+    )
     prototypes = (shares / shares.sum(0)).T @ embeddings
-    return F.cross_entropy(prototypical_logits(embeddings[~support], prototypes), index[~support])
+    return F.cross_entropy(prototypical_logits(embeddings[queries], prototypes), targets)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flray.devices import transfers
 from flray.functional.checks import check_labels, check_mask, check_shapes
 
 
@@ -41,15 +42,17 @@ def class_means(outputs: Tensor, labels: Tensor, num_classes: int) -> tuple[Tens
     labels = check_labels(labels)
     if num_classes < 1:
         raise ValueError(f"num_classes: {num_classes}, expected at least 1")
-    if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= num_classes):
+    on_host = labels.cpu()
+    if on_host.numel() and (int(on_host.min()) < 0 or int(on_host.max()) >= num_classes):
         raise ValueError(
-            f"labels: values {int(labels.min())} to {int(labels.max())}, expected 0 to "
+            f"labels: values {int(on_host.min())} to {int(on_host.max())}, expected 0 to "
             f"{num_classes - 1}"
         )
-    counts = torch.bincount(labels, minlength=num_classes)
+    numbers = torch.bincount(on_host, minlength=num_classes)
+    counts = transfers.to_device(numbers, labels.device)
     # Sorted and summed class by class: unlike a scattered addition this has one order on a GPU, and
     # unlike a product with one-hot rows it keeps a sample that is not finite within its own class.
-    groups = torch.split(outputs[labels.argsort(stable=True)], counts.tolist())
+    groups = torch.split(outputs[labels.argsort(stable=True)], numbers.tolist())
     sums = torch.stack([group.double().sum(0) for group in groups])
     return (sums / counts.clamp(min=1).unsqueeze(1)).to(outputs.dtype), counts
 

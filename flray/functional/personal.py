@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from flray.devices import transfers
 from flray.functional.checks import (
     TensorOrTree,
     check_names,
@@ -71,15 +72,14 @@ def apfl_alpha_gradient(
     ValueError
         If names or shapes differ.
     """
-    total = 0.0
+    products: list[Tensor] = []
 
     def add(v: Tensor, w: Tensor, g: Tensor) -> Tensor:
-        nonlocal total
-        total += float(((v - w) * g).sum())
+        products.append(((v - w) * g).sum())
         return v
 
     map_floating(add, personal, shared=shared, gradient=gradient)
-    return total
+    return sum(map(float, transfers.to_host(products)), 0.0)
 
 
 def apfl_alpha_step(alpha: float, gradient: float, lr: float) -> float:

@@ -243,6 +243,8 @@ def _copy(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made_there:
         return target
     source = args[0]
     asked = kwargs.get("device")
+    if asked is not None and torch.device(asked).type == "meta":
+        return func(source.held, **kwargs)
     to_device = made_there or (asked is None and isinstance(source, AccelTensor))
     if isinstance(source, AccelTensor) and to_device:
         counts.kernels += 1
@@ -257,6 +259,8 @@ def _copy(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made_there:
 
 
 def _note_copy(source: Tensor, to_device: bool, patient: bool, what: str) -> None:
+    if not source.numel():
+        return
     free = not patient and (not to_device or _is_pinned(source))
     counts.note("h2d" if to_device else "d2h", what, waits=not free)
 

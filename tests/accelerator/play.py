@@ -52,10 +52,10 @@ class Costs:
         self.kernels[tag] = max(self.kernels[tag], kernels - before[0])
         self.step_waits |= waits - before[1]
 
-    def turn(self, before: tuple[int, Counter[str]], kind: str) -> None:
-        """Take in a turn; those of evaluations are not counted."""
+    def turn(self, before: tuple[int, Counter[str]]) -> None:
+        """Take in a turn; not of the first round, in which a process makes its networks."""
         spent = self.counts.state()[1] - before[1]
-        if kind == "stage" and spent.total() > self.turn_waits.total():
+        if spent.total() > self.turn_waits.total():
             self.turn_waits = spent
 
 
@@ -81,7 +81,8 @@ def watched(counts: Counts) -> Iterator[Costs]:
         try:
             return run_turn(self, client_task, *arguments, **named)
         finally:
-            costs.turn(before, client_task.kind)
+            if client_task.kind == "stage" and client_task.round:
+                costs.turn(before)
 
     Client.run, ClientRunner.run = phase, turn  # type: ignore[method-assign]
     try:

@@ -1,4 +1,9 @@
-"""Every method on the pretend accelerator: no operands on two devices, no draws there, the CPU's bits."""
+"""Every method on the pretend accelerator: no operands on two devices, no draws there, the CPU's bits.
+
+And what it costs: a training step never has the host wait, a turn at most three times, and a step
+starts no more kernels than `RECORDED` says, plus 5 %. After a change that needs more of them:
+``python -m tests.accelerator.record``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +20,16 @@ from tests.accelerator.cases import Case, case, covering, experiment, tasks
 
 PARTS = 4
 """Processes over which the methods are spread."""
+
+RECORDED: dict[str, dict[str, int]] = json.loads(
+    (Path(__file__).parent / "kernels.json").read_text()
+)
+"""The most kernels of a training step, by case and phase."""
+
+WAITS_IN_A_STEP = {"few shots": 1}
+"""Which samples of an episode are its support is found on the host."""
+
+WAITS_IN_A_TURN = 3
 
 
 def played(cases: Sequence[Case]) -> list[dict[str, Any]]:
@@ -42,17 +58,37 @@ def problems(found: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def overspent(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each budget that is exceeded."""
+    lines = []
+    for one in found:
+        name, allowed = one["name"], RECORDED.get(one["name"], {})
+        few = next((n for start, n in WAITS_IN_A_STEP.items() if name.startswith(start)), 0)
+        if sum(one["step_waits"].values()) > few:
+            lines.append(f"{name}: a step waits for {one['step_waits']}")
+        if sum(one["turn_waits"].values()) > WAITS_IN_A_TURN and not few:
+            lines.append(f"{name}: a turn waits for {one['turn_waits']}")
+        lines += [
+            f"{name}, {phase}: {count} kernels in a step, and {allowed.get(phase)} are recorded"
+            for phase, count in one["kernels"].items()
+            if count > 1.05 * allowed.get(phase, 0)
+        ]
+    return lines
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_method_gives_the_bits_of_the_cpu(part: int) -> None:
+def test_every_method_gives_the_bits_of_the_cpu_and_waits_for_nothing(part: int) -> None:
     found = played(covering()[part::PARTS])
     assert not problems(found), "\n".join(problems(found))
+    assert not overspent(found), "\n".join(overspent(found))
 
 
 @pytest.mark.slow
 def test_tasks_networks_and_evaluations_give_the_bits_of_the_cpu() -> None:
     found = played(tasks())
     assert not problems(found), "\n".join(problems(found))
+    assert not overspent(found), "\n".join(overspent(found))
 
 
 def test_mistakes_are_found() -> None:
@@ -67,5 +103,5 @@ def test_mistakes_are_found() -> None:
     assert "device type for generator" in found["generator"]["error"]
     assert "found at least two devices" in found["mixing"]["error"]
     assert "can't convert accel:0 device type tensor to numpy" in found["numpy"]["error"]
-    assert any("item" in line for line in found["item"]["step_waits"])
+    assert any("a step waits for {'item" in line for line in overspent([found["item"]]))
     assert not found[""]["error"] and not found[""]["step_waits"]

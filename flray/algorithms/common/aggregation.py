@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from flray.algorithms.types import Reply, Weighting
+from flray.devices import transfers
 from flray.functional.averaging import WeightedMean
 from flray.trees import Tree
 
@@ -70,7 +71,7 @@ class BlockSum:
         """Add a client's reply, in client order; one without weights adds nothing, as in `average`."""
         tree = reply.get("weights")
         if tree:
-            on_cpu: dict[str, Tensor] = {name: value.cpu() for name, value in tree.items()}
+            on_cpu = dict(zip(tree, transfers.to_host(list(tree.values())), strict=True))
             self._sums.setdefault(architecture, WeightedMean()).add(
                 on_cpu, weight_of(self._weighting, num_samples)
             )

@@ -22,6 +22,7 @@ from flray.algorithms.common.optimizers import make_optimizer
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Batch
 from flray.config.experiment import Experiment
+from flray.devices import transfers
 from flray.errors import ConfigError
 from flray.tasks.base import Task
 from flray.tasks.few_shot import FewShot
@@ -163,7 +164,7 @@ def _losses(
     some = (
         None
         if len(batches) == count
-        else torch.tensor(list(batches), device=next(iter(weights.values())).device)
+        else transfers.to_device(torch.tensor(list(batches)), next(iter(weights.values())).device)
     )
     mine = {name: value if some is None else value[some] for name, value in weights.items()}
     kept = {name: value if some is None else value[some] for name, value in buffers.items()}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.common.samples import Samples
+from flray.devices import transfers
 from flray.tasks.base import Task
 from flray.tasks.few_shot import FewShot
 
@@ -65,7 +66,9 @@ def batch_indices(
     last = -(-left // per_epoch) - 1 if per_epoch else 0
     for epoch in range(epochs):
         batches = (
-            torch.randperm(count, generator=generator).to(samples.rows.device).split(size)
+            transfers.to_device(
+                torch.randperm(count, generator=generator), samples.rows.device
+            ).split(size)
             if few_shot is None
             else few_shot.batches(samples.labels, generator)
         )

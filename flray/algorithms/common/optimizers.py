@@ -10,6 +10,7 @@ from torch import nn
 from flray import trees
 from flray.algorithms.types import Message
 from flray.config.experiment import Local
+from flray.devices import transfers
 from flray.trees import Tree
 
 
@@ -52,6 +53,13 @@ def optimizer_state(
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], kept: Tree
 ) -> None:
-    """Give a fresh optimiser the memory that `optimizer_state` returned."""
+    """Give a fresh optimiser the memory that `optimizer_state` returned.
+
+    Adam counts its steps on the host, wherever the parameters are: on a device each step would wait
+    for each parameter's counter.
+    """
+    counters = transfers.to_host([state["step"] for state in kept.values() if "step" in state])
+    steps = iter(counters)
     for name, state in kept.items():
-        optimizer.state[parameters[name]] = trees.clone(state)
+        own = {**state, "step": next(steps)} if "step" in state else state
+        optimizer.state[parameters[name]] = trees.clone(own)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flray.algorithms.types import Phase
+from flray.devices import transfers
 
 
 class Batch:
@@ -99,7 +100,7 @@ class Samples:
 
     def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised inputs and labels at positions within these samples (labels -1 where there are none)."""
-        rows = self.rows[positions]
+        rows = self.rows[transfers.to_device(positions, self.rows.device)]
         x = self._prepare(self._x[rows])
         if self._disturb is not None:
             x = self._disturb(x, rows)
@@ -107,7 +108,7 @@ class Samples:
 
     def relabelled_by_index(self, positions: Tensor) -> Samples:
         """Return the samples at some positions, each labelled with its number among these."""
-        rows = self.rows[positions]
+        rows = self.rows[transfers.to_device(positions, self.rows.device)]
         numbers = torch.full((len(self._x),), -1, device=rows.device)
         numbers[rows] = torch.arange(len(rows), device=rows.device)
         return Samples(self._x, numbers, rows, self._prepare)

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from flray.devices import transfers
+
 
 class TaskRecord:
     """Numbers of one client's task.
@@ -16,20 +18,19 @@ class TaskRecord:
     device : torch.device
         Where losses are; they are added up there.
 
-    Attributes
-    ----------
-    metrics : dict of str to float
-        What the task reports for tracking (see `log`).
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.metrics: dict[str, float] = {}
+        self._logged: dict[str, float | Tensor] = {}
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._steps = self._seen = 0
 
     def log(self, name: str, value: float | Tensor) -> None:
-        """Track a number of this client in this round."""
-        self.metrics[name] = float(value.detach() if isinstance(value, Tensor) else value)
+        """Track a number of this client in this round; one of a device is copied when the task ends."""
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            self._logged[name] = value.detach().clone()
+        else:
+            self._logged[name] = float(value.detach() if isinstance(value, Tensor) else value)
 
     def record_loss(self, loss: Tensor) -> None:
         """Add a step's loss to the task's mean."""
@@ -53,4 +54,20 @@ class TaskRecord:
     @property
     def mean_loss(self) -> float:
         """Mean loss over the task's steps; NaN where there were none."""
-        return float(self._loss_sum) / self._steps if self._steps else math.nan
+        return self.numbers()[0]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the task reports for tracking (see `log`)."""
+        return self.numbers()[1]
+
+    def numbers(self) -> tuple[float, dict[str, float]]:
+        """Return the mean loss and what was logged, in one copy from a device."""
+        held = {name: value for name, value in self._logged.items() if isinstance(value, Tensor)}
+        total, *values = transfers.to_host([self._loss_sum, *held.values()])
+        found = dict(zip(held, map(float, values), strict=True))
+        loss = float(total) / self._steps if self._steps else math.nan
+        return loss, {
+            name: found[name] if isinstance(value, Tensor) else value
+            for name, value in self._logged.items()
+        }

@@ -234,7 +234,6 @@ class ClientRunner:
         """Build the task result: outcome, large part of the reply, new client state."""
         if client.resident.personal:
             client.state["personal"] = client.weights(client.resident.personal)
-        state = trees.pack(client.state) if client.state else None
         if sums is not None:
             # The task's last step: a client that fails is not in the sums.
             sums.add(
@@ -244,18 +243,20 @@ class ClientRunner:
             )
             reply = {}
         small, large = split_small(reply)
-        packed_small = trees.pack(small)
-        bulk = trees.pack(large) if large else None
+        packed_small, packed_large, packed_state = trees.pack_all(small, large, client.state)
+        bulk = packed_large if large else None
+        state = packed_state if client.state else None
+        loss, tracked = client.numbers()
         outcome = TaskOutcome(
             client=client_task.client,
             small=packed_small,
             entries=tuple(large),
             stateful=state is not None,
             metrics={
-                "loss": client.mean_loss,
+                "loss": loss,
                 "steps": float(client.steps),
                 "samples": float(client.samples_seen),
-                **client.metrics,
+                **tracked,
             },
             up=packed_small.nbytes + (bulk.nbytes if bulk is not None else 0),
             seconds=time.perf_counter() - started,
@@ -272,7 +273,7 @@ class ClientRunner:
         rows = data.clients[client_task.client]
         message = {
             **self._unpack(client_task, common),
-            **(trees.to_device(trees.unpack(private), self.device) if private is not None else {}),
+            **(trees.unpack(private, self.device) if private is not None else {}),
         }
         client = Client(
             id=client_task.client,
@@ -282,7 +283,7 @@ class ClientRunner:
             resident=self._resources.resident(client_task.architecture),
             task=self.task,
             message=message,
-            state=trees.to_device(trees.unpack(state), self.device) if state is not None else {},
+            state=trees.unpack(state, self.device) if state is not None else {},
             train=self._resources.samples(rows.train),
             validation=self._resources.samples(rows.val),
             public=self._resources.public,
@@ -299,7 +300,7 @@ class ClientRunner:
         """Return the common message on the device, moved there once per stage rather than once per client."""
         name = f"{client_task.token}/{client_task.architecture}"
         if not client_task.token or self._common[0] != name:
-            self._common = (name, trees.to_device(trees.unpack(common), self.device))
+            self._common = (name, trees.unpack(common, self.device))
         return self._common[1]
 
     def _global(self, client_task: ClientTask, common: Packed) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from flray.algorithms.common.samples import Samples
 from flray.config.experiment import Experiment
 from flray.data.arrays import Rows
 from flray.data.sample_noise import sample_noise
+from flray.devices import transfers
 from flray.federation.spec import FederationSpec
 from flray.models import acceleration
 
@@ -104,7 +105,7 @@ class WorkerResources:
         return Samples(
             x,
             y,
-            torch.from_numpy(rows).to(self.device),
+            transfers.to_device(torch.from_numpy(rows), self.device),
             self._prepare,
             disturb,
             self._normalisation,
@@ -121,7 +122,7 @@ class WorkerResources:
         return Samples(
             self._unlabelled,
             None,
-            torch.from_numpy(rows).to(self.device),
+            transfers.to_device(torch.from_numpy(rows), self.device),
             self._prepare,
             normalisation=self._normalisation,
         )

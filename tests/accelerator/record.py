@@ -1,0 +1,14 @@
+"""Record how many kernels a step of each case starts: ``python -m tests.accelerator.record``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.accelerator.cases import covering, tasks
+from tests.accelerator.play import play
+
+if __name__ == "__main__":
+    kernels = {case["name"]: play(case)["kernels"] for case in [*covering(), *tasks()]}
+    text = json.dumps(kernels, indent=1, sort_keys=True)
+    (Path(__file__).parent / "kernels.json").write_text(text + "\n")
