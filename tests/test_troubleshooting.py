@@ -138,6 +138,12 @@ def other_cpu(folder: Path) -> None:
     (folder / "run.json").write_text(json.dumps(run))
 
 
+def other_gpu(folder: Path) -> None:
+    run = json.loads((folder / "run.json").read_text())
+    run["gpus"] = [{"model": "One", "driver": "1", "cuda": "1", "cudnn": "1"}]
+    (folder / "run.json").write_text(json.dumps(run))
+
+
 def full_disk() -> int:
     """Write to a file that says it has no space left, as Linux keeps one for tests."""
     from flray.federation import checkpoint
@@ -177,6 +183,7 @@ TROUBLES: dict[str, Scenario] = {
     ),
     "experiment.rounds is 3": resumed(more_rounds),
     "mkl compute other last bits": resumed(other_cpu),
+    "with other last bits": resumed(other_gpu),
     "experiment.resources.bits": run("resources={executor: inline, bits: portable}"),
     "one logit for each": own_network,
     "--address auto": run("--address", "auto"),

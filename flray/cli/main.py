@@ -130,8 +130,9 @@ def resume_command(
     other_cpu: Annotated[
         bool,
         typer.Option(
+            "--other-hardware",
             "--other-cpu",
-            help="go on even if this CPU computes other last bits than the one it began on",
+            help="go on even if the CPU or the GPUs here compute other last bits than those it began on",
         ),
     ] = False,
 ) -> None:

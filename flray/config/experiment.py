@@ -228,11 +228,12 @@ class Local(Section):
         description="of public images, where a method trains on augmented ones, written as augment; null: as "
         "the private ones",
     )
-    precision: Literal["float32", "float64", "bfloat16"] = Field(
+    precision: Literal["float32", "float64", "bfloat16", "tf32"] = Field(
         "float32",
-        description="what networks compute in; bfloat16: only what lies within the network, which torch's "
-        "autocast decides, while weights, losses, methods' formulas, optimiser and averages stay "
-        "float32",
+        description="what networks compute in; tf32: float32, whose products and convolutions a GPU may "
+        "compute with 10 bits of mantissa, faster; on a CPU it is float32; bfloat16: only what lies "
+        "within the network, which torch's autocast decides, while weights, losses, methods' "
+        "formulas, optimiser and averages stay float32",
     )
     compile: bool | Literal["reduce-overhead"] = Field(
         False,

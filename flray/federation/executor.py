@@ -9,6 +9,7 @@ from typing import Protocol
 import psutil
 import torch
 
+from flray.devices.identity import GpuIdentity, distinct, gpu_identity
 from flray.federation.failures import Failure
 from flray.federation.messages import (
     Ref,
@@ -51,6 +52,9 @@ class Executor(Protocol):
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process that runs tasks."""
 
+    def gpus(self) -> list[GpuIdentity]:
+        """Return the kinds of GPU that tasks are computed on."""
+
     def close(self) -> None:
         """Release all resources."""
 
@@ -64,11 +68,16 @@ class InlineExecutor:
         The federation.
     device : torch.device, optional
         Where it trains; default: the GPU that this process has, if the experiment uses one.
+    share : float
+        Share of the GPU that is this process's.
     """
 
-    def __init__(self, spec: FederationSpec, device: torch.device | None = None) -> None:
+    def __init__(
+        self, spec: FederationSpec, device: torch.device | None = None, share: float = 1.0
+    ) -> None:
         self._threads = torch.get_num_threads()
-        self._runner = ClientRunner(spec, device or default_device(spec), thread_count(spec.config))
+        device = device or default_device(spec)
+        self._runner = ClientRunner(spec, device, thread_count(spec.config), share)
 
     def put(self, packed: Packed) -> Ref:
         """Return the tree itself."""
@@ -121,6 +130,10 @@ class InlineExecutor:
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of this process."""
         return {"inline": psutil.Process().memory_info().rss}
+
+    def gpus(self) -> list[GpuIdentity]:
+        """Return the kind of this process's GPU, if it computes on one."""
+        return distinct([gpu_identity(self._runner.device)])
 
     def close(self) -> None:
         """Restore the process's number of torch threads."""

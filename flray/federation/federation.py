@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from flray import bits, rng, trees
 from flray.algorithms.types import Stage
+from flray.devices import identity
+from flray.devices.identity import GpuIdentity
 from flray.federation import checkpoint
 from flray.federation.diagnostics import collect_diagnostics
 from flray.federation.evaluation import evaluate
@@ -55,7 +57,7 @@ class Federation(FederationState):
     def reset(self) -> None:
         """Reset to the state before round 1."""
         super().reset()
-        self._diverged = self._mixed = False
+        self._diverged = self._mixed = self._mixed_gpus = False
         self._seconds: dict[str, float] = {}
         self._bytes = {"up": 0, "down": 0}
         self._last: RoundResult | None = None
@@ -85,6 +87,9 @@ class Federation(FederationState):
         if not self._mixed and len(getattr(self.executor, "kinds", ())) > 1:
             self._mixed = True
             self.warn(bits.MIXED)
+        if not self._mixed_gpus and len(getattr(self.executor, "gpu_kinds", ())) > 1:
+            self._mixed_gpus = True
+            self.warn(identity.MIXED)
         with self.hook("refine"):
             self._timed("aggregate", lambda: self.spec.algorithm.refine(server))
         with self.hook("server.metrics"):
@@ -127,6 +132,11 @@ class Federation(FederationState):
     def diagnostics(self, final: bool) -> Diagnostics:
         """Return the models' data for figures; see `flray.federation.diagnostics`."""
         return collect_diagnostics(self, final)
+
+    def gpus(self) -> list[GpuIdentity]:
+        """Return the kinds of GPU that clients are computed on, and the server's if it trains."""
+        own = identity.gpu_identity(self._device) if self.spec.algorithm.trains_at_server else None
+        return identity.distinct([own, *self.executor.gpus()])
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process that runs tasks."""

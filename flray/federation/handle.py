@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from flray.devices.identity import GpuIdentity
 from flray.federation.federation import RoundResult
 from flray.federation.worker.diagnostics import Diagnostics
 
@@ -36,6 +37,9 @@ class FederationHandle(Protocol):
 
     def diagnostics(self, final: bool) -> Diagnostics:
         """Return the models' data for figures; see `flray.federation.diagnostics`."""
+
+    def gpus(self) -> list[GpuIdentity]:
+        """Return the kinds of GPU that the federation computes on."""
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process."""

@@ -12,6 +12,7 @@ from flray import trees
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.server import ClientInfo, Server
 from flray.algorithms.types import Stage
+from flray.devices.settings import make_repeatable
 from flray.federation.executor import Executor
 from flray.federation.hooks import method_hook
 from flray.federation.memory import keep_freed_memory
@@ -61,6 +62,7 @@ class FederationState:
         self.spec, self.executor, self.warn = spec, executor, warn
         self._warned: set[str] = set()  # a reset begins no new run
         self._device = device or default_device(spec)
+        make_repeatable(self._device, tf32=spec.config.local.precision == "tf32")
         self.reset()
 
     def reset(self) -> None:

@@ -37,6 +37,7 @@ FETCHED_MARK = ".fetched"
 
 _IDENTITY: dict[str, type | tuple[type, ...]] = {
     "versions": dict,
+    "gpus": list,
     "origins": dict,
     "setting": dict,
     "settings": dict,

@@ -1,4 +1,4 @@
-"""Checks before a resume: unchanged settings, the user's plug-ins, a CPU that computes the same bits."""
+"""Checks before a resume: unchanged settings, the user's plug-ins, a CPU and GPUs that compute the same bits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from flray import bits
 from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.config.yaml_files import read_yaml
+from flray.devices.identity import GpuIdentity, difference
 from flray.errors import FlrayError
 from flray.runs import directory
 from flray.runs.journal import read_events
@@ -189,9 +190,50 @@ def check_cpu(folder: Path, allowed: bool) -> dict[str, str]:
         raise FlrayError(
             f"{differs}: its digest would be no other run's; go on there, or here with flray "
             f"resume "
-            f"{folder} --other-cpu (resources.bits=portable keeps the next run free of this)"
+            f"{folder} --other-hardware (resources.bits=portable keeps the next run free of this)"
         )
     here = bits.identity(noted["cpu"].get("bits", "native"))
     before = noted.get("other_cpus")
     directory.update(folder, other_cpus=[*(before if isinstance(before, list) else []), here])
     return {"cpu.other": f"{here['model']} ({here['capability']})"}
+
+
+def check_gpus(folder: Path, here: Sequence[GpuIdentity], allowed: bool) -> str:
+    """Refuse to resume a run on other GPUs than it started on; note them where none are noted yet.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the run.
+    here : sequence of GpuIdentity
+        The kinds of GPU that it would go on with; none for CPUs.
+    allowed : bool
+        Whether the user allows others; recorded in ``run.json``.
+
+    Returns
+    -------
+    str
+        What is different, in a line; empty if nothing is.
+
+    Raises
+    ------
+    FlrayError
+        Naming both.
+    """
+    noted = directory.read(folder)
+    began = noted.get("gpus")
+    if not isinstance(began, list):  # it begins now, or an older flray began it
+        directory.update(folder, gpus=list(here))
+        return ""
+    differs = difference(began, here)
+    if not differs:
+        return ""
+    if not allowed:
+        raise FlrayError(
+            f"{folder} {differs}, with other last bits: its digest would be no other run's; go on "
+            f"there, or here with flray resume {folder} --other-hardware"
+        )
+    before = noted.get("other_gpus")
+    others = [*(before if isinstance(before, list) else []), list(here)]
+    directory.update(folder, other_gpus=others)
+    return f"{folder} {differs}, with other last bits"

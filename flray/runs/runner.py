@@ -180,12 +180,12 @@ def resume(
         Your own files instead of those that the settings name; see
         `flray.runs.resume_checks.load_config`.
     other_cpu : bool
-        Resume even if this CPU computes other bits than the one the run started on.
+        Resume even if this CPU, or the GPUs here, compute other bits than those the run started on.
 
     Raises
     ------
     FlrayError
-        If the run's files are damaged, its CPU, data or settings have changed, or another process
+        If the run's files are damaged, its CPU, GPUs, data or settings have changed, or another process
         runs it.
     """
     config = resume_checks.load_config(folder, plugins)
@@ -198,7 +198,8 @@ def resume(
         check(experiment.tracking.uri)
     bits.require(experiment)
     labels = resume_checks.check_cpu(folder, other_cpu)
-    return _run_to_end(build_spec(experiment), folder, address, progress or NullProgress(), labels)
+    spec = build_spec(experiment)
+    return _run_to_end(spec, folder, address, progress or NullProgress(), labels, other_cpu)
 
 
 def data_identity(spec: FederationSpec) -> dict[str, Any]:
@@ -216,6 +217,7 @@ def _run_to_end(
     address: str | None,
     progress: Progress,
     labels: Mapping[str, str] | None = None,
+    other_gpus: bool = False,
 ) -> Result:
     experiment, metric = spec.config, primary_metric(spec)
     say = logged(progress.say)
@@ -235,7 +237,7 @@ def _run_to_end(
         stack.enter_context(tracking(folder, uri, say, iter(()), patience=20.0))
         stack.enter_context(recording_failure(session))
         try:
-            digest = _federate(spec, session, address, progress)
+            digest = _federate(spec, session, address, progress, other_gpus)
         finally:
             progress.end()
         try:
@@ -250,7 +252,11 @@ def _run_to_end(
 
 
 def _federate(
-    spec: FederationSpec, session: RunSession, address: str | None, progress: Progress
+    spec: FederationSpec,
+    session: RunSession,
+    address: str | None,
+    progress: Progress,
+    other_gpus: bool,
 ) -> str:
     """Run the remaining rounds and return the digest."""
     say = logged(progress.say)
@@ -267,6 +273,9 @@ def _federate(
         else:
             federation = inline_federation(spec, say)
         stack.callback(federation.close)
+        if differs := resume_checks.check_gpus(session.folder, federation.gpus(), other_gpus):
+            say(differs)
+            session.journal.tags({"gpu.other": differs})
         callbacks: list[RunCallback] = [
             JournalCallback(session.journal),
             ProgressCallback(progress, spec, primary_metric(spec)),

@@ -85,7 +85,7 @@ def resume(
         Your own files in place of those that the settings name; see
         `flray.runs.resume_checks.load_config`.
     other_cpu : bool
-        Go on even where this CPU's bits are other than those it began with.
+        Go on even where this CPU's or GPU's bits are other than those it began with.
 
     Raises
     ------

@@ -157,7 +157,7 @@ def test_a_run_is_not_resumed_on_another_kind_of_cpu_unless_it_is_asked_for(
     assert (
         "began on Another" in line
         and " mkl compute other last bits" in line
-        and "--other-cpu" in line
+        and "--other-hardware" in line
     )
     assert directory.read(folder)["status"] == "interrupted"
     assert invoke(["resume", str(folder), "--other-cpu"]) == 0

@@ -12,6 +12,7 @@ import torch
 
 from flray import bits
 from flray.data.types import Pooled
+from flray.devices.identity import GpuIdentity, gpu_identity
 from flray.errors import DataError
 from flray.federation.messages import ClientTask, TaskInput, TaskOutcome
 from flray.federation.ray_backend.node_cache import node_samples
@@ -25,6 +26,7 @@ class Description(TypedDict):
 
     pid: int
     kind: str
+    gpu: GpuIdentity | None
     resident: int
 
 
@@ -100,6 +102,7 @@ class ClientActor:
         return {
             "pid": os.getpid(),
             "kind": bits.kind(),
+            "gpu": gpu_identity(self._runner.device),
             "resident": psutil.Process().memory_info().rss,
         }
 

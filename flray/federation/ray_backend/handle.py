@@ -10,6 +10,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from flray.devices.identity import GpuIdentity
 from flray.errors import FlrayError, disk_is_full
 from flray.federation.failures import ObjectLostError, ServerLostError
 from flray.federation.federation import RoundResult
@@ -117,6 +118,10 @@ class RayFederation:
     def diagnostics(self, final: bool) -> Diagnostics:
         """Return the models' data for figures."""
         return dict(self._call("diagnostics", final))
+
+    def gpus(self) -> list[GpuIdentity]:
+        """Return the kinds of GPU that the federation computes on; waits for its actors to start."""
+        return list(self._call("gpus")) if self._plan.gpus_per_actor else []
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process."""

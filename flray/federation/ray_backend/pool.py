@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flray import bits
 from flray.config.experiment import Experiment
+from flray.devices.identity import GpuIdentity, distinct
 from flray.federation.ray_backend.client_actor import ClientActor, Description
 from flray.federation.ray_backend.handles import ClientHandle, ObjectRef, PlacementGroup
 from flray.federation.ray_backend.process_loss import ACTOR_DIED_ERRORS
@@ -78,6 +79,7 @@ class ActorPool:
         self._samples = samples
         self._closed = False
         self.kinds = {bits.kind()}
+        self.gpu_kinds: set[str] = set()
         self.workers: list[PoolWorker] = [
             PoolWorker(*self._start(first_bundle + i), number=i, bundle=first_bundle + i)
             for i in range(actors)
@@ -177,6 +179,15 @@ class ActorPool:
     def note(self, description: Description) -> None:
         """Record a started actor's description of itself."""
         self.kinds.add(description["kind"])
+        if description["gpu"] is not None:
+            self.gpu_kinds.add(str(sorted(description["gpu"].items())))
+
+    def gpus(self) -> list[GpuIdentity]:
+        """Return the kinds of GPU of the actors; waits until they have started."""
+        if not self._gpus:
+            return []
+        self.wait_until_ready()
+        return distinct([found["gpu"] for found in self._ask_all("describe")])
 
     def replace(self, worker: PoolWorker) -> None:
         """Replace a dead actor."""

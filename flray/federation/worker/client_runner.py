@@ -21,6 +21,7 @@ from flray.algorithms.common.aggregation import BlockSum
 from flray.algorithms.common.batched_clients import train_batched
 from flray.algorithms.types import Predictor
 from flray.data.arrays import Rows
+from flray.devices.settings import make_repeatable
 from flray.federation.failures import describe_failure
 from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
 from flray.federation.messages import (
@@ -56,10 +57,16 @@ class ClientRunner:
         Device of models and data.
     threads : int
         Torch threads; set for the whole process.
+    share : float
+        Share of the GPU that is this process's.
     """
 
-    def __init__(self, spec: FederationSpec, device: torch.device, threads: int) -> None:
+    def __init__(
+        self, spec: FederationSpec, device: torch.device, threads: int, share: float = 1.0
+    ) -> None:
         torch.set_num_threads(threads)
+        tf32 = spec.config.local.precision == "tf32"
+        make_repeatable(device, tf32=tf32, share=share)
         keep_freed_memory()
         spec.register_components()
         self.spec, self.device = spec, device

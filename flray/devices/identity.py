@@ -1,0 +1,73 @@
+"""What a GPU's last bits depend on: its model, driver, CUDA and cuDNN."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+GpuIdentity: TypeAlias = dict[str, str]
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+MIXED = (
+    "client actors compute on several kinds of GPU, so that the last bits depend on which actor "
+    "runs which client; give the experiment nodes of one kind"
+)
+
+
+def gpu_identity(device: torch.device) -> GpuIdentity | None:
+    """Return what the last bits of results on a GPU depend on; None for a CPU.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where a process computes.
+    """
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "model": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": str(properties.multi_processor_count),  # fewer in a part of a GPU
+        "driver": _driver(),
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+    }
+
+
+def distinct(found: Iterable[GpuIdentity | None]) -> list[GpuIdentity]:
+    """Return each identity once, in a fixed order, without the CPUs among them."""
+    unique = {tuple(sorted(one.items())) for one in found if one is not None}
+    return [dict(one) for one in sorted(unique)]
+
+
+def difference(began: Sequence[GpuIdentity], here: Sequence[GpuIdentity]) -> str:
+    """Describe how GPUs differ from those that a run began on, in a few words; empty if they do not."""
+    if distinct(began) == distinct(here):
+        return ""
+    return f"began on {_words(began)}, and here computes on {_words(here)}"
+
+
+def _words(gpus: Sequence[GpuIdentity]) -> str:
+    return (
+        " and ".join(
+            f"{gpu.get('model')} (driver {gpu.get('driver')}, CUDA {gpu.get('cuda')}, cuDNN "
+            f"{gpu.get('cudnn')})"
+            for gpu in gpus
+        )
+        or "no GPU"
+    )
+
+
+def _driver() -> str:
+    """Return the version of the driver; where the system does not tell, that of the CUDA it supports."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _DRIVER.read_text()):
+            return found[1]
+    supported = getattr(torch._C, "_cuda_getDriverVersion", lambda: "unknown")()
+    return f"CUDA {supported}"

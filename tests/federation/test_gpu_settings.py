@@ -1,0 +1,103 @@
+"""What makes a GPU's bits repeatable: settings, and the GPU as a part of a run's identity. No GPU is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flray
+from flray.devices import identity
+from flray.errors import FlrayError
+from flray.runs import directory
+
+SETTINGS = """
+import json, os, sys, torch
+from types import SimpleNamespace
+from flray.devices.settings import make_repeatable
+capped = []
+torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=16 * 2**30)
+torch.cuda.set_per_process_memory_fraction = lambda share, device: capped.append(share)
+make_repeatable(torch.device(sys.argv[1]), tf32=sys.argv[2] == "tf32", share=float(sys.argv[3]))
+print(json.dumps([
+    torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic,
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32,
+    os.environ.get("CUBLAS_WORKSPACE_CONFIG"), capped]))
+"""
+ONE = {"model": "One", "driver": "580.1", "cuda": "13.0", "cudnn": "92000"}
+OTHER = {**ONE, "model": "Other"}
+
+
+def settings(device: str, precision: str = "float32", share: float = 1.0) -> list[Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", SETTINGS, device, precision, str(share)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: list[Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_gpu_computes_repeatably_and_in_full_precision_unless_it_is_asked_not_to() -> None:
+    assert settings("cuda") == [True, True, False, False, False, ":4096:8", []]
+    assert settings("cuda", "tf32", 0.25) == [
+        True,
+        True,
+        False,
+        True,
+        True,
+        ":4096:8",
+        [0.25 - 0.5 / 16],
+    ]
+    assert settings("cpu")[:2] == [False, False]
+
+
+def test_kinds_of_gpu_are_compared_by_all_that_the_bits_depend_on() -> None:
+    assert not identity.difference([ONE, OTHER], [OTHER, ONE, ONE])
+    assert not identity.difference([], [])
+    for name in ONE:
+        assert identity.difference([ONE], [{**ONE, name: "2"}])
+    assert "began on no GPU, and here computes on One (driver 580.1" in identity.difference(
+        [], [ONE]
+    )
+
+
+def interrupted(digits: dict[str, Any]) -> Path:
+    """Return a run that is one round short."""
+    result = flray.run({"experiment": {**digits, "resources": {"executor": "inline"}}})
+    directory.update(result.folder, status="interrupted")
+    for file in (result.folder / "checkpoint").glob("round-000003*"):
+        file.unlink()
+    return result.folder
+
+
+def test_a_run_is_not_resumed_on_another_gpu_unless_it_is_asked_for(
+    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flray.federation.executor.gpu_identity", lambda device: ONE)
+    folder = interrupted(digits)
+    noted = directory.read(folder)
+    assert noted["gpus"] == [ONE]
+    monkeypatch.setattr("flray.federation.executor.gpu_identity", lambda device: OTHER)
+    with pytest.raises(FlrayError, match=r"began on One .* and here computes on Other .*--other-h"):
+        flray.resume(folder)
+    result = flray.resume(folder, other_cpu=True)
+    assert result.sha256 == noted["sha256"]
+    assert directory.read(folder)["other_gpus"] == [[OTHER]]
+
+
+def test_a_run_of_an_older_flray_goes_on_and_notes_its_gpus(
+    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = interrupted(digits)
+    noted = directory.read(folder)
+    assert noted.pop("gpus") == []
+    directory.write(folder, "run", noted)
+    monkeypatch.setattr("flray.federation.executor.gpu_identity", lambda device: ONE)
+    assert flray.resume(folder).sha256 == noted["sha256"]
+    assert directory.read(folder)["gpus"] == [ONE]
