@@ -93,6 +93,7 @@ class Registry:
     def __init__(self, kind: str, package: str) -> None:
         self.kind, self.package = kind, package
         self._entries: dict[str, Any] = {}
+        self._signatures: dict[str, tuple[object, type[BaseModel]]] = {}
         self._builtin: set[str] = set()
         self._loaded = False
 
@@ -197,7 +198,12 @@ class Registry:
                 inspect.isclass(declared) and issubclass(declared, BaseModel)
             ):
                 raise TypeError("its Params are no class of flray.registry.Params")
-            return declared if declared is not None else signature_model(item, name)
+            if declared is not None:
+                return declared
+            known = self._signatures.get(name)
+            if known is None or known[0] is not item:  # a sweep asks for every trial
+                known = self._signatures[name] = (item, signature_model(item, name))
+            return known[1]
 
     def added(self) -> dict[str, Any]:
         """Return the user's components, for registration in other processes."""

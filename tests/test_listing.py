@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from flray import registry
 from flray.cli.papers import Suite, list_suites, papers_table, show_papers
 from flray.config import suites
 from flray.config.yaml_files import read_with_base
@@ -89,3 +90,19 @@ def test_every_suite_fits_two_lines_of_120_columns() -> None:
     ]
     assert [start for start in starts if start] == list(files)
     assert "  " not in "".join(start or " " for start in starts), "a row takes three lines"
+
+
+def test_options_of_another_function_under_the_same_name_are_its_own() -> None:
+    def first(*, width: int = 1) -> None: ...
+
+    def second(*, depth: int = 2) -> None: ...
+
+    try:
+        registry.partitions.register("of-a-test")(first)
+        assert set(registry.partitions.params("of-a-test").model_fields) == {"width"}
+        assert registry.partitions.params("of-a-test") is registry.partitions.params("of-a-test")
+        del registry.partitions._entries["of-a-test"]
+        registry.partitions.register("of-a-test")(second)
+        assert set(registry.partitions.params("of-a-test").model_fields) == {"depth"}
+    finally:
+        registry.partitions._entries.pop("of-a-test", None)
