@@ -14,6 +14,7 @@ from PIL import Image
 
 from flray.drawing.canvas import render_svg, save_figure, theme_svg
 from flray.drawing.charts import Line, LinePanel, draw_clients, draw_lines, draw_scores
+from flray.drawing.comparisons import ForestPanel, Interval, draw_forest, draw_ranks
 from flray.drawing.grids import GridPanel, draw_matrices, draw_table
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
@@ -169,3 +170,27 @@ def test_drawing_needs_neither_torch_nor_ray() -> None:
     )
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_a_forest_has_a_row_for_each_pair_and_open_dots_where_nothing_is_decided() -> None:
+    rows = [Interval("a – b", 5.4, 3.1, 7.7, True), Interval("c – b", -0.3, -2.1, 1.5, False)]
+    figure = draw_forest([ForestPanel("mnist", rows)], "points")
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["c – b", "a – b"]
+    zero, _, low, _, high = axes.lines
+    assert list(zero.get_xdata()) == [0.0, 0.0]
+    assert (low.get_xdata()[0], high.get_xdata()[0]) == (-0.3, 5.4)
+    assert low.get_markerfacecolor() == "none" and high.get_markerfacecolor() != "none"
+    assert list(axes.lines[3].get_xdata()) == [3.1, 7.7]
+
+
+def test_ranks_stand_on_a_line_with_their_names_and_bars(tmp_path: Path) -> None:
+    names, means = ("a", "b", "c", "d"), (1.2, 2.1, 2.9, 3.8)
+    figure = draw_ranks(names, means, 1.5, [(0, 1), (1, 2), (2, 3)])
+    (axes,) = figure.axes
+    texts = [text.get_text().strip() for text in axes.texts]
+    assert texts[-4:] == ["a 1.20", "b 2.10", "c 2.90", "d 3.80"]
+    assert "critical difference 1.50" in texts
+    assert [one.get_linewidth() for one in axes.lines].count(3.5) == 3
+    save_figure(figure, tmp_path / "ranks.png")
+    assert len(pixels(tmp_path / "ranks.png", BLUE)[0]) > 100

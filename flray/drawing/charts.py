@@ -42,12 +42,15 @@ class Line:
         Points; NaN breaks the line.
     spread : sequence of float, optional
         Half the height of a band around the line.
+    each : sequence of sequence of float
+        The values that the line is the mean of, at the same points; drawn thin.
     """
 
     name: str
     x: Floats
     y: Floats
     spread: Floats | None = None
+    each: Sequence[Floats] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ def draw_lines(
             marker = "o" if len(line.x) <= _MAX_MARKERS else ""
             x, y = np.asarray(line.x, float), np.asarray(line.y, float)
             (handles[line.name],) = one.plot(x, y, marker=marker, markersize=3, **style)
+            for values in line.each:
+                one.plot(x, values, color=style["color"], linewidth=0.5, alpha=0.5)
             if line.spread is not None and np.any(np.asarray(line.spread) > 0):
                 band = np.asarray(line.spread, float)
                 one.fill_between(

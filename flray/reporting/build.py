@@ -133,15 +133,16 @@ def make(
     """
     source = load_folder(source) if isinstance(source, Path) else source
     table, spent = build_table(source, reference), costs(source, target)
-    sections = list(create_sections(source))
+    sections = list(create_sections(source, table.studies))
     drawings = {name: one for section in sections for name, one in section.figures.items()}
     vectors = {name: render_svg(figure) for name, figure in drawings.items()}
     folder, figures = output / directory.FIGURES, []
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawings.items():
-        figures += [folder / f"{name}.svg", folder / f"{name}.pdf"]
-        figures[-2].write_text(vectors[name], encoding="utf-8")
-        save_figure(figure, figures[-1])
+        figures += [folder / f"{name}{suffix}" for suffix in (".svg", ".pdf", ".png")]
+        figures[-3].write_text(vectors[name], encoding="utf-8")
+        for path in figures[-2:]:
+            save_figure(figure, path)
     contents = {
         MARKDOWN: text.markdown(table, spent),
         LATEX: latex.render_table(table),

@@ -16,7 +16,7 @@ from flray.results.result_set import Trial
 Groups = Mapping[str, Mapping[str, Sequence[Trial]]]
 """The trials of every setting, by group and label."""
 MAX_PANELS = 12
-_MAX_CLIENTS, _MAX_LINES = 30, 24
+_MAX_CLIENTS, _MAX_LINES, _MAX_SEEDS = 30, 24, 20
 
 
 def join_names(*names: str) -> str:
@@ -32,9 +32,9 @@ def learning_curves(groups: Groups) -> Iterator[LinePanel]:
             table = _by_seed(trials)
             if len(table):
                 spread = table.std(axis=1, ddof=1).fillna(0.0)
-                lines.append(
-                    Line(label, list(table.index), table.mean(axis=1).to_numpy(), spread.to_numpy())
-                )
+                seeds = list(table.to_numpy().T) if 1 < table.shape[1] <= _MAX_SEEDS else []
+                mean = table.mean(axis=1).to_numpy()
+                lines.append(Line(label, list(table.index), mean, spread.to_numpy(), seeds))
         if lines:
             yield LinePanel(group, lines)
 

@@ -12,11 +12,12 @@ from flray.drawing.charts import LinePanel, draw_lines
 from flray.drawing.grids import draw_matrices, draw_points, draw_table
 from flray.drawing.partition import PartitionCounts, draw_partition
 from flray.metrics.direction import lower_is_better
-from flray.reporting import model_panels, panels
+from flray.reporting import comparison_sections, model_panels, panels
 from flray.reporting.panels import MAX_PANELS, Groups, join_names
 from flray.results.costs import group_trials
 from flray.results.measures import comparable_trials
 from flray.results.result_set import ResultSet, Trial
+from flray.results.study import Studies
 
 _TRACKED = (
     (
@@ -60,8 +61,18 @@ class Section:
     figures: Mapping[str, Figure]
 
 
-def create_sections(source: ResultSet) -> Iterator[Section]:
-    """Yield the sections for which something was tracked."""
+def create_sections(source: ResultSet, studies: Studies | None = None) -> Iterator[Section]:
+    """Yield the sections for which something was tracked.
+
+    Parameters
+    ----------
+    source : ResultSet
+        The runs.
+    studies : Studies, optional
+        Their comparisons; without, none is drawn.
+    """
+    if studies is not None:
+        yield from _comparisons(studies)
     groups = dict(itertools.islice(group_trials(source).items(), MAX_PANELS))
     yield from _curves(groups)
     yield from _clients(groups)
@@ -73,6 +84,26 @@ def create_sections(source: ResultSet) -> Iterator[Section]:
             figure = draw_lines(found, "round", name.rpartition("/")[2])
             yield Section(title, f"{caption} {seeds}", {file: figure})
     yield from _models(groups)
+
+
+def _comparisons(studies: Studies) -> Iterator[Section]:
+    figure = comparison_sections.forest(studies)
+    if figure is not None:
+        yield Section(
+            "Differences between settings",
+            "Mean of the differences at the seeds that two settings share, with its 95 % interval. "
+            "Filled: decided after Holm's correction for all pairs; open: not decided. Where pairs "
+            "are many, those of the best setting; comparisons.csv has all.",
+            {"differences": figure},
+        )
+    ranks = dict(comparison_sections.rank_figures(studies))
+    if ranks:
+        yield Section(
+            "Mean ranks",
+            "Mean rank of each setting over the places where all were run, 1 is best. Settings "
+            "under one bar differ by less than Nemenyi's critical difference at 0.05.",
+            ranks,
+        )
 
 
 def _curves(groups: Groups) -> Iterator[Section]:
@@ -89,7 +120,7 @@ def _curves(groups: Groups) -> Iterator[Section]:
         yield Section(
             "Learning curves",
             "The primary metric after each round: mean over seeds, band of one standard "
-            f"deviation.{_missing(groups, curves)}",
+            f"deviation, thin lines: the seeds.{_missing(groups, curves)}",
             {"curves": draw_lines(curves, "round", label, share=share)},
         )
     curves = list(panels.traffic_curves(groups))

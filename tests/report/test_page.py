@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +12,7 @@ from flray.drawing.grids import GridPanel
 from flray.files.csv_files import read_csv
 from flray.reporting import make, panels
 from flray.reporting.sections import create_sections
+from flray.results.build_table import build_table
 from flray.results.costs import group_trials
 from flray.results.load import load_folder
 from flray.results.result_set import ResultSet
@@ -59,7 +61,7 @@ def test_the_page_is_whole_and_needs_nothing_else(sweep: Path, tmp_path: Path) -
     assert all(value.startswith(("data:image/png;base64,", "#")) for value in parser.loaded)
     assert parser.loaded and "var(--c0)" in text
     names = {path.name for path in (tmp_path / "report" / "figures").iterdir()}
-    assert {"curves.svg", "curves.pdf", "features.pdf"} <= names and len(names) % 2 == 0
+    assert {"curves.svg", "curves.pdf", "curves.png", "differences.pdf", "ranks.svg"} <= names
     assert names == {path.name for path in made.figures}
     assert (
         not re.search(r"https?://(?!www\.w3\.org)", text)
@@ -98,6 +100,24 @@ def test_every_section_that_was_tracked_is_there_and_no_other(sweep: Path) -> No
 
 def first_grid(source: ResultSet) -> GridPanel:
     return next(panels.client_values(group_trials(source)))
+
+
+def test_comparisons_have_sections_where_they_are_given(sweep: Path) -> None:
+    source = load_folder(sweep)
+    studies = build_table(source).studies
+    first, second = itertools.islice(create_sections(source, studies), 2)
+    assert (first.title, second.title) == ("Differences between settings", "Mean ranks")
+    (one, other) = first.figures["differences"].axes
+    assert [text.get_text() for text in one.get_yticklabels()] == ["full – none"]
+    assert one.lines[2].get_xdata()[0] == pytest.approx(11.0)
+    assert one.get_xlabel() == "how much better the first is, points"
+    assert (one.get_title("left"), other.get_title("left")) == ("CIFAR-10", "CIFAR-100")
+    assert next(section.title for section in create_sections(source)) == "Learning curves"
+
+
+def test_every_seed_has_a_thin_line_under_the_mean(sweep: Path) -> None:
+    panel = next(panels.learning_curves(group_trials(load_folder(sweep))))
+    assert np.array(panel.lines[0].each)[:, -1] == pytest.approx([0.70, 0.72])
 
 
 def test_the_worst_client_is_marked(sweep: Path) -> None:
