@@ -152,7 +152,8 @@ def test_markdown_shows_a_name_as_it_is(name: str) -> None:
 def test_html_shows_a_name_as_it_is(name: str) -> None:
     shown = Texts(render_table(table_of(name)))
     assert shown.tags <= {"div", "table", "thead", "tbody", "tr", "th", "td", "span"}
-    assert [cell.strip() for cell in shown.cells].count(one_line(name).strip()) == 3
+    wanted = one_line(name).strip()  # of a name of spaces nothing is left to be counted
+    assert not wanted or [cell.strip() for cell in shown.cells].count(wanted) == 3
 
 
 COMMANDS = {
@@ -282,5 +283,5 @@ def test_a_sweep_with_such_arms_ends_with_all_its_tables(
     made = make(swept.folder, tmp_path / "report")
     for path in made.files:
         text = path.read_text(encoding="utf-8")
-        assert "<script>alert" not in text
+        assert path.suffix == ".csv" or "<script>alert" not in text  # in a CSV file names are data
         assert "\x1b" not in text and "\u202e" not in text
