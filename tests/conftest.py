@@ -12,6 +12,7 @@ import torch
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("FLRAY_FAKE_GPUS", "1")  # Ray's fake GPUs are computed on the CPU
 os.environ.setdefault(
     "RAY_worker_niceness", "0"
 )  # as flray's own: else actors starve beside the other test process

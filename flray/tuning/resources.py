@@ -89,11 +89,13 @@ class TrialResources:
     @property
     def slots(self) -> int:
         """Number of concurrent trials that the resources allow."""
-        needs = [
-            sum(bundle.get("CPU", 0.0) for bundle in bundles) for bundles in self._bundles.values()
+        rooms = [
+            math.floor(self._available.get(kind, 1.0) / need + 1e-9)
+            for bundles in self._bundles.values()
+            for kind in ("CPU", "GPU")
+            if (need := sum(bundle.get(kind, 0.0) for bundle in bundles))
         ]
-        room = math.floor(self._available.get("CPU", 1.0) / max(needs, default=1.0) + 1e-9)
-        return max(1, min(room, self._slots))
+        return max(1, min([*rooms, self._slots]))
 
     def share(self) -> dict[str, Any]:
         """Put the data sets into Ray's object store, once each, and return their references by `data_key`."""
@@ -120,14 +122,38 @@ class TrialResources:
         if not uses_ray(experiment):
             return [_bundle(planner.plan(actors="auto"))]
         own = planner.plan()
+        server = {"GPU": own.server_gpu} if own.server_gpu else {}
         if experiment.resources.actors != "auto":
-            return [{}, *[_bundle(own)] * own.actors]
-        room = planner.plan(cohort=10**9, gpus_per_actor=own.gpus_per_actor).actors
-        actors = max(1, min(math.floor(room / max(1, min(self._slots, room))), spec.cohort_size))
+            return [server, *[_bundle(own)] * own.actors]
+        own, actors = self._spread(planner, experiment, spec.cohort_size)
+        server = {"GPU": own.server_gpu} if own.server_gpu else {}
         if actors == 1 and experiment.faults.round_timeout is None:
             # Server and only client actor in one process: identical results, no waiting.
             return [_bundle(own)]
-        return [{}, *[_bundle(own)] * actors]
+        return [server, *[_bundle(own)] * actors]
+
+    def _spread(
+        self, planner: PoolPlanner, experiment: Experiment, cohort: int
+    ) -> tuple[Plan, int]:
+        """Return the pool and the actors of each of as many equal trials as keep most GPUs, then CPUs, busy."""
+        smallest = planner.plan(cohort=cohort * self._slots).gpus_per_actor
+        shares = [smallest]
+        if smallest and experiment.resources.gpus_per_actor == "auto":
+            shares = [1.0 / number for number in range(round(1.0 / smallest), 0, -1)]
+        best: tuple[tuple[int, int, int], Plan, int] | None = None
+        for share in shares:
+            pool = planner.plan(cohort=10**9, gpus_per_actor=share)
+            servers = int(pool.server_gpu > 0)  # each trial's server has a share as well
+            most = max(1, min(self._slots, pool.actors))
+            for at_once in range(most, 0, -1) if share else (most,):
+                actors = math.floor((pool.actors + servers) / at_once) - servers
+                actors = max(1, min(actors, cohort))
+                busy = math.ceil(at_once * (actors + servers) * share - 1e-9)
+                value = (busy, at_once * actors, at_once)
+                if best is None or value > best[0]:
+                    best = value, pool, actors
+        assert best is not None
+        return best[1], best[2]
 
 
 def data_key(experiment: Experiment) -> str:

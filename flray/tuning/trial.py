@@ -36,6 +36,7 @@ from flray.federation.executor import InlineExecutor
 from flray.federation.failures import ObjectLostError, describe_failure
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.ray_backend.granted import granted_device
 from flray.federation.ray_backend.handles import ObjectRef
 from flray.federation.spec import FederationSpec, SharedDataset
 from flray.files.atomic import write_atomically
@@ -296,7 +297,9 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             evaluation = experiment.evaluation
             self._course = RunningReport(self._metric, evaluation.protocol, evaluation.last)
             self._executor = self._executor_for(experiment, spec, samples, point["bundles"])
-            self._opened = Federation(spec, self._executor, self._lines.append)
+            # The GPU of the trial's own bundle, if it has one; client actors have theirs.
+            device = granted_device()
+            self._opened = Federation(spec, self._executor, self._lines.append, device)
             self._restore_newest()
 
     def _executor_for(
@@ -311,7 +314,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         clients = bundles[1:]
         if not clients:
             self.cleanup()
-            return InlineExecutor(spec)
+            share = bundles[0].get("GPU", 1.0) if bundles else 1.0
+            return InlineExecutor(spec, granted_device(), share)
         reference = ray.put(spec.without_samples() if samples is not None else spec)
         if fits and isinstance(self._executor, RayExecutor):
             self._executor.reset(reference, experiment, samples)

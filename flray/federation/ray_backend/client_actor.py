@@ -15,6 +15,7 @@ from flray.data.types import Pooled
 from flray.devices.identity import GpuIdentity, gpu_identity
 from flray.errors import DataError
 from flray.federation.messages import ClientTask, TaskInput, TaskOutcome
+from flray.federation.ray_backend.granted import granted_device
 from flray.federation.ray_backend.node_cache import node_samples
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner
@@ -33,16 +34,21 @@ class Description(TypedDict):
 class ClientActor:
     """A process that runs client tasks one at a time, on its share of the CPUs or of a GPU."""
 
-    def __init__(self, spec: FederationSpec, threads: int, samples: Pooled | None = None) -> None:
-        self.reset(spec, threads, samples)
+    def __init__(
+        self, spec: FederationSpec, threads: int, samples: Pooled | None = None, share: float = 1.0
+    ) -> None:
+        self.reset(spec, threads, samples, share)
 
-    def reset(self, spec: FederationSpec, threads: int, samples: Pooled | None = None) -> None:
+    def reset(
+        self, spec: FederationSpec, threads: int, samples: Pooled | None = None, share: float = 1.0
+    ) -> None:
         """Switch to another federation; the process and its imports stay."""
-        cuda = (
-            bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))
-            and torch.cuda.is_available()
-        )
         self._lacking = bits.problem(spec.config)
+        device = torch.device("cpu")
+        try:
+            device = granted_device()
+        except DataError as error:
+            self._lacking = str(error)
         if spec.config.resources.data == "node":
             try:
                 samples = node_samples(spec.config, spec.data.fingerprint)
@@ -50,7 +56,7 @@ class ClientActor:
                 self._lacking = str(error)
         if samples is not None:
             spec = spec.with_samples(samples)
-        self._runner = ClientRunner(spec, torch.device("cuda:0" if cuda else "cpu"), threads)
+        self._runner = ClientRunner(spec, device, threads, share)
 
     @ray.method(num_returns=3)  # type: ignore[untyped-decorator]
     def run(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from flray.devices.identity import GpuIdentity
 from flray.errors import FlrayError, disk_is_full
@@ -61,6 +65,7 @@ class RayFederation:
                 }
             ]
             * plan.actors
+            + self._own_bundle()
         )
         try:
             ray.get(self._group.ready(), timeout=PLACEMENT_TIMEOUT_S)
@@ -76,13 +81,39 @@ class RayFederation:
         self._under_way: ObjectRef | None = None
 
     def _start(self) -> ServerHandle:
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        # It writes checkpoints to the folder of the run, so it is where the driver is.
+        place: object = NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        if self._plan.server_gpu:
+            place = PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=self._plan.actors
+            )
         server: ServerHandle = (
             ray.remote(ServerActor)
-            .options(num_cpus=0, scheduling_strategy=here)
+            .options(num_cpus=0, num_gpus=self._plan.server_gpu, scheduling_strategy=place)
             .remote(self._spec, [self._spec], self._plan, self._group, 0)
         )
         return server
+
+    def _own_bundle(self) -> list[dict[str, float]]:
+        """Return the bundle of a server that has a share of a GPU, on the driver's node; none without."""
+        if not self._plan.server_gpu:
+            return []
+        here = ray.get_runtime_context().get_node_id()
+        (node,) = [node for node in ray.nodes() if node["NodeID"] == here]
+        (name,) = [
+            one
+            for one in node["Resources"]
+            if one.startswith("node:") and not one.startswith("node:__")
+        ]
+        if float(node["Resources"].get("GPU", 0.0)) < self._plan.server_gpu:
+            self._plan = replace(self._plan, server_gpu=0.0)
+            self._warn(
+                "the server trains on a CPU: the node of the driver, where it is, has no GPU"
+            )
+            return []
+        return [{"GPU": self._plan.server_gpu, name: 0.001}]
 
     def step(self) -> RoundResult:
         """Run one round."""

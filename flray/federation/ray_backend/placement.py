@@ -41,6 +41,8 @@ class Plan:
     blocks : int
         Most blocks of clients in a round (``aggregation.block``), each run by one actor; 0
         without blocks.
+    server_gpu : float
+        Share of a GPU that the server has to itself, where it trains; 0: it computes on a CPU.
     """
 
     actors: int
@@ -50,6 +52,7 @@ class Plan:
     cohort: int
     measured: int = 0
     blocks: int = 0
+    server_gpu: float = 0.0
 
     def __str__(self) -> str:
         gpu = f", {self.gpus_per_actor:g} GPU" if self.gpus_per_actor else ""
@@ -63,6 +66,7 @@ class Plan:
             f"actor{'s' if self.actors > 1 else ''}, {self.cpus_per_actor:g} CPU{gpu} each, "
             f"about {client_tasks:.2g} {unit}{'s' if client_tasks > 1 else ''} per actor and "
             f"round{memory}"
+            f"{f'; the server trains on {self.server_gpu:g} GPU' if self.server_gpu else ''}"
         )
 
 
@@ -73,6 +77,7 @@ def make_plan(
     available: Mapping[str, float],
     nodes: Sequence[Node] = (),
     survey: ResourceSurvey | None = None,
+    trains_at_server: bool = False,
 ) -> Plan:
     """Return the number of client actors, and the share of each.
 
@@ -88,6 +93,8 @@ def make_plan(
         The same by node: an actor cannot span two nodes.
     survey : ResourceSurvey, optional
         A task's footprint and the GPUs' free memory, for ``auto``.
+    trains_at_server : bool
+        Whether the server needs a share of a GPU of its own, if the actors have one.
 
     Raises
     ------
@@ -98,9 +105,19 @@ def make_plan(
     cpus, gpus = float(available.get("CPU", 0.0)), float(available.get("GPU", 0.0))
     block = config.aggregation.block
     blocks = min(cohort, math.ceil(clients / block)) if block else 0
+    wanted = (blocks or cohort) if resources.actors == "auto" else int(resources.actors)
+    hosts = [node for node in nodes if float(node.get("GPU", 0.0)) >= 1] or [available]
+    carried = [
+        (
+            math.floor(float(host.get("GPU", 0.0))),
+            math.floor(float(host.get("CPU", 0.0)) / resources.cpus_per_actor + 1e-9),
+        )
+        for host in hosts
+    ]
     gpu_share = _gpu_share(
-        resources.gpus_per_actor, gpus, resources.actors, blocks or cohort, survey
+        resources.gpus_per_actor, gpus, carried, wanted + int(trains_at_server), survey
     )
+    server = min(gpu_share, 1.0) if trains_at_server else 0.0
     if resources.cpus_per_actor > cpus:
         raise ConfigError(
             "experiment.resources.cpus_per_actor",
@@ -110,6 +127,12 @@ def make_plan(
     room = _room(available, resources.cpus_per_actor, gpu_share)
     if nodes:
         room = min(room, sum(_room(node, resources.cpus_per_actor, gpu_share) for node in nodes))
+    if server and room * gpu_share + server > math.floor(gpus) + 1e-9:
+        # The server's share is one that an actor would have had; the only one is shared by nobody.
+        if room > 1:
+            room -= 1
+        else:
+            server = 0.0
     measured = 0
     if survey is not None:
         measured = survey.need.gpu if gpu_share and survey.gpus else survey.need.memory
@@ -130,6 +153,7 @@ def make_plan(
             cohort,
             measured,
             blocks,
+            server,
         )
     if resources.actors > room:
         have = (
@@ -145,7 +169,14 @@ def make_plan(
             "; ask for fewer actors, a smaller share each, or 'auto'",
         )
     return Plan(
-        resources.actors, resources.cpus_per_actor, gpu_share, clients, cohort, measured, blocks
+        resources.actors,
+        resources.cpus_per_actor,
+        gpu_share,
+        clients,
+        cohort,
+        measured,
+        blocks,
+        server,
     )
 
 
@@ -172,8 +203,17 @@ def _memory_room(node: Node, need: int) -> int:
 
 
 def _gpu_share(
-    asked: float | str, gpus: float, actors: int | str, parts: int, survey: ResourceSurvey | None
+    asked: float | str,
+    gpus: float,
+    carried: Sequence[tuple[int, int]],
+    wanted: int,
+    survey: ResourceSurvey | None,
 ) -> float:
+    """Return the share of a GPU of each process: the setting, or the smallest with which every GPU has one.
+
+    Ray fills one GPU before it takes the next. `carried` has each node's GPUs, and the actors that its
+    CPUs carry.
+    """
     if asked != "auto":
         share = float(asked)
         if share > gpus:
@@ -186,8 +226,8 @@ def _gpu_share(
         return share
     if gpus < 1:
         return 0.0
-    wanted = parts if actors == "auto" else int(actors)
-    per_gpu = min(MOST_PER_GPU, math.ceil(wanted / gpus))
+    wanted = min(wanted, sum(room for _, room in carried))
+    per_gpu = max(1, min(MOST_PER_GPU, math.ceil(wanted / gpus)))
     for gpu in survey.gpus if survey is not None else ():
         assert survey is not None
         fits = math.floor(MEMORY_FRACTION * gpu.free / survey.need.gpu)
@@ -202,7 +242,18 @@ def _gpu_share(
                 "lower local.batch_size",
             )
         per_gpu = min(per_gpu, fits)
+    while per_gpu > 1 and not _uses_all(per_gpu, carried, wanted):
+        per_gpu -= 1
     return 1.0 / max(1, per_gpu)
+
+
+def _uses_all(per_gpu: int, carried: Sequence[tuple[int, int]], wanted: int) -> bool:
+    """Return whether so many processes per GPU, one GPU filled after the other, leave none idle."""
+    filled = [min(room, per_gpu * gpus) for gpus, room in carried]
+    total = min(wanted, sum(filled))
+    return math.ceil(total / per_gpu) >= sum(gpus for gpus, _ in carried) and all(
+        math.ceil(count / per_gpu) >= gpus for count, (gpus, _) in zip(filled, carried, strict=True)
+    )
 
 
 class PoolPlanner:
@@ -239,7 +290,15 @@ class PoolPlanner:
             config = config.model_copy(update={"resources": changed})
         size = self._spec.cohort_size if cohort is None else cohort
         clients = len(self._spec.data.clients)
-        return make_plan(config, clients, size, self._available, self._nodes, self._survey)
+        return make_plan(
+            config,
+            clients,
+            size,
+            self._available,
+            self._nodes,
+            self._survey,
+            self._spec.algorithm.trains_at_server,
+        )
 
 
 def uses_ray(config: Experiment) -> bool:

@@ -147,9 +147,13 @@ class ActorPool:
         actor: ClientHandle = (
             ray.remote(ClientActor)
             .options(**options)
-            .remote(self._spec, self._threads, self._samples)
+            .remote(self._spec, self._threads, self._samples, self._share)
         )
         return actor, actor.describe.remote()
+
+    @property
+    def _share(self) -> float:
+        return self._gpus if 0 < self._gpus < 1 else 1.0
 
     @property
     def _threads(self) -> int:
@@ -168,7 +172,10 @@ class ActorPool:
             As in the constructor.
         """
         self._spec, self.config, self._samples = spec, config, samples
-        calls = [worker.actor.reset.remote(spec, self._threads, samples) for worker in self.workers]
+        calls = [
+            worker.actor.reset.remote(spec, self._threads, samples, self._share)
+            for worker in self.workers
+        ]
         for worker, call in zip(self.workers, calls, strict=True):
             worker.waiting.clear()
             try:

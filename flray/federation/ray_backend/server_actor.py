@@ -7,6 +7,7 @@ from flray.errors import FlrayError
 from flray.federation.federation import Federation
 from flray.federation.memory import resident_bytes
 from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.ray_backend.granted import granted_device
 from flray.federation.ray_backend.handles import ObjectRef, PlacementGroup
 from flray.federation.ray_backend.placement import Plan
 from flray.federation.spec import FederationSpec
@@ -48,7 +49,7 @@ class ServerActor(Federation):
         try:
             if lacking := bits.problem(spec.config):
                 raise FlrayError(lacking)
-            super().__init__(spec, executor, self._lines.append)
+            super().__init__(spec, executor, self._lines.append, granted_device())
         except FlrayError as error:
             # Raised by the first call: if an actor's constructor fails, Ray only says that it is
             # dead.
