@@ -117,7 +117,8 @@ class _CompiledForward:
         try:
             outputs = self._fast(x)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reason = " ".join([f"{type(error).__name__}:", *lines[:2]])
             raise FlrayError(
                 f"local.compile: torch.compile failed on this network or machine ({reason}); set "
                 "it to false"
