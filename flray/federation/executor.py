@@ -21,7 +21,7 @@ from flray.federation.messages import (
     failed_block,
 )
 from flray.federation.spec import FederationSpec
-from flray.federation.worker.client_runner import ClientRunner
+from flray.federation.worker.client_runner import ClientRunner, Exhausted
 from flray.federation.worker.resources import default_device, thread_count
 from flray.trees import Packed
 
@@ -70,14 +70,20 @@ class InlineExecutor:
         Where it trains; default: the GPU that this process has, if the experiment uses one.
     share : float
         Share of the GPU that is this process's.
+    exhausted : {"report", "raise", "exit"}
+        See `flray.federation.worker.client_runner.ClientRunner`.
     """
 
     def __init__(
-        self, spec: FederationSpec, device: torch.device | None = None, share: float = 1.0
+        self,
+        spec: FederationSpec,
+        device: torch.device | None = None,
+        share: float = 1.0,
+        exhausted: Exhausted = "report",
     ) -> None:
         self._threads = torch.get_num_threads()
         device = device or default_device(spec)
-        self._runner = ClientRunner(spec, device, thread_count(spec.config), share)
+        self._runner = ClientRunner(spec, device, thread_count(spec.config), share, exhausted)
 
     def put(self, packed: Packed) -> Ref:
         """Return the tree itself."""

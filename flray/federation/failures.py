@@ -12,6 +12,9 @@ import torch
 
 from flray.errors import MethodError, RunFailedError
 
+MACHINE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+"""Errors of a device, and not of the client whose task met them; after the second none of its tasks succeeds."""
+
 
 @dataclass(frozen=True)
 class Failure:

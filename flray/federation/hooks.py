@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from flray.errors import FlrayError, MethodError, disk_is_full
-from flray.federation.failures import describe_failure
+from flray.federation.failures import MACHINE_ERRORS, describe_failure
 
 Item = TypeVar("Item")
 
@@ -30,6 +30,7 @@ def method_hook(method: str, name: str, round_: int) -> Iterator[None]:
     ------
     MethodError
         The first line names method, round, hook, exception, file and line; the traceback follows.
+        An error of the machine is its cause.
     """
     try:
         yield
@@ -41,7 +42,8 @@ def method_hook(method: str, name: str, round_: int) -> Iterator[None]:
         failure = describe_failure(error)
         where = f" at {failure.where}" if failure.where else ""
         line = f"{method} at the server, round {round_}, {name}: {failure.what}{where}"
-        raise MethodError(f"{line}\n{failure.trace}".rstrip()) from None
+        machine = error if isinstance(error, MACHINE_ERRORS) else None
+        raise MethodError(f"{line}\n{failure.trace}".rstrip()) from machine
 
 
 def iterate_hook(items: Iterable[Item], method: str, name: str, round_: int) -> Iterator[Item]:

@@ -33,7 +33,7 @@ from flray.federation.diagnostics import (
     partition_summary,
 )
 from flray.federation.executor import InlineExecutor
-from flray.federation.failures import ObjectLostError, describe_failure
+from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, describe_failure
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.granted import granted_device
@@ -46,13 +46,7 @@ from flray.tuning.resources import Bundles, data_key
 from flray.tuning.trial_store import checkpoints
 
 TRIAL_NOTE = "trial.json"
-TRANSIENT_ERRORS = (
-    ray.exceptions.RayError,
-    ObjectLostError,
-    OSError,
-    MemoryError,
-    torch.OutOfMemoryError,
-)
+TRANSIENT_ERRORS = (ray.exceptions.RayError, ObjectLostError, OSError, MemoryError, *MACHINE_ERRORS)
 """Transient errors: Tune retries the trial. All others fail it."""
 
 STEP_SECONDS = 1.0
@@ -315,7 +309,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         if not clients:
             self.cleanup()
             share = bundles[0].get("GPU", 1.0) if bundles else 1.0
-            return InlineExecutor(spec, granted_device(), share)
+            return InlineExecutor(spec, granted_device(), share, "raise")
         reference = ray.put(spec.without_samples() if samples is not None else spec)
         if fits and isinstance(self._executor, RayExecutor):
             self._executor.reset(reference, experiment, samples)
@@ -402,6 +396,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         except TRANSIENT_ERRORS:
             raise
         except FlrayError as error:
+            if isinstance(error.__cause__, MACHINE_ERRORS):
+                raise error.__cause__ from None
             self._failure = str(error)
         except Exception as error:
             failure = describe_failure(error)

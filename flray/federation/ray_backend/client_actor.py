@@ -56,7 +56,7 @@ class ClientActor:
                 self._lacking = str(error)
         if samples is not None:
             spec = spec.with_samples(samples)
-        self._runner = ClientRunner(spec, device, threads, share)
+        self._runner = ClientRunner(spec, device, threads, share, "exit")
 
     @ray.method(num_returns=3)  # type: ignore[untyped-decorator]
     def run(

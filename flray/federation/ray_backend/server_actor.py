@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from flray import bits
-from flray.errors import FlrayError
+from flray.errors import FlrayError, MethodError
+from flray.federation.failures import MACHINE_ERRORS, ServerLostError
 from flray.federation.federation import Federation
 from flray.federation.memory import resident_bytes
 from flray.federation.ray_backend.executor import RayExecutor
@@ -65,7 +66,12 @@ class ServerActor(Federation):
         """
         if self._error is not None:
             raise self._error
-        value = getattr(self, method)(*arguments)
+        try:
+            value = getattr(self, method)(*arguments)
+        except MethodError as error:
+            if isinstance(error.__cause__, MACHINE_ERRORS):  # goes on in a new process
+                raise ServerLostError(f"the server's device failed: {error.__cause__}") from None
+            raise
         lines, self._lines[:] = list(self._lines), []
         return value, lines
 

@@ -6,10 +6,12 @@ buffers.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import psutil
@@ -21,8 +23,9 @@ from flray.algorithms.common.aggregation import BlockSum
 from flray.algorithms.common.batched_clients import train_batched
 from flray.algorithms.types import Predictor
 from flray.data.arrays import Rows
+from flray.devices.memory import again_without_cache
 from flray.devices.settings import make_repeatable
-from flray.federation.failures import describe_failure
+from flray.federation.failures import MACHINE_ERRORS, describe_failure
 from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
 from flray.federation.messages import (
     ClientTask,
@@ -43,6 +46,7 @@ from flray.federation.worker.resources import WorkerResources
 from flray.trees import Packed
 
 # A task's outcome, the large part of its reply, and the client's new state.
+Exhausted: TypeAlias = Literal["report", "raise", "exit"]
 RunnerOutput: TypeAlias = tuple[TaskOutcome, Packed | None, Packed | None]
 
 
@@ -59,11 +63,21 @@ class ClientRunner:
         Torch threads; set for the whole process.
     share : float
         Share of the GPU that is this process's.
+    exhausted : {"report", "raise", "exit"}
+        What becomes of a task for which the device has no memory twice, or whose device has
+        failed: the client's failure, the error itself, or the end of this process, whose tasks
+        are then run elsewhere.
     """
 
     def __init__(
-        self, spec: FederationSpec, device: torch.device, threads: int, share: float = 1.0
+        self,
+        spec: FederationSpec,
+        device: torch.device,
+        threads: int,
+        share: float = 1.0,
+        exhausted: Exhausted = "report",
     ) -> None:
+        self._exhausted = exhausted
         torch.set_num_threads(threads)
         tf32 = spec.config.local.precision == "tf32"
         make_repeatable(device, tf32=tf32, share=share)
@@ -101,15 +115,12 @@ class ClientRunner:
                     )
                 )
                 if client_task.kind == "stage":
-                    return self._stage(client_task, common, private, state, started, sums)
-                if client_task.kind == "diagnostics":
-                    predictions = self._diagnose(client_task, common, private, state)
-                else:
-                    predictions = (
-                        self._global(client_task, common)
-                        if client_task.kind == "global"
-                        else self._personal(client_task, common, private, state)
+                    return again_without_cache(
+                        lambda: self._stage(client_task, common, private, state, started, sums)
                     )
+                predictions = again_without_cache(
+                    lambda: self._evaluated(client_task, common, private, state)
+                )
             return (
                 TaskOutcome(
                     client_task.client,
@@ -121,6 +132,7 @@ class ClientRunner:
                 None,
             )
         except Exception as error:
+            self._end_if_exhausted(error)
             return (
                 TaskOutcome(
                     client_task.client,
@@ -130,6 +142,24 @@ class ClientRunner:
                 None,
                 None,
             )
+
+    def _evaluated(
+        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
+    ) -> dict[str, Any]:
+        if client_task.kind == "diagnostics":
+            return self._diagnose(client_task, common, private, state)
+        if client_task.kind == "global":
+            return self._global(client_task, common)
+        return self._personal(client_task, common, private, state)
+
+    def _end_if_exhausted(self, error: Exception) -> None:
+        """Do with an error of the machine what the process was asked to."""
+        if not isinstance(error, MACHINE_ERRORS) or self._exhausted == "report":
+            return
+        if self._exhausted == "raise":
+            raise error
+        print(f"this process ends: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
 
     def run_block(
         self, jobs: Sequence[TaskInput]
@@ -182,12 +212,10 @@ class ClientRunner:
         """Run several clients' tasks in common steps; an error fails all of them."""
         started = time.perf_counter()
         try:
-            clients = [
-                self._client(job.client_task, job.common, job.private, job.state) for job in jobs
-            ]
-            values = train_batched(self.spec.algorithm, clients)
+            clients, values = again_without_cache(lambda: self._trained(jobs))
             share = (time.perf_counter() - started) / len(jobs)
         except Exception as error:
+            self._end_if_exhausted(error)
             failure = describe_failure(error)
             seconds = (time.perf_counter() - started) / len(jobs)
             yield from (
@@ -211,6 +239,12 @@ class ClientRunner:
                     None,
                     None,
                 )
+
+    def _trained(self, jobs: Sequence[TaskInput]) -> tuple[list[Client], Any]:
+        clients = [
+            self._client(job.client_task, job.common, job.private, job.state) for job in jobs
+        ]
+        return clients, train_batched(self.spec.algorithm, clients)
 
     def networks(self) -> dict[str, int]:
         """Return how many instances of each architecture there are here: the trained one and its frozen copies."""
