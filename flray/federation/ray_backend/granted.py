@@ -21,7 +21,8 @@ def granted_device() -> torch.device:
     DataError
         If torch sees no GPU where Ray granted one: it would be computed on the CPU without a word.
     """
-    if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+    # Asked outside of a session, Ray would start one, or join any that it finds.
+    if not ray.is_initialized() or not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
         return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda:0")
