@@ -22,8 +22,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coverage.numbits import numbits_to_nums
-
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -124,6 +122,11 @@ def measure(tree: Path, data: Path, folders: list[str]) -> None:
     subprocess.run(command, cwd=tree, env=environment, check=False)
 
 
+def numbers_of(bits: bytes) -> set[int]:
+    """Return the line numbers that coverage's database keeps as one bit each."""
+    return {8 * i + bit for i, byte in enumerate(bits) for bit in range(8) if byte >> bit & 1}
+
+
 def tests_of_line(data: Path, file: str, lines: range) -> list[str]:
     """Return the tests that ran one of the lines, those first that run fewest lines of all files."""
     with sqlite3.connect(data) as database:
@@ -138,7 +141,7 @@ def tests_of_line(data: Path, file: str, lines: range) -> list[str]:
                 " join context on context.id = context_id group by context"
             ).fetchall()
         )
-    names = {name for name, bits in rows if name and set(numbits_to_nums(bits)) & set(lines)}
+    names = {name for name, bits in rows if name and numbers_of(bits) & set(lines)}
     return sorted({name.split("|")[0] for name in names}, key=lambda name: size.get(name, 0))
 
 
