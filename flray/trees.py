@@ -7,10 +7,8 @@ processes without a copy, and which never contains anything that could execute c
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -168,8 +166,7 @@ def unpack(packed: Packed, device: torch.device | None = None) -> dict[str, Any]
             (leaf.path, _view(packed.data, leaf)) for leaf in packed.leaves
         ]
     else:
-        _accept_read_only_buffers()
-        flat = transfers.to_device(torch.from_numpy(packed.data), device)
+        flat = transfers.to_device(transfers.from_numpy(packed.data), device)
         pairs = [
             (leaf.path, transfers.view(flat, leaf.offset, _DTYPES[leaf.dtype], leaf.shape))
             for leaf in packed.leaves
@@ -181,20 +178,12 @@ def unpack(packed: Packed, device: torch.device | None = None) -> dict[str, Any]
     return unflatten(pairs)
 
 
-@functools.cache
-def _accept_read_only_buffers() -> None:
-    """Hide torch's one warning that a view of a packed buffer is read-only, as messages are by agreement."""
-    warnings.filterwarnings("ignore", message=".*NumPy array is not writable.*")
-    warnings.filterwarnings("ignore", message=".*given buffer is not writable.*")
-
-
 def _view(data: np.ndarray[Any, np.dtype[np.uint8]], leaf: Leaf) -> Tensor:
     dtype = _DTYPES[leaf.dtype]
     size = math.prod(leaf.shape) * dtype.itemsize
     if not size:
         return torch.empty(leaf.shape, dtype=dtype)
-    _accept_read_only_buffers()
-    return torch.from_numpy(data[leaf.offset : leaf.offset + size]).view(dtype).view(leaf.shape)
+    return transfers.from_numpy(data[leaf.offset : leaf.offset + size]).view(dtype).view(leaf.shape)
 
 
 def clone(tree: Tree) -> dict[str, Any]:

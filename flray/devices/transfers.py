@@ -5,13 +5,35 @@ Copying ordinary memory to a device makes the host wait, and so does every singl
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 ALIGN = 64
 """Bytes to which tensors are aligned in a common buffer."""
+
+
+def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
+    """Return an array as a tensor in the same memory, without torch's warning where it is read-only.
+
+    Parameters
+    ----------
+    array : ndarray
+        Ray's object store hands out arrays that cannot be written; by agreement nobody does.
+    """
+    _accept_read_only_memory()
+    return torch.from_numpy(array)
+
+
+@functools.cache
+def _accept_read_only_memory() -> None:
+    warnings.filterwarnings("ignore", message=".*NumPy array is not writable.*")
+    warnings.filterwarnings("ignore", message=".*given buffer is not writable.*")
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

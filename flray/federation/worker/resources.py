@@ -67,7 +67,9 @@ class WorkerResources:
             )
         self._normalisation = (mean.to(device, self._dtype), std.to(device, self._dtype))
         self._noise = (
-            torch.from_numpy(data.noise).to(device, self._dtype) if data.noise is not None else None
+            transfers.from_numpy(data.noise).to(device, self._dtype)
+            if data.noise is not None
+            else None
         )
         self._noise_key = rng.key(spec.config.seed, "data", extra="noise")
 
@@ -105,7 +107,7 @@ class WorkerResources:
         return Samples(
             x,
             y,
-            transfers.to_device(torch.from_numpy(rows), self.device),
+            transfers.to_device(transfers.from_numpy(rows), self.device),
             self._prepare,
             disturb,
             self._normalisation,
@@ -122,19 +124,23 @@ class WorkerResources:
         return Samples(
             self._unlabelled,
             None,
-            transfers.to_device(torch.from_numpy(rows), self.device),
+            transfers.to_device(transfers.from_numpy(rows), self.device),
             self._prepare,
             normalisation=self._normalisation,
         )
 
     @cached_property
     def _unlabelled(self) -> Tensor:
-        return torch.from_numpy(self.spec.data.public).to(self.device)
+        public = self.spec.data.public
+        assert public is not None, "only asked for where an experiment has public samples"
+        return transfers.from_numpy(public).to(self.device)
 
     @cached_property
     def _labelled(self) -> tuple[Tensor, Tensor]:
         data = self.spec.data
-        return torch.from_numpy(data.x).to(self.device), torch.from_numpy(data.y).to(self.device)
+        return transfers.from_numpy(data.x).to(self.device), transfers.from_numpy(data.y).to(
+            self.device
+        )
 
     def _prepare(self, raw: Tensor) -> Tensor:
         layout = self._format if raw.dim() == 4 else torch.contiguous_format
