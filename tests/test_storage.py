@@ -167,7 +167,7 @@ def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
     monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "b"))
     assert (
         runner.resume(directory.find("turns", f"{BUCKET}/hosts")).sha256 == whole.sha256
-    )  # finished: nothing is played
+    )  # finished: nothing is run
     client = connect(tracking["uri"])
     (run,) = client.search_runs([client.get_experiment_by_name("hosts").experiment_id])
     assert run.info.status == "FINISHED"

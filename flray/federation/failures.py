@@ -12,7 +12,11 @@ import torch
 
 from flray.errors import MethodError, RunFailedError
 
-MACHINE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+# The second has a name of its own since torch 2.8; before, it is any RuntimeError.
+MACHINE_ERRORS: tuple[type[Exception], ...] = (
+    torch.OutOfMemoryError,
+    getattr(torch, "AcceleratorError", torch.OutOfMemoryError),
+)
 """Errors of a device, and not of the client whose task met them; after the second none of its tasks succeeds."""
 
 

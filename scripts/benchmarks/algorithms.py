@@ -3,8 +3,8 @@
 Rounds of a method alternate with rounds of FedAvg, so that whatever else the machine does hits both
 alike; "time" is the median of the rounds' ratios. "work" is the ratio of the multiplications and
 additions of one round, counted by torch: what the method's extra forward and backward passes
-explain of its time. "peak MiB" is the most that a process held which played two rounds of all
-clients, data and libraries included. One pool of actors plays for FedAvg, another for the methods.
+explain of its time. "peak MiB" is the most that a process held which ran two rounds of all
+clients, data and libraries included. One pool of actors serves FedAvg, another for the methods.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def seconds(metrics: dict[str, float]) -> float:
 
 
 class Pool:
-    """Actors that play for one federation after another."""
+    """Actors that serve one federation after another."""
 
     def __init__(self) -> None:
         self.executor: RayExecutor | None = None

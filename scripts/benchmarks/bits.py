@@ -1,7 +1,7 @@
 """What do portable bits cost? Rounds with ``resources.bits: portable`` beside native ones, in alternating processes.
 
 Prints by network the seconds per round, the best of all repetitions, and portable's ratio to
-native. Each process plays one federation inline with one thread; its first round, in which memory
+native. Each process runs one federation inline with one thread; its first round, in which memory
 is fetched and kernels are made, does not count.
 """
 
@@ -54,10 +54,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--samples", type=int, default=250, help="per client, of four")
-    parser.add_argument("--play", nargs=2, metavar=("NETWORK", "PRECISION"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--measure", nargs=2, metavar=("NETWORK", "PRECISION"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
-    if options.play:
-        network, precision = options.play
+    if options.measure:
+        network, precision = options.measure
         time_rounds(network, precision, options.rounds, options.samples)
         return
     table = Table("network", "precision", "native s", "portable s", "ratio")
@@ -76,7 +78,7 @@ def main() -> None:
                     [
                         sys.executable,
                         __file__,
-                        "--play",
+                        "--measure",
                         network,
                         precision,
                         "--rounds",

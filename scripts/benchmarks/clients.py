@@ -1,4 +1,4 @@
-"""Many clients on few actors: seconds per turn with 500 clients against 20, personalised, in one run."""
+"""Many clients on few actors: seconds per task with 500 clients against 20, personalised, in one run."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def main() -> None:
     options = parser.parse_args()
     cohort = round(options.many * options.fraction)
     console = Console(width=110)
-    turns: dict[int, list[float]] = {options.few: [], options.many: []}
+    seconds_per_task: dict[int, list[float]] = {options.few: [], options.many: []}
     memory: dict[int, dict[str, int]] = {}
     sizes = {options.few: min(cohort, options.few), options.many: cohort}
     with ray_session(None) as available:
         available = {**available, "CPU": available["CPU"] / 2}
         federations = {}
-        for clients in turns:
+        for clients in seconds_per_task:
             content = experiment(clients, sizes[clients], options)
             content["experiment"]["resources"]["cpus_per_actor"] = (
                 0.5  # both pools stay resident and take turns
@@ -72,20 +72,20 @@ def main() -> None:
             for clients, federation in federations.items():
                 seconds = federation.step().metrics["time/round"] * options.actors / sizes[clients]
                 if number >= 2:
-                    turns[clients].append(seconds)
+                    seconds_per_task[clients].append(seconds)
         for clients, federation in federations.items():
             memory[clients] = federation.memory()
             federation.close()
     table = Table(
         "clients",
         "per round",
-        "median s per turn and actor",
+        "median s per task and actor",
         "server MiB",
         "largest client actor MiB",
         title=f"{options.algorithm}, {options.samples} images per client, {options.model}, "
         f"{options.actors} actors",
     )
-    for clients, values in turns.items():
+    for clients, values in seconds_per_task.items():
         server = memory[clients].pop("server")
         table.add_row(
             str(clients),
@@ -96,10 +96,11 @@ def main() -> None:
         )
     console.print(table)
     ratio = statistics.median(
-        m / f for m, f in zip(turns[options.many], turns[options.few], strict=True)
+        m / f
+        for m, f in zip(seconds_per_task[options.many], seconds_per_task[options.few], strict=True)
     )
     console.print(
-        f"time per turn, {options.many} clients against {options.few}: {ratio:.3f} (limit 1.15)"
+        f"time per task, {options.many} clients against {options.few}: {ratio:.3f} (limit 1.15)"
     )
 
 

@@ -1,6 +1,6 @@
 """What does LG-Mix cost? Seconds per round against FedAvg on the same work, in this process, in one run.
 
-Both play the same steps on the same batches; they take turns, round by round, so that whatever else
+Both take the same steps on the same batches; they take turns, round by round, so that whatever else
 the machine does hits both alike. Ratios are medians of the rounds' ratios.
 """
 

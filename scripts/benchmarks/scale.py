@@ -113,7 +113,7 @@ def measured(spec: FederationSpec, available: dict[str, float], rounds: int) -> 
         opened = own_bytes(server)
         federation.step()
         busy = sum(server.cpu_times()[:2])
-        played = [federation.step().metrics for _ in range(rounds)]
+        finished = [federation.step().metrics for _ in range(rounds)]
         busy = (sum(server.cpu_times()[:2]) - busy) / rounds
         held = own_bytes(server)
         begun = time.perf_counter()
@@ -122,7 +122,7 @@ def measured(spec: FederationSpec, available: dict[str, float], rounds: int) -> 
         kept = [file.stat().st_size for file in Path(folder).iterdir()]
         federation.close()
     middle = {
-        name: statistics.median(r[name] for r in played)
+        name: statistics.median(r[name] for r in finished)
         for name in (
             "time/round",
             "time/train",
@@ -141,7 +141,7 @@ def measured(spec: FederationSpec, available: dict[str, float], rounds: int) -> 
         "saving": saving,
         "checkpoint": sum(kept),
         "files": len(kept),
-        "journal": len(json.dumps(played[-1])),
+        "journal": len(json.dumps(finished[-1])),
     }
 
 

@@ -32,7 +32,7 @@ EXPERIMENT: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Federation:
-    """What a case plays.
+    """What a case runs.
 
     Attributes
     ----------

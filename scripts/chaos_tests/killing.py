@@ -81,7 +81,7 @@ class Outcome:
 
 
 class Place:
-    """Where cases are played: warm processes, references, servers that several cases share."""
+    """Where cases are run: warm processes, references, servers that several cases share."""
 
     def __init__(self, folder: Path, cold: bool) -> None:
         self.folder = folder.resolve()
@@ -132,7 +132,7 @@ class Place:
             self._nodes = None
 
     def reference(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Return the facts of the undisturbed run or sweep, which a new interpreter plays once."""
+        """Return the facts of the undisturbed run or sweep, which a new interpreter runs once."""
         key = hashlib.sha256(
             json.dumps([content, self._version], sort_keys=True).encode()
         ).hexdigest()[:20]
@@ -227,7 +227,7 @@ class Case:
         self._rounds = int(experiment["rounds"])
         self._pace = 0.15
 
-    def play(self) -> Outcome:
+    def run(self) -> Outcome:
         """Play it; the folder stays where something differs."""
         began = time.monotonic()
         wanted = self._place.reference(self._federation.reference or self._federation.content)

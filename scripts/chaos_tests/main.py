@@ -1,7 +1,7 @@
 """Kill federations at random moments, resume them, and compare with those nobody killed.
 
 The kills of a case follow from --seed and the case's number, which every line names: `scripts/chaos
---seed S --case N` plays it again (processes are never scheduled alike twice, so what hangs on
+--seed S --case N` runs it again (processes are never scheduled alike twice, so what hangs on
 milliseconds may need several attempts).
 """
 
@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> list[Federation]:
-    """Return the federations to play."""
+    """Return the federations to run."""
     groups = {f.group for f in catalogue()}
     found = [
         f
@@ -97,7 +97,7 @@ def order(federations: list[Federation], seed: int, index: int) -> Federation:
     return random.Random(f"{seed}/lap/{lap}").sample(federations, len(federations))[position]
 
 
-def play(options: argparse.Namespace) -> bool:
+def run(options: argparse.Namespace) -> bool:
     """Play cases until there were enough kills; True if nothing differed."""
     federations = chosen(options)
     if not federations:
@@ -111,7 +111,7 @@ def play(options: argparse.Namespace) -> bool:
             if before is not None and before.place == "nodes" and federation.place != "nodes":
                 place.leave_nodes()
             before = federation
-            outcome = MODES.get(options.mode, Case)(place, federation, options.seed, index).play()
+            outcome = MODES.get(options.mode, Case)(place, federation, options.seed, index).run()
             hits = sum(bool(k.hit) for k in outcome.kills)
             kills += hits
             good &= not outcome.differences
@@ -189,7 +189,7 @@ def main() -> None:
         table(options.folder)
         return
     options.folder.mkdir(parents=True, exist_ok=True)
-    good = play(options)
+    good = run(options)
     table(options.folder)
     sys.exit(not good)
 

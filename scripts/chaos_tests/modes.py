@@ -18,15 +18,15 @@ ROOM = 64 * 2**20
 class Disk(Case):
     """Everything lies on a small file system of its own, which is made larger after each failure."""
 
-    def play(self) -> Outcome:
-        """Mount, play, unmount."""
+    def run(self) -> Outcome:
+        """Mount, run, unmount."""
         self.folder.mkdir(parents=True, exist_ok=True)
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "flray-chaos", str(self.folder)],
             check=True,
         )
         try:
-            outcome = super().play()
+            outcome = super().run()
             if outcome.differences:
                 kept = self.folder.with_name(f"{self.folder.name}-kept")
                 shutil.rmtree(kept, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What scripts/digests plays: every method, every kind of data, and each way in which a run or a sweep may be played.
+"""What scripts/digests runs: every method, every kind of data, and each way in which a run or a sweep may be run.
 
 All of it is on data that come with flray. Nothing here names a module of the package: only settings, which stay.
 """
@@ -198,7 +198,7 @@ class Case:
 
     @property
     def ray(self) -> bool:
-        """Whether actors play it."""
+        """Whether actors run it."""
         return self.sweep or self.content["experiment"]["resources"]["executor"] == "ray"
 
 
@@ -241,7 +241,7 @@ def cases() -> list[Case]:
 
 
 def _sweeps() -> list[Case]:
-    """Return the sweeps; trials that influence each other play one at a time, for the order of their ends counts."""
+    """Return the sweeps; trials that influence each other run one at a time, for the order of their ends counts."""
     asha = {"name": "asha", "grace_period": 1, "reduction_factor": 2, "compared": "all"}
     rates = {"local.lr": {"loguniform": [0.01, 0.2]}}
     arms = {

@@ -61,7 +61,7 @@ def main() -> int:
         metavar="TEXT",
         help="only configurations with one of these in the name",
     )
-    parser.add_argument("--no-ray", action="store_true", help="only what one process plays")
+    parser.add_argument("--no-ray", action="store_true", help="only what one process runs")
     options = parser.parse_args()
     before = json.loads(options.compare.read_text()) if options.compare else None
     chosen = [
@@ -71,7 +71,7 @@ def main() -> int:
         and (not options.only or any(text in case.name for text in options.only))
     ]
     began = time.monotonic()
-    found = play(chosen)
+    found = run(chosen)
     print(table(found["cases"]), flush=True)
     say(f"{len(chosen)} configurations in {time.monotonic() - began:.0f} s")
     if options.json:
@@ -92,7 +92,7 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def play(chosen: list[Case]) -> Facts:
+def run(chosen: list[Case]) -> Facts:
     """Return what every case came to, by name, and on what machine."""
     made: dict[str, Facts] = {}
     noted: Facts = {}
@@ -141,7 +141,7 @@ def _played(case: Case) -> Path:
 
 
 def _start_ray() -> None:
-    """Start one Ray for all that is played from this process; its actors wait most of the time."""
+    """Start one Ray for all that is run from this process; its actors wait most of the time."""
     import ray
 
     if not ray.is_initialized():
@@ -267,7 +267,7 @@ def table(found: dict[str, Facts]) -> str:
 
 
 def unlike(chosen: list[Case], found: dict[str, Facts]) -> list[str]:
-    """Return a line for each case that is not what it has to be like: the same run, played in another way."""
+    """Return a line for each case that is not what it has to be like: the same run, run in another way."""
     lines = []
     for case in chosen:
         ours, theirs = found[case.name], found.get(case.like or "", {"error": ""})
@@ -288,9 +288,9 @@ def compare(found: Facts, before: Facts, whole: bool) -> list[str]:
     Parameters
     ----------
     found, before : dict
-        Of `play`.
+        Of `run`.
     whole : bool
-        Whether all cases were played, so that one that only the file has is missed.
+        Whether all cases were run, so that one that only the file has is missed.
     """
     for key in ("versions", "cpu"):
         if found[key] != before[key]:

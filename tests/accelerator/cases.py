@@ -1,4 +1,4 @@
-"""What is played on the pretend accelerator and on the CPU."""
+"""What is run on the pretend accelerator and on the CPU."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 """Options with which a method that would take long is quick."""
 ALIKE = {"fedadagrad", "fedadam", "fedavgm", "fedyogi", "fedsim", "fedper", "fedbn", "local"}
-"""Methods that add next to nothing at the client to another; they are played once."""
+"""Methods that add next to nothing at the client to another; they are run once."""
 
 
 class Case(TypedDict):
-    """One federation to be played in two places."""
+    """One federation to be run in two places."""
 
     name: str
     experiment: dict[str, Any]

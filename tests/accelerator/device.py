@@ -3,7 +3,7 @@
 It raises where CUDA raises (operands on two devices, a generator of the CPU for draws on the
 device, ``.numpy()``), and counts kernels, copies between host and device, and synchronisations,
 these by the line of flray that asked for them. torch must know of it before the process's first
-backward pass: so it is played in processes of its own (`tests.accelerator.play`).
+backward pass: so it is run in processes of its own (`tests.accelerator.run_cases`).
 """
 
 from __future__ import annotations

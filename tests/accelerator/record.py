@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from tests.accelerator.cases import covering, tasks
-from tests.accelerator.play import play
+from tests.accelerator.run_cases import run_case
 
 if __name__ == "__main__":
-    kernels = {case["name"]: play(case)["kernels"] for case in [*covering(), *tasks()]}
+    kernels = {case["name"]: run_case(case)["kernels"] for case in [*covering(), *tasks()]}
     text = json.dumps(kernels, indent=1, sort_keys=True)
     (Path(__file__).parent / "kernels.json").write_text(text + "\n")

@@ -32,10 +32,10 @@ WAITS_IN_A_STEP = {"few shots": 1}
 WAITS_IN_A_TURN = 3
 
 
-def played(cases: Sequence[Case]) -> list[dict[str, Any]]:
+def run_cases(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Play cases in a process of their own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.accelerator.play"],
+        [sys.executable, "-m", "tests.accelerator.run_cases"],
         input=json.dumps(cases),
         capture_output=True,
         text=True,
@@ -79,14 +79,14 @@ def overspent(found: Sequence[dict[str, Any]]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_method_gives_the_bits_of_the_cpu_and_waits_for_nothing(part: int) -> None:
-    found = played(covering()[part::PARTS])
+    found = run_cases(covering()[part::PARTS])
     assert not problems(found), "\n".join(problems(found))
     assert not overspent(found), "\n".join(overspent(found))
 
 
 @pytest.mark.slow
 def test_tasks_networks_and_evaluations_give_the_bits_of_the_cpu() -> None:
-    found = played(tasks())
+    found = run_cases(tasks())
     assert not problems(found), "\n".join(problems(found))
     assert not overspent(found), "\n".join(overspent(found))
 
@@ -96,7 +96,7 @@ def test_mistakes_are_found() -> None:
     found = dict(
         zip(
             names,
-            played([case(name, experiment("fedavg"), mutation=name) for name in names]),
+            run_cases([case(name, experiment("fedavg"), mutation=name) for name in names]),
             strict=True,
         )
     )

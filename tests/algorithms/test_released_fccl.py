@@ -137,7 +137,7 @@ def kl(student: Tensor, teacher: Tensor) -> Tensor:
     return nn.functional.kl_div(student, teacher, reduction="batchmean")
 
 
-def play(name: str, pretrain: int, averaged: bool, **changes: Any) -> None:
+def compare(name: str, pretrain: int, averaged: bool, **changes: Any) -> None:
     """Play both, and compare after every round."""
     options = {
         "name": name,
@@ -167,7 +167,7 @@ def play(name: str, pretrain: int, averaged: bool, **changes: Any) -> None:
     [("fcclplus", 0, False), ("fcclplus", 0, True), ("fccl", 3, False), ("fccl", 0, True)],
 )
 def test_whole_loops_of_the_released_code(name: str, pretrain: int, averaged: bool) -> None:
-    play(name, pretrain, averaged)
+    compare(name, pretrain, averaged)
 
 
 @pytest.mark.parametrize(
@@ -192,4 +192,4 @@ def test_without_any_one_of_its_values_it_is_another_loop(
     name: str, pretrain: int, averaged: bool, change: dict[str, Any]
 ) -> None:
     with pytest.raises(AssertionError, match=r"not close|not equal"):
-        play(name, pretrain, averaged, **change)
+        compare(name, pretrain, averaged, **change)

@@ -39,7 +39,7 @@ class ReleasedLoop:
         self.online: list[Any] = networks(federation)
         self.offline: list[Any] = [copy.deepcopy(model) for model in self.online]
 
-    def play(self, number: int) -> None:
+    def run(self, number: int) -> None:
         heads = [copy.deepcopy(model.classifier).eval() for model in self.offline]
         for i in range(3):
             self.train(i, number, heads)
@@ -80,7 +80,7 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
-def play(**changes: Any) -> None:
+def compare(**changes: Any) -> None:
     """Play both, and compare both models of every client after every round."""
     federation = federation_of(
         spec_of(
@@ -94,7 +94,7 @@ def play(**changes: Any) -> None:
     loop = ReleasedLoop(federation)
     for number in range(ROUNDS):
         federation.step()
-        loop.play(number)
+        loop.run(number)
         for i in range(3):
             state = state_of(federation, i)
             assert_same({**federation.server.model, **state["personal"]}, loop.online[i])
@@ -102,7 +102,7 @@ def play(**changes: Any) -> None:
 
 
 def test_whole_loops_of_the_released_code() -> None:
-    play()
+    compare()
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,4 @@ def test_whole_loops_of_the_released_code() -> None:
 )
 def test_with_any_other_value_it_is_another_loop(change: dict[str, Any]) -> None:
     with pytest.raises(AssertionError, match="not close"):
-        play(**change)
+        compare(**change)

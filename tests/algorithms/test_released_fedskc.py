@@ -34,7 +34,7 @@ class ReleasedLoop:
         self.federation, self.model = federation, networks(federation)[0]
         self.knowledge: Knowledge = {}
 
-    def play(self, number: int, cohort: list[int]) -> None:
+    def run(self, number: int, cohort: list[int]) -> None:
         before, known = copy.deepcopy(self.model.state_dict()), self.knowledge
         replies = [self.train(i, number) for i in cohort]
         sizes = [len(private(self.federation, i)[1]) for i in cohort]
@@ -108,7 +108,7 @@ def merge(local: list[Knowledge]) -> Knowledge:
     return merged
 
 
-def play(**changes: Any) -> list[set[int]]:
+def compare(**changes: Any) -> list[set[int]]:
     """Play both, and compare after every round; return the classes known after each."""
     federation = federation_of(
         spec_of(
@@ -124,14 +124,14 @@ def play(**changes: Any) -> list[set[int]]:
     loop, classes = ReleasedLoop(federation), []
     for number in range(ROUNDS):
         federation.step()
-        loop.play(number, federation.server.cohort)
+        loop.run(number, federation.server.cohort)
         assert_same(federation.server.model, loop.model, counters=False)
         classes.append(set(loop.knowledge))
     return classes
 
 
 def test_whole_loops_of_the_released_code() -> None:
-    classes = play()
+    classes = compare()
     assert len({tuple(sorted(known)) for known in classes}) > 1, "classes come and go"
 
 
@@ -153,4 +153,4 @@ def test_whole_loops_of_the_released_code() -> None:
 )
 def test_without_any_one_of_its_values_it_is_another_loop(change: dict[str, Any]) -> None:
     with pytest.raises(AssertionError, match="not close"):
-        play(**change)
+        compare(**change)

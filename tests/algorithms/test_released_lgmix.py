@@ -32,7 +32,7 @@ class ReleasedLoop:
         self.optimizers = [torch.optim.SGD(m.parameters(), lr=LR) for m in self.models]
         self.shares: list[list[float]] = [[], [], []]
 
-    def play(self, number: int) -> None:
+    def run(self, number: int) -> None:
         updates, local, common = [], [], []
         for i, model in enumerate(self.models):
             before = copy.deepcopy(model.state_dict())
@@ -87,7 +87,7 @@ def eigenvalues(features: Tensor) -> Tensor:
     return torch.linalg.svd(covariance)[1]
 
 
-def play(epochs: int, **changes: Any) -> None:
+def compare(epochs: int, **changes: Any) -> None:
     """Play both, and compare after every round; the counters of batch norms are not trained with."""
     federation = federation_of(
         spec_of(
@@ -101,7 +101,7 @@ def play(epochs: int, **changes: Any) -> None:
     loop = ReleasedLoop(federation, epochs)
     for number in range(ROUNDS):
         metrics = federation.step().metrics
-        loop.play(number)
+        loop.run(number)
         assert_same(federation.server.model, loop.server, counters=False)
         for i, model in enumerate(loop.models):
             assert_same(state_of(federation, i)["own"], model, counters=False)
@@ -111,7 +111,7 @@ def play(epochs: int, **changes: Any) -> None:
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_whole_loops_of_the_released_code(epochs: int) -> None:
-    play(epochs)
+    compare(epochs)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_without_any_one_of_its_values_it_is_another_loop(
     epochs: int, change: dict[str, Any]
 ) -> None:
     with pytest.raises(AssertionError, match="not close"):
-        play(epochs, **change)
+        compare(epochs, **change)
 
 
 def test_traces_of_an_epoch_are_not_those_of_its_batches() -> None:

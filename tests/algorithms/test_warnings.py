@@ -95,7 +95,7 @@ def test_a_warning_is_no_part_of_what_is_learnt() -> None:
 
 
 def test_lines_of_the_server_actor_come_with_its_answers() -> None:
-    """On Ray the server keeps its lines until the next call returns; played here without Ray."""
+    """On Ray the server keeps its lines until the next call returns; run here without Ray."""
     actor = ServerActor.__new__(ServerActor)
     actor._lines, actor._error = [], None
     spec = spec_of({"name": "fedrs"}, EVEN)

@@ -1,4 +1,4 @@
-"""An actor killed while a round is played."""
+"""An actor killed while a round is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client actors that outlive the federations they play for: a process and its imports cost seconds."""
+"""Client actors that outlive the federations they serve: a process and its imports cost seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Pool:
     Parameters
     ----------
     actors : int
-        How many. They start with the first world.
+        How many. They start with the first federation.
     """
 
     def __init__(self, actors: int) -> None:
@@ -22,7 +22,7 @@ class Pool:
         self.executor: RayExecutor | None = None
 
     def executor_for(self, spec: FederationSpec) -> RayExecutor:
-        """Return the actors, made ready for a world."""
+        """Return the actors, made ready for a federation."""
         import ray
 
         # Next to no CPU, so that several pools find room on the same Ray.
@@ -37,7 +37,7 @@ class Pool:
         return self.executor
 
     def federation(self, spec: FederationSpec, warn: Notify = print) -> Federation:
-        """Return a new federation of a world on the actors."""
+        """Return a new federation on the actors."""
         return Federation(spec, self.executor_for(spec), warn)
 
     def run_federation(self, spec: FederationSpec) -> Federation:

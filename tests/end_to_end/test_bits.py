@@ -137,7 +137,7 @@ def test_this_process_is_refused_in_one_line(
 
 
 def interrupted(digits: dict[str, Any]) -> Path:
-    """Return a run that has begun and played nothing."""
+    """Return a run that has begun and run nothing."""
     digits["resources"] = {"executor": "inline"}
     folder = runner.run({"experiment": {**digits, "rounds": 1}}).folder
     directory.update(folder, status="interrupted")

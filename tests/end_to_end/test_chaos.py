@@ -44,6 +44,6 @@ def test_killed_federations_end_as_those_that_were_not(
     from killing import Case
 
     (federation,) = (replace(f, victims=victims) for f in catalogue() if f.name == name)
-    outcome = Case(place, federation, seed, 0, kills=2).play()
+    outcome = Case(place, federation, seed, 0, kills=2).run()
     assert outcome.differences == []
     assert sum(bool(kill.hit) for kill in outcome.kills) >= 1, outcome.kills

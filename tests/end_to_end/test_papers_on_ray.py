@@ -1,6 +1,6 @@
 """The four papers' methods on two Ray actors: the identities of the papers, and actors killed in a round, bit for bit.
 
-One pool of two actors plays all federations one after another; the server's side runs in this
+One pool of two actors runs all federations one after another; the server's side runs in this
 process, where a test can look at what the federation has learnt and step in between two stages.
 """
 
@@ -193,7 +193,7 @@ class Killing:
     Attributes
     ----------
     stages : list of str
-        What was played, by name and number, with ``"killed"`` where it happened.
+        What was run, by name and number, with ``"killed"`` where it happened.
     """
 
     def __init__(self, pool: RayExecutor, at: tuple[int, str, int], cpu_seconds: float) -> None:

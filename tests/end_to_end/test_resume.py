@@ -143,7 +143,7 @@ class Watched(registry.algorithms.get({method!r})):
             time.sleep(600)  # the driver is killed before it is over
         return super().{stage}(client)
 """
-"""A method that stands still once, in the middle of a stage of round 2: two clients have played it, two have not."""
+"""A method that stands still once, in the middle of a stage of round 2: two clients have run it, two have not."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The same experiment ends with the same bits wherever and however its turns were played."""
+"""The same experiment ends with the same bits wherever and however its client tasks were run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of one sample under batch norm: refused before round 0 where it cannot be trained, played where it can."""
+"""Clients of one sample under batch norm: refused before round 0 where it cannot be trained, run where it can."""
 
 from __future__ import annotations
 

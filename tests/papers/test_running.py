@@ -1,4 +1,4 @@
-"""Every suite is expanded, and the first run of its smoke form is played, on stand-ins of the papers' data sets.
+"""Every suite is expanded, and the first run of its smoke form is run, on stand-ins of the papers' data sets.
 
 The stand-ins have the names, domains, classes and tasks of the real ones, so names of domains and
 options of methods that a suite gets wrong are found without any download.

@@ -1,4 +1,4 @@
-"""Addresses at which no run can be tracked are found before anything is played; a server that is away is none."""
+"""Addresses at which no run can be tracked are found before anything is run; a server that is away is none."""
 
 from __future__ import annotations
 

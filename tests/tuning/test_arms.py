@@ -92,7 +92,7 @@ def test_a_rule_changes_settings_of_the_combinations_it_names(armed: dict[str, A
         {"arms": {"data": ["skewed"]}, "settings": {"local.momentum": 0.5}},
     ]
 
-    def played(*overrides: str, smaller: bool = False) -> dict[tuple[str, str], tuple[Any, ...]]:
+    def trials_of(*overrides: str, smaller: bool = False) -> dict[tuple[str, str], tuple[Any, ...]]:
         config = load(armed, overrides)
         config = resolve_sweep(smoke(config) if smaller else config)
         return {
@@ -104,12 +104,12 @@ def test_a_rule_changes_settings_of_the_combinations_it_names(armed: dict[str, A
             for one in trial_specs(config, enumerate_settings(config))
         }
 
-    found = played()
+    found = trials_of()
     assert found["prox", "skewed"] == (5.0, 0.3, 0.5) and found["prox", "iid"] == (0.5, 0.2, 0.0)
     assert found["fedavg", "skewed"] == (None, 0.05, 0.5)
-    assert played("local.lr=0.4")["prox", "skewed"] == (5.0, 0.4, 0.5)
-    assert played("local.momentum=0.1")["prox", "skewed"] == (5.0, 0.3, 0.1)
-    assert played(smaller=True)["prox", "iid"][0] == 0.5
+    assert trials_of("local.lr=0.4")["prox", "skewed"] == (5.0, 0.4, 0.5)
+    assert trials_of("local.momentum=0.1")["prox", "skewed"] == (5.0, 0.3, 0.1)
+    assert trials_of(smaller=True)["prox", "iid"][0] == 0.5
     armed["sweep"]["where"] = [
         {"arms": {"method": ["fedavg"]}, "settings": {"algorithm": "scaffold"}}
     ]

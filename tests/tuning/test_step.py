@@ -1,4 +1,4 @@
-"""What one step of a trial plays and reports."""
+"""What one step of a trial runs and reports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trial_of(content: dict[str, Any], folder: str, recorded: int = 0) -> Federat
 
 
 def rounds_reported(trial: FederationTrial) -> tuple[list[int], list[int]]:
-    """Return the rounds that a step carries over from a checkpoint, and those it plays."""
+    """Return the rounds that a step carries over from a checkpoint, and those it runs."""
     result = trial.step()
     told, done = json.loads(result["report"]), result["training_iteration"]
     return [round_ for round_, _ in told["carried"]], list(

@@ -145,17 +145,8 @@ def make_plan(
                 _each(resources.cpus_per_actor, gpu_share),
                 "no single node has this much; ask for less per actor",
             )
-        return Plan(
-            min(room, blocks or cohort),
-            resources.cpus_per_actor,
-            gpu_share,
-            clients,
-            cohort,
-            measured,
-            blocks,
-            server,
-        )
-    if resources.actors > room:
+        actors = min(room, blocks or cohort)
+    elif resources.actors > room:
         have = (
             f"{cpus:g} CPUs"
             + (f" and {gpus:g} GPUs" if gpu_share else "")
@@ -168,15 +159,10 @@ def make_plan(
             f"{_each(resources.cpus_per_actor, gpu_share)}"
             "; ask for fewer actors, a smaller share each, or 'auto'",
         )
+    else:
+        actors = resources.actors
     return Plan(
-        resources.actors,
-        resources.cpus_per_actor,
-        gpu_share,
-        clients,
-        cohort,
-        measured,
-        blocks,
-        server,
+        actors, resources.cpus_per_actor, gpu_share, clients, cohort, measured, blocks, server
     )
 
 

@@ -45,8 +45,8 @@ from flray.federation.worker.diagnostics import (
 from flray.federation.worker.resources import WorkerResources
 from flray.trees import Packed
 
-# A task's outcome, the large part of its reply, and the client's new state.
 Exhausted: TypeAlias = Literal["report", "raise", "exit"]
+# A task's outcome, the large part of its reply, and the client's new state.
 RunnerOutput: TypeAlias = tuple[TaskOutcome, Packed | None, Packed | None]
 
 

@@ -1,4 +1,4 @@
-"""Play federations on the pretend accelerator and on the CPU: ``python -m tests.accelerator.play < CASES``.
+"""Run federations on the pretend accelerator and on the CPU: ``python -m tests.accelerator.run_cases < CASES``.
 
 Reads cases as JSON and prints a line of JSON for each: what was learnt in both places, and what it
 cost on the accelerator.
@@ -112,7 +112,7 @@ def run(spec: FederationSpec, device: torch.device, server: torch.device, case: 
         federation.close()
 
 
-def play(case: Case) -> dict[str, Any]:
+def run_case(case: Case) -> dict[str, Any]:
     """Return what became of a case."""
     began = time.perf_counter()
     found: dict[str, Any] = {"name": case["name"], "error": ""}
@@ -135,7 +135,7 @@ def main() -> None:
     """Play what comes in."""
     torch.set_num_threads(1)
     for one in json.load(sys.stdin):
-        print(json.dumps(play(one)), flush=True)
+        print(json.dumps(run_case(one)), flush=True)
 
 
 if __name__ == "__main__":
