@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from flray.errors import one_line
+from flray.files.atomic import sync_file
 from flray.metrics.names import clean_name
 from flray.runs.journal import JOURNAL, Event, decode
 from flray.tracking.address import database_path, redact, resolve_uri
@@ -156,10 +156,9 @@ class MlflowExporter:
 
     def _send(self, stop: Callable[[], bool]) -> None:
         cursor = load(self.run_dir, self.uri)
-        with self.journal.open("rb") as file:
-            # Sent events must survive a machine crash, or the rounds run again after it would be
-            # recorded with a new time and appear twice.
-            os.fsync(file.fileno())
+        # Sent events must survive a machine crash, or the rounds run again after it would be
+        # recorded with a new time and appear twice.
+        sync_file(self.journal)
         metrics: list[_Point] = []
         gathered = cursor.offset  # end of the last round in `metrics`
         for line, end in unsent_lines(self.run_dir, cursor.offset):

@@ -17,6 +17,7 @@ import numpy as np
 from flray.data.arrays import Array, Arrays
 from flray.errors import DataError
 from flray.files import storage
+from flray.files.atomic import sync_file, sync_folder, write_atomically
 
 MANIFEST = "manifest.json"
 
@@ -73,14 +74,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
         yield temporary
         files = {}
         for path in sorted(temporary.iterdir()):
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync_file(path)
             files[path.name] = {"sha256": sha256_file(path), "bytes": path.stat().st_size}
-        with (temporary / MANIFEST).open("w") as manifest:
-            json.dump({"files": files}, manifest, indent=1)
-            manifest.flush()
-            os.fsync(manifest.fileno())
+        write_atomically(temporary / MANIFEST, json.dumps({"files": files}, indent=1).encode())
         _put(temporary, folder)
+        sync_folder(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         with contextlib.suppress(OSError):  # there are others' folders in it by now

@@ -16,6 +16,7 @@ from pathlib import Path
 from flray.data.sources.cache import sha256_file
 from flray.data.sources.limits import ARRAYS_BYTES, check_size
 from flray.errors import DataError
+from flray.files.atomic import move_into_place
 
 Progress = Callable[[str], None]
 
@@ -105,9 +106,7 @@ def fetch(archive: Archive, root: Path, progress: Progress) -> Path:
                 f"(what was fetched before is kept), or put the file with sha256 {archive.sha256} "
                 f"at {path}{wrong}"
             )
-        with fetched.open("rb") as file:
-            os.fsync(file.fileno())
-        fetched.replace(path)
+        move_into_place(fetched, path)
     return path
 
 
