@@ -36,10 +36,15 @@ def _combinations(content: dict[str, Any]) -> list[list[tuple[str, str]]]:
 def test_every_table_and_figure_has_its_suite() -> None:
     assert [name for name in ALL if name not in FILES] == [
         "fedco2/local",
+        "fedco2/local-office",
+        "fedco2/local-300",
         "fcclplus/local",
+        "fcclplus/local-20",
         "fedskc/local",
+        "fedskc/local-cifar",
         "fedskc/local-lt",
         "lgmix/local",
+        "lgmix/local-100",
     ]
     assert list(FILES) == [
         f"{paper}/{table}" for paper, names in EXPECTED.items() for table in names

@@ -25,6 +25,7 @@ SIZES: dict[str, tuple[int, Mapping[str, tuple[int, int]]]] = {
     ),
     "mnist": (10, {"mnist": (60000, 10000)}),
     "cifar-10": (10, {"cifar-10": (50000, 10000)}),
+    "cifar10-jpeg": (10, {"cifar10-jpeg": (50000, 10000)}),
     "cifar-100": (100, {"cifar-100": (50000, 10000)}),
     "office-caltech10": (
         10,
@@ -108,6 +109,7 @@ def facts(experiment: Experiment, seeds: int, wanted: Mapping[str, object]) -> d
         }
     if experiment.public is not None:
         found["public"] = component(experiment.public, "public")
+    if experiment.public is not None or local.public_augment is not None:
         found["public_augment"] = _augmentation(local.of_public_images)
     if "images" in wanted:
         found["images"] = training_images(experiment)

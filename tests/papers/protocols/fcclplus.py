@@ -261,8 +261,8 @@ SUITES["local"] = Suite(
             epochs=5,
             batch=64,
             public=None,
-            public_augment=None,
             protocol="mean-last 3 every 2",
+            seeds=5,
         ),
     },
     {
@@ -271,6 +271,18 @@ SUITES["local"] = Suite(
             "fccl": method("ours", "fccl", pretrain_epochs=10, **SMALL),
             "fcclplus": method("ours", "fcclplus", **SMALL),
             "fcclplus, FNTD alone": method("ours", "fcclplus", public_passes=0, **SMALL),
+            "fcclplus, pre-trained": method("ours", "fcclplus", pretrain_epochs=10, **SMALL),
+        }
+    },
+)
+SUITES["local-20"] = Suite(
+    SUITES["local"].runs | rows("Table XIX", epochs=20),
+    {
+        "method": {
+            **SUITES["local"].arms["method"],
+            "fcclplus, pre-trained, no FNTD": method(
+                "ours", "fcclplus", local_term="none", pretrain_epochs=10, **SMALL
+            ),
         }
     },
 )

@@ -224,7 +224,7 @@ SUITES["local"] = Suite(
             weights="method",  # clients have equally many samples
             split="official",
             protocol="last every 4",
-            seeds=3,
+            seeds=10,
         ),
     },
     {
@@ -238,4 +238,14 @@ SUITES["local"] = Suite(
             "fedco2, neither": fedco2(intra="none", inter="none"),
         }
     },
+)
+SUITES["local-300"] = Suite(
+    SUITES["local"].runs
+    | rows("appendix A: 300 rounds, five runs", rounds=300, protocol="last every 20", seeds=5),
+    SUITES["local"].arms,
+)
+SUITES["local-office"] = Suite(
+    SUITES["table1"].runs
+    | rows("ours, for a small machine", data={"name": "office-caltech10", "size": 64}, seeds=3),
+    SUITES["table1"].arms,
 )

@@ -188,6 +188,7 @@ SUITES["local"] = Suite(
             epochs=5,
             augment="none",
             protocol="mean-last 5",
+            seeds=10,
         ),
     },
     {
@@ -213,6 +214,20 @@ SUITES["local-lt"] = Suite(
         data={"name": "mnist", "samples": 30000},
         partition={"name": "dirichlet", "clients": 20, "alpha": 0.2, "min_size": 2},
         shift={"long_tail": 50.0},
+    ),
+    SUITES["local"].arms,
+)
+SUITES["local-cifar"] = Suite(
+    SUITES["local"].runs
+    | rows(
+        "ours, for a small machine; long tail, alpha and seeds: Table I",
+        rounds=60,
+        data={"name": "cifar10-jpeg", "path": "cifar10_jpegs.npz"},
+        partition={"name": "dirichlet", "clients": 20, "alpha": 0.2, "min_size": 2},
+        shift={"long_tail": 50.0},
+        augment="crop",
+        protocol="mean-last 3 every 5",
+        seeds=3,
     ),
     SUITES["local"].arms,
 )

@@ -134,7 +134,20 @@ SUITES["local"] = Suite(
             model={"name": "cnn", "norm": "batch"},
             batch=32,
             protocol="best every 2",
+            seeds=10,
         ),
     },
-    {"method": METHODS | {"local": method("ours", "local")}},
+    {
+        "method": {
+            **METHODS,
+            "local": method("ours", "local"),
+            "lgmix, no history": method("Table 4", "lgmix", history="none"),
+            "lgmix, half and half": method("ours", "lgmix", ratio=0.5),
+        }
+    },
+)
+SUITES["local-100"] = Suite(
+    SUITES["local"].runs
+    | rows("section 5.1: 100 rounds; seeds: ours", rounds=100, protocol="best every 5", seeds=5),
+    SUITES["local"].arms,
 )
