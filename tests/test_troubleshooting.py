@@ -1,4 +1,4 @@
-"""README's table of troubles: every text in it is what flray prints when just this goes wrong."""
+"""The page of troubles: every text in its table is what flray prints when just this goes wrong."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from flray.cli.main import invoke
 from flray.data.public import load_once
 from flray.runs.journal import Journal
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-SECTION = README.split("## Troubleshooting", 1)[1].split("\n## ", 1)[0]
-SEEN = re.findall(r"^\| `([^`]*)` \|", SECTION, flags=re.MULTILINE)
+PAGE = Path(__file__).parents[1] / "docs" / "guide" / "troubleshooting.md"
+SEEN = re.findall(r"^\| `([^`]*)` \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 BROKEN = """import flray
 from flray.algorithms import Algorithm

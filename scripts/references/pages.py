@@ -58,7 +58,7 @@ def write_pages(folder: Path) -> None:
             *_title("flray"),
             *_plain(flray.__doc__),
             "",
-            "README.md leads from installing to a data set, a network and a method of one's own.",
+            "README.md and docs/guide lead from installing to a data set, a network and a method of one's own.",
             "",
             *_toctree(["settings", "commands", *kinds, "modules/flray"], depth=1),
             ":ref:`All names <genindex>`, :ref:`all modules <modindex>`",

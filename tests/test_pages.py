@@ -1,0 +1,164 @@
+"""README and the pages under docs/ work when pasted: files are written, commands run, settings and links are right."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from flray import registry
+from flray.cli.main import invoke
+from flray.config.experiment import Experiment
+from flray.data.sources.cache import data_root
+from tests.pages import BLOCKS, FILES, PAGES, README, ROOT, Block
+
+SMALL = ("rounds=1", "tracking.uri=null")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def small(command: list[str]) -> list[str]:
+    """Return a command as it is run here: one round, and of a sweep one draw and one seed."""
+    if command[0] == "run":
+        return [*command, *SMALL, "resources.executor=inline"]
+    if command[0] == "tune":
+        return [*command, *SMALL, "sweep.samples=1", "sweep.seeds=[0]"]
+    return command
+
+
+def offline(text: str) -> str:
+    """Return a text with the digits that need no download, where the others are not there."""
+    there = any(data_root().glob("digits5-local*"))
+    return text if there else text.replace("digits5-local", "digits-sklearn")
+
+
+def play(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run a block's commands one after another in the current folder."""
+    for words in block.commands:
+        command, _, into = (offline("\0".join(words))).partition("\0>\0")
+        program, *arguments = command.split("\0")
+        assert program == "flray", f"{name_of(block.page)}: {program} cannot be run here"
+        capsys.readouterr()
+        code = invoke(small(arguments))
+        captured = capsys.readouterr()
+        assert code == 0, f"{' '.join(words)}\n{captured.out[-2000:]}{captured.err}"
+        if into:
+            Path(into).write_text(captured.out)
+
+
+RUNNABLE = [block for block in BLOCKS if block.language == "bash" and not block.not_run]
+SWEEPING = [block for block in RUNNABLE if any(words[1] == "tune" for words in block.commands)]
+QUICK = sorted({block.page for block in RUNNABLE if block not in SWEEPING})
+SCRIPTS = [block for block in BLOCKS if block.language == "python" and not block.file]
+
+
+@pytest.fixture
+def folder(tmp_cwd: Path) -> Path:
+    """The pages' files, a few photos and the kept results, in a fresh current folder."""
+    for name, text in FILES.items():
+        (tmp_cwd / name).write_text(re.sub(r"samples: \d{3,}", "samples: 60", offline(text)))
+    for label, name in enumerate(("cats", "dogs", "birds")):
+        (tmp_cwd / "photos" / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = np.full((20, 24, 3), 60 * label + number, dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_cwd / "photos" / name / f"{number}.png")
+    for path in (ROOT / "search_spaces").rglob("*.results.csv"):
+        target = tmp_cwd / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return tmp_cwd
+
+
+def test_what_is_to_be_pasted_is_found() -> None:
+    assert set(FILES) >= {"demo.yaml", "my_data.py", "my_network.py", "my_method.py", "mine.yaml"}
+    assert len([words for block in RUNNABLE for words in block.commands]) >= 20
+    named = [block.file for block in BLOCKS if block.file]
+    assert len(named) == len(set(named)), "two blocks are the same file"
+    assert {block.language for block in BLOCKS} <= {"bash", "yaml", "python", "text"}
+
+
+@pytest.mark.parametrize("page", QUICK, ids=name_of)
+def test_the_commands_of_a_page(
+    folder: Path, capsys: pytest.CaptureFixture[str], page: Path
+) -> None:
+    for block in RUNNABLE:
+        if block.page == page and block not in SWEEPING:
+            play(block, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", SWEEPING, ids=lambda block: name_of(block.page))
+def test_the_sweeps_of_a_page(
+    folder: Path, ray_here: dict[str, float], capsys: pytest.CaptureFixture[str], block: Block
+) -> None:
+    play(block, capsys)
+
+
+@pytest.mark.slow
+def test_ones_own_files_reach_the_actors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    digests = set()
+    for executor in ("ray", "inline"):
+        settings = ["rounds=2", "tracking.uri=null", f"resources.executor={executor}"]
+        assert invoke(["run", "mine.yaml", *settings]) == 0
+        digests.add(re.findall(r"model SHA-256: (\w+)", capsys.readouterr().out)[0])
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("block", SCRIPTS, ids=lambda block: name_of(block.page))
+def test_a_piece_of_python(folder: Path, block: Block) -> None:
+    text = (folder / "demo.yaml").read_text()
+    (folder / "demo.yaml").write_text(
+        f"{text}  resources: {{executor: inline}}\n  tracking: {{uri: null}}\n"
+    )
+    names: dict[str, object] = {}
+    exec(compile(block.text, name_of(block.page), "exec"), names)
+    assert len(names["result"].history) == 5  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for block in BLOCKS if block.language == "yaml" and not block.file],
+    ids=lambda block: name_of(block.page),
+)
+def test_settings_that_are_shown_alone_are_settings(block: Block) -> None:
+    shown = yaml.safe_load(block.text)
+    Experiment.model_validate({"data": "random", "model": "lenet", "algorithm": "fedavg", **shown})
+
+
+@pytest.mark.parametrize("page", (*PAGES, ROOT / "CONTRIBUTING.md"), ids=name_of)
+def test_links_lead_to_files(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        assert ":" in link or (page.parent / link).exists(), link
+
+
+def test_readme_is_short_and_shows_fedprox_as_it_is() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 180
+    shown = FILES["fedprox.py"].removeprefix("# fedprox.py\n")
+    assert shown == (ROOT / "flray/algorithms/fedprox.py").read_text(encoding="utf-8")
+
+
+def test_readmes_table_is_the_report_of_the_kept_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = "search_spaces/papers/lgmix/local.results.csv"
+    assert invoke(["report", kept, "--reference", "fedavg", "--to", "."]) == 0
+    report = Path("local.results.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"\| (\d\d\.\d\d ± \d\.\d\d|\*\*\d\d\.\d\d ± \d\.\d\d\*\*) \|", README.read_text()
+    )
+    assert len(rows) == 4
+    assert all(row.strip("*") in report for row in rows)
+
+
+def test_every_method_stands_in_the_list_of_methods() -> None:
+    text = (ROOT / "docs/guide/methods.md").read_text(encoding="utf-8")
+    own = set(registry.algorithms.added())  # of other tests in this process
+    assert set(registry.algorithms.names()) - own <= set(re.findall(r"`(\w+)`", text))
