@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from flray.results.sweep import SweepResult
+    from flray.runs.sweeps import PlannedTrial
 
 # Names and messages are data: their [tags] are not markup, nor their :names: emoji.
 console = Console(
@@ -254,6 +255,16 @@ class SweepProgress(_Display):
 
 def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def show_plan(trials: Sequence[PlannedTrial]) -> None:
+    """Print the trials of a sweep, and which of them are taken over from where."""
+    table = Table("trial", "setting", "taken over from")
+    for trial in trials:
+        table.add_row(trial.number, one_line(trial.label), one_line(trial.taken_over))
+    console.print(table)
+    taken = sum(bool(trial.taken_over) for trial in trials)
+    console.print(f"{len(trials)} trials: {taken} taken over, {len(trials) - taken} to be run")
 
 
 def show_sweep(result: SweepResult) -> None:

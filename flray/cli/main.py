@@ -92,12 +92,21 @@ def tune_command(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="only prove that every method runs: two small rounds")
     ] = False,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan", help="only list the trials, and which of them other sweeps have finished"
+        ),
+    ] = False,
 ) -> None:
-    """Run a sweep over the file's space."""
+    """Run a sweep over the file's space; what sweeps in its output folder have finished is taken over."""
     with gc_disabled("flray.cli.display", "flray.runs.sweeps"):
         from flray.cli import display
         from flray.runs import sweeps
 
+    if plan:
+        display.show_plan(sweeps.plan(file, overrides or (), address=address, smoke=smoke))
+        return
     with display.SweepProgress() as progress:
         result = sweeps.tune(file, overrides or (), address=address, progress=progress, smoke=smoke)
     _show_sweep(result)

@@ -176,6 +176,11 @@ class Sweep(Section):
         2, ge=0, description="times a crashed trial is tried again from its checkpoint"
     )
     seed: int = Field(0, ge=0, description="of the draws")
+    reuse: bool = Field(
+        True,
+        description="take over what sweeps in the same output folder have finished: trials of the "
+        "same settings, data and code; false: run everything",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -196,6 +196,11 @@ def _load_verified(
                 f"{path}: the {what} differ from those the run began with (fingerprint "
                 f"{ours[:12]}, then {theirs[:12]}); bring them back, or start a new run"
             )
+    return *_load_trees(path, manifest), manifest.versions
+
+
+def _load_trees(path: Path, manifest: _Manifest) -> tuple[dict[str, Any], dict[int, Packed]]:
+    """Verify and load the files of a manifest: the server's tree, and the clients' states."""
     blobs = {name: _read(path.parent / name, digest) for name, digest in manifest.files.items()}
     try:
         server = next(name for name in blobs if name.startswith("server-"))
@@ -203,11 +208,27 @@ def _load_verified(
             client: trees.pack(tree_from_bytes(blobs[name]))
             for client, name in manifest.clients.items()
         }
-        return tree_from_bytes(blobs[server]), states, manifest.versions
+        return tree_from_bytes(blobs[server]), states
     except (StopIteration, KeyError, ValueError, SafetensorError) as error:
         raise DamagedCheckpointError(
             f"{path}: the checkpoint's list of files is damaged ({error!r})"
         ) from None
+
+
+def learnt_sha256(folder: Path) -> str:
+    """Return the digest of what was learnt by a folder's newest checkpoint; see `FederationState.sha256`.
+
+    Raises
+    ------
+    DamagedCheckpointError
+        If it is missing or damaged.
+    """
+    newest = next(reversed(manifests(folder)), None)
+    if newest is None:
+        raise DamagedCheckpointError(f"{folder}: no checkpoint is here")
+    server, states = _load_trees(newest, _load_manifest(newest))
+    clients = ({str(client): trees.unpack(states[client])} for client in sorted(states))
+    return trees.sha256(server.get("models", {}), server.get("state", {}), *clients)
 
 
 def _load_manifest(path: Path) -> _Manifest:

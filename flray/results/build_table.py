@@ -137,6 +137,7 @@ def _status_notes(source: ResultSet) -> list[str]:
         f"failed: {source.label(trial)} seed {trial.seed}: {trial.failure.partition(chr(10))[0]}"
         for trial in failed
     ]
+    notes += taken_over_notes(source)
     if stopped:
         notes.append(f"{stopped} of {total} trials were stopped early by the scheduler")
     if running:
@@ -147,6 +148,15 @@ def _status_notes(source: ResultSet) -> list[str]:
         for trial in running
         if len(trial.history)
     ]
+
+
+def taken_over_notes(source: ResultSet) -> list[str]:
+    """Return a note on trials that other sweeps had finished."""
+    sweeps = [trial.taken_over.rpartition("/")[0] for trial in source.trials if trial.taken_over]
+    if not sweeps:
+        return []
+    names = ", ".join(dict.fromkeys(sweeps))
+    return [f"{len(sweeps)} of {len(source.trials)} trials were taken over from {names}"]
 
 
 def describe_seeds(table: Table) -> str:

@@ -93,6 +93,7 @@ def _trial(
         str(identity.get("sha256") or ""),
         dict(identity.get("versions", {})),
         read_fingerprints(folder, identity),
+        str(identity.get("taken_over") or ""),
     )
 
 

@@ -58,6 +58,8 @@ class Trial:
         Of the packages it was started with.
     fingerprints : dict
         SHA-256 of its ``data`` and ``partition``, as far as they were tracked.
+    taken_over : str
+        The trial of another sweep that it was taken over from; empty where it was run.
     """
 
     number: str
@@ -74,6 +76,7 @@ class Trial:
     sha256: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)
+    taken_over: str = ""
 
     @property
     def view(self) -> str:

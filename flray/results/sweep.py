@@ -16,7 +16,7 @@ from flray.config.selection import selects_on_test
 from flray.config.setting_labels import format_value, setting_label
 from flray.errors import one_line
 from flray.metrics.direction import lower_is_better
-from flray.results.build_table import build_table
+from flray.results.build_table import build_table, taken_over_notes
 from flray.results.formatting import format_mean_std, rich_table
 from flray.results.frames import CLIENT, setting_frame, trial_frame
 from flray.results.load import load_folder
@@ -176,6 +176,7 @@ class SweepResult:
         table = self.results
         stopped = table[table["status"] == "stopped"]
         notes = [line for line in [selects_on_test(self.data.config)] if line]
+        notes += taken_over_notes(self.data)
         if len(stopped):
             low, high = int(stopped["rounds"].min()), int(stopped["rounds"].max())
             span = f"{low}" if low == high else f"{low} to {high}"

@@ -20,7 +20,12 @@ RESUMABLE_SETTINGS = ("checkpoint", "faults", "name", "output", "plugins", "reso
 """Parts of an experiment that may change between a run's beginning and its resume."""
 _FROZEN_RESOURCES = ("resources.bits", "resources.cpus_per_actor")
 """CPU instructions and torch threads, which affect the last bits."""
-_RESUMABLE_SWEEP_SETTINGS = ("sweep.concurrency", "sweep.max_failures", "sweep.reference")
+_RESUMABLE_SWEEP_SETTINGS = (
+    "sweep.concurrency",
+    "sweep.max_failures",
+    "sweep.reference",
+    "sweep.reuse",
+)
 
 
 def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
@@ -134,7 +139,7 @@ def check_unchanged(folder: Path, config: Config) -> None:
         if key in written or (whole and key.startswith(("space.", "arms.")))
     }
     differing = {key for key in began if now.get(key) != began[key]} | added
-    changed = sorted(key for key in differing if not _may_change(key))
+    changed = sorted(key for key in differing if not may_change(key))
     if changed:
         shown = ", ".join(
             f"{_absolute_path(key)} is {now.get(key, 'not there')} and was "
@@ -143,16 +148,18 @@ def check_unchanged(folder: Path, config: Config) -> None:
         )
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         besides = f", {', '.join(_RESUMABLE_SWEEP_SETTINGS)}" if which == "sweep" else ""
+        anew = f"start a new {which} with these settings"
+        if which == "sweep":
+            anew += ": flray tune takes over every finished trial that is the same in both"
         raise FlrayError(
-            f"{folder / directory.CONFIG}: {shown}{more}; put it back, or start a new {which} with "
-            f"these "
-            f"settings (free to change are: {', '.join(RESUMABLE_SETTINGS)}{besides}; of resources "
-            f"not bits and "
-            "cpus_per_actor)"
+            f"{folder / directory.CONFIG}: {shown}{more}; put it back, or {anew} (free to change "
+            f"are: {', '.join(RESUMABLE_SETTINGS)}{besides}; of resources not bits and "
+            f"cpus_per_actor)"
         )
 
 
-def _may_change(key: str) -> bool:
+def may_change(key: str) -> bool:
+    """Return whether a setting of `settings_text` may change between the beginning and a resume."""
     return key not in _FROZEN_RESOURCES and (
         key.split(".")[0] in RESUMABLE_SETTINGS or key in _RESUMABLE_SWEEP_SETTINGS
     )

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flray.results.sweep import SweepResult
 from flray.runs import directory, runner
 from flray.runs.progress import Progress, SweepProgress
 from flray.runs.runner import Result
 from flray.tuning import sweep
+
+
+class PlannedTrial(NamedTuple):
+    """A trial of a sweep that has not begun.
+
+    Attributes
+    ----------
+    number, label : str
+        Its number, and its setting with its seed.
+    taken_over : str
+        The finished trial of another sweep that it is, as ``demo/001/0003``; empty where it is to
+        be run.
+    """
+
+    number: str
+    label: str
+    taken_over: str
 
 
 def tune(
@@ -55,6 +72,38 @@ def tune(
         write_report=write_report,
         **replaced,
     )
+
+
+def plan(
+    source: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    *,
+    address: str | None = None,
+    smoke: bool = False,
+    **replaced: Any,
+) -> list[PlannedTrial]:
+    """Return the trials that `tune` would make, without running anything.
+
+    Parameters
+    ----------
+    source, overrides, address, smoke, **replaced
+        As in `tune`.
+
+    Returns
+    -------
+    list of PlannedTrial
+        In order; of a search, none: it suggests them one by one.
+
+    Raises
+    ------
+    FlrayError
+        As `tune`.
+    """
+    found = sweep.plan(source, overrides, address=address, smoke=smoke, **replaced)
+    return [
+        PlannedTrial(point.number, point.label, "" if taken is None else taken.name)
+        for point, taken in found
+    ]
 
 
 def resume(

@@ -26,6 +26,7 @@ from flray.runs.callbacks import JournalCallback
 from flray.runs.progress import SweepProgress, logged
 from flray.runs.session import EndStatus, RunSession
 from flray.tracking.background import Tracker
+from flray.tuning.reuse import file_digests
 from flray.tuning.space import TrialSpec
 from flray.tuning.trial_store import TrialFolder
 from flray.tuning.tune_types import Report, TuneTrial
@@ -164,7 +165,9 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         if report.get("failure"):
             self._end(trial, "failed", failure=report["failure"])
         elif report.get("sha256") or int(result.get("training_iteration", 0)) >= rounds:
-            self._end(trial, "finished", sha256=report.get("sha256"))
+            left = file_digests(TrialFolder(self._sweep, str(trial)).path)
+            gpus = report.get("gpus", [])
+            self._end(trial, "finished", sha256=report.get("sha256"), gpus=gpus, **left)
         else:
             self._end(trial, "stopped")
 

@@ -7,9 +7,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from flray import registry
 from flray.config.experiment import Experiment
 from flray.config.loader import ConfigErrors
+from flray.devices.identity import GpuIdentity, distinct, gpu_identity
 from flray.errors import ConfigError
 from flray.federation.building import build_spec, dataset_for
 from flray.federation.evaluation import check_metric
@@ -85,6 +88,16 @@ class TrialResources:
                 check_metric(spec, self._metric, "sweep.metric")
             self._bundles[key] = self._bundles_for(experiment, spec)
         return self._bundles[key]
+
+    def fingerprint(self, experiment: Experiment) -> str:
+        """Return the fingerprint of a trial's data set."""
+        return self._load(experiment).fingerprint
+
+    def gpus(self, experiment: Experiment) -> list[GpuIdentity] | None:
+        """Return the kinds of GPU that a trial would compute on; None where they are not known from here."""
+        if not any(bundle.get("GPU") for bundle in self.bundles(experiment)):
+            return []
+        return distinct([gpu_identity(torch.device("cuda"))]) if torch.cuda.is_available() else None
 
     @property
     def slots(self) -> int:

@@ -290,7 +290,8 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         Settings suggested before, in order: the setting, its remaining trials, and the last scores
         of its ended ones.
     make : callable
-        Creates the trials of a new setting, given the number of earlier ones.
+        Creates the trials of a new setting, given the number of earlier ones; returns those to be
+        run, and the last scores of those that were taken over.
     describe : callable
         Returns Tune's configuration of a trial.
     """
@@ -299,7 +300,7 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         self,
         config: Config,
         known: Sequence[tuple[Values, Sequence[TrialSpec], Sequence[float]]],
-        make: Callable[[Values, int], list[TrialSpec]],
+        make: Callable[[Values, int], tuple[Sequence[TrialSpec], Sequence[float]]],
         describe: Callable[[TrialSpec], dict[str, Any]],
     ) -> None:
         super().__init__(metric="score", mode=config.sweep.mode)
@@ -317,14 +318,14 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         self._count = 0
         for setting, left, scores in known:
             self._study.enqueue_trial(self._indices(setting))
-            self._ask(left, scores)
+            self._ask((left, scores))
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """Return the next trial: another seed of the current setting, or a new setting."""
-        if not self._waiting:
+        while not self._waiting:
             if self._count >= self._config.sweep.samples:
                 return str(Searcher.FINISHED)
-            self._ask(None, ())
+            self._ask()
         index, point = self._waiting.popleft()
         self._running[trial_id] = index
         return self._describe(point)
@@ -357,7 +358,7 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         seed = rng.key(self._config.sweep.seed, "sampling", extra=f"optuna/{index}")
         return optuna.samplers.TPESampler(seed=seed % 2**32)
 
-    def _ask(self, left: Sequence[TrialSpec] | None, scores: Sequence[float]) -> None:
+    def _ask(self, known: tuple[Sequence[TrialSpec], Sequence[float]] | None = None) -> None:
         index, self._count = self._count, self._count + 1
         self._study.sampler = self._sampler(index)
         for attempt in range(MAX_INFEASIBLE):
@@ -367,7 +368,7 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
                 for path, domain in self._config.space.items()
             }
             try:
-                trials = self._make(setting, index) if left is None else left
+                trials, scores = self._make(setting, index) if known is None else known
                 break
             except FlrayError:
                 # Options of one method with another's name: not every combination is feasible.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from flray.files.mirror import mirrored
 from flray.interrupts import resume_hint
 from flray.results.sweep import SweepResult
 from flray.runs import directory, resume_checks
+from flray.runs.identity import run_identity
 from flray.runs.progress import NullProgress, SweepProgress, logged
 from flray.runs.session import RunSession, recording_failure, tracking
 from flray.startup import gc_disabled
@@ -25,6 +26,7 @@ from flray.tracking.address import check
 from flray.tracking.background import Tracker
 from flray.tuning import naming
 from flray.tuning.resources import TrialResources
+from flray.tuning.reuse import FinishedTrial, FinishedTrials, Sought, undo_half
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.summary import ReportWriter, finish
 from flray.tuning.trial_store import (
@@ -48,8 +50,7 @@ def tune(
     **replaced: Any,
 ) -> SweepResult:
     """Run a sweep; see `flray.runs.sweeps.tune`, which passes the report writer."""
-    config = load(source, [*overrides, *replaced.items()])
-    config = resolve_sweep(suites.smoke(config) if smoke else config)
+    config = _resolved(source, overrides, smoke, replaced)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(config, address, progress or NullProgress(), stack, write_report)
         sweep.check()
@@ -67,6 +68,32 @@ def tune(
             )
         with resume_hint(folder):
             return sweep.drive(folder)
+
+
+def plan(
+    source: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    *,
+    address: str | None = None,
+    smoke: bool = False,
+    **replaced: Any,
+) -> list[tuple[TrialSpec, FinishedTrial | None]]:
+    """Return the trials of a sweep; see `flray.runs.sweeps.plan`."""
+    config = _resolved(source, overrides, smoke, replaced)
+    with contextlib.ExitStack() as stack:
+        sweep = _Sweep(config, address, NullProgress(), stack, None)
+        sweep.check()
+        return sweep.find()
+
+
+def _resolved(
+    source: str | Path | Mapping[str, Any],
+    overrides: Iterable[str],
+    smoke: bool,
+    replaced: Mapping[str, Any],
+) -> Config:
+    config = load(source, [*overrides, *replaced.items()])
+    return resolve_sweep(suites.smoke(config) if smoke else config)
 
 
 def resume(
@@ -121,6 +148,7 @@ class _Sweep:
         self._config, self._address, self._progress, self._stack = config, address, progress, stack
         self._write_report = write_report
         self._points: dict[str, TrialSpec] = {}
+        self._others: FinishedTrials | None = None
         self._connected = False
 
     @property
@@ -177,8 +205,7 @@ class _Sweep:
             labels=labels,
         )
         self._stack.callback(session.close)
-        for point in self._points.values():
-            TrialFolder(folder, point.number).create(point, config)
+        self._create(folder, list(self._points.values()), logged(self._progress.say))
         for trial in trial_folders(folder):
             # The members of a population resume together, as they influence each other.
             if trial.status == "failed" or isinstance(config.sweep.scheduler, Pbt):
@@ -196,6 +223,63 @@ class _Sweep:
                 self._progress.end()
             session.end("finished", tracked_as="FAILED" if result.all_failed else None)
         return result
+
+    def find(self) -> list[tuple[TrialSpec, FinishedTrial | None]]:
+        """Return the trials, each with the finished one of another sweep that would be taken over for it."""
+        finished = self._finished(logged(self._progress.say))
+        return [
+            (point, finished.find(self._sought(point)) if finished else None)
+            for point in self._points.values()
+        ]
+
+    def _finished(self, notify: Callable[[str], None]) -> FinishedTrials | None:
+        """Return the finished trials of other sweeps; None where nothing may be taken over."""
+        sweep = self._config.sweep
+        # The members of a population copy each other: what one learnt follows from all.
+        if not sweep.reuse or isinstance(sweep.scheduler, Pbt):
+            return None
+        if self._others is None:
+            self._others = FinishedTrials(self._config.experiment.output, notify)
+        return self._others
+
+    def _sought(self, point: TrialSpec) -> Sought:
+        experiment = point.experiment
+        data, metric = self._resources.fingerprint(experiment), self._config.sweep.metric
+        return Sought(run_identity(experiment, metric, data), self._resources.gpus(experiment))
+
+    def _create(
+        self, folder: Path, points: Sequence[TrialSpec], notify: Callable[[str], None]
+    ) -> None:
+        """Create the folders of trials, and take over what other sweeps have finished of them."""
+        finished = self._finished(notify)
+        taken: list[str] = []
+        other_code = 0
+        for point in points:
+            trial, sought = TrialFolder(folder, point.number), self._sought(point)
+            trial.create(point, self._config, sought.identity)
+            undo_half(trial)
+            if (
+                finished is not None
+                and trial.status == "waiting"
+                and not (trial.path / directory.JOURNAL).exists()
+            ):
+                found = finished.take(trial, point, sought, folder, self._config)
+                taken += [found.name.rpartition("/")[0]] if found else []
+            other_code += (
+                trial.status in TERMINAL_STATUSES
+                and trial.identity.get("identity", sought.identity) != sought.identity
+            )
+        if taken:
+            notify(
+                f"{len(taken)} of {len(points)} trials are taken over from "
+                f"{', '.join(dict.fromkeys(taken))}, which finished them (sweep.reuse=false runs "
+                "everything)"
+            )
+        if other_code:
+            notify(
+                f"{other_code} trials ended under other code or data than are here now; they are "
+                "kept as they are (a new sweep runs them again)"
+            )
 
     def _run(self, folder: Path, tracker: Tracker | None) -> None:
         """Run the unfinished trials in Tune."""
@@ -215,7 +299,13 @@ class _Sweep:
                 folder, self._config, self._points, rounds, tracker, self._progress
             )
             try:
-                SweepTuner(self._config, folder, self._resources, self._points).run(callback)
+                SweepTuner(
+                    self._config,
+                    folder,
+                    self._resources,
+                    self._points,
+                    lambda points: self._create(folder, points, lambda line: None),
+                ).run(callback)
             finally:
                 callback.close()
         ended = sum(f.status in (*TERMINAL_STATUSES, "failed") for f in trial_folders(folder))

@@ -162,6 +162,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             if self._failure is None and self._federation.rounds_done >= self._rounds:
                 report |= {
                     "sha256": self._federation.sha256(),
+                    "gpus": self._federation.gpus(),
                     FINAL_DIAGNOSTICS: self._diagnose(True),
                 }
         done = 0 if self._opened is None else self._opened.rounds_done

@@ -43,9 +43,26 @@ class TrialFolder:
         self.sweep, self.number = sweep, name
         self.path = sweep / TRIALS / name
 
-    def create(self, point: TrialSpec, config: Config) -> None:
-        """Create the folder if missing; ``run.json`` is written last, so a folder with one is complete."""
+    def create(
+        self, point: TrialSpec, config: Config, identity: Mapping[str, str] | None = None
+    ) -> None:
+        """Create the folder if missing; ``run.json`` is written last, so a folder with one is complete.
+
+        Parameters
+        ----------
+        point : TrialSpec
+            The trial.
+        config : Config
+            The sweep.
+        identity : mapping, optional
+            What the trial is known by, see `flray.runs.identity`. A trial that began under another
+            one, as with a plug-in that was changed since, is known by none.
+        """
         if directory.folder_kind(self.path) is not None:
+            held = self.identity
+            if held["status"] not in TERMINAL_STATUSES and held.get("identity") != identity:
+                began = (self.path / directory.JOURNAL).exists()
+                directory.update(self.path, identity=None if began else identity)
             return
         self.path.mkdir(parents=True, exist_ok=True)
         sweep = config.sweep.model_copy(update={"seeds": (point.seed,)})
@@ -60,6 +77,7 @@ class TrialFolder:
                 "setting": point.setting,
                 "seed": point.seed,
                 "rounds_planned": point.experiment.rounds,
+                "identity": None if identity is None else dict(identity),
             },
         )
 

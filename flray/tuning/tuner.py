@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,20 @@ class SweepTuner:
         Data and plans.
     known : dict of str to TrialSpec
         The trials so far by number; a search that suggests adds to it.
+    create : callable
+        Creates the folders of trials, and takes over those that have been run already.
     """
 
     def __init__(
-        self, config: Config, sweep: Path, resources: TrialResources, known: dict[str, TrialSpec]
+        self,
+        config: Config,
+        sweep: Path,
+        resources: TrialResources,
+        known: dict[str, TrialSpec],
+        create: Callable[[Sequence[TrialSpec]], object],
     ) -> None:
         self._config, self._sweep, self._resources, self._points = config, sweep, resources, known
+        self._create = create
         mirror = directory.remote_uri(sweep, config.experiment.output)
         self._storage = str((sweep / TUNE).resolve()) if mirror is None else f"{mirror}/{TUNE}"
         self._over = [f.number for f in trial_folders(sweep) if f.status in TERMINAL_STATUSES]
@@ -155,14 +163,16 @@ class SweepTuner:
             "start": self._start,
         }
 
-    def _suggest(self, setting: Values, position: int) -> list[TrialSpec]:
-        """Create the trials of a new suggestion, on disk first."""
+    def _suggest(self, setting: Values, position: int) -> tuple[list[TrialSpec], list[float]]:
+        """Create the trials of a new suggestion, on disk first; return those left, and the others' scores."""
         made = trial_specs(self._config, [setting], first=position)
         self._resources.check(made)
-        for point in made:
-            self._points[point.number] = point
-            TrialFolder(self._sweep, point.number).create(point, self._config)
-        return made
+        self._points.update({point.number: point for point in made})
+        self._create(made)
+        folders = [TrialFolder(self._sweep, point.number) for point in made]
+        over = {f.number: f.scores() for f in folders if f.status in TERMINAL_STATUSES}
+        left = [point for point in made if point.number not in over]
+        return left, [scores[-1][1] for scores in over.values() if scores]
 
     def _suggested(
         self, scores: Mapping[str, list[tuple[int, float]]]

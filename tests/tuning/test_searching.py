@@ -94,10 +94,10 @@ def _search(content: dict[str, Any], known: list[Any]) -> tuple[OptunaSearch, li
     config = resolve_sweep(load(content))
     made: list[TrialSpec] = []
 
-    def make(setting: dict[str, Any], position: int) -> list[TrialSpec]:
+    def make(setting: dict[str, Any], position: int) -> tuple[list[TrialSpec], list[float]]:
         new = trial_specs(config, [setting], first=position)
         made.extend(new)
-        return new
+        return new, []
 
     return OptunaSearch(config, known, make, lambda point: {"number": point.number}), made
 

@@ -1,0 +1,304 @@
+"""Nothing is run twice: finished trials of other sweeps in the same output folder or bucket are taken over.
+
+A trial is the same if its `flray.runs.identity`, the bits of its CPU and its GPUs are. What it left
+is taken only if its digests hold: those of its files and of its history, and that of what it learnt,
+computed again from its last checkpoint where that is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flray import bits
+from flray.config.experiment import Config
+from flray.errors import FlrayError
+from flray.federation.checkpoint import learnt_sha256
+from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
+from flray.files import storage
+from flray.runs import directory
+from flray.runs.identity import Identity
+from flray.runs.journal import read_events
+from flray.tuning.space import TrialSpec
+from flray.tuning.trial_store import TRIALS, TUNE, TrialFolder, checkpoints
+
+FILES = (PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS)
+"""What a trial leaves besides its history and its checkpoints."""
+TAKEN_OVER = "000"
+"""Tune's storage folder of the checkpoints that came with trials taken over; its own count from 001."""
+_READERS = 16
+
+
+@dataclass(frozen=True)
+class Sought:
+    """What a trial is known by.
+
+    Attributes
+    ----------
+    identity : dict
+        See `flray.runs.identity`.
+    gpus : list of dict or None
+        The kinds of GPU it would be run on here; None where they are not known.
+    """
+
+    identity: Identity
+    gpus: Sequence[Mapping[str, str]] | None
+
+
+@dataclass(frozen=True)
+class FinishedTrial:
+    """A finished trial of another sweep.
+
+    Attributes
+    ----------
+    place : str
+        Its folder, or address in object storage.
+    name : str
+        For people: sweep, number and trial, as ``demo/001/0003``.
+    record : dict
+        The content of its ``run.json``.
+    """
+
+    place: str
+    name: str
+    record: dict[str, Any]
+
+    @contextlib.contextmanager
+    def local(self) -> Iterator[Path]:
+        """Yield a local folder with its files."""
+        if not storage.is_remote(self.place):
+            yield Path(self.place)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            storage.download(self.place, Path(folder))
+            yield Path(folder)
+
+
+class FinishedTrials:
+    """The finished trials of all sweeps in an output folder or bucket.
+
+    Parameters
+    ----------
+    output : str
+        ``experiment.output``.
+    notify : callable
+        Called with a line for each trial that cannot be taken over although it is the same.
+    """
+
+    def __init__(self, output: str, notify: Callable[[str], None] = lambda line: None) -> None:
+        self._output, self._notify = output.rstrip("/"), notify
+        self._found: dict[str, list[FinishedTrial]] | None = None
+
+    def find(self, sought: Sought) -> FinishedTrial | None:
+        """Return the first trial that is the same, None if there is none."""
+        return next(self._same(sought), None)
+
+    def take(
+        self, folder: TrialFolder, point: TrialSpec, sought: Sought, sweep: Path, config: Config
+    ) -> FinishedTrial | None:
+        """Take over what a finished trial left; return it, or None if there is none that is whole.
+
+        Parameters
+        ----------
+        folder : TrialFolder
+            The new trial's, in which nothing has been run.
+        point : TrialSpec
+            The new trial.
+        sought : Sought
+            What it is known by.
+        sweep : Path
+            Its sweep's folder.
+        config : Config
+            Its sweep.
+        """
+        for found in self._same(sought):
+            try:
+                with found.local() as source:
+                    verify_files(source, found.record)
+                    self._take_checkpoint(found, folder.number, sweep)
+                    _copy(source, found, folder, point, sweep, config)
+            except (FlrayError, OSError) as error:
+                self._notify(f"{found.name} is not taken over: {error}")
+                continue
+            return found
+        return None
+
+    def _same(self, sought: Sought) -> Iterator[FinishedTrial]:
+        if self._found is None:
+            self._found = {}
+            for one in self._read():
+                self._found.setdefault(_key(one.record["identity"]), []).append(one)
+        for one in self._found.get(_key(sought.identity), ()):
+            same_gpus = sought.gpus is not None and one.record.get("gpus", []) == sought.gpus
+            if same_gpus and not bits.check_same(one.name, one.record):
+                yield one
+
+    def _read(self) -> Iterator[FinishedTrial]:
+        """Yield the finished trials, those of the oldest sweeps first."""
+        if storage.is_remote(self._output):
+            names = [
+                name.removesuffix("/run.json")
+                for name in storage.files(self._output)
+                if name.endswith("/run.json") and name.split("/")[-3] == TRIALS
+            ]
+            with ThreadPoolExecutor(_READERS) as pool:
+                texts = list(
+                    pool.map(lambda name: storage.read(f"{self._output}/{name}/run.json"), names)
+                )
+        else:
+            base = Path(self._output)
+            paths = sorted(base.glob(f"*/*/{TRIALS}/*/run.json"))
+            names = [path.parent.relative_to(base).as_posix() for path in paths]
+            texts = [path.read_bytes() for path in paths]
+        for name, text in sorted(zip(names, texts, strict=True)):
+            record = _finished(text)
+            if record is not None:
+                shown = name.replace(f"/{TRIALS}/", "/")
+                yield FinishedTrial(f"{self._output}/{name}", shown, record)
+
+    def _take_checkpoint(self, found: FinishedTrial, number: str, sweep: Path) -> None:
+        """Take over the last checkpoint, if it is still there, once what it holds is known to be what was learnt."""
+        base, _, name = found.place.rpartition(f"/{TRIALS}/")
+        newest = next(iter(checkpoints(f"{base}/{TUNE}", name)), None)
+        if newest is None or newest.round != found.record["rounds"]:
+            return
+        with newest.local() as source:
+            digest = learnt_sha256(source)
+            if digest != found.record["sha256"]:
+                raise FlrayError(
+                    f"its checkpoint holds {digest[:12]}, and it had learnt "
+                    f"{found.record['sha256'][:12]}"
+                )
+            place = f"{TUNE}/{TAKEN_OVER}/{number}/checkpoint_000000"
+            files = [path for path in sorted(source.rglob("*")) if path.is_file()]
+            files.sort(key=lambda path: path.match("round-*.json"))  # what names the others last
+            if storage.is_remote(self._output):
+                target = f"{self._output}/{sweep.parent.name}/{sweep.name}/{place}"
+                for path in files:
+                    relative = path.relative_to(source).as_posix()
+                    storage.write(f"{target}/{relative}", path.read_bytes())
+            else:
+                for path in files:
+                    _link(path, sweep / place / path.relative_to(source))
+
+
+def _finished(text: bytes | None) -> dict[str, Any] | None:
+    """Return the record of a trial that finished and is known by an identity; None for any other."""
+    try:
+        record = json.loads(text or b"null")
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or record.get("status") != "finished":
+        return None
+    needed = {"identity": dict, "files": dict, "sha256": str, "rounds": int, "history": str}
+    whole = all(isinstance(record.get(name), kind) for name, kind in needed.items())
+    return record if whole and not record.get("setting_at_end") else None
+
+
+def _key(identity: Mapping[str, str]) -> str:
+    return json.dumps(identity, sort_keys=True)
+
+
+def file_digests(folder: Path) -> dict[str, Any]:
+    """Return the SHA-256 of a trial's ``files`` and of its ``history``, as its ``run.json`` records them."""
+    return {
+        "files": {
+            name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            for name in FILES
+            if (folder / name).is_file()
+        },
+        "history": hashlib.sha256(
+            json.dumps(
+                sorted((event["round"], event["metrics"]) for event in _rounds(folder)),
+                sort_keys=True,
+            ).encode()
+        ).hexdigest(),
+    }
+
+
+def verify_files(folder: Path, record: Mapping[str, Any]) -> None:
+    """Refuse a trial whose files are not those that it left.
+
+    Raises
+    ------
+    FlrayError
+        Naming the first that is not.
+    """
+    found = file_digests(folder)
+    for name in (*FILES, "history"):
+        left = record["history"] if name == "history" else record["files"].get(name)
+        here = found["history"] if name == "history" else found["files"].get(name)
+        if left is not None and left != here:
+            what = directory.JOURNAL if name == "history" else name
+            raise FlrayError(f"{folder / what} is not what it left (SHA-256)")
+
+
+def _rounds(folder: Path) -> list[dict[str, Any]]:
+    """Return the rounds of a journal, the last record of each."""
+    events = read_events(folder / directory.JOURNAL)
+    return list({event["round"]: event for event in events if event["type"] == "round"}.values())
+
+
+def _copy(
+    source: Path,
+    found: FinishedTrial,
+    folder: TrialFolder,
+    point: TrialSpec,
+    sweep: Path,
+    config: Config,
+) -> None:
+    """Copy files and history into a new trial's folder, whose record is written last."""
+    directory.update(folder.path, taking_over=found.name)
+    for name in FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder.path / name)
+    session = folder.begin(point, directory.read(sweep), config)
+    try:
+        for event in _rounds(source):
+            session.journal.append(event)
+        session.journal.tags({**_tags(source), "taken_over": found.name})
+        kept = ("sha256", "rounds", "metric", "files", "history", "gpus")
+        values = {name: found.record[name] for name in kept if name in found.record}
+        folder.end(session, "finished", **values, taking_over=None, taken_over=found.name)
+    finally:
+        session.close()
+
+
+def undo_half(folder: TrialFolder) -> None:
+    """Take back what a killed process had taken over by half, so that the trial is as if just created."""
+    if folder.identity.get("taking_over"):
+        (folder.path / directory.JOURNAL).unlink(missing_ok=True)
+        shutil.rmtree(folder.sweep / TUNE / TAKEN_OVER / folder.number, ignore_errors=True)
+        directory.update(folder.path, status="waiting", taking_over=None)
+
+
+def _tags(source: Path) -> dict[str, str]:
+    """Return the tags of a trial's data."""
+    events = read_events(source / directory.JOURNAL)
+    tags: dict[str, str] = {}
+    for event in events:
+        tags |= event["tags"] if event["type"] == "tags" else {}
+    return {
+        name: value
+        for name, value in tags.items()
+        if name.endswith(".fingerprint") or name.startswith("origin.")
+    }
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it where that cannot be; checkpoints' files never change."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,211 @@
+"""Nothing is run twice: what another sweep has finished is taken over, if it is the same and whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flray import tuning
+from flray.cli.main import invoke
+from flray.config.loader import load
+from flray.federation.checkpoint import learnt_sha256
+from flray.runs import directory, identity, sweeps
+from flray.runs.journal import read_events
+from flray.runs.progress import NullProgress
+from flray.tuning.trial_store import checkpoints, trial_folders
+
+ARMS = {"method": {"fedavg": {}, "local": {"algorithm": "local"}}}
+
+
+class Seen(NullProgress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.started: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def trial_started(self, number: str, label: str, rounds_done: int) -> None:
+        self.started.append(label)
+
+
+@pytest.fixture(scope="module")
+def ray_runs_already() -> Iterator[None]:
+    import ray
+
+    ray.init(
+        address="local", num_cpus=2, num_gpus=0, include_dashboard=False, logging_level="ERROR"
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def armed(content: dict[str, Any]) -> dict[str, Any]:
+    """Two methods at two seeds, two rounds each."""
+    content["experiment"] |= {"rounds": 2, "checkpoint": {"min_seconds": 0}}
+    return {**content, "space": {}, "arms": ARMS}
+
+
+def digests(result: tuning.SweepResult) -> dict[tuple[str, int], str]:
+    rows = result.results.to_dict("records")
+    return {(row["arms.method"], row["seed"]): row["sha256"] for row in rows}
+
+
+@pytest.mark.usefixtures("ray_runs_already")
+def test_two_seeds_and_a_method_more_and_only_they_are_run(
+    armed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = tuning.tune(armed)
+    armed["arms"] = {"method": {**ARMS["method"], "fedbn": {"algorithm": "fedbn"}}}
+    armed["sweep"] = {"seeds": [0, 1, 2, 3]}
+    file = tmp_path / "more.yaml"
+    file.write_text(yaml.safe_dump(armed))
+
+    assert invoke(["tune", str(file), "--plan"]) == 0
+    shown = capsys.readouterr().out
+    assert "12 trials: 4 taken over, 8 to be run" in shown and "small/001/0004" in shown
+    assert not (tmp_path / "runs" / "small" / "002").exists()
+
+    seen = Seen()
+    more = tuning.tune(file, progress=seen)
+    assert more.folder.name == "002"
+    assert sorted(seen.started) == sorted(
+        f"{method} seed={seed}"
+        for method in ("fedavg", "local", "fedbn")
+        for seed in range(4)
+        if method == "fedbn" or seed > 1
+    )
+    assert [line for line in seen.lines if "taken over" in line] == [
+        "4 of 12 trials are taken over from small/001, which finished them (sweep.reuse=false runs "
+        "everything)"
+    ]
+    whole = tuning.tune(file, ["sweep.reuse=false", f"output={tmp_path / 'whole'}"])
+    assert digests(more) == digests(whole) and len(digests(whole)) == 12
+    assert {**digests(more), **digests(first)} == digests(more)
+    same = ["arms.method", "seed", "status", "rounds", "score", "global/common/accuracy"]
+    assert more.results[same].equals(whole.results[same])
+    texts = [
+        (one.folder / "table.txt")
+        .read_text()
+        .replace("4 of 12 trials were taken over from small/001", "")
+        for one in (more, whole)
+    ]
+    assert texts[0].split() == texts[1].split()
+
+    by_number = {folder.number: folder for folder in trial_folders(more.folder)}
+    taken = [f for f in by_number.values() if f.identity.get("taken_over")]
+    assert len(taken) == 4
+    for folder in taken:
+        (newest,) = checkpoints(str(more.folder / "tune"), folder.number)
+        assert learnt_sha256(Path(newest.uri)) == folder.identity["sha256"]
+        assert (folder.path / "partition.json").exists()
+        assert (folder.path / "figures" / "curves.png").exists()
+
+    again = Seen()  # of what was taken over, too
+    third = tuning.tune(file, progress=again)
+    assert again.started == [] and digests(third) == digests(whole)
+
+
+@pytest.mark.usefixtures("ray_runs_already")
+def test_what_is_not_the_same_or_not_whole_is_run(armed: dict[str, Any], tmp_path: Path) -> None:
+    armed["arms"], armed["sweep"] = {}, {"seeds": [0]}
+    first = tuning.tune(armed)
+    (trial,) = trial_folders(first.folder)
+
+    def taken(**changes: Any) -> list[str]:
+        return [one.taken_over for one in sweeps.plan(armed, **changes)]
+
+    assert taken() == ["small/001/0001"]
+    assert taken(rounds=3) == [""] and taken(seed=0, local={"lr": 0.04}) == [""]
+    assert taken(data={"name": "digits-sklearn", "samples": 150}) == [""]
+    assert taken(checkpoint={"keep": 5}) == ["small/001/0001"]  # which decides no bit
+
+    record = directory.read(trial.path)
+    directory.update(trial.path, cpu={**record["cpu"], "kinds": {"torch": "other"}})
+    assert taken() == [""]
+    directory.update(trial.path, cpu=record["cpu"], status="stopped")
+    assert taken() == [""]
+    directory.update(trial.path, status="finished")
+
+    journal = trial.path / directory.JOURNAL
+    before = journal.read_text()
+    journal.write_text(before.replace('"score":', '"score":1'))
+    seen = Seen()
+    second = tuning.tune(armed, progress=seen)
+    assert len(seen.started) == 1 and digests_of(second) == digests_of(first)
+    assert any("journal.jsonl is not what it left" in line for line in seen.lines)
+
+    journal.write_text(before)
+    shutil.rmtree(second.folder)
+    newest, *_ = checkpoints(str(first.folder / "tune"), "0001")
+    server = next(Path(newest.uri).glob("server-*.safetensors"))
+    server.write_bytes(server.read_bytes()[:-1] + b"x")
+    seen = Seen()
+    tuning.tune(armed, progress=seen)
+    assert len(seen.started) == 1 and any("is damaged (SHA-256" in line for line in seen.lines)
+
+
+def digests_of(result: tuning.SweepResult) -> list[str]:
+    return list(result.results["sha256"])
+
+
+@pytest.mark.usefixtures("ray_runs_already")
+def test_a_kill_while_taking_over_leaves_nothing_by_half(
+    armed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    armed["arms"] = {}
+    first = tuning.tune(armed)
+    from flray.tuning.trial_store import TrialFolder
+
+    class Killed(BaseException):
+        pass
+
+    with monkeypatch.context() as patch:
+
+        def die(*_: object, **__: object) -> None:
+            raise Killed
+
+        patch.setattr(TrialFolder, "end", die)
+        with pytest.raises(Killed):
+            tuning.tune(armed)
+    folder = first.folder.parent / "002"
+    half = trial_folders(folder)[0]
+    assert half.status == "running" and read_events(half.path)
+    seen = Seen()
+    resumed = tuning.resume(folder, progress=seen)
+    assert seen.started == [] and digests_of(resumed) == digests_of(first)
+    starts = [event for event in read_events(half.path) if event["type"] == "start"]
+    assert len(starts) == 1 and starts[0]["uid"] == half.identity["uid"]
+
+
+def test_the_code_s_digest_passes_over_comments_and_sees_a_plug_in(tmp_path: Path) -> None:
+    code = 'def f(x):\n    """Add."""\n    return x + 1\n'
+    same = "# more\ndef f(x):\n    return (x  + 1)\n"
+    assert identity._essence(code) == identity._essence(same)
+    assert identity._essence(code) != identity._essence(code.replace("1", "2"))
+    own = tmp_path / "own.py"
+    found = []
+    for text in ("x = 1\n", "x = 2\n"):
+        own.write_text(text)
+        found.append(identity.code_digest((str(own),)))
+    assert found[0] != found[1] and identity.code_digest() not in found
+
+
+def test_settings_that_decide_nothing_are_no_part_of_an_identity(content: dict[str, Any]) -> None:
+    def of(**changes: Any) -> str:
+        return json.dumps(
+            identity.run_identity(load(content, list(changes.items())).experiment, "auto", "data")
+        )
+
+    assert of() == of(output="elsewhere", name="other", faults={"attempts": 5})
+    assert of() == of(resources={"executor": "ray", "actors": 3})
+    assert of() != of(resources={"executor": "inline", "cpus_per_actor": 2})
+    assert of() != of(resources={"executor": "inline", "bits": "portable"})
+    assert of() != of(seed=1)
