@@ -7,17 +7,17 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from flray._torchvision_cpu_shim import install_hook
-from flray.registry import (
-    register_algorithm,
-    register_augmentation,
-    register_dataset,
-    register_model,
-    register_partition,
-)
 
 if TYPE_CHECKING:
     from flray.bits import portable
     from flray.config.loader import load as load_config
+    from flray.registry import (
+        register_algorithm,
+        register_augmentation,
+        register_dataset,
+        register_model,
+        register_partition,
+    )
     from flray.reporting.build import report
     from flray.runs.runner import run
     from flray.runs.sweeps import resume, tune
@@ -45,6 +45,11 @@ _LATER = {
     "run": ("flray.runs.runner", "run"),
     "load_config": ("flray.config.loader", "load"),
     "portable": ("flray.bits", "portable"),
+    "register_algorithm": ("flray.registry", "register_algorithm"),
+    "register_augmentation": ("flray.registry", "register_augmentation"),
+    "register_dataset": ("flray.registry", "register_dataset"),
+    "register_model": ("flray.registry", "register_model"),
+    "register_partition": ("flray.registry", "register_partition"),
     "report": ("flray.reporting.build", "report"),
     "resume": ("flray.runs.sweeps", "resume"),
     "tune": ("flray.runs.sweeps", "tune"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flray.errors import FlrayError
 
-SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals of batch systems, Kubernetes and closed terminals; by default they end a process at once."""
 
 

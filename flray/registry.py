@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from flray.config import declarations
 from flray.errors import FlrayError, brief, nearest
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ class Params(BaseModel):
         Sets of values by paper, chosen in YAML as ``{name: fedprox, preset: fcclplus}``.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     presets: ClassVar[tuple[Preset, ...]] = ()
 
     def resolved(self) -> Self:
@@ -88,12 +89,19 @@ class Registry:
         Singular noun for messages, for example ``"model"``.
     package : str
         Module that registers the built-in ones; imported on first use.
+    declared : str
+        Package from whose sources names and options are read until then, for importing takes NumPy
+        or torch.
+    complete : bool
+        Whether its sources name all of them.
     """
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, package: str, declared: str, complete: bool = True) -> None:
         self.kind, self.package = kind, package
+        self._declared, self._complete = declared, complete
         self._entries: dict[str, Any] = {}
         self._signatures: dict[str, tuple[object, type[BaseModel]]] = {}
+        self._outlines: dict[str, Any] = {}
         self._builtin: set[str] = set()
         self._loaded = False
 
@@ -129,8 +137,32 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
-        self._load()
-        return sorted(self._entries)
+        if not self._complete:
+            self._load()
+        declared = self._sources()  # first: it may import, which fills the entries
+        return sorted({*self._entries, *declared})
+
+    def outline(self, name: str) -> Any:
+        """Return the component called `name`, or, before the built-in ones are imported, what it declares.
+
+        Its docstring, ``Params`` or signature of options and a method's declarations are the same,
+        see `flray.config.declarations`.
+
+        Raises
+        ------
+        FlrayError
+            If there is none.
+        """
+        if name not in self._outlines and name in (sources := self._sources()):
+            try:
+                self._outlines[name] = sources[name].component(self.kind, name)
+            except declarations.UnreadableError:
+                self._load()
+        return (
+            self._entries[name]
+            if name in self._entries
+            else self._outlines.get(name) or self.get(name)
+        )
 
     def get(self, name: str) -> Any:
         """Return the component called `name`.
@@ -140,12 +172,12 @@ class Registry:
         FlrayError
             If there is none; the message names the nearest one.
         """
-        self._load()
-        if name not in self._entries:
+        if name not in self.names():
             raise FlrayError(
-                f"unknown {self.kind} {name!r}{nearest(name, self._entries)} (`flray list "
+                f"unknown {self.kind} {name!r}{nearest(name, self.names())} (`flray list "
                 f"{self.kind}s` shows all)"
             )
+        self._load()
         return self._entries[name]
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
@@ -186,12 +218,11 @@ class Registry:
 
     def is_own(self, name: str) -> bool:
         """Return whether the component called `name` is the user's own."""
-        self._load()
         return name in self._entries and name not in self._builtin
 
     def params(self, name: str) -> type[BaseModel]:
         """Return the pydantic model of the options of `name`."""
-        item = self.get(name)
+        item = self.outline(name)
         with self.guarded(name):
             declared = getattr(item, "Params", None)
             if declared is not None and not (
@@ -214,6 +245,16 @@ class Registry:
         """Register the user's components of another process."""
         self._load()
         self._entries.update(entries)
+
+    def _sources(self) -> Mapping[str, declarations.Module]:
+        """Return the sources that stand for the built-in components until they are imported."""
+        if self._loaded:
+            return {}
+        try:
+            return declarations.registered(self._declared, self.kind)
+        except declarations.UnreadableError:
+            self._load()
+            return {}
 
     def _load(self) -> None:
         if not self._loaded:
@@ -258,11 +299,11 @@ def signature_model(item: Callable[..., Any], name: str) -> type[BaseModel]:
     return create_model(f"{name}-options", __base__=Params, **fields)
 
 
-algorithms = Registry("algorithm", "flray.algorithms")
-datasets = Registry("dataset", "flray.data")
-models = Registry("model", "flray.models")
-partitions = Registry("partition", "flray.data")
-augmentations = Registry("augmentation", "flray.data")
+algorithms = Registry("algorithm", "flray.algorithms", "flray.algorithms")
+datasets = Registry("dataset", "flray.data.datasets", "flray.data.datasets", complete=False)
+models = Registry("model", "flray.models", "flray.models")
+partitions = Registry("partition", "flray.data.partitions", "flray.data.partitions")
+augmentations = Registry("augmentation", "flray.data.geometric", "flray.data")
 
 register_algorithm = algorithms.register
 register_dataset = datasets.register

@@ -7,10 +7,12 @@ workers or repeating a task after a crash cannot shift any other stream.
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 Purpose = Literal[
     "sampling",
@@ -67,6 +69,8 @@ def torch_generator(
     device: torch.device | str = "cpu",
 ) -> torch.Generator:
     """Return a fresh `torch.Generator` for one stream (parameters as in `key`)."""
+    import torch  # start-up: data sets and partitions draw from numpy's alone
+
     generator = torch.Generator(device=device)
     generator.manual_seed(key(seed, purpose, round=round, client=client, extra=extra))
     return generator

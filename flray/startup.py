@@ -40,6 +40,13 @@ def freeze_gc() -> None:
     gc.freeze()
 
 
+def usable_cpus() -> int:
+    """Return the CPUs this process may use; macOS cannot restrict a process to some of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def make_callable(module: str, target: str, function: str) -> None:
     """Have a call of a module call a function that is imported then.
 

@@ -21,19 +21,16 @@ from rich.progress import (
 from rich.table import Table
 
 from flray.errors import one_line
-from flray.federation.federation import RoundResult
-from flray.federation.spec import FederationSpec
 from flray.metrics.direction import lower_is_better
 from flray.metrics.names import VIEWS
-from flray.metrics.summary import trajectory
-from flray.results.formatting import conclusion_text
-from flray.runs.runner import Result
-from flray.tracking.links import ui_links
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from flray.federation.federation import RoundResult
+    from flray.federation.spec import FederationSpec
     from flray.results.sweep import SweepResult
+    from flray.runs.runner import Result
     from flray.runs.sweeps import PlannedTrial
 
 # Names and messages are data: their [tags] are not markup, nor their :names: emoji.
@@ -135,6 +132,9 @@ class RunProgress(_Display):
 
 def show_result(result: Result) -> None:
     """Print a finished run's table, where it lies, and its digest."""
+    from flray.metrics.summary import trajectory
+    from flray.tracking.links import ui_links
+
     reported, name = result.reported, result.experiment.algorithm.name
     metrics = reported.values
     table = Table(title=f"{name} {reported.text}", title_justify="left")
@@ -269,6 +269,9 @@ def show_plan(trials: Sequence[PlannedTrial]) -> None:
 
 def show_sweep(result: SweepResult) -> None:
     """Print a finished sweep's table, and where to see more."""
+    from flray.results.formatting import conclusion_text
+    from flray.tracking.links import ui_links
+
     for line in conclusion_text(result.conclusions).splitlines():
         console.print(line)
     console.print(result.table())

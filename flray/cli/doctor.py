@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from flray.startup import usable_cpus
+
 OPTIONAL = {
     "moabb": "EEG data sets (pip install 'flray[eeg]')",
     "boto3": "ray up on AWS",
@@ -30,7 +32,7 @@ def diagnose() -> Iterator[tuple[str, str]]:
     from flray.runs import directory
 
     yield from directory.versions().items()
-    yield "CPUs for this process", str(len(os.sched_getaffinity(0)))
+    yield "CPUs for this process", str(usable_cpus())
     memory = psutil.virtual_memory()
     yield "memory", f"{memory.available / 2**30:.1f} GiB free of {memory.total / 2**30:.1f}"
     yield "GPUs", ", ".join(_gpus()) or "none seen by torch"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Which federated-learning method works under this data heterogeneity, at which settings, and how sure are we?",
@@ -53,17 +53,34 @@ def all_commands(
 
 # typer brings a click of its own or uses the one that is installed, depending on its version.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def _complete(which: str) -> Callable[[str], list[str]]:
+    """Return what a shell completes an argument with; see `flray.cli.completion`."""
+
+    def words(incomplete: str) -> list[str]:
+        from flray.cli import completion
+
+        found: list[str] = getattr(completion, which)(incomplete)
+        return found
+
+    return words
+
+
 ConfigFile = Annotated[
     Path,
     typer.Argument(
         metavar="FILE.yaml",
         help="the experiment or search space, or the name of one that comes with flray, such as quickstart",
+        autocompletion=_complete("files"),
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...", help="settings that replace the file's, for example local.lr=0.05"
+        metavar="[KEY=VALUE]...",
+        help="settings that replace the file's, for example local.lr=0.05",
+        autocompletion=_complete("settings"),
     ),
 ]
 Address = Annotated[
@@ -75,12 +92,16 @@ Address = Annotated[
 @app.command("run", epilog="Example: flray run demo.yaml algorithm=fedprox local.lr=0.05")
 def run_command(file: ConfigFile, overrides: Overrides = None, address: Address = None) -> None:
     """Run one federation."""
+    from flray.config import loader
+
+    config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
+    loader.check_single(config, file)
     with gc_disabled("flray.cli.display", "flray.runs.runner"):
         from flray.cli import display
         from flray.runs import runner
 
     with display.RunProgress() as progress:
-        result = runner.run(file, overrides or (), address=address, progress=progress)
+        result = runner.start(config, address=address, progress=progress)
     display.show_result(result)
 
 
@@ -100,15 +121,18 @@ def tune_command(
     ] = False,
 ) -> None:
     """Run a sweep over the file's space; what sweeps in its output folder have finished is taken over."""
+    from flray.config import loader
+
+    config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
     with gc_disabled("flray.cli.display", "flray.runs.sweeps"):
         from flray.cli import display
         from flray.runs import sweeps
 
     if plan:
-        display.show_plan(sweeps.plan(file, overrides or (), address=address, smoke=smoke))
+        display.show_plan(sweeps.plan(config, address=address, smoke=smoke))
         return
     with display.SweepProgress() as progress:
-        result = sweeps.tune(file, overrides or (), address=address, progress=progress, smoke=smoke)
+        result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)
     _show_sweep(result)
 
 
@@ -124,7 +148,12 @@ def _show_sweep(result: SweepResult) -> None:
 @app.command("resume", epilog="Example: flray resume demo")
 def resume_command(
     target: Annotated[
-        str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="its folder, NAME/NUMBER, or NAME for the newest",
+            autocompletion=_complete("runs"),
+        ),
     ],
     address: Address = None,
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
@@ -183,6 +212,7 @@ def report_command(
             metavar="SWEEP",
             help="a sweep's or run's folder, NAME/NUMBER, NAME for the "
             "newest, with --uri an MLflow experiment, or a file that --keep wrote",
+            autocompletion=_complete("runs"),
         ),
     ],
     to: Annotated[
@@ -244,7 +274,12 @@ def report_command(
 @app.command("sync", epilog="Example: flray sync demo --uri http://127.0.0.1:5000")
 def sync_command(
     target: Annotated[
-        str, typer.Argument(metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest")
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="its folder, NAME/NUMBER, or NAME for the newest",
+            autocompletion=_complete("runs"),
+        ),
     ],
     uri: Annotated[
         str | None, typer.Option(help="another tracking server than the one in the run's settings")
@@ -269,13 +304,15 @@ def list_command(
     what: Annotated[
         str,
         typer.Argument(
-            help="algorithms, augmentations, datasets, metrics, models, partitions or papers"
+            help="algorithms, augmentations, datasets, metrics, models, partitions or papers",
+            autocompletion=_complete("kinds"),
         ),
     ],
     name: Annotated[
         str | None,
         typer.Argument(
-            help="one with its options; papers: those that start so; metrics: those of a YAML file"
+            help="one with its options; papers: those that start so; metrics: those of a YAML file",
+            autocompletion=_complete("names"),
         ),
     ] = None,
     time: Annotated[
@@ -283,14 +320,18 @@ def list_command(
     ] = False,
 ) -> None:
     """Show what a YAML file may name, or the suites that make the papers' tables again."""
-    from flray.cli import metrics, papers, tables
-
     if what == "papers":
-        papers.show_papers(name, time)
+        from flray.cli.papers import show_papers
+
+        show_papers(name, time)
     elif what == "metrics":
-        metrics.show_metrics(name)
+        from flray.cli.metrics import show_metrics
+
+        show_metrics(name)
     else:
-        tables.show_list(what, name)
+        from flray.cli.tables import show_list
+
+        show_list(what, name)
 
 
 @app.command("schema", epilog="Example: flray schema > schema.json")
@@ -311,7 +352,12 @@ def doctor_command() -> None:
 
 @data_app.command("get", epilog="Example: flray data get digits5-local")
 def data_get(
-    name: Annotated[str, typer.Argument(help="a data set, for example digits5-local")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a data set, for example digits5-local", autocompletion=_complete("datasets")
+        ),
+    ],
 ) -> None:
     """Download a data set into the cache, checked by checksum."""
     from flray.data.fetching import get
@@ -334,7 +380,11 @@ def data_list() -> None:
 def data_show(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE.yaml|NAME", help="an experiment, or a data set by its name"),
+        typer.Argument(
+            metavar="FILE.yaml|NAME",
+            help="an experiment, or a data set by its name",
+            autocompletion=_complete("files_and_datasets"),
+        ),
     ],
     overrides: Overrides = None,
     plot: Annotated[
@@ -389,13 +439,14 @@ def invoke(
     int
         0, 1 for a failed run, 2 for a mistake, 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
+    if sys.platform == "win32":  # no SIGHUP, no resource module, no folders that can be synced
+        typer.echo("flray: it runs on Linux and macOS; on Windows install it in WSL 2", err=True)
+        return 2
     with signals_as_interrupt() as stop:
         return stop.code(_invoke(arguments, command, typed, alone))
 
 
 def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) -> int:
-    from flray.bits import StartAgainError, start_again
-
     try:
         parser = typer.main.get_command(app)
         if command is not None:
@@ -418,7 +469,11 @@ def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) 
         typer.echo(str(error), err=True)
         return 1
     except FlrayError as error:
-        if alone and isinstance(error, StartAgainError):
+        if alone and type(error).__name__ == "StartAgainError":
+            from flray.bits import (
+                start_again,  # it takes the settings' models, which --help needs not
+            )
+
             start_again()
         typer.echo(f"flray: {error}", err=True)
         return 1 if isinstance(error, RunFailedError) else 2

@@ -8,18 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
 from flray import registry
 from flray.config import suites
-from flray.config.experiment import Experiment
-from flray.config.loader import load
 from flray.config.yaml_files import read_with_base
+from flray.data import inventory
 from flray.data.sources.cache import data_root
 from flray.errors import FlrayError
-from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
+
+if TYPE_CHECKING:
+    from flray.config.experiment import Experiment
+    from flray.tuning.space import TrialSpec
 
 _SUBSETS, _BATCH = (96, 192), 48
 """Training samples per domain (or per client, where a partition names the number of clients) of the timed rounds, and
@@ -152,20 +155,24 @@ def _describe(name: str, path: Path, timed: bool) -> Suite:
             for word in missing
         }
         return Suite(name, title, runs, named, f"unknown here: {', '.join(missing)}", absent=lost)
-    try:
-        config = resolve_sweep(load(path))
-        trials = trial_specs(config, enumerate_settings(config))
-    except FlrayError as error:
-        return Suite(name, title, runs, named, str(error).splitlines()[0])
-    data = {trial.experiment.data.name: trial.experiment for trial in trials}
-    absent = {name: text for name, one in data.items() if (text := _missing_data(_key(one)))}
+    data = {one["name"]: json.dumps(one) for one in suites.data_choices(content)}
+    absent = {data_set: text for data_set, key in data.items() if (text := _missing_data(key))}
     problem, hours = f"without data: {', '.join(absent)}" if absent else "", None
     if timed and not absent:
         try:
-            hours = estimate_hours(trials)
+            hours = estimate_hours(_trials(path))
         except FlrayError as error:  # too few samples for the partition
             problem = f"no estimate: {str(error).splitlines()[0]}"
-    return Suite(name, title, len(trials), tuple(data), problem, hours, absent)
+    return Suite(name, title, runs, named, problem, hours, absent)
+
+
+def _trials(path: Path) -> list[TrialSpec]:
+    """Return the trials of a suite; here and not in every list of suites, for it takes seconds."""
+    from flray.config.loader import load
+    from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
+
+    config = resolve_sweep(load(path))
+    return list(trial_specs(config, enumerate_settings(config)))
 
 
 def estimate_hours(trials: list[TrialSpec]) -> float:
@@ -220,14 +227,13 @@ def _processor() -> str:
     return "GPU" if torch.cuda.is_available() else "CPU"
 
 
-def _key(experiment: Experiment) -> tuple[str, str]:
-    return experiment.data.name, experiment.data.model_dump_json()
-
-
 @cache
-def _missing_data(key: tuple[str, str]) -> str:
-    """Return the data set's own message if its files are missing."""
-    name, options = key[0], {k: v for k, v in json.loads(key[1]).items() if k != "name"}
+def _missing_data(choice: str) -> str:
+    """Return the data set's own message if the files of a choice (JSON) are missing."""
+    options = json.loads(choice)
+    name = options.pop("name")
+    if "path" not in options and inventory.entry(name, data_root()).present:
+        return ""
     try:
         registry.datasets.get(name)(data_root(), **options)
     except FlrayError as error:

@@ -38,7 +38,7 @@ def show_list(what: str, name: str | None) -> None:
             title=f"{what} (details: flray list {what} NAME)",
         )
         for entry in entries.names():
-            method = entries.get(entry)
+            method = entries.outline(entry)
             shared = method.shared if isinstance(method.shared, str) else "by its settings"
             table.add_row(
                 entry,
@@ -60,10 +60,10 @@ def show_list(what: str, name: str | None) -> None:
             title_justify="left",
         )
         for entry in entries.names():
-            table.add_row(entry, _first_line(entries.get(entry)))
+            table.add_row(entry, _first_line(entries.outline(entry)))
         console.print(table)
         return
-    item = entries.get(name)
+    item = entries.outline(name)
     console.print(f"{name}: {_first_line(item)}")
     if what == "datasets":
         from flray.data.inventory import list_datasets
@@ -91,11 +91,15 @@ def show_list(what: str, name: str | None) -> None:
 def _summary_line(method: type) -> str:
     """Return the first line of a method's file, or its own where it is a form of another method of that file."""
     is_form = any(base.__module__ == method.__module__ for base in method.__mro__[1:])
-    return (not is_form and _first_line(sys.modules.get(method.__module__))) or _first_line(method)
+    module = getattr(method, "module_doc", None) or getattr(
+        sys.modules.get(method.__module__), "__doc__", None
+    )
+    return (not is_form and _first_line(module)) or _first_line(method)
 
 
 def _first_line(item: Any) -> str:
-    return (item.__doc__ or "").strip().splitlines()[0] if item.__doc__ else ""
+    text = item if isinstance(item, str) else getattr(item, "__doc__", None)
+    return (text or "").strip().partition("\n")[0]
 
 
 def allowed_values(field: dict[str, Any]) -> str:

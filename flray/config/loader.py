@@ -82,14 +82,16 @@ def set_path(content: dict[str, Plain], path: str, value: Plain) -> None:
 
 
 def load(
-    source: str | Path | Mapping[str, Plain], overrides: Iterable[str | tuple[str, Plain]] = ()
+    source: str | Path | Mapping[str, Plain] | Config,
+    overrides: Iterable[str | tuple[str, Plain]] = (),
 ) -> Config:
     """Return the checked configuration.
 
     Parameters
     ----------
     source : path or mapping
-        A YAML file, the name of one that comes with flray (`flray.config.spaces`), or its content.
+        A YAML file, the name of one that comes with flray (`flray.config.spaces`), its content, or a
+        configuration that is checked already.
     overrides : iterable of str or (path, value)
         Later ones win.
 
@@ -98,6 +100,11 @@ def load(
     FlrayError
         With one line per mistake: the path, what was found, what is allowed.
     """
+    if isinstance(source, Config):
+        overrides = list(overrides)
+        if not overrides:
+            return source
+        source = source.model_dump(mode="json")
     if isinstance(source, Mapping):
         content = copy_plain(source)
     elif isinstance(source, str | PathLike):
@@ -126,6 +133,39 @@ def load(
     _check_size(config)
     check_space(config)
     return config
+
+
+def check_single(config: Config, source: object) -> None:
+    """Reject a description of several federations, of which only one would be run silently.
+
+    Parameters
+    ----------
+    config : Config
+        The checked configuration.
+    source : object
+        Where it comes from, for the message.
+
+    Raises
+    ------
+    FlrayError
+        If it has arms, a space or several seeds.
+    """
+    several = [
+        *(["arms"] if config.arms else []),
+        *(["space"] if config.space else []),
+        *(
+            [f"{len(config.sweep.seeds)} seeds in sweep.seeds"]
+            if len(config.sweep.seeds) > 1
+            else []
+        ),
+    ]
+    if several:
+        file = source if isinstance(source, str | Path) else "FILE.yaml"
+        raise FlrayError(
+            f"{file}: found {' and '.join(several)}; that is a sweep: run it with flray tune "
+            f"{file}, or "
+            "take it out to run one federation"
+        )
 
 
 def experiment_at(config: Config, values: Mapping[str, Plain]) -> Experiment:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 
-import numpy
 from pydantic import BaseModel, ValidationError
 
 from flray.config.plain import Plain
@@ -156,8 +156,8 @@ def _copy(value: Plain, path: str, depth: int, counted: list[int]) -> Plain:
         value = value.model_dump(mode="json")
     elif isinstance(value, PurePath):
         value = str(value)
-    elif isinstance(value, numpy.generic):
-        value = value.item()
+    elif (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.generic):
+        value = value.item()  # who has such a number has imported numpy
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):

@@ -103,12 +103,16 @@ def files(folder: Path | None = None) -> dict[str, Path]:
 
 def data_names(content: Mapping[str, Plain]) -> list[str]:
     """Return the data sets that a suite's content names."""
-    names = [
-        value.get("name") if isinstance(value, Mapping) else value
+    return list(dict.fromkeys(choice["name"] for choice in data_choices(content)))
+
+
+def data_choices(content: Mapping[str, Plain]) -> list[dict[str, Plain]]:
+    """Return the data sets that a suite's content names, each as its ``name`` and its options."""
+    return [
+        dict(value) if isinstance(value, Mapping) else {"name": str(value)}
         for key, value in _mentions(content)
         if key == "data"
     ]
-    return list(dict.fromkeys(map(str, names)))
 
 
 def run_count(content: Mapping[str, Plain]) -> int:

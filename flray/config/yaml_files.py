@@ -6,6 +6,8 @@ data). A date is text.
 
 from __future__ import annotations
 
+import copy
+import functools
 import stat
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -228,7 +230,7 @@ def read_yaml(path: Path) -> dict[str, Plain]:
     """
     text = read_text(path)
     try:
-        content = parse(text)
+        content = copy.deepcopy(_parse_once(text))
     except ValueError as error:
         place, separator, rest = str(error).partition(": ")
         if separator and place.startswith("line "):
@@ -240,6 +242,10 @@ def read_yaml(path: Path) -> dict[str, Plain]:
             f"a mapping with the parts {', '.join(PARTS)} is needed"
         )
     return content
+
+
+_parse_once = functools.lru_cache(maxsize=256)(parse)
+"""The suites of a paper have one file as their base, which would be parsed for each of them."""
 
 
 def read_with_base(path: Path) -> dict[str, Plain]:

@@ -45,10 +45,11 @@ def list_datasets(root: Path | None = None) -> list[Entry]:
     root : Path, optional
         Folder of the data cache, default `flray.data.sources.cache.data_root()`.
     """
-    return [_entry(name, root or data_root()) for name in datasets.names()]
+    return [entry(name, root or data_root()) for name in datasets.names()]
 
 
-def _entry(name: str, root: Path) -> Entry:
+def entry(name: str, root: Path) -> Entry:
+    """Return one registered data set, given the folder of the data cache."""
     item = datasets.get(name)
     what = (item.__doc__ or "").strip().split("\n")[0]
     files = FILES.get(name)

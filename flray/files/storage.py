@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from platformdirs import user_cache_path
+
 from flray.errors import FlrayError
 from flray.files.locks import hold_lock
 from flray.tracking.secrets import redact
@@ -165,10 +167,20 @@ def fetch(uri: str, folder: Path, mark: str | None = None) -> bool:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def cache_folder() -> Path:
+    """Return this user's cache folder as the platform has it, or ``~/.cache/flray`` where only that is there.
+
+    ``$XDG_CACHE_HOME/flray`` or ``~/.cache/flray`` on Linux, ``~/Library/Caches/flray`` on macOS.
+    """
+    usual, before = user_cache_path("flray"), Path("~/.cache/flray").expanduser()
+    return before if before.is_dir() and not usual.is_dir() else usual
+
+
 def local_cache_of(uri: str) -> Path:
     """Return the local working folder of an address."""
     _check_keys(uri)
-    base = Path(os.environ.get("FLRAY_WORK") or "~/.cache/flray/work").expanduser()
+    work = os.environ.get("FLRAY_WORK")
+    base = Path(work).expanduser() if work else cache_folder() / "work"
     parts = urlsplit(uri)
     digest = hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:8]
     return base / f"{parts.netloc}-{digest}"

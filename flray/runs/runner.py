@@ -12,7 +12,7 @@ import pandas as pd
 
 from flray import bits
 from flray.config.experiment import Config, Experiment
-from flray.config.loader import load
+from flray.config.loader import check_single, load
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.diagnostics import partition_summary, save_partition
@@ -102,7 +102,7 @@ def run(
     config = load(
         source, [*([overrides] if isinstance(overrides, str) else overrides), *settings.items()]
     )
-    _check_single(config, source)
+    check_single(config, source)
     return start(config, address=address, progress=progress)
 
 
@@ -136,26 +136,6 @@ def start(
                 },
             )
         return _run_to_end(spec, folder, address, progress or NullProgress())
-
-
-def _check_single(config: Config, source: object) -> None:
-    """Reject a description of several federations, of which only one would be run silently."""
-    several = [
-        *(["arms"] if config.arms else []),
-        *(["space"] if config.space else []),
-        *(
-            [f"{len(config.sweep.seeds)} seeds in sweep.seeds"]
-            if len(config.sweep.seeds) > 1
-            else []
-        ),
-    ]
-    if several:
-        file = source if isinstance(source, str | Path) else "FILE.yaml"
-        raise FlrayError(
-            f"{file}: found {' and '.join(several)}; that is a sweep: run it with flray tune "
-            f"{file}, or "
-            "take it out to run one federation"
-        )
 
 
 def resume(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flray.config.experiment import Config
 from flray.results.sweep import SweepResult
 from flray.runs import directory, runner
 from flray.runs.progress import Progress, SweepProgress
@@ -31,7 +32,7 @@ class PlannedTrial(NamedTuple):
 
 
 def tune(
-    source: str | Path | Mapping[str, Any],
+    source: str | Path | Mapping[str, Any] | Config,
     overrides: Iterable[str] = (),
     *,
     address: str | None = None,
@@ -44,7 +45,8 @@ def tune(
     Parameters
     ----------
     source : path or mapping
-        A YAML file with ``experiment``, ``space`` and ``sweep``, or its content.
+        A YAML file with ``experiment``, ``space`` and ``sweep``, its content, or a checked
+        configuration.
     overrides : iterable of str
         ``key=value``, as on the command line.
     address : str, optional
@@ -75,7 +77,7 @@ def tune(
 
 
 def plan(
-    source: str | Path | Mapping[str, Any],
+    source: str | Path | Mapping[str, Any] | Config,
     overrides: Iterable[str] = (),
     *,
     address: str | None = None,

@@ -40,7 +40,7 @@ from flray.tuning.trial_store import (
 
 
 def tune(
-    source: str | Path | Mapping[str, Any],
+    source: str | Path | Mapping[str, Any] | Config,
     overrides: Iterable[str] = (),
     *,
     address: str | None = None,
@@ -71,7 +71,7 @@ def tune(
 
 
 def plan(
-    source: str | Path | Mapping[str, Any],
+    source: str | Path | Mapping[str, Any] | Config,
     overrides: Iterable[str] = (),
     *,
     address: str | None = None,
@@ -87,7 +87,7 @@ def plan(
 
 
 def _resolved(
-    source: str | Path | Mapping[str, Any],
+    source: str | Path | Mapping[str, Any] | Config,
     overrides: Iterable[str],
     smoke: bool,
     replaced: Mapping[str, Any],

@@ -37,7 +37,7 @@ Place = Annotated[
     str | None,
     Field(
         description="folder of the set, default DATA/archives/camelyon17 (DATA: $FLRAY_DATA or "
-        "~/.cache/flray)"
+        "the cache folder, see flray doctor)"
     ),
 ]
 

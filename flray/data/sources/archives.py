@@ -22,7 +22,7 @@ Place = Annotated[
     str | None,
     Field(
         description="folder of the files, default DATA/archives/NAME (DATA: $FLRAY_DATA or "
-        "~/.cache/flray)"
+        "the cache folder, see flray doctor)"
     ),
 ]
 
@@ -165,7 +165,7 @@ class Files:
         )
         how = (
             f"`flray data get {self.name}` fetches it, or put the files there"
-            if self.downloads()
+            if self.fetched
             else "put the files there"
         )
         return (

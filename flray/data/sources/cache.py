@@ -23,11 +23,13 @@ MANIFEST = "manifest.json"
 
 
 def data_root() -> Path:
-    """Return the folder of the data cache: ``$FLRAY_DATA``, or ``~/.cache/flray``.
+    """Return the folder of the data cache: ``$FLRAY_DATA``, or `flray.files.storage.cache_folder`.
 
     Where ``$FLRAY_DATA`` is an address (``s3://...``, ``gs://...``), this node's copy of it.
     """
-    place = os.environ.get("FLRAY_DATA") or "~/.cache/flray"
+    place = os.environ.get("FLRAY_DATA")
+    if not place:
+        return storage.cache_folder()
     return storage.local_cache_of(place) if storage.is_remote(place) else Path(place).expanduser()
 
 

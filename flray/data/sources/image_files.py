@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from flray.data.sources.file_stores import Item, Store
 from flray.data.sources.limits import PIXELS
 from flray.errors import DataError
+from flray.startup import usable_cpus
 
 # Pillow is told what to expect: of its other formats some start programs (EPS is drawn by
 # Ghostscript).
@@ -97,10 +97,7 @@ def decode_images(
             pixels = pixels.resize((size, size), how)
         return np.asarray(pixels)
 
-    workers = min(
-        8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(min(8, usable_cpus())) as pool:
         for start in range(0, len(items), _AHEAD):
             yield from pool.map(one, items[start : start + _AHEAD])
 

@@ -46,7 +46,7 @@ Place = Annotated[
     str | None,
     Field(
         description="folder or zip archive of the set, default DATA/archives/NAME (DATA: "
-        "$FLRAY_DATA or ~/.cache/flray)"
+        "$FLRAY_DATA or the cache folder, see flray doctor)"
     ),
 ]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from flray.errors import FlrayError
 from flray.interrupts import preserve_handlers
-from flray.startup import environment
+from flray.startup import environment, usable_cpus
 
 LOOPBACK = "127.0.0.1"
 _CHANGED = (
@@ -31,7 +31,7 @@ def local_resources() -> dict[str, float]:
     """Return the CPUs this process may use and the GPUs torch sees."""
     import torch
 
-    return {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
+    return {"CPU": float(usable_cpus()), "GPU": float(torch.cuda.device_count())}
 
 
 @contextlib.contextmanager

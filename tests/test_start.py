@@ -1,0 +1,130 @@
+"""What only shows or checks is there before torch: start-up, and declarations read from sources."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flray import registry
+from flray.config import declarations
+
+HEAVY = ("torch", "ray", "mlflow", "pandas", "sklearn", "scipy", "matplotlib", "torchvision")
+QUICK = (
+    "--help",
+    "--version",
+    "run --help",
+    "list algorithms",
+    "list algorithms fedskc",
+    "list augmentations",
+    "list datasets",
+    "list datasets digits-sklearn",
+    "list metrics",
+    "list models",
+    "list models lenet",
+    "list partitions",
+    "data list",
+)
+MISTAKES = {
+    "yaml.yaml": "experiment: [",
+    "key.yaml": "experiment: {data: digits-sklearn, model: linear, algorithm: fedavg, rouds: 3}",
+    "name.yaml": "experiment: {data: digits-sklearn, model: linear, algorithm: fedvag}",
+    "option.yaml": "experiment: {data: digits-sklearn, model: linear, algorithm: {name: fedprox, mu: -1}}",
+    "model.yaml": "experiment: {data: digits-sklearn, model: {name: lenet, norm: bach}, algorithm: fedavg}",
+    "partition.yaml": "experiment: {data: digits-sklearn, model: lenet, algorithm: fedavg, "
+    "partition: {name: dirichlet, alpha: 0}}",
+}
+
+
+def loaded_by(arguments: list[str], cwd: Path) -> tuple[int, list[str]]:
+    """Return the exit code of a command, and which heavy packages it imported."""
+    code = (
+        "import sys\nfrom flray.cli.main import invoke\n"
+        f"code = invoke({arguments!r})\n"
+        f"print('LOADED', code, sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+    last = done.stdout.strip().splitlines()[-1].split(" ", 2)
+    assert last[0] == "LOADED", done.stdout + done.stderr
+    return int(last[1]), eval(last[2])
+
+
+@pytest.mark.parametrize("command", QUICK)
+def test_what_only_shows_imports_nothing_heavy(command: str, tmp_path: Path) -> None:
+    assert loaded_by(command.split(), tmp_path) == (0, [])
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("command", ["run", "tune"])
+def test_a_mistake_in_a_file_is_told_before_anything_heavy_is_imported(
+    command: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(MISTAKES[name])
+    assert loaded_by([command, name], tmp_path) == (2, [])
+
+
+@pytest.mark.parametrize("kind", sorted(registry.ALL))
+def test_declarations_are_those_of_the_imported_components(kind: str) -> None:
+    """A declaration that cannot be read from its source costs every list torch: write it as a literal."""
+    entries = registry.ALL[kind]
+    entries.get(entries.names()[0])  # imports
+    built_in = set(entries.names()) - set(entries.added())
+    sources = declarations.registered(entries._declared, entries.kind)
+    assert set(sources) == built_in if entries._complete else set(sources) < built_in
+    for name, source in sources.items():
+        real, read = entries.get(name), source.component(entries.kind, name)
+        assert (real.__doc__ or "").strip().partition("\n")[0] == (
+            read.__doc__ or ""
+        ).strip().partition("\n")[0]
+        assert source.component(entries.kind, name).module_doc.strip() == (
+            (sys.modules[real.__module__].__doc__ or "").strip()
+        )
+        options = getattr(read, "Params", None) or registry.signature_model(read, name)
+        expected, found = entries.params(name), options
+        assert found.model_json_schema() == expected.model_json_schema(), name
+        assert [vars(p) for p in getattr(found, "presets", ())] == [
+            vars(p) for p in getattr(expected, "presets", ())
+        ], name
+        if kind == "algorithms":
+            for attribute in ("shared", "needs", "views"):
+                ours, theirs = getattr(read, attribute), getattr(real, attribute)
+                assert ours == theirs or (
+                    isinstance(ours, property) and isinstance(theirs, property)
+                )
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("tu", ["tune"]),
+        ("tune fedskc/table", ["fedskc/table1", "fedskc/table5"]),
+        ("run mine", ["mine.yaml"]),
+        ("run mine.yaml algorithm=fedpr", ["algorithm=fedproto", "algorithm=fedprox"]),
+        ("data get digits5", ["digits5", "digits5-local"]),
+        ("list al", ["algorithms"]),
+    ],
+)
+def test_a_shell_completes_commands_data_sets_methods_and_suites(
+    typed: str, expected: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text("")
+    environment = {
+        **os.environ,
+        "_FLRAY_COMPLETE": "complete_zsh",
+        "_TYPER_COMPLETE_ARGS": f"flray {typed}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from flray.cli.main import app; app(prog_name='flray')"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    for word in expected:
+        assert word in done.stdout, done.stdout + done.stderr
