@@ -99,11 +99,11 @@ class Client(TaskRecord):
     @cached_property
     def class_counts(self) -> Tensor:
         """Training samples by class, int64 [C]."""
-        if self.train.labels.dim() > 1:
+        labels = self.train.labels
+        if labels.dim() > 1:
             raise FlrayError(
                 f"class_counts: samples of {self.task.name} have masks, not classes to count"
             )
-        labels = self.train.labels
         if labels.device.type == "cpu":
             return torch.bincount(labels, minlength=self.num_classes)
         # For the length of its result bincount would wait.

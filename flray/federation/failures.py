@@ -61,7 +61,12 @@ class ObjectLostError(RunFailedError):
 def error_summary(error: BaseException) -> str:
     """Return an error's type and first line, and advice if memory ran out."""
     what = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            f"out of memory ({what}); a smaller local.batch_size needs less, and with a larger "
+            "resources.gpus_per_actor fewer share a GPU"
+        )
+    if isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     ):
         return f"out of memory ({what}); a smaller local.batch_size or fewer resources.actors need less"

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from flray import functional, rng
 from flray.data.arrays import Array, Rows
 from flray.data.types import FederatedData
-from flray.devices import transfers
 from flray.errors import DataError
 from flray.models.dry_run import dry_run
 from flray.tasks.base import Predictions
@@ -160,4 +159,4 @@ class FewShot:
         seed = int(torch.randint(2**62, (), generator=generator))
         draws = np.random.Generator(np.random.Philox(seed))
         for positions in self.episodes(labels.cpu().numpy(), draws, sys.maxsize):
-            yield transfers.to_device(torch.from_numpy(positions.reshape(-1)), labels.device)
+            yield torch.from_numpy(positions.reshape(-1))

@@ -30,6 +30,12 @@ def _asking(self: Algorithm, client: Client, batch: Batch) -> Tensor:
     return loss
 
 
+def _leaving(self: Algorithm, client: Client, batch: Batch) -> Tensor:
+    loss = LOSS(self, client, batch)
+    client.scratch["last"] = batch.outputs.detach().cpu()
+    return loss
+
+
 def _drawing(self: Algorithm, client: Client, batch: Batch) -> Tensor:
     noise = torch.rand((), generator=client.generator("noise"), device=client.device)
     return LOSS(self, client, batch) + 0 * noise
@@ -52,6 +58,7 @@ def _loss(mistake: Callable[..., Tensor]) -> Callable[[], AbstractContextManager
 ALL: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "": none,
     "item": _loss(_asking),
+    "to the host": _loss(_leaving),
     "generator": _loss(_drawing),
     "mixing": _loss(_mixing),
     "numpy": lambda: patch.object(Classification, "predictions", _keeping),

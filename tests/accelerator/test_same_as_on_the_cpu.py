@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.accelerator.cases import Case, case, covering, experiment, tasks
+from tests.accelerator.cases import SIZES, Case, case, covering, experiment, tasks
 
-PARTS = 4
+PARTS = 2
 """Processes over which the methods are spread."""
 
 RECORDED: dict[str, dict[str, int]] = json.loads(
@@ -78,30 +78,30 @@ def overspent(found: Sequence[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_method_gives_the_bits_of_the_cpu_and_waits_for_nothing(part: int) -> None:
-    found = run_cases(covering()[part::PARTS])
+def test_every_method_and_task_gives_the_bits_of_the_cpu_and_waits_for_nothing(part: int) -> None:
+    found = run_cases([*covering(), *tasks()][part::PARTS])
     assert not problems(found), "\n".join(problems(found))
     assert not overspent(found), "\n".join(overspent(found))
 
 
-@pytest.mark.slow
-def test_tasks_networks_and_evaluations_give_the_bits_of_the_cpu() -> None:
-    found = run_cases(tasks())
-    assert not problems(found), "\n".join(problems(found))
-    assert not overspent(found), "\n".join(overspent(found))
+LYING = {"whole": sum(SIZES) + 18, "own": max(SIZES), "batch": 8}
+"""The most images that come to the device at once, by where the samples are."""
 
 
-def test_mistakes_are_found() -> None:
-    names = ("generator", "mixing", "numpy", "item", "")
-    found = dict(
-        zip(
-            names,
-            run_cases([case(name, experiment("fedavg"), mutation=name) for name in names]),
-            strict=True,
-        )
-    )
+def test_mistakes_are_found_and_samples_come_as_the_memory_allows() -> None:
+    names = ("generator", "mixing", "numpy", "item", "to the host")
+    wrong = [case(name, experiment("fedavg"), mutation=name) for name in names]
+    content = experiment("fedavg", evaluation={"batch_size": 8})
+    right = [case(name, content, samples=name) for name in LYING]
+    found = {one["name"]: one for one in run_cases([*wrong, *right])}
     assert "device type for generator" in found["generator"]["error"]
     assert "found at least two devices" in found["mixing"]["error"]
     assert "can't convert accel:0 device type tensor to numpy" in found["numpy"]["error"]
-    assert any("a step waits for {'item" in line for line in overspent([found["item"]]))
-    assert not found[""]["error"] and not found[""]["step_waits"]
+    for name, line in (
+        ("item", "a step waits for {'item"),
+        ("to the host", "a step waits for {'.to"),
+    ):
+        assert any(line in told for told in overspent([found[name]])), found[name]
+    for name, images in LYING.items():
+        assert not problems([found[name]]) and not found[name]["step_waits"]
+        assert found[name]["images"] == images

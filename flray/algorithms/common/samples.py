@@ -60,20 +60,25 @@ class Batch:
 
 
 class Samples:
-    """Rows of the resident data that belong to one client or to the public set; indexed on the device.
+    """Rows of the federation's data that belong to one client or to the public set.
 
     Parameters
     ----------
     x, y : Tensor
-        All samples of the federation, on the device; uint8 images or float features.
+        All samples of the federation, or (`own`) these alone; uint8 images or float features.
     rows : Tensor of int64
-        Which of them.
+        Which of the federation's samples; where `x` and `y` are.
     prepare : callable
         Normalises a batch of raw samples.
     disturb : callable, optional
         Adds to a batch of normalised samples what belongs to their rows.
     normalisation : two Tensors, optional
         Mean and standard deviation that pixels in [0, 1] are normalised with.
+    device : torch.device, optional
+        Where batches are needed. Where the samples are elsewhere, each batch is gathered there and
+        sent, which nobody waits for. Default: where the samples are.
+    own : bool
+        Whether `x` and `y` hold these samples alone, in the order of `rows`.
     """
 
     def __init__(
@@ -84,9 +89,11 @@ class Samples:
         prepare: Callable[[Tensor], Tensor],
         disturb: Callable[[Tensor, Tensor], Tensor] | None = None,
         normalisation: tuple[Tensor, Tensor] | None = None,
+        device: torch.device | None = None,
+        own: bool = False,
     ) -> None:
         self._x, self._y, self.rows, self._prepare, self._disturb = x, y, rows, prepare, disturb
-        self.normalisation = normalisation
+        self.normalisation, self._device, self._own = normalisation, device or x.device, own
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -96,27 +103,38 @@ class Samples:
         """Labels of all samples, int64 [n]; for segmentation masks, uint8 [n, K, H, W]."""
         if self._y is None:
             raise ValueError("these samples have no labels")
-        return self._y[self.rows]
+        return self._y if self._own else self._sent(self._y[self.rows])
 
     def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised inputs and labels at positions within these samples (labels -1 where there are none)."""
-        rows = self.rows[transfers.to_device(positions, self.rows.device)]
-        x = self._prepare(self._x[rows])
+        positions = transfers.to_device(positions, self.rows.device)
+        places = self._places(positions)
+        x = self._prepare(self._sent(self._x[places]))
         if self._disturb is not None:
-            x = self._disturb(x, rows)
-        return x, self._y[rows] if self._y is not None else torch.full_like(rows, -1)
+            x = self._disturb(x, self._sent(self.rows[positions] if self._own else places))
+        if self._y is None:
+            return x, torch.full((len(positions),), -1, device=self._device)
+        return x, self._sent(self._y[places])
 
     def relabelled_by_index(self, positions: Tensor) -> Samples:
         """Return the samples at some positions, each labelled with its number among these."""
-        rows = self.rows[transfers.to_device(positions, self.rows.device)]
-        numbers = torch.full((len(self._x),), -1, device=rows.device)
-        numbers[rows] = torch.arange(len(rows), device=rows.device)
-        return Samples(self._x, numbers, rows, self._prepare)
+        positions = transfers.to_device(positions, self.rows.device)
+        places = self._places(positions)
+        numbers = torch.full((len(self._x),), -1, device=places.device)
+        numbers[places] = torch.arange(len(places), device=places.device)
+        return Samples(self._x, numbers, places, self._prepare, device=self._device)
 
     def in_order(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all samples in their stored order, in batches."""
         for positions in torch.arange(len(self), device=self.rows.device).split(batch_size):
             yield self.take(positions)
+
+    def _places(self, positions: Tensor) -> Tensor:
+        """Return where in `x` and `y` the samples at some positions are."""
+        return positions if self._own else self.rows[positions]
+
+    def _sent(self, part: Tensor) -> Tensor:
+        return transfers.to_device(part, self._device)
 
 
 def mean_over_positions(features: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class ClientRunner:
         self.spec, self.device = spec, device
         self.task = spec.task
         self._process = psutil.Process()
-        self._resources = WorkerResources(spec, device)
+        self._resources = WorkerResources(spec, device, share)
         self._common: tuple[str, dict[str, Any]] = ("", {})
 
     def run(
@@ -393,7 +393,7 @@ class ClientRunner:
 
     @torch.no_grad()
     def _predict(self, predictor: Predictor, rows: Rows) -> dict[str, Any]:
-        samples = self._resources.samples(rows)
+        samples = self._resources.samples(rows, once=True)
         return join_predictions(
             [
                 self.task.predictions(predictor(x), y)

@@ -15,9 +15,15 @@ from flray.algorithms.common.samples import Samples
 from flray.config.experiment import Experiment
 from flray.data.arrays import Rows
 from flray.data.sample_noise import sample_noise
-from flray.devices import transfers
+from flray.devices import memory, transfers
 from flray.federation.spec import FederationSpec
 from flray.models import acceleration
+
+SMALL_PART = 0.02
+"""Share of a process's part of a GPU up to which it keeps a whole data set there."""
+
+LARGEST_PART = 0.25
+"""Share of a process's part of a GPU up to which all samples of a client are there during its task."""
 
 
 def default_device(spec: FederationSpec) -> torch.device:
@@ -39,11 +45,16 @@ class WorkerResources:
     spec : FederationSpec
         The experiment.
     device : torch.device
-        Device of networks and samples. Samples are not copied on the CPU.
+        Device of networks and batches. On the CPU samples are not copied. On a GPU they stay in the
+        memory that a node's processes share: a client's own are sent there for its task, or, where
+        they are too many, batch by batch. A data set that is small beside the GPU is kept there.
+    share : float
+        Share of the device that is this process's.
     """
 
-    def __init__(self, spec: FederationSpec, device: torch.device) -> None:
+    def __init__(self, spec: FederationSpec, device: torch.device, share: float = 1.0) -> None:
         self.spec, self.device = spec, device
+        self._capacity = memory.capacity(device, share)
         self._residents: dict[str, ResidentModel] = {}
         local, data = spec.config.local, spec.data
         self._dtype = torch.float64 if local.precision == "float64" else torch.float32
@@ -100,17 +111,34 @@ class WorkerResources:
             for architecture, resident in self._residents.items()
         }
 
-    def samples(self, rows: Rows) -> Samples:
-        """Return rows of the federation's samples."""
+    def samples(self, rows: Rows, once: bool = False) -> Samples:
+        """Return rows of the federation's samples.
+
+        Parameters
+        ----------
+        rows : ndarray of int64
+            Which.
+        once : bool
+            Whether each is looked at once, so that batch by batch is soon enough.
+        """
         x, y = self._labelled
-        disturb = self._noisy if self._noise is not None else None
+        index, own = transfers.from_numpy(rows), False
+        if x.device == self.device:
+            index = transfers.to_device(index, self.device)
+        elif not once and len(rows) * _sample_bytes(x, y) <= LARGEST_PART * self._capacity:
+            x, y, index = (
+                transfers.to_device(part, self.device) for part in (x[index], y[index], index)
+            )
+            own = True
         return Samples(
             x,
             y,
-            transfers.to_device(transfers.from_numpy(rows), self.device),
+            index,
             self._prepare,
-            disturb,
+            self._noisy if self._noise is not None else None,
             self._normalisation,
+            self.device,
+            own,
         )
 
     @cached_property
@@ -121,26 +149,33 @@ class WorkerResources:
 
     def public_samples(self, rows: Rows) -> Samples:
         """Return rows of the public samples."""
+        x = self._unlabelled
         return Samples(
-            self._unlabelled,
+            x,
             None,
-            transfers.to_device(transfers.from_numpy(rows), self.device),
+            transfers.to_device(transfers.from_numpy(rows), x.device),
             self._prepare,
             normalisation=self._normalisation,
+            device=self.device,
         )
 
     @cached_property
     def _unlabelled(self) -> Tensor:
         public = self.spec.data.public
         assert public is not None, "only asked for where an experiment has public samples"
-        return transfers.from_numpy(public).to(self.device)
+        (x,) = self._kept(transfers.from_numpy(public))
+        return x
 
     @cached_property
     def _labelled(self) -> tuple[Tensor, Tensor]:
         data = self.spec.data
-        return transfers.from_numpy(data.x).to(self.device), transfers.from_numpy(data.y).to(
-            self.device
-        )
+        x, y = self._kept(transfers.from_numpy(data.x), transfers.from_numpy(data.y))
+        return x, y
+
+    def _kept(self, *arrays: Tensor) -> list[Tensor]:
+        """Return whole arrays where this process keeps them: on the device if they are small beside it."""
+        small = sum(array.nbytes for array in arrays) <= SMALL_PART * self._capacity
+        return [array.to(self.device) if small else array for array in arrays]
 
     def _prepare(self, raw: Tensor) -> Tensor:
         layout = self._format if raw.dim() == 4 else torch.contiguous_format
@@ -159,3 +194,8 @@ class WorkerResources:
         return x + noise.view(x.shape).to(
             memory_format=self._format if x.dim() == 4 else torch.contiguous_format
         )
+
+
+def _sample_bytes(*arrays: Tensor) -> int:
+    """Return the bytes of one sample of arrays."""
+    return sum(array[:1].numel() * array.element_size() for array in arrays)
