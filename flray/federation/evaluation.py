@@ -119,10 +119,9 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
     )
 
 
-def _global(federation: FederationState) -> dict[str, float]:
-    spec, server, metrics = federation.spec, federation.server, {}
-    data = spec.data
-    count, tested = len(evaluation_chunks(data)), -(-len(data.test) // EVAL_CHUNK)
+def global_tasks(federation: FederationState) -> list[TaskInput]:
+    """Return the tasks that evaluate the global models: of each architecture, one per chunk of samples."""
+    server, count = federation.server, len(evaluation_chunks(federation.spec.data))
     token = uuid.uuid4().hex
     jobs: list[TaskInput] = []
     for key in sorted(server.models):
@@ -142,9 +141,16 @@ def _global(federation: FederationState) -> dict[str, float]:
             )
             for block in range(count)
         ]
+    return jobs
+
+
+def _global(federation: FederationState) -> dict[str, float]:
+    spec, server, metrics = federation.spec, federation.server, {}
+    data = spec.data
+    count, tested = len(evaluation_chunks(data)), -(-len(data.test) // EVAL_CHUNK)
     parts = [
         predictions["common"]
-        for predictions in _predict(federation, jobs)
+        for predictions in _predict(federation, global_tasks(federation))
         if predictions is not None
     ]
     measure = spec.task
@@ -174,7 +180,8 @@ def _global(federation: FederationState) -> dict[str, float]:
     return metrics
 
 
-def _personal(federation: FederationState) -> dict[str, float]:
+def personal_tasks(federation: FederationState) -> list[TaskInput]:
+    """Return the tasks that evaluate the clients' own models, in client order."""
     spec, server = federation.spec, federation.server
     stage = Stage("evaluate")
     token = uuid.uuid4().hex
@@ -196,8 +203,14 @@ def _personal(federation: FederationState) -> dict[str, float]:
                 federation.states[i],
             )
         )
+    return jobs
+
+
+def _personal(federation: FederationState) -> dict[str, float]:
+    spec, server = federation.spec, federation.server
     others = spec.config.evaluation.others
-    predictions = {i: one for i, one in enumerate(_predict(federation, jobs)) if one is not None}
+    answers = enumerate(_predict(federation, personal_tasks(federation)))
+    predictions = {i: one for i, one in answers if one is not None}
     if not predictions:
         raise NobodyAnsweredError(
             f"evaluation after round {server.round}: no client answered; see what was said of each"

@@ -10,38 +10,59 @@ import torch
 from torch import Tensor
 
 import flray
-from flray import registry
+from flray import registry, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
-from flray.errors import FlrayError
+from flray.config.loader import load
+from flray.devices.settings import CONTEXT_BYTES
+from flray.errors import ConfigError, FlrayError
+from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
+from flray.federation.ray_backend.memory_probe import (
+    DeviceFullError,
+    Gpu,
+    ResourceSurvey,
+    TaskFootprint,
+    joined,
+    measure_footprint,
+    node_resources,
+    survey_nodes,
+)
+from flray.federation.ray_backend.placement import make_plan
+from flray.federation.worker.client_runner import ClientRunner
 from flray.tuning.trial import TRANSIENT_ERRORS
 from tests.algorithms.helpers import federation_of, spec_of
+
+GIB = 2**30
 
 
 @registry.register_algorithm("meets-errors")
 class MeetsErrors(Algorithm):
-    """FedAvg, to whose second client a device's errors come, as many as a file says."""
+    """FedAvg, to one client or (-1) to all of which a device's errors come, as many as a file says."""
 
     class Params(registry.Params):
         file: str = registry.hyper("", "where the errors to come are counted", "our choice")
         error: str = registry.hyper("OutOfMemoryError", "of torch", "our choice")
+        client: int = registry.hyper(1, "whose", "our choice")
 
     hp: Params
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Raise as long as errors are left."""
         left = Path(self.hp.file)
-        if client.id == 1 and (count := int(left.read_text())):
+        if self.hp.client in (client.id, -1) and (count := int(left.read_text())):
             left.write_text(str(count - 1))
             raise getattr(torch, self.hp.error)("injected")
         return super().loss(client, batch)
 
 
-def method(tmp_path: Path, errors: int, error: str = "OutOfMemoryError") -> dict[str, Any]:
+def method(
+    tmp_path: Path, errors: int, error: str = "OutOfMemoryError", client: int = 1
+) -> dict[str, Any]:
     (tmp_path / "left").write_text(str(errors))
-    return {"name": "meets-errors", "file": str(tmp_path / "left"), "error": error}
+    file = str(tmp_path / "left")
+    return {"name": "meets-errors", "file": file, "error": error, "client": client}
 
 
 def test_one_error_is_forgotten_and_two_are_told(tmp_path: Path) -> None:
@@ -86,3 +107,70 @@ def test_an_actor_ends_and_its_task_is_run_elsewhere(
     ]
     assert found[0] == found[1]
     assert (tmp_path / "left").read_text() == "0"
+
+
+def test_measured_is_what_is_reserved_in_the_heaviest_round(
+    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int, int, int]] = []
+    run = ClientRunner.run
+
+    def watched(self: ClientRunner, task: Any, common: Any, private: Any, state: Any) -> Any:
+        peers = len(trees.unpack(private)["models"]) if private is not None else 0
+        result = run(self, task, common, private, state)
+        seen.append((task.kind, task.round, peers, int(result[0].metrics.get("steps", 0))))
+        return result
+
+    monkeypatch.setattr(ClientRunner, "run", watched)
+    monkeypatch.setattr("flray.devices.memory.reserved_bytes", lambda device: GIB)
+    content = {
+        **digits,
+        "partition": {"name": "iid", "clients": 9},
+        "algorithm": "fedfomo",
+        "evaluation": {"validation": 0.3, "every": 5},
+        "local": {"epochs": 2, "batch_size": 8},
+    }
+    spec = build_spec(load({"experiment": content}).experiment)
+    need = measure_footprint(spec, torch.device("cpu"))
+    assert need.gpu == int(1.2 * GIB) + CONTEXT_BYTES
+    assert seen == [("stage", 0, 0, 2), ("stage", 1, 5, 2), ("personal", 2, 0, 0)]
+
+
+def test_a_device_that_is_full_while_measured_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DeviceFullError, match="injected"):
+        measure_footprint(spec_of(method(tmp_path, 2, client=-1)), torch.device("cpu"))
+
+
+@pytest.mark.slow
+def test_no_room_for_a_step_ends_before_the_run_begins(
+    tmp_path: Path, digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
+    content = {**digits, "algorithm": method(tmp_path, 2, client=-1)}
+    spec = build_spec(load({"experiment": content}).experiment)
+    with pytest.raises(
+        ConfigError,
+        match=r"local\.batch_size: found .*one step alone has no room on the CPU of .*: injected",
+    ):
+        survey_nodes(spec, node_resources())
+
+
+@pytest.mark.slow
+def test_a_task_that_could_not_be_measured_has_its_gpu_alone(
+    digits: dict[str, Any], ray_here: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flray.federation.ray_backend.memory_probe.GPU_PROBE_TIMEOUT_S", 0.01)
+    config = load({"experiment": digits}).experiment
+    survey = survey_nodes(build_spec(config), node_resources())
+    plan = make_plan(config, 20, 20, {"CPU": 8, "GPU": 2}, survey=survey)
+    assert (plan.actors, plan.gpus_per_actor) == (2, 1.0)
+    assert str(plan).endswith(
+        "(what an actor takes could not be measured, not within 0.01 s, so no GPU is shared)"
+    )
+
+
+def test_the_node_that_needs_most_and_the_gpu_with_least_count(digits: dict[str, Any]) -> None:
+    large = ResourceSurvey(TaskFootprint(GIB, 2 * GIB), (Gpu("a", 0, 80 * GIB),))
+    small = ResourceSurvey(TaskFootprint(GIB, 3 * GIB), (Gpu("b", 0, 8 * GIB),))
+    config = load({"experiment": digits}).experiment
+    plan = make_plan(config, 20, 20, {"CPU": 16, "GPU": 2}, survey=joined([large, small]))
+    assert (plan.gpus_per_actor, plan.measured) == (0.5, 3 * GIB)

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
+from flray.devices import memory
+from flray.devices.settings import CONTEXT_BYTES
+from flray.errors import ConfigError
+from flray.federation.evaluation import global_tasks, personal_tasks
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.memory import peak_bytes
 from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput, TaskResult
 from flray.federation.spec import FederationSpec
 
-CUDA_CONTEXT_BYTES = 512 * 2**20
-"""Bytes of a GPU that a process takes besides its tensors: CUDA's context and the libraries' workspaces."""
-
 SAFETY_FACTOR = 1.2
-"""Safety factor on measured memory: the allocator rounds up, and other clients may need a little more."""
+"""Safety factor on measured memory: other clients may need a little more."""
+
+PROBE_ROUNDS = 2
+"""Rounds that are run to measure: in the second clients hold what the first has left, and get what the
+server has learnt in it."""
+
+PROBE_REPLIES = 8
+"""Clients whose replies the server gets, all those of one: more than any method sends on to a client."""
+
+PROBE_SECONDS = 40.0
+"""Seconds after which nothing more is run to measure, as steps may be slow."""
 
 GPU_PROBE_TIMEOUT_S = 60.0
-"""Seconds to wait for the GPUs of a node; if another job holds them, placement uses their number only."""
+"""Seconds to wait for the GPUs of a node, and for the measurement on them."""
+
+COMPILE_TIMEOUT_S = 240.0
+"""The same where networks are compiled first."""
 
 
 # Resources of one node of the cluster by name, its ``id`` and its ``name``.
@@ -57,14 +72,29 @@ class Gpu:
 
 @dataclass(frozen=True)
 class ResourceSurvey:
-    """Measurements: a task's footprint, and every GPU of the cluster (none if torch sees none)."""
+    """What was measured.
 
-    need: TaskFootprint
+    Attributes
+    ----------
+    need : TaskFootprint or None
+        A task's footprint; None if it could not be measured.
+    gpus : tuple of Gpu
+        Every GPU of the cluster; none if torch sees none.
+    problem : str
+        Why there is no footprint, in a few words.
+    """
+
+    need: TaskFootprint | None
     gpus: tuple[Gpu, ...] = ()
+    problem: str = ""
+
+
+class DeviceFullError(Exception):
+    """One step alone has no room on a device."""
 
 
 def measure_footprint(spec: FederationSpec, device: torch.device) -> TaskFootprint:
-    """Run one step of the longest task of every stage of a round, and return the peak memory.
+    """Run the first steps of the longest task of every stage in two rounds, evaluate, and return the peak memory.
 
     Parameters
     ----------
@@ -73,55 +103,108 @@ def measure_footprint(spec: FederationSpec, device: torch.device) -> TaskFootpri
     device : torch.device
         The device for client tasks.
 
+    Raises
+    ------
+    DeviceFullError
+        If the device has no room for them.
+
     Notes
     -----
     Call it in a separate process: the result is the peak over the process's lifetime.
     """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    # A method may fail to aggregate one reply of many; its tasks up to there are measured
-    # anyway.
-    with contextlib.suppress(Exception):
-        Federation(spec, _SingleStepExecutor(spec), lambda line: None).step()
-    gpu = (
-        int(torch.cuda.max_memory_allocated(device) * SAFETY_FACTOR) + CUDA_CONTEXT_BYTES
-        if device.type == "cuda"
-        else 0
-    )
+    try:
+        _run_heaviest(_shortened(spec), device)
+    except Exception as error:
+        if any(isinstance(one, torch.OutOfMemoryError) for one in (error, error.__cause__)):
+            raise DeviceFullError(str(error.__cause__ or error).splitlines()[0]) from None
+        # What else fails here fails in the run too, which says so; measured is what went before.
+    reserved = memory.reserved_bytes(device)
+    gpu = int(reserved * SAFETY_FACTOR) + CONTEXT_BYTES if reserved else 0
     peak = peak_bytes() - psutil.Process().memory_info().shared
     return TaskFootprint(int(peak * SAFETY_FACTOR), gpu)
 
 
-class _SingleStepExecutor(InlineExecutor):
-    """Runs one step of the longest job only."""
+def _run_heaviest(spec: FederationSpec, device: torch.device) -> None:
+    began = time.monotonic()
+    executor = _ShortExecutor(spec, device)
+    federation = Federation(spec, executor, lambda line: None, device)
+    try:
+        for _ in range(PROBE_ROUNDS):
+            federation.step()
+            if time.monotonic() - began > PROBE_SECONDS:
+                return
+        for view, tasks in (("global", global_tasks), ("personal", personal_tasks)):
+            if view in spec.algorithm.views:
+                list(executor.run_tasks(tasks(federation)))
+    finally:
+        federation.close()
 
-    def __init__(self, spec: FederationSpec) -> None:
-        super().__init__(spec)
-        self._clients_per_step = spec.config.local.clients_per_step
+
+def _shortened(spec: FederationSpec) -> FederationSpec:
+    """Return a federation with as many test samples as are evaluated in a batch, and no evaluation of its own."""
+    size = spec.config.evaluation.batch_size
+    clients = tuple(replace(one, test=one.test[:size]) for one in spec.data.clients)
+    few = np.concatenate([one.test for one in clients])[:size]
+    evaluation = spec.config.evaluation.model_copy(update={"every": 10**9})
+    config = spec.config.model_copy(update={"evaluation": evaluation, "rounds": 10**9})
+    return replace(spec, config=config, data=replace(spec.data, clients=clients, test=few))
+
+
+class _ShortExecutor(InlineExecutor):
+    """Runs two steps of the longest job of each architecture; its reply is that of other clients too.
+
+    The second step is the first in which an optimiser holds a state.
+    """
+
+    def __init__(self, spec: FederationSpec, device: torch.device) -> None:
+        super().__init__(spec, device, exhausted="raise")
+        self._spec = spec
 
     def run_tasks(
         self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
     ) -> Iterator[TaskResult]:
-        yield from super().run_tasks(_one_step(jobs), timeout, idle)
+        """Run the longest jobs; those of the same architecture have the same results."""
+        longest = _longest(jobs)
+        done = dict(
+            zip(longest, super().run_tasks([*map(self._two_steps, longest.values())]), strict=True)
+        )
+        own = {id(job) for job in longest.values()}
+        others = [job for job in jobs if id(job) not in own][: PROBE_REPLIES - len(own)]
+        answered = own | {id(job) for job in others}
+        for job in jobs:
+            if id(job) in answered:
+                result, client = done[job.client_task.architecture], job.client_task.client
+                outcome = replace(result.outcome, client=client)
+                yield replace(result, client_task=job.client_task, outcome=outcome)
 
     def run_blocks(
         self, blocks: Sequence[TaskBlock], timeout: float | None = None
     ) -> Iterator[TaskBlockResult]:
-        """Run the job for as many clients as share a step, and at least two, so that weights are summed."""
+        """Run the longest jobs for as many clients as share a step, and at least two, so that weights are summed."""
         most = max((len(block.jobs) for block in blocks), default=0)
-        together = min(self._clients_per_step, most)
-        jobs = _one_step([job for block in blocks for job in block.jobs]) * max(2, together)
-        yield from super().run_blocks([TaskBlock(tuple(jobs))] if jobs else [], timeout)
+        together = max(2, min(self._spec.config.local.clients_per_step, most))
+        longest = _longest([job for block in blocks for job in block.jobs]).values()
+        yield from super().run_blocks(
+            [TaskBlock((self._two_steps(job),) * together) for job in longest], timeout
+        )
+
+    def _two_steps(self, job: TaskInput) -> TaskInput:
+        """Return a job reduced to two steps of local training, and to one of any other phase."""
+        local, task = self._spec.config.local, job.client_task
+        count = len(self._spec.data.clients[task.client].train) if task.client >= 0 else 0
+        steps = local.epochs * -(-count // local.batch_size)
+        work = 1.5 / steps if steps > 1 else 1.0
+        return replace(job, client_task=replace(task, work=min(work, task.work)))
 
 
-def _one_step(jobs: Sequence[TaskInput]) -> list[TaskInput]:
-    """Return the longest job, reduced to one step; empty if there are no jobs."""
-    longest = max(jobs, key=lambda job: job.client_task.cost, default=None)
-    return (
-        []
-        if longest is None
-        else [replace(longest, client_task=replace(longest.client_task, work=1e-9))]
-    )
+def _longest(jobs: Sequence[TaskInput]) -> dict[str, TaskInput]:
+    """Return the longest job of each architecture."""
+    found: dict[str, TaskInput] = {}
+    for job in jobs:
+        key = job.client_task.architecture
+        if key not in found or job.cost > found[key].cost:
+            found[key] = job
+    return found
 
 
 def node_resources() -> list[Node]:
@@ -157,8 +240,8 @@ def should_probe(spec: FederationSpec, nodes: Sequence[Node]) -> bool:
     )
 
 
-def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey | None:
-    """Measure one task and every GPU of the cluster; None if the GPUs are not free within `GPU_PROBE_TIMEOUT_S`.
+def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey:
+    """Measure one task on every node with GPUs, and their free memory; without GPUs, on the largest node.
 
     Parameters
     ----------
@@ -166,45 +249,72 @@ def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey 
         The federation.
     nodes : sequence of dict
         From `node_resources`.
+
+    Raises
+    ------
+    ConfigError
+        If one step has no room on a GPU.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from flray.federation.ray_backend.user_modules import ship_user_modules
 
     holders = (
         [node for node in nodes if node.get("GPU", 0) >= 1]
         if spec.config.resources.gpus_per_actor != 0
         else []
     )
+    ship_user_modules()
     reference = ray.put(spec)
-    first, *others = holders or [max(nodes, key=lambda node: node.get("CPU", 0.0))]
     task = ray.remote(max_calls=1, max_retries=1)(_survey_node)
     calls = []
-    for node in (first, *others):
+    for node in holders or [max(nodes, key=lambda node: node.get("CPU", 0.0))]:
         here = NodeAffinitySchedulingStrategy(node["id"], soft=False)
         gpus = int(node.get("GPU", 0)) if holders else 0
         calls.append(
             task.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=here).remote(
-                reference if node is first else None, node["name"]
+                reference, node["name"]
             )
         )
+    limit = COMPILE_TIMEOUT_S if spec.config.local.compile else GPU_PROBE_TIMEOUT_S
     try:
-        results = ray.get(calls, timeout=GPU_PROBE_TIMEOUT_S)
-    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError):
+        results: list[ResourceSurvey] = ray.get(calls, timeout=limit)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
         for call in calls:
             ray.cancel(call, force=True)
-        return None
-    need = results[0][0]
-    return ResourceSurvey(need, tuple(gpu for _, gpus in results for gpu in gpus))
+        late = isinstance(error, ray.exceptions.GetTimeoutError)
+        return ResourceSurvey(
+            None, problem=f"not within {limit:g} s" if late else type(error).__name__
+        )
+    if full := next((found.problem for found in results if found.problem), ""):
+        raise ConfigError(
+            "experiment.local.batch_size",
+            f"{spec.config.local.batch_size}",
+            f"{full}; lower it, end what else runs there, or leave that GPU out "
+            "(CUDA_VISIBLE_DEVICES)",
+        )
+    return joined(results)
 
 
-def _survey_node(spec: FederationSpec | None, node: str) -> tuple[TaskFootprint | None, list[Gpu]]:
+def joined(surveys: Sequence[ResourceSurvey]) -> ResourceSurvey:
+    """Return several nodes' surveys as one, whose footprint is the largest of theirs."""
+    needs = [one.need for one in surveys if one.need is not None]
+    largest = TaskFootprint(max(need.memory for need in needs), max(need.gpu for need in needs))
+    return ResourceSurvey(largest, tuple(gpu for one in surveys for gpu in one.gpus))
+
+
+def _survey_node(spec: FederationSpec, node: str) -> ResourceSurvey:
     """Return the free memory of a node's GPUs, and a task's footprint there."""
     torch.set_num_threads(1)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = [Gpu(node, index, torch.cuda.mem_get_info(index)[0]) for index in range(count)]
-    need = (
-        measure_footprint(spec, torch.device("cuda:0" if count else "cpu"))
-        if spec is not None
-        else None
-    )
-    return need, gpus
+    gpus = tuple(Gpu(node, index, memory.free_bytes(index)) for index in range(count))
+    # The GPU with the least room is the one that limits the actors.
+    least = min(gpus, key=lambda gpu: gpu.free, default=None)
+    device = torch.device("cpu") if least is None else torch.device("cuda", least.index)
+    try:
+        return ResourceSurvey(measure_footprint(spec, device), gpus)
+    except DeviceFullError as error:
+        held = f" ({least.free / 2**30:.1f} GiB free)" if least is not None else ""
+        place = f"{f'GPU {device.index}' if least is not None else 'the CPU'} of {node}{held}"
+        return ResourceSurvey(None, gpus, f"one step alone has no room on {place}: {error}")

@@ -43,6 +43,8 @@ class Plan:
         without blocks.
     server_gpu : float
         Share of a GPU that the server has to itself, where it trains; 0: it computes on a CPU.
+    unmeasured : str
+        Why memory was to be measured and was not; empty where it was, or need not be.
     """
 
     actors: int
@@ -53,6 +55,7 @@ class Plan:
     measured: int = 0
     blocks: int = 0
     server_gpu: float = 0.0
+    unmeasured: str = ""
 
     def __str__(self) -> str:
         gpu = f", {self.gpus_per_actor:g} GPU" if self.gpus_per_actor else ""
@@ -61,6 +64,9 @@ class Plan:
             "block" if self.blocks else "task",
         )
         memory = f" (an actor takes {self.measured / 2**30:.1f} GiB)" if self.measured else ""
+        if self.unmeasured:
+            alone = ", so no GPU is shared" if self.gpus_per_actor else ""
+            memory = f" (what an actor takes could not be measured, {self.unmeasured}{alone})"
         return (
             f"{self.clients} clients ({self.cohort} per round) -> {self.actors} "
             f"actor{'s' if self.actors > 1 else ''}, {self.cpus_per_actor:g} CPU{gpu} each, "
@@ -133,12 +139,13 @@ def make_plan(
             room -= 1
         else:
             server = 0.0
+    need = survey.need if survey is not None else None
     measured = 0
-    if survey is not None:
-        measured = survey.need.gpu if gpu_share and survey.gpus else survey.need.memory
+    if survey is not None and need is not None:
+        measured = need.gpu if gpu_share and survey.gpus else need.memory
     if resources.actors == "auto":
-        if survey is not None and nodes:
-            room = max(1, min(room, sum(_memory_room(node, survey.need.memory) for node in nodes)))
+        if need is not None and nodes:
+            room = max(1, min(room, sum(_memory_room(node, need.memory) for node in nodes)))
         if not room:
             raise ConfigError(
                 "experiment.resources",
@@ -161,8 +168,17 @@ def make_plan(
         )
     else:
         actors = resources.actors
+    unmeasured = survey.problem if survey is not None else ""
     return Plan(
-        actors, resources.cpus_per_actor, gpu_share, clients, cohort, measured, blocks, server
+        actors,
+        resources.cpus_per_actor,
+        gpu_share,
+        clients,
+        cohort,
+        measured,
+        blocks,
+        server,
+        unmeasured,
     )
 
 
@@ -212,10 +228,12 @@ def _gpu_share(
         return share
     if gpus < 1:
         return 0.0
+    if survey is not None and survey.need is None:
+        return 1.0  # shared, its memory might not do
     wanted = min(wanted, sum(room for _, room in carried))
     per_gpu = max(1, min(MOST_PER_GPU, math.ceil(wanted / gpus)))
     for gpu in survey.gpus if survey is not None else ():
-        assert survey is not None
+        assert survey is not None and survey.need is not None
         fits = math.floor(MEMORY_FRACTION * gpu.free / survey.need.gpu)
         if not fits:
             raise ConfigError(
