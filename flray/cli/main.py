@@ -83,6 +83,14 @@ Overrides = Annotated[
         autocompletion=_complete("settings"),
     ),
 ]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="its folder, NAME/NUMBER, or NAME for the newest",
+        autocompletion=_complete("runs"),
+    ),
+]
 Address = Annotated[
     str | None,
     typer.Option(help="a running Ray cluster ('auto' on its head); default: this machine"),
@@ -147,14 +155,7 @@ def _show_sweep(result: SweepResult) -> None:
 
 @app.command("resume", epilog="Example: flray resume demo")
 def resume_command(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="its folder, NAME/NUMBER, or NAME for the newest",
-            autocompletion=_complete("runs"),
-        ),
-    ],
+    target: RunName,
     address: Address = None,
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
     plugin: Annotated[
@@ -271,16 +272,40 @@ def report_command(
         typer.echo(str(path))
 
 
+@app.command("export", epilog="Example: flray export demo --client mnist")
+def export_command(
+    target: RunName,
+    client: Annotated[
+        str | None, typer.Option(metavar="NAME", help="a client, for what it is tested with")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="the global model and those of all clients")
+    ] = False,
+    to: Annotated[
+        Path | None, typer.Option(help="folder to write to; default: export/ in the run's folder")
+    ] = None,
+    output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py", help="your own file in place of those of the settings"),
+    ] = None,
+) -> None:
+    """Write trained models as safetensors, with plain PyTorch code that builds them without flray."""
+    from flray.runs import directory, export
+
+    folder = directory.find(target, output)
+    if directory.folder_kind(folder) != "run":
+        raise FlrayError(
+            f"{folder}: a sweep has a model for each trial; name one, for example "
+            f"{folder.parent.name}/{folder.name}/trials/0000"
+        )
+    for path in export.export(folder, to, client=client, every=every, plugins=tuple(plugin or ())):
+        typer.echo(str(path))
+
+
 @app.command("sync", epilog="Example: flray sync demo --uri http://127.0.0.1:5000")
 def sync_command(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="its folder, NAME/NUMBER, or NAME for the newest",
-            autocompletion=_complete("runs"),
-        ),
-    ],
+    target: RunName,
     uri: Annotated[
         str | None, typer.Option(help="another tracking server than the one in the run's settings")
     ] = None,

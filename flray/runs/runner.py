@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import nn
 
 from flray import bits
 from flray.config.experiment import Config, Experiment
@@ -69,6 +70,33 @@ class Result:
         """The numbers to report, according to ``evaluation.protocol``."""
         evaluation = self.experiment.evaluation
         return summarise_history(self.history, self.metric, evaluation.protocol, evaluation.last)
+
+    def model(self, client: str | None = None) -> nn.Module:
+        """Return the trained model of the last round, in eval mode, for normalised inputs.
+
+        Parameters
+        ----------
+        client : str, optional
+            A client's name: what it is tested with, its own model or the global one. By default the
+            global model.
+
+        Raises
+        ------
+        FlrayError
+            If there is no such client, or not one global model.
+        """
+        from flray.runs.models import TrainedModels
+
+        models = TrainedModels(self.folder)
+        if client is not None:
+            return models.client_model(client)
+        found = models.global_models()
+        if len(found) > 1:
+            raise FlrayError(
+                f"there are {len(found)} global models, {', '.join(found)}; name a client: one of "
+                f"{', '.join(models.clients)}"
+            )
+        return next(iter(found.values()))
 
 
 def run(

@@ -357,10 +357,7 @@ class ClientRunner:
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
     ) -> dict[str, Any]:
         algorithm, data = self.spec.algorithm, self.spec.data
-        client = self._client(client_task, common, private, state)
-        algorithm.receive(client)
-        client.check_received()
-        predictor = algorithm.predictor(client, "personal")
+        client, predictor = self.personal_model(client_task, common, private, state)
         rows = data.clients[client_task.client]
         others = self.spec.config.evaluation.others
         predictions = {"test": self._predict(predictor, data.test if others else rows.test)}
@@ -373,6 +370,15 @@ class ClientRunner:
                 for name, part in algorithm.parts(client).items()
             },
         }
+
+    def personal_model(
+        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
+    ) -> tuple[Client, Predictor]:
+        """Return a client as it is tested, and what scores its samples; both hold until the next task."""
+        client = self._client(client_task, common, private, state)
+        self.spec.algorithm.receive(client)
+        client.check_received()
+        return client, self.spec.algorithm.predictor(client, "personal")
 
     def _diagnose(
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None

@@ -1,0 +1,295 @@
+"""Write trained models as safetensors, with plain PyTorch code that builds them without flray."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, fx, nn
+
+from flray.errors import FlrayError, brief
+from flray.files.atomic import write_atomically
+from flray.runs import directory
+from flray.runs.models import TrainedModels
+
+CARD = "model.json"
+_HEAD = '''"""{title}
+
+Made by flray {version} from {folder}, after round {round}. Needs torch and safetensors only:
+
+    from {module} import load, prepare
+    outputs = load("{file}")(prepare(x))
+"""
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+MEAN, STD = {mean}, {std}
+'''
+_TAIL = '''
+
+def load(file):
+    """Return the model with the weights of a safetensors file, in eval mode."""
+    model = Model()
+    model.load_state_dict(load_file(file))
+    return model.eval()
+
+
+def prepare(x):
+    """Return samples as the model takes them: pixels 0 to 255 of uint8 normalised, others as they are."""
+    if x.dtype != torch.uint8:
+        return x.to({dtype})
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (MEAN, STD))
+    return x.to({dtype}).mul_((1.0 / (255.0 * std)).to({dtype})).add_((-mean / std).to({dtype}))
+'''
+
+
+def export(
+    folder: Path,
+    to: Path | None = None,
+    *,
+    client: str | None = None,
+    every: bool = False,
+    plugins: tuple[str, ...] = (),
+) -> list[Path]:
+    """Write models of a run: weights as safetensors, code in plain PyTorch, and a card that describes them.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of a run or of a sweep's trial.
+    to : Path, optional
+        Where to; by default ``export`` in the folder.
+    client : str, optional
+        A client, for the model that it is tested with; by default the global model, one for each
+        architecture.
+    every : bool
+        The global model and those of all clients, as far as the method has them.
+    plugins : tuple of str
+        Your own files in place of those that the settings name.
+
+    Returns
+    -------
+    list of Path
+        The files.
+
+    Raises
+    ------
+    FlrayError
+        If there is no such model, or its code cannot be written in plain PyTorch: it names the
+        layer.
+    """
+    models = TrainedModels(folder, plugins)
+    to = folder / "export" if to is None else to
+    written: list[Path] = []
+    code: dict[str, str] = {}
+    card = _card(models, folder)
+    for stem, title, model in _chosen(models, client, every):
+        body, tensors = plain_code(model, models)
+        module = next((name for name, text in code.items() if text == body), None)
+        if module is None:
+            module = "model" if not code else f"model_{len(code) + 1}"
+            code[module] = body
+            data = models.spec.data
+            mean, std = (
+                (data.mean, data.std) if models.spec.algorithm.normalise else ((0.0,), (1.0,))
+            )
+            head = _HEAD.format(
+                title=title,
+                version=metadata.version("flray"),
+                folder=_place(folder),
+                round=models.round,
+                module=module,
+                file=f"{stem}.safetensors",
+                mean=list(map(float, mean)),
+                std=list(map(float, std)),
+            )
+            tail = _TAIL.format(dtype=_dtype(models))
+            write_atomically(to / f"{module}.py", f"{head}{body}{tail}".encode())
+            written.append(to / f"{module}.py")
+        path = to / f"{stem}.safetensors"
+        write_atomically(path, safetensors.torch.save(tensors))
+        written.append(path)
+        card["models"][stem] = {"weights": path.name, "code": f"{module}.py", "what": title}
+    write_atomically(to / CARD, json.dumps(card, indent=1).encode())
+    return [*written, to / CARD]
+
+
+def _chosen(
+    models: TrainedModels, client: str | None, every: bool
+) -> Iterator[tuple[str, str, nn.Module]]:
+    """Yield file name, title and module of each model to be written."""
+    if client is None and ("global" in models.spec.algorithm.views or not every):
+        found = models.global_models()
+        for key, model in found.items():
+            stem = "global" if len(found) == 1 else f"global-{_file_name(key)}"
+            yield stem, f"The global model, {key}.", model
+    if client is not None or (every and models.personal):
+        for name in models.clients if client is None else [client]:
+            yield (
+                f"client-{_file_name(name)}",
+                f"The model of client {name}.",
+                models.client_model(name),
+            )
+
+
+def _card(models: TrainedModels, folder: Path) -> dict[str, Any]:
+    spec = models.spec
+    data = spec.data
+    return {
+        "run": _place(folder),
+        "uid": directory.read(folder)["uid"],
+        "flray": metadata.version("flray"),
+        "round": models.round,
+        "algorithm": spec.config.algorithm.model_dump(mode="json"),
+        "data": spec.config.data.model_dump(mode="json"),
+        "input": {"shape": list(data.shape), "pixels": str(data.x.dtype)},
+        "normalisation": {"mean": list(map(float, data.mean)), "std": list(map(float, data.std))}
+        if spec.algorithm.normalise
+        else None,
+        "classes": list(map(str, data.classes)),
+        "models": {},
+    }
+
+
+def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, Tensor]]:
+    """Return a class ``Model`` in plain PyTorch that does what a module does, and its state.
+
+    The forward pass is recorded once by `torch.fx`; layers are built from their printed form. Both
+    are checked: the code is run on a batch, and its outputs compared.
+
+    Raises
+    ------
+    FlrayError
+        If the forward pass depends on its input's values, or a layer cannot be built from its
+        printed form.
+    """
+    model = model.eval()
+    try:
+        graph = fx.Tracer().trace(model)
+        traced = fx.GraphModule(model, graph)
+    except Exception as error:
+        raise FlrayError(
+            f"the model cannot be written as plain PyTorch: torch.fx cannot follow its forward pass "
+            f"({brief(error)}); use flray.resume(RUN).model() in Python"
+        ) from error
+    lines: list[str] = []
+    containers: set[str] = set()
+    for node in graph.nodes:
+        node.type = None  # annotations would have to be imported
+        if node.op in ("call_module", "get_attr"):
+            lines.extend(_layer_lines(traced, str(node.target), node.op, containers))
+    source = graph.python_code("self")
+    lines = list(dict.fromkeys(lines))
+    dtype = _dtype(models)
+    if dtype != "torch.float32":
+        lines.append(f"self.to({dtype})")
+    forward = re.sub(r"\) -> [^:]+:", "):", source.src.strip(), count=1)
+    imports = "".join(
+        f"{name} = {value.__module__}.{value.__qualname__}\n"
+        for name, value in source.globals.items()
+        if name not in ("torch", "device", "inf", "nan", "NoneType")
+        and hasattr(value, "__qualname__")
+    )
+    body = "".join(f"        {line}\n" for line in lines)
+    text = (
+        f"{imports}\n\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"{body}\n"
+        + "".join(f"    {line}\n" if line.strip() else "\n" for line in forward.splitlines())
+    )
+    text = re.sub(r"[ \t]+\n", "\n", text)
+    names = _state_names(text)
+    state = traced.state_dict()
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise FlrayError(f"the model cannot be written as plain PyTorch: found no {missing[0]}")
+    tensors = {name: state[name].detach().clone().contiguous() for name in names}
+    _check(text, tensors, model, models)
+    return text, tensors
+
+
+def _layer_lines(
+    traced: fx.GraphModule, target: str, kind: str, containers: set[str]
+) -> Iterator[str]:
+    """Yield the lines that make a layer, a parameter or a buffer, and the containers around it."""
+    *parents, last = target.split(".")
+    place = "self"
+    for depth, parent in enumerate(parents):
+        path = ".".join(parents[: depth + 1])
+        if path not in containers:
+            containers.add(path)
+            yield f'{place}.add_module("{parent}", nn.Module())'
+        place = f'getattr({place}, "{parent}")' if parent.isdecimal() else f"{place}.{parent}"
+    if kind == "call_module":
+        layer = traced.get_submodule(target)
+        printed = repr(layer)
+        if not type(layer).__module__.startswith("torch.nn.") or "\n" in printed:
+            raise FlrayError(
+                f"the model cannot be written as plain PyTorch: {target} is a {type(layer).__name__}"
+            )
+        yield f'{place}.add_module("{last}", nn.{printed})'
+        return
+    value: Any = traced
+    for part in target.split("."):
+        value = getattr(value, part)
+    if not isinstance(value, Tensor):
+        raise FlrayError(f"the model cannot be written as plain PyTorch: {target} is no tensor")
+    shape, dtype = list(value.shape), value.dtype
+    made = f"torch.empty({shape}, dtype={dtype})"
+    if isinstance(value, nn.Parameter):
+        yield f'{place}.register_parameter("{last}", nn.Parameter({made}))'
+    else:
+        yield f'{place}.register_buffer("{last}", {made})'
+
+
+def _state_names(text: str) -> list[str]:
+    return list(_built(text).state_dict())
+
+
+def _built(text: str) -> nn.Module:
+    space: dict[str, Any] = {"torch": torch, "nn": nn}
+    try:
+        exec(compile(text, "model.py", "exec"), space)  # the text is ours, made of a graph
+        model: nn.Module = space["Model"]()
+    except Exception as error:
+        raise FlrayError(f"the model cannot be written as plain PyTorch: {brief(error)}") from error
+    return model
+
+
+def _check(
+    text: str, tensors: Mapping[str, Tensor], model: nn.Module, models: TrainedModels
+) -> None:
+    """Run both on a batch and compare."""
+    again = _built(text)
+    again.load_state_dict(dict(tensors))
+    dtype = next(model.parameters()).dtype
+    batch = torch.randn(4, *models.spec.data.shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours, theirs = model(batch.to(dtype)), again.eval()(batch.to(dtype))
+    if not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5):
+        raise FlrayError(
+            "the model cannot be written as plain PyTorch: its code computes other outputs, "
+            f"by up to {float((ours - theirs).abs().max()):.2g}"
+        )
+
+
+def _dtype(models: TrainedModels) -> str:
+    return "torch.float64" if models.spec.config.local.precision == "float64" else "torch.float32"
+
+
+def _place(folder: Path) -> str:
+    """Return NAME/NUMBER of a run: where its folder lies is this machine's matter."""
+    whole = folder.resolve()
+    sweep = whole.parent.parent if whole.parent.name == "trials" else whole.parent
+    return whole.relative_to(sweep.parent).as_posix()
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.\-]", "_", name)

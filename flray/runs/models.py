@@ -1,0 +1,200 @@
+"""The trained models of a run: the global ones, and what each client is tested with."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flray.algorithms.types import Predictor
+from flray.errors import FlrayError, nearest
+from flray.federation.building import build_spec
+from flray.federation.evaluation import personal_tasks
+from flray.federation.executor import InlineExecutor
+from flray.federation.federation import Federation
+from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import ClientRunner
+from flray.federation.worker.resources import thread_count
+from flray.runs import directory, resume_checks
+
+
+class TrainedModels:
+    """The models of a run's newest checkpoint.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of a run or of a sweep's trial.
+    plugins : sequence of str
+        Your own files in place of those that the settings name; see
+        `flray.runs.resume_checks.load_config`.
+
+    Attributes
+    ----------
+    spec : FederationSpec
+        The experiment: data, networks, clients.
+    round : int
+        Rounds done.
+
+    Raises
+    ------
+    FlrayError
+        If it has no checkpoint, or its data are not those it was trained on.
+    """
+
+    def __init__(self, folder: Path, plugins: Sequence[str] = ()) -> None:
+        self.spec: FederationSpec = build_spec(
+            resume_checks.load_config(folder, plugins).experiment
+        )
+        self._device = torch.device("cpu")
+        federation = Federation(
+            self.spec, InlineExecutor(self.spec, self._device), _ignore, self._device
+        )
+        with contextlib.closing(federation), checkpoint_of(folder) as place:
+            self.round = federation.restore(place)
+            if self.round == 0:
+                raise FlrayError(
+                    f"{folder}: it has no checkpoint, so no model; go on with flray resume {folder}"
+                )
+            self._global = dict(federation.server.models)
+            self._tasks = personal_tasks(federation) if self.personal else []
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the clients, in order."""
+        return [client.name for client in self.spec.data.clients]
+
+    @property
+    def personal(self) -> bool:
+        """Whether each client has a model of its own."""
+        return "personal" in self.spec.algorithm.views
+
+    def global_models(self) -> dict[str, nn.Module]:
+        """Return the global model of each architecture, in eval mode.
+
+        Raises
+        ------
+        FlrayError
+            If the method has none.
+        """
+        name = self.spec.config.algorithm.name
+        if "global" not in self.spec.algorithm.views:
+            raise FlrayError(
+                f"{name} has no global model; name a client: one of {', '.join(self.clients)}"
+            )
+        return {key: self._built(key, values) for key, values in self._global.items()}
+
+    def client_model(self, client: str) -> nn.Module:
+        """Return what a client is tested with, in eval mode: its own model, or the global one of its architecture.
+
+        Of methods that score with more than one network, the module's ``forward`` does what the
+        method does with them.
+
+        Raises
+        ------
+        FlrayError
+            If there is no such client.
+        """
+        if client not in self.clients:
+            raise FlrayError(
+                f"no client {client!r}{nearest(client, self.clients)}; one of "
+                f"{', '.join(self.clients[:20])}"
+            )
+        number = self.clients.index(client)
+        architecture = self.spec.architecture_of[number]
+        if not self.personal:
+            return self.global_models()[architecture]
+        runner = ClientRunner(self.spec, self._device, thread_count(self.spec.config))
+        job = self._tasks[number]
+        before = torch.get_num_threads()
+        with torch.random.fork_rng(devices=[]):
+            found, predictor = runner.personal_model(
+                job.client_task, job.common, job.private, job.state
+            )
+            torch.set_num_threads(before)
+            if predictor is found.model:
+                return self._built(architecture, found.weights(frozenset(found.resident.entries)))
+            return Scoring(predictor).eval()
+
+    def _built(self, architecture: str, values: dict[str, Tensor]) -> nn.Module:
+        model = self.spec.build(architecture)
+        state = model.state_dict(keep_vars=True)
+        with torch.no_grad():
+            for name, entry in state.items():
+                entry.copy_(values[name])
+        return model.eval()
+
+
+class Scoring(nn.Module):
+    """What a method scores with where that is more than its network: the networks in it are its children.
+
+    Parameters
+    ----------
+    predictor : callable
+        Maps a batch of inputs to outputs.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        super().__init__()
+        copied: Any = _copied(predictor)
+        self._predictor = (copied,)  # a tuple: no child of its own
+        for name, part in _modules_of(copied):
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs for a batch."""
+        outputs: Tensor = self._predictor[0](x)
+        return outputs
+
+
+def _copied(predictor: Any) -> Any:
+    """Return a function with copies of the networks and tensors in its closure, which the next task would change."""
+    if isinstance(predictor, nn.Module):
+        return copy.deepcopy(predictor).eval()
+    cells = tuple(
+        type(cell)(copy.deepcopy(cell.cell_contents)) for cell in predictor.__closure__ or ()
+    )
+    made = type(predictor)(
+        predictor.__code__, predictor.__globals__, predictor.__name__, predictor.__defaults__, cells
+    )
+    made.__kwdefaults__ = predictor.__kwdefaults__
+    return made
+
+
+def _modules_of(predictor: Any) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(predictor, nn.Module):
+        yield "network", predictor
+        return
+    for name, cell in zip(predictor.__code__.co_freevars, predictor.__closure__ or (), strict=True):
+        content = cell.cell_contents
+        if isinstance(content, nn.Module):
+            yield name, content
+        elif isinstance(content, list | tuple) and all(isinstance(m, nn.Module) for m in content):
+            yield from ((f"{name}_{place}", part) for place, part in enumerate(content))
+
+
+@contextlib.contextmanager
+def checkpoint_of(folder: Path) -> Iterator[Path]:
+    """Yield the folder of a run's or trial's checkpoints."""
+    from flray.tuning.trial_store import TRIALS, TUNE, checkpoints
+
+    if folder.parent.name != TRIALS:
+        yield folder / directory.CHECKPOINT
+        return
+    sweep = folder.parent.parent
+    output = directory.read_config(folder)["experiment"].get("output", "runs")
+    base = directory.remote_uri(sweep, output) or str(sweep)
+    newest = next(iter(checkpoints(f"{base}/{TUNE}", folder.name)), None)
+    if newest is None:
+        raise FlrayError(f"{folder}: the trial's checkpoint is gone; run it again")
+    with newest.local() as place:
+        yield place
+
+
+def _ignore(line: str) -> None:
+    """Say nothing: a method's notes belong to the run."""

@@ -1,0 +1,104 @@
+"""Models leave flray: plain PyTorch without it gets the same accuracy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import flray
+from flray.errors import FlrayError
+from flray.federation.building import build_spec
+from flray.runs.export import export
+from flray.runs.runner import Result
+
+PLAIN = """
+import sys
+sys.modules["flray"] = None  # importing it fails
+sys.path.insert(0, sys.argv[1])
+import json, numpy, torch
+from pathlib import Path
+card = json.loads((Path(sys.argv[1]) / "model.json").read_text())
+found = {}
+for stem, made in card["models"].items():
+    code = __import__(made["code"].removesuffix(".py"))
+    samples = numpy.load(f"{sys.argv[1]}/{stem}.npz")
+    with torch.no_grad():
+        outputs = code.load(f"{sys.argv[1]}/{made['weights']}")(code.prepare(torch.from_numpy(samples["x"])))
+    found[stem] = float((outputs.argmax(1).numpy() == samples["y"]).mean())
+print(json.dumps(found))
+"""
+CASES: dict[str, dict[str, Any]] = {
+    "fedavg": {"model": "lenet", "algorithm": "fedavg"},
+    "fedbn": {"model": {"name": "lenet", "norm": "batch"}, "algorithm": "fedbn"},
+    "fedco2": {"model": {"name": "cnn", "norm": "batch"}, "algorithm": "fedco2"},
+    "fedrod": {"model": "mlp", "algorithm": "fedrod"},
+    "fedrep": {"model": "lenet", "algorithm": "fedrep"},
+    "copa": {"model": "lenet", "algorithm": "copa"},
+    "float64": {"model": "linear", "algorithm": "fedavg", "local": {"precision": "float64"}},
+}
+
+
+def run(name: str, **more: Any) -> Result:
+    return flray.run(
+        {
+            "experiment": {
+                "data": "digits-sklearn",
+                "partition": {"name": "dirichlet", "clients": 2, "alpha": 0.5},
+                "rounds": 2,
+                "subset": 200,
+                "resources": {"executor": "inline"},
+                "tracking": {"uri": None},
+                **CASES[name],
+                **more,
+            }
+        }
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plain_pytorch_gets_the_same_accuracy(name: str, tmp_cwd: Path) -> None:
+    result = run(name)
+    to = tmp_cwd / "out"
+    export(result.folder, to, every=True)
+    spec = build_spec(result.experiment)
+    card = json.loads((to / "model.json").read_text())
+    expected = {}
+    for stem in card["models"]:
+        rows, metric = spec.data.test, "global/common/accuracy"
+        if stem.startswith("client-"):
+            client = next(c for c in spec.data.clients if stem == f"client-{c.name}")
+            rows, metric = client.test, f"personal/local/accuracy/client/{client.name}"
+        np.savez(to / f"{stem}.npz", x=spec.data.x[rows], y=spec.data.y[rows])
+        expected[stem] = result.metrics[metric]
+    assert expected
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, str(to)],
+        cwd=tmp_cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_model_of_a_result_and_what_there_is_not(tmp_cwd: Path) -> None:
+    result = run("fedrod")
+    batch = torch.rand(3, *build_spec(result.experiment).data.shape)
+    with torch.no_grad():
+        own = result.model("client0")(batch)
+        assert not torch.equal(own, result.model("client1")(batch))
+        assert torch.equal(own, result.model("client0")(batch))
+        assert result.model()(batch).shape == own.shape
+    with pytest.raises(FlrayError, match=r"no client 'client9'.*one of client0, client1"):
+        result.model("client9")
+    with pytest.raises(FlrayError, match="fedbn has no global model; name a client"):
+        run("fedbn").model()
