@@ -93,6 +93,13 @@ class Algorithm:
             Naming the setting and what to write instead.
         """
 
+    def needs_rounds(self) -> str:
+        """Return which option makes results depend on the number of rounds, for example a schedule; empty: none.
+
+        A run of such a method cannot be given more rounds than it began with. Default: empty.
+        """
+        return ""
+
     def network(self, model: nn.Module) -> nn.Module:
         """Return the network to be trained, made from the freshly initialised one. Default: the same.
 

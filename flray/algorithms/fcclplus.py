@@ -190,6 +190,10 @@ class FCCLPlus(PublicCollaboration):
             return (Phase(local=local),)
         return tuple(Phase(f"epoch {number}", epochs=1, local=local) for number in range(epochs))
 
+    def needs_rounds(self) -> str:
+        """Return the schedule of the learning rate that falls until the last round."""
+        return "algorithm.lr_schedule: linear" if self.hp.lr_schedule == "linear" else ""
+
     def local_settings(self, client: Client) -> dict[str, object]:
         """Return what the variant changes in ``local``."""
         own = {

@@ -153,9 +153,15 @@ def _show_sweep(result: SweepResult) -> None:
         raise typer.Exit(1)
 
 
-@app.command("resume", epilog="Example: flray resume demo")
+@app.command("resume", epilog="Example: flray resume demo rounds=200")
 def resume_command(
     target: RunName,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[rounds=N]", help="more rounds for a run, as if it had begun with them"
+        ),
+    ] = None,
     address: Address = None,
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
     plugin: Annotated[
@@ -175,12 +181,13 @@ def resume_command(
         ),
     ] = False,
 ) -> None:
-    """Go on with an interrupted run or sweep, to the same bits."""
+    """Go on with an interrupted run or sweep, to the same bits; a finished run with more rounds."""
     with gc_disabled("flray.cli.display", "flray.runs.runner"):
         from flray.cli import display
-        from flray.runs import directory, runner
+        from flray.runs import directory, extend, runner
 
     folder = directory.find(target, output)
+    rounds = extend.parse_rounds(settings or ())
     if directory.folder_kind(folder) == "run":
         with display.RunProgress() as progress:
             result = runner.resume(
@@ -189,8 +196,13 @@ def resume_command(
                 progress=progress,
                 plugins=plugin or (),
                 other_cpu=other_cpu,
+                rounds=rounds,
             )
         display.show_result(result)
+    elif rounds is not None:
+        raise FlrayError(
+            f"{folder}: rounds={rounds}: a sweep keeps its number of rounds; start one with more"
+        )
     else:
         from flray.runs import sweeps
 

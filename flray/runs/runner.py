@@ -27,7 +27,7 @@ from flray.interrupts import InterruptedRunError as InterruptedRunError
 from flray.interrupts import resume_hint
 from flray.metrics.names import primary_metric_name
 from flray.metrics.summary import Reported, summarise_history
-from flray.runs import directory, resume_checks
+from flray.runs import directory, extend, resume_checks
 from flray.runs.callbacks import DiagnosticsCallback, JournalCallback, ProgressCallback, RunCallback
 from flray.runs.figures import draw_figures
 from flray.runs.loop import RoundLoop
@@ -173,6 +173,7 @@ def resume(
     progress: Progress | None = None,
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
+    rounds: int | None = None,
 ) -> Result:
     """Continue an interrupted run to the same bits, or return the result of a finished one.
 
@@ -189,24 +190,34 @@ def resume(
         `flray.runs.resume_checks.load_config`.
     other_cpu : bool
         Resume even if this CPU, or the GPUs here, compute other bits than those the run started on.
+    rounds : int, optional
+        More rounds than it began with, to the bits of a run that had as many from the start.
 
     Raises
     ------
     FlrayError
-        If the run's files are damaged, its CPU, GPUs, data or settings have changed, or another process
-        runs it.
+        If the run's files are damaged, its CPU, GPUs, data or settings have changed, another process
+        runs it, or what it has learnt depends on the number of rounds it began with.
     """
     config = resume_checks.load_config(folder, plugins)
-    experiment = config.experiment
-    check_address(experiment, address)
+    check_address(config.experiment, address)
     resume_checks.check_unchanged(folder, config)
-    if directory.read(folder)["status"] == "finished":
+    before = config.experiment.rounds
+    if rounds is not None:
+        config = extend.extended(folder, config, rounds)
+    experiment = config.experiment
+    more = experiment.rounds > before
+    if directory.read(folder)["status"] == "finished" and not more:
         return _result(folder, build_spec(experiment))
     if experiment.tracking.uri is not None:
         check(experiment.tracking.uri)
     bits.require(experiment)
     labels = resume_checks.check_cpu(folder, other_cpu)
     spec = build_spec(experiment)
+    if more:
+        extend.check_extendable(spec, before)
+        extend.record(folder, config)
+        labels = {**labels, "rounds.extended": f"{before} to {experiment.rounds}"}
     return _run_to_end(spec, folder, address, progress or NullProgress(), labels, other_cpu)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flray.config.experiment import Config
+from flray.errors import FlrayError
 from flray.results.sweep import SweepResult
 from flray.runs import directory, runner
 from flray.runs.progress import Progress, SweepProgress
@@ -117,6 +118,7 @@ def resume(
     sweep_progress: SweepProgress | None = None,
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
+    rounds: int | None = None,
 ) -> Result | SweepResult:
     """Continue an interrupted run or sweep, or return the result of a finished one.
 
@@ -137,6 +139,8 @@ def resume(
         `flray.runs.resume_checks.load_config`.
     other_cpu : bool
         Go on even where this CPU's or GPU's bits are other than those it began with.
+    rounds : int, optional
+        More rounds than the run began with; see `flray.runs.runner.resume`.
 
     Raises
     ------
@@ -148,7 +152,16 @@ def resume(
     folder = directory.find(str(what), base)
     if directory.folder_kind(folder) == "run":
         return runner.resume(
-            folder, address=address, progress=progress, plugins=plugins, other_cpu=other_cpu
+            folder,
+            address=address,
+            progress=progress,
+            plugins=plugins,
+            other_cpu=other_cpu,
+            rounds=rounds,
+        )
+    if rounds is not None:
+        raise FlrayError(
+            f"{folder}: rounds={rounds}: a sweep keeps its number of rounds; start one with more"
         )
     return resume_sweep(
         folder, address=address, progress=sweep_progress, plugins=plugins, other_cpu=other_cpu

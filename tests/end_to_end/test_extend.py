@@ -1,0 +1,126 @@
+"""A run that is given more rounds is the run that had as many from the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import flray
+from flray.algorithms.base import Algorithm
+from flray.cli.main import invoke
+from flray.errors import FlrayError
+from flray.interrupts import InterruptedRunError
+from flray.runs import directory
+from flray.runs.extend import parse_rounds
+from flray.runs.runner import Result
+
+MEASURED = ("time/", "memory/", "train/seconds")
+
+
+def run(rounds: int, **more: Any) -> Result:
+    return flray.run(
+        {
+            "experiment": {
+                "data": "digits-sklearn",
+                "partition": {"name": "dirichlet", "clients": 3, "alpha": 0.5},
+                "model": "linear",
+                "algorithm": "fedavg",
+                "rounds": rounds,
+                "subset": 200,
+                "participation": {"fraction": 0.7},
+                "local": {"lr_decay": 0.9},
+                "resources": {"executor": "inline"},
+                "tracking": {"uri": None},
+                **more,
+            }
+        }
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedproc"])
+def test_extended_to_the_bits_of_a_run_that_had_them_from_the_start(
+    algorithm: str, tmp_cwd: Path
+) -> None:
+    whole, begun = run(5, algorithm=algorithm), run(2, algorithm=algorithm)
+    assert begun.sha256 != whole.sha256
+    extended = flray.resume(begun.folder, rounds=5)
+    assert isinstance(extended, Result)
+    assert extended.sha256 == whole.sha256
+    kept = [c for c in whole.history if not c.startswith(MEASURED)]
+    pd.testing.assert_frame_equal(extended.history[kept], whole.history[kept], check_exact=True)
+    assert extended.experiment.rounds == 5
+    again = flray.resume(begun.folder)
+    assert isinstance(again, Result) and again.sha256 == whole.sha256
+    assert directory.read(begun.folder)["status"] == "finished"
+
+
+def test_an_extension_that_is_interrupted_goes_on(
+    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, begun = run(4), run(2)
+    from flray.federation.federation import Federation
+
+    step, steps = Federation.step, []
+
+    def stopped(self: Federation) -> Any:
+        steps.append(1)
+        if len(steps) == 2:
+            raise KeyboardInterrupt
+        return step(self)
+
+    with monkeypatch.context() as patched, pytest.raises(InterruptedRunError):
+        patched.setattr(Federation, "step", stopped)
+        flray.resume(begun.folder, rounds=4)
+    result = flray.resume(begun.folder)
+    assert isinstance(result, Result) and result.sha256 == whole.sha256
+
+
+def test_refused_with_the_reason(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = run(3, evaluation={"every": 2})
+    with pytest.raises(FlrayError, match=r"round 3 .* was evaluated as the last one"):
+        flray.resume(begun.folder, rounds=4)
+    with pytest.raises(FlrayError, match="has 3; it can only be given more"):
+        flray.resume(begun.folder, rounds=1)
+    same = flray.resume(begun.folder, rounds=3)
+    assert isinstance(same, Result) and same.sha256 == begun.sha256
+    scheduled = run(
+        1,
+        algorithm={
+            "name": "fccl",
+            "variant": "released",
+            "public_size": 16,
+            "public_batch_size": 8,
+        },
+        public={"name": "photos", "size": 8, "samples": 16},
+        normalisation="none",
+    )
+    with pytest.raises(FlrayError, match=r"algorithm.lr_schedule: linear, which depends"):
+        flray.resume(scheduled.folder, rounds=2)
+    assert directory.read(scheduled.folder)["status"] == "finished"
+    assert invoke(["resume", str(begun.folder), "local.lr=1"]) == 2
+    assert "a resume keeps all settings but one" in capsys.readouterr().err
+    assert parse_rounds(["rounds=7"]) == 7
+    with pytest.raises(FlrayError, match="a whole number"):
+        parse_rounds(["rounds=many"])
+
+
+def test_what_reads_the_number_of_rounds_says_so() -> None:
+    """A method whose file reads ``config.rounds`` has to name the option in `needs_rounds`."""
+    import inspect
+
+    from flray import registry
+
+    for name in registry.algorithms.names():
+        method = registry.algorithms.get(name)
+        reads = any(
+            "config.rounds" in inspect.getsource(base)
+            for base in method.__mro__
+            if base.__module__.startswith("flray.algorithms.")
+        )
+        assert reads == (method.needs_rounds is not Algorithm.needs_rounds), name
+    for folder in ("functional", "tasks", "federation/worker", "algorithms/common"):
+        for path in (Path(flray.__file__).parent / folder).glob("*.py"):
+            assert "config.rounds" not in path.read_text(), path
