@@ -210,6 +210,13 @@ class Resources(Section):
         description="share of a GPU, or a whole number of them; auto: one task is run to see how much "
         "memory it takes, and as many actors share a GPU as its free memory carries, at most 4",
     )
+    gpu_model: str = Field(
+        "one",
+        min_length=1,
+        description="one: all GPUs are of one model, and a cluster that has several is refused, for the last bits "
+        "would depend on which GPU runs which client; any: whatever there is; or a model as Ray names it, "
+        "such as A100 or L4: only nodes with it",
+    )
     data: Literal["head", "node"] = Field(
         "head",
         description="head: the driver reads the data and each node gets one copy in shared memory; node: each "

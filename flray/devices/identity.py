@@ -10,12 +10,18 @@ from typing import TypeAlias
 
 import torch
 
+from flray.errors import FlrayError
+
 GpuIdentity: TypeAlias = dict[str, str]
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 MIXED = (
     "client actors compute on several kinds of GPU, so that the last bits depend on which actor "
-    "runs which client; give the experiment nodes of one kind"
+    "runs which client"
+)
+ADVICE = (
+    "resources.gpu_model names one of the models, or is any where the last bits do not matter; of one "
+    "model, the nodes need one driver and one build of torch"
 )
 
 
@@ -44,6 +50,25 @@ def distinct(found: Iterable[GpuIdentity | None]) -> list[GpuIdentity]:
     """Return each identity once, in a fixed order, without the CPUs among them."""
     unique = {tuple(sorted(one.items())) for one in found if one is not None}
     return [dict(one) for one in sorted(unique)]
+
+
+def check_alike(found: Sequence[GpuIdentity], gpu_model: str) -> None:
+    """Refuse several kinds of GPU within a federation, unless they are allowed.
+
+    Parameters
+    ----------
+    found : sequence of dict
+        The kinds of GPU that the federation computes on, each once.
+    gpu_model : str
+        The setting ``resources.gpu_model``.
+
+    Raises
+    ------
+    FlrayError
+        Naming them.
+    """
+    if len(found) > 1 and gpu_model != "any":
+        raise FlrayError(f"{MIXED}: {_words(found)}; {ADVICE}")
 
 
 def difference(began: Sequence[GpuIdentity], here: Sequence[GpuIdentity]) -> str:

@@ -89,7 +89,7 @@ class Federation(FederationState):
             self.warn(bits.MIXED)
         if not self._mixed_gpus and len(getattr(self.executor, "gpu_kinds", ())) > 1:
             self._mixed_gpus = True
-            self.warn(identity.MIXED)
+            self.warn(f"{identity.MIXED}; {identity.ADVICE}")
         with self.hook("refine"):
             self._timed("aggregate", lambda: self.spec.algorithm.refine(server))
         with self.hook("server.metrics"):

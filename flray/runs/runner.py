@@ -14,11 +14,13 @@ from torch import nn
 from flray import bits
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import check_single, load
+from flray.devices.identity import check_alike
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.diagnostics import partition_summary, save_partition
 from flray.federation.federation import inline_federation
 from flray.federation.handle import FederationHandle
+from flray.federation.ray_backend.gpu_nodes import NO_GPU_NOW, await_gpus
 from flray.federation.ray_backend.placement import PoolPlanner, check_address, uses_ray
 from flray.federation.ray_backend.session import local_resources, ray_session
 from flray.federation.spec import FederationSpec
@@ -148,9 +150,9 @@ def start(
         check(experiment.tracking.uri)
     with contextlib.ExitStack() as stack:
         if address is not None:  # joined before anything is created: it may be missing or too small
-            PoolPlanner(
-                spec, stack.enter_context(ray_session(address, bits.variables(experiment)))
-            ).plan()
+            available = stack.enter_context(ray_session(address, bits.variables(experiment)))
+            say = logged((progress or NullProgress()).say)
+            PoolPlanner(spec, await_gpus(experiment, available, say)).plan()
         with directory.new_folder(experiment.output, experiment.name) as folder:
             directory.save_config(folder, config)
             save_partition(partition_summary(spec), folder)
@@ -286,13 +288,19 @@ def _federate(
             from flray.federation.ray_backend.handle import RayFederation
 
             available = stack.enter_context(ray_session(address, bits.variables(spec.config)))
-            plan = PoolPlanner(spec, available).plan()
+            joined = address is not None
+            have = await_gpus(spec.config, available, say) if joined else available
+            plan = PoolPlanner(spec, have).plan()
             say(str(plan))
+            if joined and plan.lacks_gpus(spec.config):
+                say(NO_GPU_NOW)
             federation = RayFederation(spec, plan, say)
         else:
             federation = inline_federation(spec, say)
         stack.callback(federation.close)
-        if differs := resume_checks.check_gpus(session.folder, federation.gpus(), other_gpus):
+        gpus = federation.gpus()
+        check_alike(gpus, spec.config.resources.gpu_model)
+        if differs := resume_checks.check_gpus(session.folder, gpus, other_gpus):
             say(differs)
             session.journal.tags({"gpu.other": differs})
         callbacks: list[RunCallback] = [

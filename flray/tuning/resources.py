@@ -133,17 +133,17 @@ class TrialResources:
         """Plan a trial's bundles: as many concurrent trials as fit, spare CPUs become client actors."""
         planner = PoolPlanner(spec, self._available)
         if not uses_ray(experiment):
-            return [_bundle(planner.plan(actors="auto"))]
+            return [planner.plan(actors="auto").bundle]
         own = planner.plan()
         server = {"GPU": own.server_gpu} if own.server_gpu else {}
         if experiment.resources.actors != "auto":
-            return [server, *[_bundle(own)] * own.actors]
+            return [server, *[own.bundle] * own.actors]
         own, actors = self._spread(planner, experiment, spec.cohort_size)
         server = {"GPU": own.server_gpu} if own.server_gpu else {}
         if actors == 1 and experiment.faults.round_timeout is None:
             # Server and only client actor in one process: identical results, no waiting.
-            return [_bundle(own)]
-        return [server, *[_bundle(own)] * actors]
+            return [own.bundle]
+        return [server, *[own.bundle] * actors]
 
     def _spread(
         self, planner: PoolPlanner, experiment: Experiment, cohort: int
@@ -180,13 +180,6 @@ def user_components() -> dict[str, dict[str, Any]]:
     """Return the user's components by kind, ready for processes that lack the user's files."""
     ship_user_modules()
     return {kind: entries.added() for kind, entries in registry.ALL.items()}
-
-
-def _bundle(plan: Plan) -> dict[str, float]:
-    return {
-        "CPU": plan.cpus_per_actor,
-        **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {}),
-    }
 
 
 def _structure(experiment: Experiment) -> str:

@@ -13,6 +13,7 @@ from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.config.selection import selects_on_test
 from flray.config.sweep import Pbt
+from flray.federation.ray_backend.gpu_nodes import await_gpus
 from flray.federation.ray_backend.session import local_resources, ray_session
 from flray.files.mirror import mirrored
 from flray.interrupts import resume_hint
@@ -116,6 +117,7 @@ def resume(
             return SweepResult(folder)
         sweep.check(folder)
         labels = resume_checks.check_cpu(folder, other_cpu)
+        sweep.other_gpus = other_cpu
         with resume_hint(folder):
             return sweep.drive(folder, labels)
 
@@ -135,6 +137,11 @@ class _Sweep:
         Closes opened resources.
     write_report : callable, optional
         Writes the report once all trials have ended.
+
+    Attributes
+    ----------
+    other_gpus : bool
+        Whether trials may go on on other GPUs than they began on.
     """
 
     def __init__(
@@ -150,6 +157,7 @@ class _Sweep:
         self._points: dict[str, TrialSpec] = {}
         self._others: FinishedTrials | None = None
         self._connected = False
+        self.other_gpus = False
 
     @property
     def _total(self) -> int:
@@ -305,6 +313,7 @@ class _Sweep:
                     self._resources,
                     self._points,
                     lambda points: self._create(folder, points, lambda line: None),
+                    self.other_gpus,
                 ).run(callback)
             finally:
                 callback.close()
@@ -314,6 +323,10 @@ class _Sweep:
 
     def _connect(self) -> dict[str, float]:
         self._connected = True
-        return self._stack.enter_context(
-            ray_session(self._address, bits.variables(self._config.experiment))
+        experiment = self._config.experiment
+        available = self._stack.enter_context(
+            ray_session(self._address, bits.variables(experiment))
         )
+        if self._address is None:
+            return available
+        return dict(await_gpus(experiment, available, logged(self._progress.say)))

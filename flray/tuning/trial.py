@@ -21,6 +21,7 @@ from flray import bits, registry
 from flray.config.experiment import Checkpointing, Config, Experiment
 from flray.config.loader import experiment_at
 from flray.config.sweep import Pbt
+from flray.devices.identity import GpuIdentity, check_alike, difference
 from flray.errors import FlrayError, nearest
 from flray.federation import checkpoint
 from flray.federation.building import build_spec
@@ -77,12 +78,15 @@ class SweepContext:
     folder : str
         Tune's storage for the checkpoints of all sessions of this sweep: a folder, or an address in
         object storage.
+    other_gpus : bool
+        Whether a trial may go on on other GPUs than it began on.
     """
 
     config: Config
     data: Mapping[str, Any]
     components: Mapping[str, Mapping[str, Any]]
     folder: str
+    other_gpus: bool = False
 
 
 def _silence_sigterm_traceback() -> None:
@@ -122,6 +126,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     _carried: list[tuple[int, dict[str, float]]]
     _saved_at: float
     _checkpointing: Checkpointing
+    _gpus: list[GpuIdentity]
 
     def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
         """Open the federation of a trial."""
@@ -162,7 +167,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             if self._failure is None and self._federation.rounds_done >= self._rounds:
                 report |= {
                     "sha256": self._federation.sha256(),
-                    "gpus": self._federation.gpus(),
+                    "gpus": self._gpus,
                     FINAL_DIAGNOSTICS: self._diagnose(True),
                 }
         done = 0 if self._opened is None else self._opened.rounds_done
@@ -212,6 +217,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             "course": self._course.state(),
             "trial": self.trial_name,
             "rounds": [[round_, metrics] for _, round_, metrics in self._recent],
+            "gpus": self._gpus,
         }
         write_atomically(Path(checkpoint_dir) / TRIAL_NOTE, json.dumps(note).encode())
         self._saved_at = now
@@ -262,7 +268,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._opened: Federation | None = None
         self._lines: list[str] = []
         self._score, self._metric = math.nan, ""
-        self._recent, self._carried = [], []
+        self._recent, self._carried, self._gpus = [], [], []
         self._recorded, self._start = int(point.get("recorded", 0)), point.get("start")
         self._report_again = False
         self._saved_at = time.monotonic()
@@ -294,7 +300,11 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             self._executor = self._executor_for(experiment, spec, samples, point["bundles"])
             # The GPU of the trial's own bundle, if it has one; client actors have theirs.
             device = granted_device()
-            self._opened = Federation(spec, self._executor, self._lines.append, device)
+            opened = Federation(spec, self._executor, self._lines.append, device)
+            on_gpus = any(bundle.get("GPU") for bundle in self._bundles)
+            self._gpus = opened.gpus() if on_gpus else []
+            check_alike(self._gpus, experiment.resources.gpu_model)
+            self._opened = opened
             self._restore_newest()
 
     def _executor_for(
@@ -354,7 +364,18 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
                 "restore it, or start a new sweep"
             )
 
+    def _check_gpus(self, note: Mapping[str, Any]) -> None:
+        """Refuse to go on on other GPUs than a checkpoint's, or say so where that is allowed."""
+        began, resources = note.get("gpus"), self._federation.spec.config.resources
+        if not isinstance(began, list) or not (differs := difference(began, self._gpus)):
+            return
+        line = f"the trial {differs}, with other last bits"
+        if not self._shared.other_gpus and resources.gpu_model != "any":
+            raise FlrayError(f"{line}; go on there, or here with flray resume ... --other-hardware")
+        self._lines.append(line)
+
     def _restore(self, folder: Path, note: Mapping[str, Any]) -> None:
+        self._check_gpus(note)
         checkpoint.restore(self._federation, folder)
         self._score = float(note.get("score", self._score))
         if (

@@ -60,6 +60,8 @@ class SweepTuner:
         The trials so far by number; a search that suggests adds to it.
     create : callable
         Creates the folders of trials, and takes over those that have been run already.
+    other_gpus : bool
+        Whether trials may go on on other GPUs than they began on.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class SweepTuner:
         resources: TrialResources,
         known: dict[str, TrialSpec],
         create: Callable[[Sequence[TrialSpec]], object],
+        other_gpus: bool = False,
     ) -> None:
         self._config, self._sweep, self._resources, self._points = config, sweep, resources, known
-        self._create = create
+        self._create, self._other_gpus = create, other_gpus
         mirror = directory.remote_uri(sweep, config.experiment.output)
         self._storage = str((sweep / TUNE).resolve()) if mirror is None else f"{mirror}/{TUNE}"
         self._over = [f.number for f in trial_folders(sweep) if f.status in TERMINAL_STATUSES]
@@ -119,7 +122,11 @@ class SweepTuner:
 
     def _trainable(self) -> Any:
         shared = SweepContext(
-            self._config, self._resources.share(), user_components(), self._storage
+            self._config,
+            self._resources.share(),
+            user_components(),
+            self._storage,
+            self._other_gpus,
         )
         return tune.with_resources(tune.with_parameters(FederationTrial, shared=shared), _resources)
 

@@ -14,6 +14,7 @@ from flray import registry, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
+from flray.algorithms.server import Server
 from flray.config.loader import load
 from flray.devices.settings import CONTEXT_BYTES
 from flray.errors import ConfigError, FlrayError
@@ -55,6 +56,26 @@ class MeetsErrors(Algorithm):
             left.write_text(str(count - 1))
             raise getattr(torch, self.hp.error)("injected")
         return super().loss(client, batch)
+
+
+@registry.register_algorithm("server-meets-errors")
+class ServerMeetsErrors(Algorithm):
+    """FedAvg whose server would train, and meets a device's errors in its second round."""
+
+    class Params(registry.Params):
+        file: str = registry.hyper("", "where the errors to come are counted", "our choice")
+        error: str = registry.hyper("OutOfMemoryError", "of torch", "our choice")
+
+    hp: Params
+    trains_at_server = True
+
+    def refine(self, server: Server) -> None:
+        """Raise as long as errors are left."""
+        left = Path(self.hp.file)
+        if server.round == 1 and (count := int(left.read_text())):
+            left.write_text(str(count - 1))
+            raise getattr(torch, self.hp.error)("injected")
+        super().refine(server)
 
 
 def method(
@@ -174,3 +195,19 @@ def test_the_node_that_needs_most_and_the_gpu_with_least_count(digits: dict[str,
     config = load({"experiment": digits}).experiment
     plan = make_plan(config, 20, 20, {"CPU": 16, "GPU": 2}, survey=joined([large, small]))
     assert (plan.gpus_per_actor, plan.measured) == (0.5, 3 * GIB)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["OutOfMemoryError", "AcceleratorError"])
+def test_a_server_without_memory_goes_on_in_a_new_process(
+    tmp_path: Path, tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float], error: str
+) -> None:
+    found = []
+    for errors in (0, 1):
+        own = {**method(tmp_path, errors, error), "name": "server-meets-errors"}
+        del own["client"]
+        resources = {"actors": 1}
+        result = flray.run({"experiment": digits}, algorithm=own, rounds=2, resources=resources)
+        found.append(result.sha256)
+    assert found[0] == found[1]
+    assert (tmp_path / "left").read_text() == "0"

@@ -19,19 +19,21 @@ from flray.tuning import trial as trial_module
 from flray.tuning.trial import FederationTrial, SweepContext
 
 
-def trial_of(content: dict[str, Any], folder: str, recorded: int = 0) -> FederationTrial:
+def trial_of(
+    content: dict[str, Any], folder: str, recorded: int = 0, gpus: float = 0.0, others: bool = False
+) -> FederationTrial:
     class Trial(FederationTrial):
         trial_name = "0001"
 
         def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
-            super().setup(config, SweepContext(load(content), {}, {}, folder))
+            super().setup(config, SweepContext(load(content), {}, {}, folder, others))
 
     return Trial(
         config={
             "point": {
                 "number": "0001",
                 "values": {"seed": 0},
-                "bundles": [{"CPU": 1.0}],
+                "bundles": [{"CPU": 1.0, "GPU": gpus}],
                 "recorded": recorded,
             }
         }
@@ -105,6 +107,29 @@ def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
     )  # the newest carries no round 2
     monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 600.0)
     assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=0)) == ([1, 2], [3])
+
+
+def test_a_trial_goes_on_on_other_gpus_only_where_that_is_allowed(
+    content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content["experiment"]["checkpoint"] = {"min_seconds": 0}
+    one = {"model": "One", "driver": "580.1", "cuda": "13.0", "cudnn": "92000"}
+    monkeypatch.setattr("flray.federation.executor.gpu_identity", lambda device: one)
+    trial = trial_of(content, str(tmp_cwd), gpus=1.0)
+    trial.step()
+    trial.save_checkpoint(str(tmp_cwd / "001" / "0001" / "checkpoint_1"))
+    trial.step()
+    ended = json.loads(trial.step()["report"])
+    assert ended["gpus"] == [one]
+
+    other = {**one, "model": "Other"}
+    monkeypatch.setattr("flray.federation.executor.gpu_identity", lambda device: other)
+    refused = json.loads(trial_of(content, str(tmp_cwd), 1, 1.0).step()["report"])
+    assert "began on One" in refused["failure"] and "--other-hardware" in refused["failure"]
+    allowed = trial_of(content, str(tmp_cwd), 1, 1.0, others=True)
+    reports = [json.loads(allowed.step()["report"]) for _ in range(2)]
+    assert "began on One" in reports[0]["lines"][0]
+    assert (reports[-1]["sha256"], reports[-1]["gpus"]) == (ended["sha256"], [other])
 
 
 @pytest.mark.parametrize("protocol", ["last", "best", "mean-last"])

@@ -57,16 +57,7 @@ class RayFederation:
         self._spec = ray.put(
             spec if spec.config.resources.data == "head" else spec.without_samples()
         )
-        self._group = placement_group(
-            [
-                {
-                    "CPU": plan.cpus_per_actor,
-                    **({"GPU": plan.gpus_per_actor} if plan.gpus_per_actor else {}),
-                }
-            ]
-            * plan.actors
-            + self._own_bundle()
-        )
+        self._group = placement_group([plan.bundle] * plan.actors + self._own_bundle())
         try:
             ray.get(self._group.ready(), timeout=PLACEMENT_TIMEOUT_S)
         except ray.exceptions.GetTimeoutError:

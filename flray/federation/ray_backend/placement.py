@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError, FlrayError
+from flray.federation.ray_backend.gpu_nodes import MODEL_RESOURCE, only_model
 from flray.federation.ray_backend.memory_probe import (
     Node,
     ResourceSurvey,
@@ -45,6 +46,9 @@ class Plan:
         Share of a GPU that the server has to itself, where it trains; 0: it computes on a CPU.
     unmeasured : str
         Why memory was to be measured and was not; empty where it was, or need not be.
+    gpu_model : str
+        The only model of GPU that the actors may have, as Ray names it; empty: there is but one, or
+        all may be used.
     """
 
     actors: int
@@ -56,6 +60,18 @@ class Plan:
     blocks: int = 0
     server_gpu: float = 0.0
     unmeasured: str = ""
+    gpu_model: str = ""
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What Ray reserves for an actor."""
+        gpus = {"GPU": self.gpus_per_actor} if self.gpus_per_actor else {}
+        model = {MODEL_RESOURCE + self.gpu_model: 0.001} if gpus and self.gpu_model else {}
+        return {"CPU": self.cpus_per_actor, **gpus, **model}
+
+    def lacks_gpus(self, config: Experiment) -> bool:
+        """Return whether the actors compute on CPUs only because there is no GPU."""
+        return config.resources.gpus_per_actor == "auto" and not self.gpus_per_actor
 
     def __str__(self) -> str:
         gpu = f", {self.gpus_per_actor:g} GPU" if self.gpus_per_actor else ""
@@ -273,8 +289,16 @@ class PoolPlanner:
     """
 
     def __init__(self, spec: FederationSpec, available: Mapping[str, float]) -> None:
-        self._spec, self._available = spec, available
-        self._nodes = node_resources()
+        self._spec, self._nodes = spec, node_resources()
+        model = only_model(spec.config, self._nodes)
+        self._model = model if model in ("", spec.config.resources.gpu_model) else ""
+        self._available = dict(available)
+        if self._model:
+            self._nodes = [node for node in self._nodes if MODEL_RESOURCE + self._model in node]
+            self._available |= {
+                kind: sum(float(node.get(kind, 0.0)) for node in self._nodes)
+                for kind in ("CPU", "GPU")
+            }
         probing = self._nodes and uses_ray(spec.config) and should_probe(spec, self._nodes)
         self._survey = survey_nodes(spec, self._nodes) if probing else None
 
@@ -294,7 +318,7 @@ class PoolPlanner:
             config = config.model_copy(update={"resources": changed})
         size = self._spec.cohort_size if cohort is None else cohort
         clients = len(self._spec.data.clients)
-        return make_plan(
+        plan = make_plan(
             config,
             clients,
             size,
@@ -303,6 +327,7 @@ class PoolPlanner:
             self._survey,
             self._spec.algorithm.trains_at_server,
         )
+        return replace(plan, gpu_model=self._model)
 
 
 def uses_ray(config: Experiment) -> bool:
