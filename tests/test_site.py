@@ -1,4 +1,4 @@
-"""The reference: it builds without a warning, and everything public is in it."""
+"""The site: it builds without a warning, and every text, notebook, setting, component and public name is in it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import pytest
 
 import flray
 from flray import functional, registry
+from flray.config import spaces, suites
 
-BUILD = Path(__file__).parents[1] / "scripts" / "references" / "build.py"
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "scripts" / "site" / "build.py"
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("reference") / "html"
+    target = tmp_path_factory.mktemp("site") / "html"
     done = subprocess.run(
-        [sys.executable, str(BUILD), str(target)],
+        [sys.executable, str(BUILD), str(target), "basic"],  # a theme that costs no time
         capture_output=True,
         text=True,
         timeout=500,
@@ -57,12 +59,13 @@ def test_every_module_function_component_and_setting_is_in_the_reference(built: 
     for name in functional.__all__:
         assert f"flray.functional.{name}" in names["py:function"] | names["py:class"]
     for kind, entries in registry.ALL.items():
-        page = (built / f"{kind}.html").read_text()
+        pages = built / "reference" / kind
         for name in set(entries.names()) - set(
             entries.added()
         ):  # without those of other tests in this process
             item = entries.get(name)
-            assert f'id="{entries.kind}-{name}"' in page
+            assert f"{entries.kind}-{name}" in names["std:label"]
+            assert not pages.is_dir() or (pages / f"{name}.html").is_file()
             if (
                 "<locals>" not in item.__qualname__
             ):  # made by a function, such as the sets of folders
@@ -70,7 +73,7 @@ def test_every_module_function_component_and_setting_is_in_the_reference(built: 
                     f"{item.__module__}.{item.__qualname__}"
                     in names["py:function"] | names["py:class"]
                 )
-    settings = (built / "settings.html").read_text()
+    settings = (built / "reference" / "settings.html").read_text()
     assert all(
         path in settings
         for path in (
@@ -80,5 +83,13 @@ def test_every_module_function_component_and_setting_is_in_the_reference(built: 
             "sweep.seeds",
         )
     )
-    commands = (built / "commands.html").read_text()
+    commands = (built / "reference" / "commands.html").read_text()
     assert "flray data show" in commands and "--smoke" in commands
+
+
+@pytest.mark.slow
+def test_every_text_notebook_and_suite_is_a_page(built: Path) -> None:
+    texts = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]
+    wanted = {str(path.relative_to(ROOT).with_suffix("")) for path in texts}
+    wanted |= {f"reference/suites/{name}" for name in suites.files(spaces.folder() / "papers")}
+    assert [path for path in sorted(wanted) if not (built / f"{path}.html").is_file()] == []

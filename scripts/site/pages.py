@@ -1,4 +1,4 @@
-"""Write the reference's pages as reStructuredText: settings, what can be named, commands, and every module of flray."""
+"""Write the generated pages as reStructuredText: settings, commands, what can be named, and every module of flray."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import importlib
 import inspect
 import pkgutil
-import re
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -15,7 +14,9 @@ from typing import Any
 
 import click
 import typer
+from cards import write_datasets, write_methods, write_suites
 from pydantic import BaseModel
+from rst import escaped, list_of_pages, option_table, plain, put, table, title
 
 import flray
 from flray import functional, registry
@@ -24,46 +25,40 @@ from flray.config.experiment import Component, Config
 
 ENTRY_POINTS = ("flray.run", "flray.tune")
 """Not imported here: a module ``flray.run`` would hide the function of that name."""
+OTHER_KINDS = tuple(kind for kind in registry.ALL if kind not in ("algorithms", "datasets"))
+"""Those of which all share a page."""
 
 
-def write_pages(folder: Path) -> None:
-    """Write ``index.rst`` and all that it leads to.
+def write_pages(folder: Path) -> list[str]:
+    """Write the pages and return the names of those that lead to all of them.
 
     Parameters
     ----------
     folder : Path
         An empty folder.
     """
-    kinds = [_component_page(folder, kind) for kind in registry.ALL]
+    write_methods(folder)
+    write_datasets(folder)
+    write_suites(folder)
+    kinds = [_component_page(folder, kind) for kind in OTHER_KINDS]
     modules = modules_of_flray()
     for name in modules:
         _module_page(folder, name, [one for one in modules if one.rpartition(".")[0] == name])
-    _put(
+    put(
         folder / "settings.rst",
         [
-            *_title("Settings"),
+            *title("Settings"),
             "What a YAML file may hold: path, default, what is allowed, "
             "meaning. Paths on the command line are relative to ``experiment``.",
             "",
             *_sections("", Config),
         ],
     )
-    _put(
+    put(
         folder / "commands.rst",
-        [*_title("Commands"), *_commands(typer.main.get_command(main.app), "flray")],
+        [*title("Commands"), *_commands(typer.main.get_command(main.app), "flray")],
     )
-    _put(
-        folder / "index.rst",
-        [
-            *_title("flray"),
-            *_plain(flray.__doc__),
-            "",
-            "README.md and docs/guide lead from installing to a data set, a network and a method of one's own.",
-            "",
-            *_toctree(["settings", "commands", *kinds, "modules/flray"], depth=1),
-            ":ref:`All names <genindex>`, :ref:`all modules <modindex>`",
-        ],
-    )
+    return ["settings", "commands", "algorithms", "datasets", "suites", *kinds, "modules/flray"]
 
 
 def modules_of_flray() -> list[str]:
@@ -76,9 +71,9 @@ def modules_of_flray() -> list[str]:
 
 
 def _module_page(folder: Path, name: str, inside: Iterable[str]) -> None:
-    lines = _title(name)
+    lines = title(name)
     if name in ENTRY_POINTS:
-        lines += [f".. py:module:: {name}", "", *_plain(_docstring(name))]
+        lines += [f".. py:module:: {name}", "", *plain(_docstring(name))]
     elif name == functional.__name__:
         lines += [f".. automodule:: {name}", ""]
         for export in functional.__all__:
@@ -104,10 +99,11 @@ def _module_page(folder: Path, name: str, inside: Iterable[str]) -> None:
             "",
         ]
         lines += _links(module, elsewhere)
-    pages = [f"/modules/{one}" for one in inside]
-    _put(
+    pages = [f"/reference/modules/{one}" for one in inside]
+    put(
         folder / "modules" / f"{name}.rst",
-        [*lines, "", *(_toctree(pages, depth=1) if pages else ())],
+        [*lines, "", *(list_of_pages(pages) if pages else ())],
+        leaf=name != flray.__name__,
     )
 
 
@@ -130,54 +126,27 @@ def _docstring(name: str) -> str | None:
 def _component_page(folder: Path, kind: str) -> str:
     """Write a page with every registered name of a kind, its options and where it is documented."""
     entries = registry.ALL[kind]
-    lines = [*_title(kind.capitalize()), f"As ``flray list {kind} NAME`` shows them.", ""]
+    lines = [*title(kind.capitalize()), f"As ``flray list {kind} NAME`` shows them.", ""]
     for name in entries.names():
         item, params = entries.get(name), entries.params(name)
         lines += [
             f".. _{entries.kind}-{name}:",
             "",
-            *_title(name, "-"),
-            *_plain(_summary(item)),
+            *title(name, "-"),
+            *plain(_summary(item)),
             "",
             f":py:obj:`{item.__module__}.{item.__qualname__.split('.<locals>')[0]}`",
             "",
-            *_options(params),
+            *option_table(params),
         ]
-        for preset in getattr(params, "presets", ()):
-            values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
-            lines += [f"- preset ``{preset.name}``: {_escaped(values)} ({_escaped(preset.source)})"]
         lines += [""]
-    _put(folder / f"{kind}.rst", lines)
+    put(folder / f"{kind}.rst", lines)
     return kind
 
 
 def _summary(item: Any) -> str:
-    """Return the first paragraph of a docstring; of a method also the line that names its paper."""
-    module = importlib.import_module(item.__module__)
-    paper = [(module.__doc__ or "").strip().splitlines()[0], ""] if inspect.isclass(item) else []
-    first = inspect.getdoc(item) or ""
-    return "\n".join([*paper, first.split("\n\n")[0]])
-
-
-def _options(params: type[BaseModel]) -> list[str]:
-    schema = params.model_json_schema()
-    required = schema.get("required", [])
-    rows = [
-        (
-            f"``{option}``",
-            "required" if option in required else f"``{field.get('default')!r}``",
-            *map(
-                _escaped,
-                (
-                    tables.allowed_values(field),
-                    field.get("description", ""),
-                    field.get("source", ""),
-                ),
-            ),
-        )
-        for option, field in schema.get("properties", {}).items()
-    ]
-    return _table(("option", "default", "allowed", "meaning", "source"), rows)
+    """Return the first paragraph of a docstring."""
+    return (inspect.getdoc(item) or "").split("\n\n")[0]
 
 
 def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
@@ -186,9 +155,9 @@ def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
     properties = model.model_json_schema().get("properties", {})
     for name, field in model.model_fields.items():
         whole, parts = f"{path}{name}", _models(field.annotation)
-        plain = [part for part in parts if not issubclass(part, Component)]
-        if len(parts) == 1 and plain:
-            inner.append((f"{whole}.", plain[0]))
+        sections = [part for part in parts if not issubclass(part, Component)]
+        if len(parts) == 1 and sections:
+            inner.append((f"{whole}.", sections[0]))
             continue
         shown = (
             "required"
@@ -199,18 +168,14 @@ def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
         )
         allowed = " or ".join(
             f":doc:`{part.registry.kind}s`" for part in parts if issubclass(part, Component)
-        ) or _escaped(tables.allowed_values(properties[name]))
+        ) or escaped(tables.allowed_values(properties[name]))
         meaning = field.description or " ".join(
-            (inspect.getdoc(part) or "").split("\n\n")[0] for part in plain[:1]
+            (inspect.getdoc(part) or "").split("\n\n")[0] for part in sections[:1]
         )
-        rows.append((f"``{whole}``", shown, allowed, _escaped(meaning)))
+        rows.append((f"``{whole}``", shown, allowed, escaped(meaning)))
     if rows:
-        yield from (
-            *_title(path.rstrip(".") or "the file", "-"),
-            *_plain(inspect.getdoc(model)),
-            "",
-        )
-        yield from _table(("setting", "default", "allowed", "meaning"), rows)
+        yield from (*title(path.rstrip(".") or "the file", "-"), *plain(inspect.getdoc(model)), "")
+        yield from table(("setting", "default", "allowed", "meaning"), rows)
     for prefix, part in inner:
         yield from _sections(prefix, part)
 
@@ -227,41 +192,8 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 def _commands(command: Any, name: str) -> Iterator[str]:
     context = click.Context(command, info_name=name, terminal_width=100, max_content_width=100)
-    yield from (*_title(name, "-"), ".. code-block:: text", "")
+    yield from (*title(name, "-"), ".. code-block:: text", "")
     yield from (f"    {line}" for line in command.get_help(context).splitlines())
     yield ""
     for child, inner in getattr(command, "commands", {}).items():
         yield from _commands(inner, f"{name} {child}")
-
-
-def _title(text: str, line: str = "=") -> list[str]:
-    return [text, line * len(text), ""]
-
-
-def _plain(text: str | None) -> list[str]:
-    return inspect.cleandoc(text or "").splitlines()
-
-
-def _toctree(pages: Iterable[str], depth: int) -> list[str]:
-    return [".. toctree::", f"   :maxdepth: {depth}", "", *(f"   {page}" for page in pages), ""]
-
-
-def _table(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    lines = [".. list-table::", "   :header-rows: 1", ""]
-    found = list(rows)
-    for row in (tuple(headings), *found):
-        lines += [
-            f"   {'* -' if index == 0 else '  -'} {' '.join(cell.split())}"
-            for index, cell in enumerate(row)
-        ]
-    return [*lines, ""] if found else ["It has no options.", ""]
-
-
-def _escaped(text: str) -> str:
-    """Return text in which no character means anything to reStructuredText; names in backticks stay so."""
-    return re.sub(r"([\\*|])|_(?![A-Za-z0-9])", lambda found: f"\\{found.group()}", text)
-
-
-def _put(path: Path, lines: Iterable[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

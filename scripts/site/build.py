@@ -1,0 +1,151 @@
+"""Build the site with Sphinx: ``build.py FOLDER [THEME]``. Every warning is shown, and is an error.
+
+Its sources are README.md, docs/ and the other texts of the top folder as they lie in the repository,
+so that their links work here and there, and the generated pages under ``reference/``.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from jinja2.sandbox import SandboxedEnvironment
+from numpydoc import docscrape_sphinx
+from sphinx.cmd.build import main as sphinx
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # the rows of a test are on the methods' pages
+
+from pages import write_pages  # noqa: E402
+
+from flray import registry  # noqa: E402
+
+TEXTS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+GUIDE = {
+    "Start": ("start", "sweeps", "how-sure"),
+    "What can be compared": ("data", "metrics", "methods", "papers"),
+    "While it runs": ("faults", "tracking", "cluster", "gpus", "hardware"),
+    "Beyond": ("extending", "troubleshooting", "benchmarks", "comparison"),
+}
+"""The pages under docs/guide in the order in which the site lists them."""
+NOTEBOOKS = ("start", "sweep", "own_method")
+SETTINGS = {
+    "project": "flray",
+    "author": "the flray authors",
+    "extensions": "sphinx.ext.autodoc,numpydoc,myst_nb",
+    "default_role": "py:obj",  # so that `names` in docstrings are links where they name something of flray
+    "autodoc_member_order": "bysource",
+    "autodoc_typehints_format": "short",
+    "numpydoc_show_class_members": "0",
+    "numpydoc_class_members_toctree": "0",
+    "myst_heading_anchors": "3",
+    "nb_execution_mode": "off",  # a test runs the notebooks
+    "suppress_warnings": "ref.python",  # a name in an annotation that two classes have: Params, Local
+    "html_title": "flray",
+    "html_copy_source": "0",
+    "html_show_sphinx": "0",
+}
+
+
+class OneEnvironment(SandboxedEnvironment):
+    """numpydoc asks for a new one at every docstring, and would compile its template anew each time."""
+
+    _one: OneEnvironment | None = None
+
+    def __new__(cls, **options: Any) -> OneEnvironment:
+        """Return the one there is."""
+        if cls._one is None:
+            cls._one = super().__new__(cls)
+            SandboxedEnvironment.__init__(cls._one, **options)
+        return cls._one
+
+    def __init__(self, **options: Any) -> None:
+        """Do nothing: it was made when first asked for."""
+
+
+def write_sources(folder: Path) -> None:
+    """Write all sources of the site.
+
+    Parameters
+    ----------
+    folder : Path
+        An empty folder.
+    """
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    for name in TEXTS:
+        shutil.copy(ROOT / name, folder / name)
+    for path, kind in (("methods", "algorithms"), ("data", "datasets")):
+        _link_names(folder / "docs" / "guide" / f"{path}.md", kind)
+    generated = write_pages(folder / "reference")
+    results = sorted(path.stem for path in (ROOT / "docs" / "results").glob("*.md"))
+    contents = {
+        **{part: [f"docs/guide/{name}" for name in names] for part, names in GUIDE.items()},
+        "Results": [f"docs/results/{name}" for name in results],
+        "Notebooks": [f"docs/notebooks/{name}" for name in NOTEBOOKS],
+        "Reference": [f"reference/{name}" for name in generated],
+        "The project": ["docs/architecture", *(name.removesuffix(".md") for name in TEXTS)],
+    }
+    front = (ROOT / "README.md").read_text(encoding="utf-8")
+    lists = [
+        "\n".join(["```{toctree}", ":hidden:", f":caption: {part}", "", *pages, "```", ""])
+        for part, pages in contents.items()
+        if pages
+    ]
+    (folder / "index.md").write_text("\n".join([front, *lists]), encoding="utf-8")
+
+
+def _link_names(page: Path, kind: str) -> None:
+    """Make links to the generated pages of the names in a page's tables."""
+    names = registry.ALL[kind].names()
+
+    def linked(found: re.Match[str]) -> str:
+        name = found.group(1)
+        return f"[`{name}`](/reference/{kind}/{name}.rst)" if name in names else found.group()
+
+    lines = page.read_text(encoding="utf-8").splitlines()
+    page.write_text(
+        "\n".join(
+            re.sub(r"`([\w.-]+)`", linked, line) if line.startswith("|") else line for line in lines
+        )
+        + "\n",
+        encoding="utf-8",
+    )
+
+
+def main(target: Path, theme: str = "furo") -> int:
+    """Write the sources into a temporary folder and build them; return the exit code."""
+    docscrape_sphinx.SandboxedEnvironment = OneEnvironment
+    with tempfile.TemporaryDirectory() as text:
+        source = Path(text)
+        write_sources(source)
+        settings = [f"-D{name}={value}" for name, value in SETTINGS.items()]
+        settings += [f"-Dhtml_theme={theme}"]
+        return int(
+            sphinx(
+                [
+                    "-C",
+                    "-q",
+                    "-W",
+                    "--keep-going",
+                    "-b",
+                    "html",
+                    "-d",
+                    str(source / "doctrees"),
+                    *settings,
+                    str(source),
+                    str(target),
+                ]
+            )
+        )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: build.py FOLDER [THEME]")
+    code = main(Path(sys.argv[1]), *sys.argv[2:])
+    print(f"{sys.argv[1]}/index.html" if code == 0 else "the site has warnings, see above")
+    sys.exit(code)
