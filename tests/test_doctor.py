@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flray.cli import doctor
+from flray.cli import doctor, gpu_check
+from flray.cli.main import invoke
 
 SECRET = "hunter2-0123"
 
@@ -144,3 +145,39 @@ def test_a_ray_of_our_own_is_shut_to_others_and_leaves_nothing_behind(tmp_path: 
     assert (found["local"], found["joined"], found["cpus"]) == (True, True, 3.0)
     assert (tmp_path / ".ray" / "auth_token").read_text() == "f" * 64
     assert "oken" not in done.stderr  # nothing a user would have to read
+
+
+@pytest.mark.slow
+def test_the_gpu_s_check_runs_on_a_cpu_too_and_ends_with_1_if_anything_fails(
+    ray_here: dict[str, float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faster = {"bfloat16": gpu_check.BFLOAT16, "clients_per_step": gpu_check.TOGETHER}
+    monkeypatch.setattr(gpu_check, "ON_CPU", gpu_check.Size("lenet", 64, (1, 2), faster))
+    code = invoke(["doctor", "--gpu"])
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 0 and all(line.startswith("PASS  ") for line in lines), lines
+    assert "sees no GPU here" in lines[0]
+    assert "(no actor, 1 actor, 2 actors)" in "".join(lines)
+    told = [line for line in lines if line.endswith(" images/s")]
+    assert [line.split(":")[0] for line in told] == [
+        f"PASS  {name}"
+        for name in (
+            "flray with 1 actor",
+            "flray with 2 actors",
+            "plain loop",
+            "flray in one process",
+            "flray with bfloat16",
+            "flray with clients_per_step",
+        )
+    ]
+
+    wrong = {"blocks": {"local": {"clients_per_step": 4}}}  # without aggregation.block
+    monkeypatch.setattr(gpu_check, "ON_CPU", gpu_check.Size("lenet", 64, (), wrong))
+    assert invoke(["doctor", "--gpu"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("FAIL  flray with blocks: ") for line in lines)
+
+
+def test_other_digests_are_a_failure() -> None:
+    assert gpu_check._alike({"first": "a", "second": "a"})[0]
+    assert not gpu_check._alike({"first": "a", "second": "b"})[0]

@@ -379,12 +379,24 @@ def schema_command() -> None:
     typer.echo(json.dumps(schema(), indent=1))
 
 
-@app.command("doctor", epilog="Example: flray doctor")
-def doctor_command() -> None:
+@app.command("doctor", epilog="Example: flray doctor --gpu")
+def doctor_command(
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu",
+            help="check the GPU instead, or without one the CPU: PASS or FAIL for equal bits, memory "
+            "and speed; exit code 1 if anything fails",
+        ),
+    ] = False,
+) -> None:
     """Show versions, CPUs, GPUs, data and what is missing."""
     from flray.cli import tables
 
-    tables.show_doctor()
+    if not gpu:
+        tables.show_doctor()
+    elif not tables.show_gpu_check():
+        raise typer.Exit(1)
 
 
 @data_app.command("get", epilog="Example: flray data get digits5-local")

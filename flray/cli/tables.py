@@ -189,6 +189,17 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
         console.print(f"chart: {plot}")
 
 
+def show_gpu_check() -> bool:
+    """Print what `flray.cli.gpu_check.check_gpu` finds, line by line; return whether all is as it should be."""
+    from flray.cli.gpu_check import check_gpu
+
+    passed = True
+    for finding in check_gpu():
+        console.print(str(finding), highlight=False, markup=False, soft_wrap=True)
+        passed = passed and finding.passed
+    return passed
+
+
 def show_doctor() -> None:
     """Print what `flray.cli.doctor.diagnose` finds."""
     from flray.cli.doctor import diagnose

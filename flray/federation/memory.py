@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import psutil
-import torch
 
 
 def resident_bytes() -> int:
@@ -31,11 +30,6 @@ def peak_bytes() -> int:
                 return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024
-
-
-def gpu_peak_bytes(device: torch.device) -> int:
-    """Return the peak GPU memory of this process's tensors; 0 on another device."""
-    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0
 
 
 def keep_freed_memory() -> None:

@@ -67,7 +67,7 @@ class TaskOutcome:
     resident, peak : int
         Bytes of memory the process held afterwards, and its peak so far.
     gpu_peak : int
-        Peak GPU memory of its tensors so far; 0 without a GPU.
+        Most GPU memory that the process has held so far; 0 without a GPU.
     """
 
     client: int

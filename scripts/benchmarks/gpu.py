@@ -38,10 +38,19 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "bfloat16": {"precision": "bfloat16"},
     "compile": {"compile": True},
     "bfloat16 + compile": {"precision": "bfloat16", "compile": True},
-    "all clients in a step": {"clients_per_step": 0},  # as many as there are
+    "many clients in a step": {"clients_per_step": 0},  # as many as there are, up to a limit
     "reduce-overhead": {"compile": "reduce-overhead"},
     "bfloat16 + reduce-overhead": {"precision": "bfloat16", "compile": "reduce-overhead"},
 }
+ROWS: dict[str, tuple[str, tuple[int, int], tuple[int, int]]] = {
+    "resnet8": ("resnet8", (4, 6400), (4, 256)),
+    "lenet": ("lenet", (4, 6400), (4, 256)),
+    "1000 small clients": ("lenet", (1000, 64), (50, 64)),
+    "resnet18": ("resnet18", (4, 1600), (2, 64)),
+}
+"""By name: network, and clients with samples of each on a GPU and on a CPU."""
+MOST_TOGETHER = 50
+"""Most clients in a step."""
 ON_GPU_ONLY = (
     "reduce-overhead",
     "bfloat16 + reduce-overhead",
@@ -104,7 +113,8 @@ class Bare:
 def federation(options: argparse.Namespace, model: str, local: Local) -> Federation:
     block = None
     if "clients_per_step" in local:
-        local, block = {**local, "clients_per_step": options.clients}, options.clients
+        block = min(options.clients, MOST_TOGETHER)
+        local = {**local, "clients_per_step": block}
     return inline_federation(
         build_spec(
             load(
@@ -142,7 +152,14 @@ def flops(model: str) -> int:
     return int(counter.get_total_flops()) // 2
 
 
-def measure(options: argparse.Namespace, model: str, device: torch.device) -> list[dict[str, Any]]:
+def measure(
+    given: argparse.Namespace, name_of_row: str, device: torch.device
+) -> list[dict[str, Any]]:
+    model, on_gpu, on_cpu = ROWS[name_of_row]
+    clients, samples = on_gpu if device.type == "cuda" else on_cpu
+    options = argparse.Namespace(
+        **{**vars(given), "clients": given.clients or clients, "samples": given.samples or samples}
+    )
     names = [
         name for name in TECHNIQUES if options.techniques is None or name in options.techniques
     ]
@@ -162,7 +179,10 @@ def measure(options: argparse.Namespace, model: str, device: torch.device) -> li
     for name in names:
         mine, theirs = zip(*times[name], strict=True)
         row = {
+            "row": name_of_row,
             "model": model,
+            "clients": options.clients,
+            "samples": options.samples,
             "technique": name,
             "flray": images / statistics.median(mine),
             "bare": images / statistics.median(theirs),
@@ -184,14 +204,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--models", nargs="+", default=["resnet8", "lenet"], metavar="NAME")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument(
         "--techniques", nargs="+", choices=list(TECHNIQUES), help="default: all that the device has"
     )
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--clients", type=int, help="default: the row's, fewer on a CPU")
     parser.add_argument(
-        "--samples", type=int, help="per client; default 6400 on a GPU, 256 on a CPU"
+        "--samples", type=int, help="per client; default: the row's, fewer on a CPU"
     )
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each contestant")
     parser.add_argument(
@@ -208,18 +228,17 @@ def main() -> None:
     if options.device == "auto":
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device("cuda:0" if options.device == "cuda" else "cpu")
-    options.samples = options.samples or (6400 if device.type == "cuda" else 256)
     torch.set_num_threads(options.threads)
     name = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {platform.machine()}"
     )
     title = (
-        f"generated 3x32x32 samples on {name}, {options.threads} thread(s): {options.clients} "
-        f"clients x "
-        f"{options.samples}, batch {options.batch}, {options.rounds} rounds"
+        f"generated 3x32x32 samples on {name}, {options.threads} thread(s): batch {options.batch}, "
+        f"{options.rounds} rounds"
     )
     table = Table(
-        "network",
+        "row",
+        "clients",
         "technique",
         "flray images/s",
         "bare images/s",
@@ -228,11 +247,12 @@ def main() -> None:
         "TFLOP/s",
         title=title,
     )
-    rows = [row for model in options.models for row in measure(options, model, device)]
+    rows = [row for name_of_row in options.rows for row in measure(options, name_of_row, device)]
     for row in rows:
         share = f" ({row['tflops'] / options.peak:.1%})" if options.peak else ""
         table.add_row(
-            row["model"],
+            row["row"],
+            f"{row['clients']} x {row['samples']}",
             row["technique"],
             f"{row['flray']:,.0f}",
             f"{row['bare']:,.0f}",

@@ -23,10 +23,10 @@ from flray.algorithms.common.aggregation import BlockSum
 from flray.algorithms.common.batched_clients import train_batched
 from flray.algorithms.types import Predictor
 from flray.data.arrays import Rows
-from flray.devices.memory import again_without_cache
+from flray.devices.memory import again_without_cache, reserved_bytes
 from flray.devices.settings import make_repeatable
 from flray.federation.failures import MACHINE_ERRORS, describe_failure
-from flray.federation.memory import gpu_peak_bytes, keep_freed_memory, peak_bytes
+from flray.federation.memory import keep_freed_memory, peak_bytes
 from flray.federation.messages import (
     ClientTask,
     TaskInput,
@@ -303,7 +303,7 @@ class ClientRunner:
             seconds=time.perf_counter() - started,
             resident=self._process.memory_info().rss,
             peak=peak_bytes(),
-            gpu_peak=gpu_peak_bytes(self.device),
+            gpu_peak=reserved_bytes(self.device),
         )
         return outcome, bulk, state
 
