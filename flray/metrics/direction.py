@@ -7,15 +7,32 @@ _SCOPES = {
     **dict.fromkeys(("train", "own", "others", "pooled"), 1),
 }
 """Steps before the measure in a metric's name, by its first step."""
+_SHARES = ("accuracy", "top", "auc", "sensitivity", "specificity", "f1", "dice")
 _LOWER = ("loss", "hausdorff", "hours", "seconds", "time", "bytes", "memory")
 
 
 def measure_name(metric: str) -> str:
     """Return what a metric measures: ``"dice"`` of ``"personal/local/dice/client/A"``."""
     parts = metric.split("/")
+    if parts[0] in ("own", "others", "pooled") and len(parts) > 1 and parts[1] in _SCOPES:
+        return measure_name("/".join(parts[1:]))
     return parts[min(_SCOPES.get(parts[0], 0), len(parts) - 1)]
 
 
 def lower_is_better(metric: str) -> bool:
     """Tell whether a metric, by its tracked name or its measure alone, is better the lower it is."""
     return ">=" in metric or measure_name(metric).startswith(_LOWER)
+
+
+def is_share(metric: str) -> bool:
+    """Tell whether a metric, by its tracked name or its measure alone, is a share, which is shown in percent.
+
+    What an evaluation measures is one unless it is better lower; of what is tracked besides, such as
+    ``train/...`` and ``time/...``, only what has the name of such a measure.
+    """
+    if lower_is_better(metric):
+        return False
+    evaluated = "/" not in metric or _SCOPES.get(metric.split("/")[0], 0) == 2
+    parts = metric.split("/")
+    own = parts[0] in ("own", "others", "pooled") and parts[1] not in _SCOPES
+    return evaluated or own or measure_name(metric).startswith(_SHARES)

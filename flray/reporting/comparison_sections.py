@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from matplotlib.figure import Figure
@@ -33,7 +34,7 @@ def _panel(study: Study, studies: Studies) -> ForestPanel:
     best = next(iter(study.means))
     if len(every) > _MAX_ROWS and not against:
         every = [one for one in every if best in (one.first, one.second)]
-    rows = [_interval(one) for one in every if one.seeds > 1]
+    rows = [_interval(one) for one in every if one.seeds > 1 and not math.isnan(one.low)]
     rows.sort(key=lambda row: -row.mean)
     return ForestPanel(title, rows[:_MAX_ROWS])
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from flray.results.build_table import describe_seeds
 from flray.results.costs import Cost
 from flray.results.formatting import MISSING, NOT_REACHED, format_mean_std
-from flray.results.paired import METHOD
 from flray.results.table import Cell, Table
 
 COST_HEADS = (
@@ -47,7 +46,7 @@ def legend(table: Table) -> str:
 
 def notes(table: Table) -> list[str]:
     """Return what a reader of the numbers must know."""
-    compared = [f"comparisons: {METHOD}"] if table.studies.each else []
+    compared = [f"comparisons: {table.studies.method}"] if table.studies.each else []
     return [*table.notes, *compared]
 
 
@@ -97,7 +96,7 @@ def cost_row(cost: Cost) -> list[str]:
 
 def target_text(cost: Cost) -> str:
     """Return the target of a group of settings."""
-    return f"{100 * cost.target:.1f} %" if 0 <= cost.target <= 1 else format_number(cost.target)
+    return f"{100 * cost.target:.1f} %" if cost.share else format_number(cost.target)
 
 
 def format_bytes(count: float) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from flray.drawing.charts import Line, LinePanel
 from flray.drawing.grids import GridPanel
-from flray.metrics.direction import lower_is_better
+from flray.metrics.direction import is_share, lower_is_better
 from flray.results import measures
 from flray.results.result_set import Trial
 
@@ -75,11 +75,12 @@ def client_values(groups: Groups) -> Iterator[GridPanel]:
         rows = {label: row for label, row in rows.items() if row}
         if not rows or len(names) > _MAX_CLIENTS:
             continue
-        lower = lower_is_better(next(iter(settings.values()))[0].metric)
+        metric = next(iter(settings.values()))[0].metric
+        lower, share = lower_is_better(metric), is_share(metric)
         values = np.array([[row.get(name, np.nan) for name in names] for row in rows.values()])
         worst = np.nanargmax(values, axis=1) if lower else np.nanargmin(values, axis=1)
         texts = [
-            ["" if np.isnan(v) else f"{v:.3g}" if lower else f"{100 * v:.1f}" for v in row]
+            ["" if np.isnan(v) else f"{100 * v:.1f}" if share else f"{v:.3g}" for v in row]
             for row in values
         ]
         marked = frozenset((row, int(column)) for row, column in enumerate(worst))

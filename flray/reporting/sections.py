@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from flray.drawing.charts import LinePanel, draw_lines
 from flray.drawing.grids import draw_matrices, draw_points, draw_table
 from flray.drawing.partition import PartitionCounts, draw_partition
-from flray.metrics.direction import lower_is_better
+from flray.metrics.direction import is_share
 from flray.reporting import comparison_sections, model_panels, panels
 from flray.reporting.panels import MAX_PANELS, Groups, join_names
 from flray.results.costs import group_trials
@@ -114,7 +114,7 @@ def _curves(groups: Groups) -> Iterator[Section]:
         if len(metrics) == 1
         else " or ".join(sorted({metric.rpartition("/")[2] for metric in metrics}))
     )
-    share = not any(map(lower_is_better, metrics))
+    share = all(map(is_share, metrics))
     curves = list(panels.learning_curves(groups))
     if curves:
         yield Section(

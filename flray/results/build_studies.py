@@ -11,6 +11,7 @@ from flray.config.selection import PLACES
 from flray.config.setting_labels import setting_label
 from flray.results import measures
 from flray.results.measures import AVERAGE
+from flray.results.paired import Rule
 from flray.results.paper_table import build_paper_table
 from flray.results.result_set import ResultSet, Trial
 from flray.results.study import Studies, Study
@@ -21,14 +22,16 @@ def build_studies(source: ResultSet) -> Studies:
     scheduler = (source.config.get("sweep") or {}).get("scheduler")
     if scheduler and scheduler["name"] == "pbt":
         return Studies(left_out=["settings of a population changed while it ran: not compared"])
-    stopped = {_name(source, one) for one in source.trials if one.status == "stopped"}
+    stopped = {place_and_name(source, one) for one in source.trials if one.status == "stopped"}
     left_out = [f"{' '.join(filter(None, name))}: stopped early, not compared" for name in stopped]
     finished = replace(
         source,
         trials=[
             one
             for one in source.trials
-            if one.status == "finished" and len(one.history) and _name(source, one) not in stopped
+            if one.status == "finished"
+            and len(one.history)
+            and place_and_name(source, one) not in stopped
         ],
     )
     if not finished.trials:
@@ -39,11 +42,17 @@ def build_studies(source: ResultSet) -> Studies:
         metric = " or ".join(sorted({one.metric for one in finished.trials if one.metric}))
         values: dict[str, dict[str, dict[int, float]]] = {}
         for one in finished.trials:
-            place, name = _name(source, one)
+            place, name = place_and_name(source, one)
             seeds = values.setdefault(place, {}).setdefault(name, {})
             seeds[one.seed] = measures.value(one, "auto")
         found = [Study(place, metric, settings) for place, settings in values.items()]
-    return Studies(list(filter(None, map(without_gaps, found))), sorted(left_out))
+    whole = list(filter(None, map(without_gaps, found)))
+    until = (source.config.get("sweep") or {}).get("until")
+    if until:
+        # Each place has its part of alpha, and within it each pair.
+        rule = Rule(until["margin"], until["alpha"] / max(1, len(whole)), until["at_least"])
+        whole = [replace(study, rule=rule) for study in whole]
+    return Studies(whole, sorted(left_out))
 
 
 def without_gaps(study: Study) -> Study | None:
@@ -73,7 +82,7 @@ def _of_paper(source: ResultSet) -> list[Study]:
     return found
 
 
-def _name(source: ResultSet, trial: Trial) -> tuple[str, str]:
+def place_and_name(source: ResultSet, trial: Trial) -> tuple[str, str]:
     """Return the place of a trial, and what is compared there."""
     rows = next(iter(source.axes), "")
     if source.paper is not None and source.paper.rows in source.axes:
@@ -83,6 +92,14 @@ def _name(source: ResultSet, trial: Trial) -> tuple[str, str]:
     place = place_columns(list(flat), rows)
     name = setting_label({key: value for key, value in flat.items() if key not in place})
     return setting_label({key: flat[key] for key in place}), name or trial.method
+
+
+def compared_names(source: ResultSet) -> list[str]:
+    """Return the names of what is compared, as conclusions and ``sweep.reference`` have them."""
+    if source.paper is not None and source.axes:
+        rows = source.paper.rows if source.paper.rows in source.axes else next(iter(source.axes))
+        return source.axes[rows]
+    return list(dict.fromkeys(place_and_name(source, trial)[1] for trial in source.trials))
 
 
 def place_columns(columns: Sequence[str], rows: str) -> list[str]:

@@ -73,6 +73,13 @@ def sentence(one: Difference, unit: str) -> str:
     if one.seeds < 2:
         count = "no common seed" if one.seeds == 0 else "1 common seed"
         return f"{pair}: not decided, {count}"
+    if one.verdict == "equivalent" and one.std > 0:
+        interval = f"{_number(one, one.low, unit)} to {_number(one, one.high, unit)}"
+        of = "" if not unit else " point" if one.margin == 1 else " points"
+        return (
+            f"{pair}: equivalent within {one.margin:.3g}{of} (interval of the difference "
+            f"{interval}, {one.seeds} seeds)"
+        )
     if one.std == 0:
         if one.mean == 0:
             return f"{pair}: equal at each of {one.seeds} seeds"
@@ -81,10 +88,12 @@ def sentence(one: Difference, unit: str) -> str:
             f"{one.seeds} seeds, which without any spread cannot be tested"
         )
     low, high = (-one.high, -one.low) if one.lower else (one.low, one.high)
-    interval = (
-        f"{100 * (1 - ALPHA):.0f} % interval {_number(one, low, unit)} to "
-        f"{_number(one, high, unit)}, {one.seeds} seeds"
-    )
+    kind = f"{100 * (1 - one.alpha):.3g} % interval"
+    if one.sequential and one.pairs > 1:
+        kind = f"{100 * (1 - one.alpha):.3g} % interval for all pairs"
+    interval = f"{one.seeds} seeds"
+    if not math.isnan(low):
+        interval = f"{kind} {_number(one, low, unit)} to {_number(one, high, unit)}, {interval}"
     amount = _amount(one, abs(one.mean), unit)
     if one.decided:
         how = f", lower by {amount}" if one.lower else f" by {amount}"
@@ -99,6 +108,8 @@ def sentence(one: Difference, unit: str) -> str:
 
 def _more_seeds(one: Difference, unit: str) -> str:
     """Return how many seeds it takes to see a difference like this one, or a point if it is less."""
+    if one.sequential:
+        return ""
     wanted = max(1.0, abs(one.mean)) if unit else abs(one.mean)
     what = f"a difference of {'1 point' if unit and wanted == 1 else _amount(one, wanted, unit)}"
     needed = one.seeds_for(wanted)
@@ -112,7 +123,7 @@ def _more_seeds(one: Difference, unit: str) -> str:
 
 def _detectable(every: Sequence[Difference], unit: str) -> Iterator[str]:
     """Yield what could have been seen with the seeds there are, where something was not decided."""
-    tested = [one for one in every if one.seeds > 1 and one.std > 0]
+    tested = [one for one in every if one.seeds > 1 and one.std > 0 and not one.sequential]
     if not tested or all(one.decided for one in tested):
         return
     seeds = Counter(one.seeds for one in tested).most_common(1)[0][0]

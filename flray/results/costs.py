@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flray.config.arms import PREFIX
-from flray.metrics.direction import lower_is_better
+from flray.metrics.direction import is_share, lower_is_better
 from flray.metrics.summary import rounds_to_target
 from flray.results import measures
 from flray.results.result_set import ResultSet, Trial
@@ -27,7 +27,7 @@ class Cost:
     label, group : str
         The setting, and the group within which targets are the same.
     target : float
-        Of the primary metric, between 0 and 1 (a loss: as it is).
+        Of the primary metric, as it was tracked: a share between 0 and 1, anything else as it is.
     rounds : float
         First round that reaches the target; infinite where a seed never does.
     up, down : float
@@ -36,6 +36,8 @@ class Cost:
         Total training time, and the median of a round.
     memory : float
         Peak, bytes: of tensors on a GPU, or without one by a client process.
+    share : bool
+        Whether the target is a share.
     """
 
     label: str
@@ -47,6 +49,7 @@ class Cost:
     seconds: float
     round_seconds: float
     memory: float
+    share: bool = True
 
 
 def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
@@ -88,6 +91,7 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
                     _mean_total(trials, "time/round"),
                     float(np.median(seconds)) if seconds else math.nan,
                     max((one for one in memory if not math.isnan(one)), default=math.nan),
+                    is_share(trials[0].metric),
                 )
             )
     return found

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from flray.metrics.direction import lower_is_better
+from flray.metrics.direction import is_share
 from flray.metrics.summary import reported_rounds, rounds_to_target
 from flray.results.result_set import Trial
 
@@ -38,9 +38,7 @@ def value(trial: Trial, measure: str, client: str = AVERAGE) -> float:
         return rounds_to_target(series(trial, match[1], client), float(match[2]) / 100)
     rounds = reported_rounds(trial.history, trial.metric, trial.protocol, trial.last)
     metric = trial.metric if measure == "auto" else measure
-    return rounds.value(series(trial, measure, client)) * (
-        1.0 if lower_is_better(metric) else 100.0
-    )
+    return rounds.value(series(trial, measure, client)) * (100.0 if is_share(metric) else 1.0)
 
 
 def first_available(trial: Trial, measure: str, clients: Sequence[str]) -> float:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.results.sequential import Verdict, decide
+
 METHOD = (
     "paired t-tests over the seeds that two settings share, two-sided, corrected after Holm for "
     "all pairs that are compared; each interval is of its own pair"
@@ -19,6 +21,8 @@ ALPHA, POWER = 0.05, 0.8
 is to be seen that is called detectable."""
 _MOST_SEEDS = 1000
 _QUANTILES = (np.arange(2000) + 0.5) / 2000
+
+_OPPOSITE: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}
 
 Values = Mapping[str, Mapping[int, float]]
 """By setting, the values by seed."""
@@ -53,6 +57,13 @@ class Difference:
         Whether less is better.
     pairs : int
         Pairs that were compared with each other.
+    alpha : float
+        A pair is decided where its corrected p is below it.
+    margin : float
+        Of a comparison that was looked at after every seed, see `flray.results.sequential`: within
+        it the two are equivalent. NaN for a test at a number of seeds that was fixed before.
+    verdict : str
+        What such a comparison decided for the first: better, worse, equivalent; or nothing.
     """
 
     first: str
@@ -68,11 +79,21 @@ class Difference:
     improvement: float
     lower: bool = False
     pairs: int = 1
+    alpha: float = ALPHA
+    margin: float = math.nan
+    verdict: Verdict = ""
+
+    @property
+    def sequential(self) -> bool:
+        """Whether it was looked at after every seed."""
+        return not math.isnan(self.margin)
 
     @property
     def decided(self) -> bool:
         """Whether one is better."""
-        return self.corrected < ALPHA
+        if self.sequential:
+            return self.verdict in ("better", "worse")
+        return self.corrected < self.alpha
 
     def better_first(self) -> Difference:
         """Return the same with the better of the two as the first."""
@@ -87,6 +108,7 @@ class Difference:
             high=-self.low,
             effect=-self.effect,
             improvement=1 - self.improvement,
+            verdict=_OPPOSITE.get(self.verdict, self.verdict),
         )
 
     @property
@@ -99,7 +121,28 @@ class Difference:
         return seeds_needed(self.std, difference, ALPHA / self.pairs)
 
 
-def compare(values: Values, lower: bool = False, reference: str | None = None) -> list[Difference]:
+@dataclass(frozen=True)
+class Rule:
+    """How pairs are decided that are looked at after every seed.
+
+    Attributes
+    ----------
+    margin : float
+        Within it two settings are equivalent.
+    alpha : float
+        Chance that any decision is wrong, over all pairs.
+    at_least : int
+        Seeds before the first look.
+    """
+
+    margin: float
+    alpha: float
+    at_least: int
+
+
+def compare(
+    values: Values, lower: bool = False, reference: str | None = None, rule: Rule | None = None
+) -> list[Difference]:
     """Compare all pairs of settings, or all settings with one of them.
 
     Parameters
@@ -110,11 +153,18 @@ def compare(values: Values, lower: bool = False, reference: str | None = None) -
         Whether less is better.
     reference : str, optional
         The setting that all others are compared with, as the second of each pair.
+    rule : Rule, optional
+        Where seeds were added until pairs were decided; the order of the values is that in which
+        they were added.
     """
     if reference is None:
         pairs = list(itertools.combinations(values, 2))
     else:
         pairs = [(name, reference) for name in values if name != reference]
+    if rule is not None:
+        return [
+            _sequential(first, second, values, lower, rule, len(pairs)) for first, second in pairs
+        ]
     found = [_difference(first, second, values, lower) for first, second in pairs]
     # A pair that cannot be tested has been looked at like the others.
     corrected = holm([1.0 if math.isnan(one.p) else one.p for one in found])
@@ -148,6 +198,31 @@ def _difference(first: str, second: str, values: Values, lower: bool) -> Differe
             effect = mean / std * _hedges(count - 1)
     return Difference(
         first, second, count, mean, std, low, high, effect, p, math.nan, improvement, lower
+    )
+
+
+def _sequential(
+    first: str, second: str, values: Values, lower: bool, rule: Rule, pairs: int
+) -> Difference:
+    """Compare two settings up to the look that decided."""
+    one, other = values[first], values[second]
+    seeds = [s for s in one if s in other and math.isfinite(one[s]) and math.isfinite(other[s])]
+    sign = -1.0 if lower else 1.0
+    gains = [sign * (one[seed] - other[seed]) for seed in seeds]
+    found = decide(gains, rule.margin, rule.alpha / pairs, rule.at_least)
+    used = seeds[: found.seeds]
+    held = {name: {seed: values[name][seed] for seed in used} for name in (first, second)}
+    low, high = (found.low, found.high) if not lower else (-found.high, -found.low)
+    return replace(
+        _difference(first, second, held, lower),
+        low=low if math.isfinite(low) else math.nan,
+        high=high if math.isfinite(high) else math.nan,
+        p=found.p,
+        corrected=min(1.0, found.p * pairs),
+        pairs=pairs,
+        alpha=rule.alpha,
+        margin=rule.margin,
+        verdict=found.verdict,
     )
 
 

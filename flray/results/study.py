@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from flray.errors import FlrayError, nearest
-from flray.metrics.direction import lower_is_better
-from flray.results.paired import Difference, Values, compare
+from flray.metrics.direction import is_share, lower_is_better
+from flray.results import sequential
+from flray.results.paired import METHOD, Difference, Rule, Values, compare
 from flray.results.ranks import Ranks, rank
 
 
@@ -28,12 +29,15 @@ class Study:
         By setting, the values by seed.
     reference : str, optional
         The setting that all others are compared with; default: all pairs.
+    rule : Rule, optional
+        Where seeds were added until pairs were decided.
     """
 
     place: str
     measure: str
     values: Values
     reference: str | None = None
+    rule: Rule | None = None
 
     @property
     def lower(self) -> bool:
@@ -44,13 +48,13 @@ class Study:
     def unit(self) -> str:
         """``points`` of percent, or nothing."""
         held = [one for seeds in self.values.values() for one in seeds.values()]
-        return "points" if not self.lower and all(0 <= one <= 100 for one in held) else ""
+        return "points" if is_share(self.measure) and all(0 <= one <= 100 for one in held) else ""
 
     @cached_property
     def differences(self) -> list[Difference]:
         """The comparisons."""
         reference = self.reference if self.reference in self.values else None
-        return compare(self.values, self.lower, reference)
+        return compare(self.values, self.lower, reference, self.rule)
 
     @property
     def means(self) -> dict[str, float]:
@@ -85,6 +89,11 @@ class Studies:
                 found[measure] = ranks
         return found
 
+    @property
+    def method(self) -> str:
+        """How they are compared, in words."""
+        return sequential.METHOD if any(study.rule for study in self.each) else METHOD
+
     def frame(self) -> pd.DataFrame:
         """Return a row per pair: place, measure, and the fields of `flray.results.paired.Difference`."""
         rows = [
@@ -93,7 +102,10 @@ class Studies:
             for one in study.differences
         ]
         names = {"mean": "difference", "corrected": "p_corrected"}
-        return pd.DataFrame(rows).rename(columns=names).drop(columns=["lower", "pairs"])
+        left_out = ["lower", "pairs", "alpha"]
+        if all(study.rule is None for study in self.each):
+            left_out += ["margin", "verdict"]
+        return pd.DataFrame(rows).rename(columns=names).drop(columns=left_out)
 
     def against(self, reference: str | None, where: str = "reference") -> Studies:
         """Return the comparisons with one setting.

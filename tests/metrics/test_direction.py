@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flray.metrics.direction import lower_is_better, measure_name
+from flray.metrics.direction import is_share, lower_is_better, measure_name
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,34 @@ from flray.metrics.direction import lower_is_better, measure_name
         ("memory", "memory", True),
         ("hausdorff", "hausdorff", True),
         ("auc", "auc", False),
+        ("own/train/loss", "loss", True),
     ],
 )
 def test_measure_and_direction(metric: str, measure: str, lower: bool) -> None:
     assert measure_name(metric) == measure
     assert lower_is_better(metric) is lower
+
+
+@pytest.mark.parametrize(
+    ("metric", "share"),
+    [
+        ("global/common/accuracy", True),
+        ("personal/local/own_measure", True),
+        ("own/accuracy", True),
+        ("own/accuracy | pooled/accuracy", True),
+        ("others/dice_cup", True),
+        ("global/common/accuracy or personal/local/accuracy", True),
+        ("train/accuracy", True),
+        ("top5", True),
+        ("global/common/loss", False),
+        ("own/train/loss", False),
+        ("train/lgmix/lambda", False),
+        ("train/seconds", False),
+        ("time/round", False),
+        ("time/samples_per_second", False),
+        ("fedskc/e_k", False),
+        ("global/common/accuracy >= 60", False),
+    ],
+)
+def test_only_shares_are_shown_in_percent(metric: str, share: bool) -> None:
+    assert is_share(metric) is share

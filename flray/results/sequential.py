@@ -1,0 +1,136 @@
+"""Paired comparisons that may be looked at after every seed: a confidence sequence for the mean difference.
+
+The interval is that of the mixture of t-tests over Gaussian effect sizes, which is an e-process
+under the right Haar prior on the deviation (Lai 1976; Wang and Ramdas 2023, "Anytime-valid t-tests
+and confidence sequences for Gaussian means with unknown variance"): whatever the number of looks,
+and whatever decides when to stop, the probability that it ever misses the mean is at most alpha,
+for normal differences, as in a t-test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+METHOD = (
+    "confidence sequences of paired differences (Gaussian mixture of t-tests), valid after every "
+    "seed, corrected after Bonferroni for all pairs that are compared"
+)
+PRIOR = 9.0
+"""Variance of the effect sizes over which tests are mixed: differences of about three deviations
+are seen soonest, others a little later; it is valid with any."""
+
+Verdict = Literal["better", "worse", "equivalent", ""]
+"""Of the first of a pair; empty while it is not decided."""
+
+
+def half_width(std: ArrayLike, count: ArrayLike, alpha: float) -> NDArray[np.float64]:
+    """Return half the width of the interval of a mean difference, infinite while there are too few.
+
+    Parameters
+    ----------
+    std : array
+        Standard deviations of the differences (n - 1).
+    count : array
+        How many there are.
+    alpha : float
+        Probability that the interval misses the mean at any time.
+    """
+    n = np.asarray(count, dtype=float)
+    freedom = np.maximum(n - 1, 1)
+    spread = 1 + n * PRIOR
+    # log of (sqrt(spread) / alpha) ** (2 / n), the ratio that the statistic must not pass
+    ratio = np.exp((np.log(spread) - 2 * math.log(alpha)) / n)
+    known = (ratio < spread) & (n > 1)
+    squared = freedom * (ratio - 1) / np.where(known, 1 - ratio / spread, 1.0)
+    return np.where(known, np.sqrt(squared / n) * np.asarray(std, dtype=float), np.inf)
+
+
+def p_value(mean: float, std: float, count: int) -> float:
+    """Return the anytime-valid p-value of a mean difference of zero at one look, at most 1.
+
+    Parameters
+    ----------
+    mean, std : float
+        Of the differences.
+    count : int
+        How many there are.
+    """
+    if count < 2 or std == 0:
+        return 1.0 if mean == 0 or count < 2 else 0.0
+    squared, freedom = mean**2 * count / std**2, count - 1
+    spread = 1 + count * PRIOR
+    evidence = -0.5 * math.log(spread) + 0.5 * count * (
+        math.log1p(squared / freedom) - math.log1p(squared / (freedom * spread))
+    )
+    return math.exp(-max(evidence, 0.0))
+
+
+class Decision(NamedTuple):
+    """What a pair's differences say, looked at after each.
+
+    Attributes
+    ----------
+    verdict : str
+        See `Verdict`; a higher value is better.
+    seeds : int
+        Differences at the look that decided, or all of them.
+    mean, std, low, high : float
+        Of the differences up to there.
+    p : float
+        The least `p_value` up to there.
+    """
+
+    verdict: Verdict
+    seeds: int
+    mean: float
+    std: float
+    low: float
+    high: float
+    p: float
+
+
+def decide(differences: Sequence[float], margin: float, alpha: float, at_least: int) -> Decision:
+    """Decide on a pair: the first look that decides counts, whatever came after it.
+
+    Parameters
+    ----------
+    differences : sequence of float
+        First minus second, in the order in which seeds were added.
+    margin : float
+        Within it the two are equivalent.
+    alpha : float
+        Of this pair.
+    at_least : int
+        Differences before the first look.
+    """
+    values = np.asarray(differences, dtype=float)
+    p, found = 1.0, Decision("", len(values), math.nan, math.nan, -math.inf, math.inf, 1.0)
+    for count in range(min(max(2, at_least), max(len(values), 1)), len(values) + 1):
+        seen = values[:count]
+        mean = float(seen.mean())
+        std = float(seen.std(ddof=1)) if count > 1 else math.nan
+        if std <= 1e-12 * max(1.0, float(np.abs(seen).max())):
+            std = 0.0
+        half = float(half_width(std, count, alpha)) if count > 1 else math.inf
+        low, high = mean - half, mean + half
+        p = min(p, p_value(mean, std, count))
+        verdict: Verdict = ""
+        # Without any spread nothing can be tested: two settings that do the same, or a rare chance.
+        if count >= at_least and std > 0:
+            if -margin <= low and high <= margin:
+                verdict = "equivalent"
+            elif low > 0:
+                verdict = "better"
+            elif high < 0:
+                verdict = "worse"
+        elif count >= at_least and mean == 0:
+            verdict = "equivalent"
+        found = Decision(verdict, count, mean, std, low, high, p)
+        if verdict:
+            break
+    return found
