@@ -38,13 +38,17 @@ def show_metrics(file: str | None) -> None:
         _print("besides", OTHERS_IN_WORDS)
         return
     from flray.config.loader import load
+    from flray.config.selection import choose_on_validation
     from flray.federation.building import build_spec
     from flray.federation.evaluation import available_metrics
-    from flray.metrics.names import primary_metric_name
+    from flray.metrics.summary import AUTO, VALIDATION, score_metric
 
-    spec = build_spec(load(Path(file)).experiment)
-    main = primary_metric_name(spec.algorithm.views, spec.task.metric)
-    found = {"auto": main}
+    config = choose_on_validation(load(Path(file)))
+    spec = build_spec(config.experiment)
+    own, measure = spec.algorithm.views, spec.task.metric
+    found = {AUTO: score_metric(AUTO, own, measure)}
+    if len(spec.data.validation):
+        found[VALIDATION] = score_metric(VALIDATION, own, measure)
     for name in available_metrics(spec):
         view, measure = name.rsplit("/", 1)
         found[name] = f"{_measure(measure)}: {VIEWS_IN_WORDS[view]}"

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PREFIX = "arms."
 """Prefix of an axis in a setting, where it maps to the arm's name."""
+SPACE = "space"
+"""Key of an arm's own space, over which ``sweep.tune`` tunes it besides the sweep's."""
 
 
 def select_arms(config: Config) -> dict[str, list[str]]:
@@ -67,7 +69,8 @@ def expand_arms(config: Config, values: Mapping[str, Plain]) -> Iterator[tuple[s
             raise ConfigError(
                 f"arms.{axis}", repr(name), f"one of {', '.join(arms)}{nearest(str(name), arms)}"
             )
-        yield from sorted(arms.get(str(name), {}).items(), key=depth)
+        arm = arms.get(str(name), {})
+        yield from sorted((item for item in arm.items() if item[0] != SPACE), key=depth)
     named = {
         path.removeprefix(PREFIX): str(name)
         for path, name in values.items()

@@ -1,18 +1,23 @@
-"""Whether a sweep chooses settings, and by test data."""
+"""Whether a sweep chooses settings, and by which data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from flray.config.experiment import Config, Experiment
 from flray.metrics.catalogue import is_test
+from flray.metrics.summary import AUTO, VALIDATION
+
+VALIDATION_SHARE = 0.2
+"""``evaluation.validation`` of sweeps that choose, unless their file has one."""
 
 PLACES = ("data", "partition", "split", "shift", "subset", "evaluation")
 """Settings under which other numbers are asked for: nobody chooses among them."""
 
 
-def selects_on_test(config: Mapping[str, Any]) -> str:
-    """Return a line that says so where a sweep chooses by a test metric, else nothing.
+def chooses(config: Mapping[str, Any]) -> bool:
+    """Return whether a sweep chooses anything.
 
     Arms, methods without further options, and data are compared and not chosen; a space of anything
     else, a scheduler and a search choose.
@@ -22,19 +27,97 @@ def selects_on_test(config: Mapping[str, Any]) -> str:
     config : mapping
         The resolved configuration of the sweep.
     """
-    sweep = config.get("sweep") or {}
-    metric = str(sweep.get("metric", "auto"))
-    space = config.get("space") or {}
-    chooses = sweep.get("scheduler") or any(
+    sweep, space = config.get("sweep") or {}, config.get("space") or {}
+    return bool(sweep.get("scheduler") or sweep.get("tune")) or any(
         _is_choice(path.removeprefix("experiment."), domain) for path, domain in space.items()
     )
-    if not chooses or not is_test(metric):
+
+
+def selects_on_test(config: Mapping[str, Any]) -> str:
+    """Return a line that says so where a sweep chooses by a test metric, else nothing.
+
+    Parameters
+    ----------
+    config : mapping
+        As for `chooses`.
+    """
+    sweep = config.get("sweep") or {}
+    where = "sweep.tune.metric" if sweep.get("tune") else "sweep.metric"
+    metric = str((sweep.get("tune") or sweep).get("metric", "auto"))
+    if not chooses(config) or not is_test(metric):
         return ""
     return (
-        f"this sweep selects on test data (sweep.metric: {metric}), which makes the value of what "
-        "it chooses too good; evaluation.validation=0.2 keeps samples to choose by, for example "
-        "with sweep.metric=global/validation/accuracy (flray list metrics)"
+        f"this sweep selects on test data ({where}: {metric}), which makes the value of what "
+        f"it chooses too good; evaluation.validation=0.2 keeps samples to choose by, with "
+        f"{where}=validation"
     )
+
+
+def choice_line(config: Mapping[str, Any]) -> str:
+    """Return a line on what a sweep chooses by; nothing where it chooses nothing.
+
+    Parameters
+    ----------
+    config : mapping
+        As for `chooses`.
+    """
+    share = config["experiment"]["evaluation"]["validation"]
+    if not chooses(config) or selects_on_test(config):
+        return selects_on_test(config)
+    kept = f", for which {share:.3g} of each client's training samples are kept" if share else ""
+    return f"this sweep chooses by validation values{kept}, and reports test values"
+
+
+def choose_on_validation(config: Config) -> Config:
+    """Return a sweep that chooses by validation values where its file leaves that open.
+
+    Where it chooses and names no ``sweep.metric``, that is ``validation``; a share of each client's
+    training data is kept for it, unless the file says how many or a split does. Where arms or the
+    space change that, or the file keeps none, the sweep selects on test data, and says so.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep.
+    """
+    named = (config.sweep.tune or config.sweep).model_fields_set
+    if "metric" in named or not chooses(config.model_dump(mode="json")):
+        return config
+    experiment, metric = config.experiment, VALIDATION
+    if not _keeps_validation(experiment) or _vary(config, ("split", "evaluation")):
+        evaluation = experiment.evaluation
+        given = "validation" in evaluation.model_fields_set or experiment.split != "official"
+        if given or _vary(config, ("split", "evaluation")):
+            metric = AUTO
+        else:
+            evaluation = evaluation.model_copy(update={"validation": VALIDATION_SHARE})
+            experiment = experiment.model_copy(update={"evaluation": evaluation})
+    sweep = config.sweep
+    if sweep.tune is not None:
+        tune = sweep.tune.model_copy(update={"metric": metric})
+        sweep = sweep.model_copy(update={"tune": tune})
+    else:
+        sweep = sweep.model_copy(update={"metric": metric})
+    return config.model_copy(update={"experiment": experiment, "sweep": sweep})
+
+
+def _keeps_validation(experiment: Experiment) -> bool:
+    split = experiment.split
+    return (
+        experiment.evaluation.validation > 0
+        or split in ("fedbn-office", "fedbn-domainnet")
+        or (isinstance(split, tuple) and split[1] > 0)
+    )
+
+
+def _vary(config: Config, parts: tuple[str, ...]) -> bool:
+    """Return whether arms, their combinations or the space change one of some parts of the experiment."""
+    paths = [
+        *config.space,
+        *(path for one in config.arms.values() for arm in one.values() for path in arm),
+        *(path for rule in config.sweep.where for path in rule.settings),
+    ]
+    return any(path.removeprefix("experiment.").split(".")[0] in parts for path in paths)
 
 
 def _is_choice(path: str, domain: Mapping[str, Any]) -> bool:

@@ -42,7 +42,11 @@ def smoke(config: Config) -> Config:
     experiment = _shrink(config.experiment, most, _splits(config))
     small = {
         axis: {
-            name: {path: value for path, value in changes.items() if not _fixed_clients(path)}
+            name: {
+                path: value
+                for path, value in changes.items()
+                if not _fixed_clients(path) and path != arms.SPACE
+            }
             for name, changes in one.items()
         }
         for axis, one in config.arms.items()
@@ -58,6 +62,8 @@ def smoke(config: Config) -> Config:
         update={
             "seeds": config.sweep.seeds[:1],
             "scheduler": None,
+            "tune": None,
+            "until": None,
             "skip": (*config.sweep.skip, *_repetitions(config)),
             "where": tuple(_short_rules(config)),
         }

@@ -130,6 +130,61 @@ class Pbt(Section):
 Scheduler = Annotated[Asha | Median | Pbt, Field(discriminator="name")]
 
 
+def _by_name(value: Plain) -> Plain:
+    """Accept a scheduler by its name alone."""
+    if isinstance(value, Mapping) and isinstance(value.get("scheduler"), str):
+        return {**value, "scheduler": {"name": value["scheduler"]}}
+    return value
+
+
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+
+
+class Tune(Section):
+    """Each arm is tuned over its own space, with the same budget; its best setting is compared at `sweep.seeds`."""
+
+    samples: int = Field(
+        20, ge=1, description="settings of each arm; fewer where all that its space has are fewer"
+    )
+    seeds: Seeds = Field(description="at which settings are chosen; none of sweep.seeds")
+    search: Literal["optuna", "random", "grid"] = "optuna"
+    scheduler: Asha | None = Field(
+        None,
+        description="asha: at round grace_period, and each reduction_factor times later, the best "
+        "part of an arm's settings goes on; all wait there for each other, so that a resumed sweep "
+        "decides alike",
+    )
+    metric: str = Field("validation", description="what settings are chosen by, see sweep.metric")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scheduler_by_name(cls, value: Plain) -> Plain:
+        return _by_name(value)
+
+
+class Until(Section):
+    """Seeds are added until each pair of settings, or each with `sweep.reference`, is decided."""
+
+    margin: float = Field(
+        gt=0,
+        description="differences below it do not matter, in points of percent (of what is no share: "
+        "in its own unit)",
+    )
+    alpha: float = Field(
+        0.05, gt=0, lt=0.5, description="chance that any of the decisions is wrong"
+    )
+    at_least: int = Field(3, ge=2, description="seeds of each setting before the first look")
+    at_most: int = Field(20, ge=2, description="seeds of each setting")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Until:
+        if self.at_least > self.at_most:
+            raise PydanticCustomError(
+                "until", "at_least must not be above at_most", {"sub": ("at_least",)}
+            )
+        return self
+
+
 class Where(Section):
     """Settings of some combinations of arms."""
 
@@ -159,7 +214,13 @@ class Sweep(Section):
         description="settings of single combinations of arms, such as a method's value for one of "
         "several data sets",
     )
-    metric: str = Field("auto", description="auto: the method's main accuracy, personal or global")
+    metric: str = Field(
+        "auto",
+        description="what settings are chosen by, and the score: auto: the method's main accuracy on "
+        "test data, personal or global; validation: the same on validation samples, the default "
+        "where a space, a scheduler or a search chooses (evaluation.validation is then 0.2 unless "
+        "it is set); or a name (flray list metrics)",
+    )
     mode: Literal["max", "min"] = Field(
         "max", description="by default min for losses and distances, max otherwise"
     )
@@ -168,6 +229,14 @@ class Sweep(Section):
         min_length=1,
         description="a setting by its name in the table, such as fedavg: all others are compared "
         "with it; default: all pairs are compared",
+    )
+    tune: Tune | None = Field(
+        None,
+        description="tune each arm, and each value of a grid over methods or data, over its own "
+        "space before they are compared; an arm's own space stands in it under `space`",
+    )
+    until: Until | None = Field(
+        None, description="add seeds to sweep.seeds until what is compared is decided"
     )
     search: Literal["random", "grid", "optuna"] = "random"
     scheduler: Scheduler | None = None
@@ -185,9 +254,7 @@ class Sweep(Section):
     @model_validator(mode="before")
     @classmethod
     def _scheduler_by_name(cls, value: Plain) -> Plain:
-        if isinstance(value, Mapping) and isinstance(value.get("scheduler"), str):
-            return {**value, "scheduler": {"name": value["scheduler"]}}
-        return value
+        return _by_name(value)
 
     @model_validator(mode="before")
     @classmethod
@@ -207,5 +274,11 @@ class Sweep(Section):
         if len(set(self.seeds)) < len(self.seeds):
             raise PydanticCustomError(
                 "seeds", "seeds must differ from each other", {"sub": ("seeds",)}
+            )
+        if self.tune is not None and set(self.seeds) & set(self.tune.seeds):
+            raise PydanticCustomError(
+                "seeds",
+                "they choose settings, and none of sweep.seeds may: give others, such as [100, 101]",
+                {"sub": ("tune", "seeds")},
             )
         return self

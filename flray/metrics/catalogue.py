@@ -47,6 +47,8 @@ SUFFIXES_IN_WORDS: Mapping[str, str] = {
 OTHERS_IN_WORDS: Mapping[str, str] = {
     "auto": "the method's main test value: global/common or personal/local, in the task's first "
     "measure",
+    "validation": "the same models and measure on validation samples; what a sweep that chooses "
+    "takes by default",
     "train/NAME": "what is tracked in training, such as train/loss, mean over clients",
 }
 """What else can be chosen by."""

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from flray.metrics.direction import lower_is_better
+from flray.metrics.names import primary_metric_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Protocol = Literal["last", "best", "mean-last"]
+AUTO, VALIDATION = "auto", "validation"
+"""In place of a metric's name: a method's primary metric, and the same on validation samples."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,22 @@ def validation_metric(metric: str) -> str | None:
     view, *steps = metric.split("/")
     known = view in ("global", "personal") and len(steps) >= 2
     return f"{view}/validation/{steps[1]}" if known else None
+
+
+def score_metric(chosen: str, views: tuple[str, ...], measure: str) -> str:
+    """Return the metric that a trial's score is.
+
+    Parameters
+    ----------
+    chosen : str
+        ``sweep.metric``: a metric's name, `AUTO` or `VALIDATION`.
+    views, measure : tuple of str, str
+        As for `flray.metrics.names.primary_metric_name`.
+    """
+    primary = primary_metric_name(views, measure)
+    if chosen == VALIDATION:
+        return validation_metric(primary) or primary
+    return primary if chosen == AUTO else chosen
 
 
 def _best_position(values: Any, metric: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flray.config.selection import selects_on_test
 from flray.config.suites import SMOKE
 from flray.errors import FlrayError
@@ -12,6 +14,7 @@ from flray.results.measures import AVERAGE, client_measure
 from flray.results.paper_table import build_paper_table
 from flray.results.result_set import ENDED, ResultSet
 from flray.results.table import Cell, Column, Table
+from flray.results.tuned import tuned_settings
 
 SMOKE_NOTE = "a smoke run: two short rounds on a few samples show that every method runs; its numbers mean nothing"
 _MAX_CLIENTS = 12
@@ -37,7 +40,8 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
     table = _setting_table(source) if paper is None else build_paper_table(source, paper)
     table.mark_best()
     chosen = selects_on_test(source.config)
-    table.notes += [chosen] if chosen else []
+    table.notes += [chosen] if chosen else choice_notes(source)
+    table.notes += [one.line for one in tuned_settings(source)]
     table.notes += [*_seed_notes(table), *_protocol_notes(source), *_status_notes(source)]
     if source.name.endswith(SMOKE):
         table.title += " (smoke run)"
@@ -66,7 +70,9 @@ def _setting_table(source: ResultSet) -> Table:
     measured = [trial for trial in source.trials if trial.metric]
     metric = " or ".join(sorted({trial.metric for trial in measured}))
     names = list(dict.fromkeys(name for trial in measured for name in measures.clients(trial)))
-    columns = [Column(("score",), "auto")]
+    apart = any(trial.chosen_by for trial in source.trials)
+    columns = [Column(("validation",), "chosen")] if apart else []
+    columns += [Column(("test" if apart else "score",), "auto", follows=apart)]
     if len(names) <= _MAX_CLIENTS:
         columns += [Column((name,), "client", name) for name in names]
     # Where models are judged on the other clients' data, how they do on their own is the other half
@@ -80,13 +86,14 @@ def _setting_table(source: ResultSet) -> Table:
             continue
         by_kind = {
             "auto": "auto",
+            "chosen": trial.chosen_by or "auto",
             "client": client_measure(trial),
             "own": client_measure(trial, own=True),
         }
         for cell, column in zip(row, columns, strict=True):
             measure = by_kind[column.measure]
             cell.values[trial.seed] = measures.value(trial, measure, column.client)
-    columns = [Column(column.head, metric, column.client) for column in columns]
+    columns = [replace(column, measure=metric, follows=column.follows) for column in columns]
     table = Table(f"{source.name}: {metric}", "setting", columns, rows)
     table.sort_rows()
     partitions: dict[str, set[str]] = {}
@@ -98,6 +105,17 @@ def _setting_table(source: ResultSet) -> Table:
             "the seeds have other partitions: a client's mean is over clients with other data"
         )
     return table
+
+
+def choice_notes(source: ResultSet) -> list[str]:
+    """Return a note on what settings are chosen by, where that is not what is reported."""
+    names = sorted({trial.chosen_by for trial in source.trials if trial.chosen_by})
+    if not names:
+        return []
+    return [
+        f"settings are chosen by {' or '.join(names)}; test is what is reported of them, at the "
+        "seeds that they were chosen at (sweep.tune compares what it chose at seeds of its own)"
+    ]
 
 
 def _seed_notes(table: Table) -> list[str]:

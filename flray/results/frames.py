@@ -13,6 +13,8 @@ from flray.results.measures import client_measure
 from flray.results.result_set import ResultSet, Trial
 
 CLIENT = "client/"
+TEST = "test"
+"""The column of what is reported where the score is a validation value."""
 
 
 def trial_frame(data: ResultSet) -> pd.DataFrame:
@@ -20,6 +22,7 @@ def trial_frame(data: ResultSet) -> pd.DataFrame:
     rows = [_trial_row(trial) for trial in data.trials]
     views = dict.fromkeys(name for row in rows for name in row["views"])
     clients = dict.fromkeys(name for row in rows for name in row["clients"])
+    apart = any(trial.chosen_by for trial in data.trials)
     return pd.DataFrame(
         {
             "trial": trial.number,
@@ -28,7 +31,8 @@ def trial_frame(data: ResultSet) -> pd.DataFrame:
             "status": trial.status,
             "rounds": len(trial.history),
             "score": row["score"],
-            "metric": trial.metric or None,
+            **({TEST: row[TEST]} if apart else {}),
+            "metric": trial.score_metric or None,
             **{name: row["views"].get(name, math.nan) for name in views},
             **{name: row["clients"].get(name, math.nan) for name in clients},
             "seconds": row["seconds"],
@@ -46,7 +50,8 @@ def _trial_row(trial: Trial) -> dict[str, Any]:
     scope = "others" if client_measure(trial).startswith("others/") else "local"
     clients = f"{trial.view}/{scope}/{measure}/client/"
     return {
-        "score": values.get(trial.metric, math.nan),
+        "score": values.get(trial.score_metric, math.nan),
+        TEST: values.get(trial.metric, math.nan),
         "seconds": float(history["time/round"].sum()) if "time/round" in history else 0.0,
         "views": {name: values[name] for v in TEST_VIEWS if (name := f"{v}/{measure}") in values},
         "clients": {
@@ -76,7 +81,8 @@ def setting_frame(
     """
     columns = ["trial"] if population else settings
     keys = [str([row[name] for name in columns]) for row in trials.to_dict("records")]
-    measured = ["score", *(c for c in trials.columns if c.startswith((*TEST_VIEWS, CLIENT)))]
+    first = [name for name in ("score", TEST) if name in trials.columns]
+    measured = [*first, *(c for c in trials.columns if c.startswith((*TEST_VIEWS, CLIENT)))]
     rows: list[dict[str, Any]] = []
     for _, group in trials.groupby(pd.Series(keys, index=trials.index), sort=False):
         good = group[group["status"] != "failed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,9 +14,10 @@ from flray.config.setting_labels import flatten_setting
 from flray.config.shapes import read_json, shape_problem
 from flray.errors import FlrayError
 from flray.federation.diagnostics import PARTITION
+from flray.metrics.catalogue import is_validation
 from flray.metrics.names import PRIMARY_VIEWS
 from flray.metrics.summary import Protocol
-from flray.results.result_set import ResultSet, Trial
+from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.runs import directory
 from flray.runs.journal import history_of, read_events
 
@@ -37,9 +39,12 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
     """
     config = directory.read_config(folder)
     identity = directory.read(folder)
+    tuning: list[Trial] = []
     if directory.folder_kind(folder) == "sweep":
         found = sorted((folder / "trials").glob("*/run.json"), key=_trial_order)
-        trials = [_load_trial(path.parent) for path in found]
+        every = [_load_trial(path.parent) for path in found]
+        trials = [trial for trial in every if trial.phase == COMPARISON]
+        tuning = [trial for trial in every if trial.phase != COMPARISON]
     else:
         seed = config["experiment"]["seed"]
         trials = [_trial(folder, folder.name, {}, config, {"seed": seed, **identity})]
@@ -51,6 +56,7 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
         config,
         dict(identity.get("versions", {})),
         str(folder),
+        tuning,
     )
 
 
@@ -65,7 +71,15 @@ def _load_trial(folder: Path) -> Trial:
             f"{folder / 'run.json'}: {problem}, which is not what was written; restore it"
         )
     setting = flatten_setting(identity.get("setting_at_end") or identity["setting"])
-    return _trial(folder, folder.name, setting, directory.read_config(folder), identity)
+    tuned: dict[str, Any] = {}
+    compared = identity.get("compared")
+    if isinstance(compared, dict):
+        # What is compared bears its own name; what was chosen for it stands apart.
+        flat = flatten_setting(compared)
+        tuned = {name: value for name, value in setting.items() if name not in flat}
+        setting = flat
+    found = _trial(folder, folder.name, setting, directory.read_config(folder), identity)
+    return replace(found, tuned=tuned, phase=str(identity.get("phase", COMPARISON)))
 
 
 def _trial(
@@ -78,12 +92,15 @@ def _trial(
     history = history_of(read_events(folder / directory.JOURNAL))
     method = str(config["experiment"]["algorithm"]["name"])
     evaluation = config["experiment"]["evaluation"]
+    metric, chosen_by = str(identity.get("metric") or ""), ""
+    if is_validation(metric):
+        metric, chosen_by = "", metric
     return Trial(
         number,
         setting,
         int(identity["seed"]),
         str(identity["status"]),
-        str(identity.get("metric") or find_primary_metric(method, history)),
+        metric or find_primary_metric(method, history),
         history,
         method,
         folder,
@@ -94,6 +111,7 @@ def _trial(
         dict(identity.get("versions", {})),
         read_fingerprints(folder, identity),
         str(identity.get("taken_over") or ""),
+        chosen_by,
     )
 
 

@@ -13,7 +13,7 @@ from flray.config.arms import PREFIX
 from flray.errors import FlrayError
 from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.results.load import find_primary_metric, read_fingerprints
-from flray.results.result_set import ResultSet, Trial
+from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.runs import directory
 from flray.tracking.address import database_path, redact, resolve_uri
 from flray.tracking.client import (
@@ -23,7 +23,7 @@ from flray.tracking.client import (
     http_limits,
     silence_mlflow_logs,
 )
-from flray.tuning.naming import FIRST
+from flray.tuning.naming import FIRST, PHASE, TUNED
 
 _PARENT, _VERSION = "mlflow.parentRunId", "version."
 _SKIPPED = ("train/seconds", "train/loss/client", "memory/server")
@@ -75,6 +75,8 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
     except TrackingUnavailableError as error:
         raise FlrayError(f"tracking at {shown}: {error}") from None
     trials.sort(key=lambda trial: trial.number)
+    tuning = [trial for trial in trials if trial.phase != COMPARISON]
+    trials = [trial for trial in trials if trial.phase == COMPARISON]
     if not any(len(trial.history) for trial in trials):
         raise FlrayError(
             f"{what} at {shown}: no round has been tracked, so there is nothing to report"
@@ -85,6 +87,7 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
         config,
         _versions(run.data.tags),
         f"{shown} run {run.info.run_id}",
+        tuning,
     )
 
 
@@ -133,6 +136,9 @@ def _trial(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> Tr
     }
     axes, evaluation = config.get("arms") or (), config["experiment"]["evaluation"]
     setting = {f"{PREFIX}{key}" if key in axes else key: value for key, value in setting.items()}
+    names = data.tags.get(TUNED, "").split(",")
+    tuned = {key: value for key, value in setting.items() if key in names}
+    setting = {key: value for key, value in setting.items() if key not in names}
     status = data.tags.get("trial.status") or run.info.status.lower()
     return Trial(
         data.tags.get("trial", run.info.run_name),
@@ -156,6 +162,8 @@ def _trial(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> Tr
                 if f"{part}.fingerprint" in data.tags
             },
         ),
+        phase=data.tags.get(PHASE, COMPARISON),
+        tuned=tuned,
     )
 
 

@@ -19,6 +19,8 @@ from flray.config.shapes import read_partition
 from flray.federation.diagnostics import FINAL_DIAGNOSTICS, PARTITION
 from flray.metrics.summary import Protocol
 
+COMPARISON = "comparison"
+"""The phase of trials that are compared."""
 ENDED = ("finished", "stopped", "failed")
 """Values of `Trial.status` of trials that are over."""
 
@@ -38,8 +40,9 @@ class Trial:
     status : str
         finished, stopped (early), failed, running, waiting.
     metric : str
-        The method's primary metric, for example ``personal/local/accuracy``; empty where it never
-        ended a round.
+        What is reported of it: the method's primary metric, for example
+        ``personal/local/accuracy``, or the test metric that ``sweep.metric`` names; empty where it
+        never ended a round.
     history : DataFrame
         Column ``round``, then one per metric.
     method : str
@@ -60,6 +63,12 @@ class Trial:
         SHA-256 of its ``data`` and ``partition``, as far as they were tracked.
     taken_over : str
         The trial of another sweep that it was taken over from; empty where it was run.
+    chosen_by : str
+        The validation metric that settings are chosen by; empty where they are by `metric`.
+    phase : str
+        ``comparison``, or ``tuning`` where it helps to choose what is compared.
+    tuned : dict
+        Settings that were tuned for what `setting` names.
     """
 
     number: str
@@ -77,6 +86,14 @@ class Trial:
     versions: dict[str, str] = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)
     taken_over: str = ""
+    chosen_by: str = ""
+    phase: str = COMPARISON
+    tuned: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def score_metric(self) -> str:
+        """The metric that settings are chosen by."""
+        return self.chosen_by or self.metric
 
     @property
     def view(self) -> str:
@@ -126,6 +143,8 @@ class ResultSet:
         Of the packages.
     where : str
         Folder or address.
+    tuning : list of Trial
+        Those that only helped to choose what `trials` compare.
     """
 
     name: str
@@ -133,6 +152,7 @@ class ResultSet:
     config: dict[str, Any]
     versions: dict[str, str] = field(default_factory=dict)
     where: str = ""
+    tuning: list[Trial] = field(default_factory=list)
 
     @cached_property
     def paper(self) -> PaperTable | None:

@@ -15,12 +15,13 @@ from flray.config import arms
 from flray.config.selection import selects_on_test
 from flray.config.setting_labels import format_value, setting_label
 from flray.errors import one_line
-from flray.metrics.direction import lower_is_better
-from flray.results.build_table import build_table, taken_over_notes
+from flray.metrics.direction import is_share
+from flray.results.build_table import build_table, choice_notes, taken_over_notes
 from flray.results.formatting import format_mean_std, rich_table
-from flray.results.frames import CLIENT, setting_frame, trial_frame
+from flray.results.frames import CLIENT, TEST, setting_frame, trial_frame
 from flray.results.load import load_folder
 from flray.results.result_set import ResultSet
+from flray.results.tuned import tuned_settings
 
 PROTOCOLS = {
     "last": "",
@@ -57,7 +58,8 @@ class SweepResult:
         """One row per trial.
 
         Columns: ``trial``; the settings; ``seed``, ``status`` (finished, stopped, failed),
-        ``rounds``, ``score`` and the ``metric`` it is; the views' means; ``client/NAME``, each
+        ``rounds``, ``score`` and the ``metric`` it is; where that is a validation value, ``test``,
+        which is reported; the views' means; ``client/NAME``, each
         client's value under the method's own view (personal models for personal methods, the global
         model for the others; on the other clients' test data where the metric is of these);
         ``seconds`` of training, ``sha256`` of what was learnt, ``failure``.
@@ -87,9 +89,10 @@ class SweepResult:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The settings, score, standard deviation and number of seeds of the best setting."""
+        """Settings, score, standard deviation, test value if that is another, and seeds of the best."""
         first = self.summary.iloc[0]
-        return {name: first[name] for name in (*self.settings, "score", "score_std", "seeds")}
+        names = ("score", "score_std", *([TEST] if TEST in first else []), "seeds")
+        return {name: first[name] for name in (*self.settings, *names)}
 
     @property
     def uri(self) -> str | None:
@@ -152,7 +155,13 @@ class SweepResult:
             f"{self.data.name}: {' or '.join(self.metrics)}{', %' if share else ''}, "
             f"mean ± std over seeds{PROTOCOLS[self.data.protocol]}"
         )
-        heads = ["score", *(c.removeprefix(CLIENT) for c in clients), "seeds", "rounds"]
+        numbers = ["score", *([TEST] if TEST in summary else []), *clients]
+        heads = [
+            *(("validation", TEST) if TEST in summary else ("score",)),
+            *(c.removeprefix(CLIENT) for c in clients),
+            "seeds",
+            "rounds",
+        ]
         left = [name.removeprefix(arms.PREFIX) for name in self._varying] or ["algorithm"]
         table = rich_table(
             title, left, [[head] for head in heads], "\n".join(self._notes(bool(clients)))
@@ -164,7 +173,7 @@ class SweepResult:
             ] or [self.label(row)]
             cells += [
                 format_mean_std(factor * row[n], factor * row[f"{n}_std"], digits, missing="-")
-                for n in ("score", *clients)
+                for n in numbers
             ]
             low, high = row["rounds_min"], row["rounds_max"]
             rounds = str(high) if low == high else f"{low}-{high}"
@@ -176,7 +185,8 @@ class SweepResult:
         table = self.results
         stopped = table[table["status"] == "stopped"]
         notes = [line for line in [selects_on_test(self.data.config)] if line]
-        notes += taken_over_notes(self.data)
+        notes += [one.line for one in tuned_settings(self.data)]
+        notes += [*choice_notes(self.data), *taken_over_notes(self.data)]
         if len(stopped):
             low, high = int(stopped["rounds"].min()), int(stopped["rounds"].max())
             span = f"{low}" if low == high else f"{low} to {high}"
@@ -209,7 +219,7 @@ class SweepResult:
         """Whether the score is a share between 0 and 1, which is shown in percent."""
         scores = self.summary["score"].dropna()
         within = bool(((scores >= 0) & (scores <= 1)).all())
-        return within and not any(map(lower_is_better, self.metrics))
+        return within and all(map(is_share, self.metrics))
 
 
 def _missing(value: Any) -> bool:

@@ -75,6 +75,8 @@ class Column:
         Axis and arm.
     printed_metric : str
         The paper's name of the measure.
+    follows : bool
+        Whether the row to mark is the best of the first column, by which it was chosen.
     """
 
     head: tuple[str, ...]
@@ -82,6 +84,7 @@ class Column:
     client: str = "avg"
     arms: tuple[tuple[str, str], ...] = ()
     printed_metric: str = ""
+    follows: bool = False
 
 
 @dataclass
@@ -146,3 +149,6 @@ class Table:
             best = (min if lower_is_better(column.measure) else max)(means, default=math.nan)
             for cell in cells:
                 cell.best = cell.mean == best
+            if column.follows:
+                for row in self.rows.values():
+                    row[position].best = row[0].best

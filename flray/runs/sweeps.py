@@ -89,13 +89,22 @@ def plan(
 
     Parameters
     ----------
-    source, overrides, address, smoke, **replaced
-        As in `tune`.
+    source : path or mapping
+        As in `tune`, as are all others.
+    overrides : iterable of str
+        ``key=value``, as on the command line.
+    address : str, optional
+        A running Ray cluster.
+    smoke : bool
+        See `flray.config.suites.smoke`.
+    **replaced
+        Parts of the experiment to replace.
 
     Returns
     -------
     list of PlannedTrial
-        In order; of a search, none: it suggests them one by one.
+        In order; of a search, none: it suggests them one by one. Where ``sweep.tune`` or
+        ``sweep.until`` decide on further ones, those before the first decision.
 
     Raises
     ------

@@ -164,6 +164,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         rounds = self._points[str(trial)].experiment.rounds
         if report.get("failure"):
             self._end(trial, "failed", failure=report["failure"])
+        elif report.get("paused"):
+            self._end(trial, "interrupted")
         elif report.get("sha256") or int(result.get("training_iteration", 0)) >= rounds:
             left = file_digests(TrialFolder(self._sweep, str(trial)).path)
             gpus = report.get("gpus", [])
@@ -211,6 +213,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         folder = TrialFolder(self._sweep, number)
         folder.end(session, status, rounds=done, metric=self._metrics.get(number), **values)
         session.close()
+        if status == "interrupted":  # it goes on when what it waits for is decided
+            return
         self._left -= point.experiment.rounds - done
         scores = [score for round_, score in folder.scores() if round_ <= done]
         if values.get("failure"):

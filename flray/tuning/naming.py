@@ -9,6 +9,8 @@ from flray.config.experiment import Config, Experiment
 from flray.config.setting_labels import flatten_setting, format_value, registry_paths
 from flray.tuning.space import TrialSpec
 
+PHASE, TUNED = "flray.phase", "flray.tuned"
+"""Tags: ``tuning`` or ``comparison``; names of the settings that were tuned, with commas between them."""
 FIRST = "_"
 """Prefix of parameters that differ between trials: MLflow sorts them before all others."""
 
@@ -56,6 +58,15 @@ def tags(config: Config, experiment: Experiment | None = None) -> dict[str, str]
         found |= {"method": experiment.algorithm.name, "data": experiment.data.name}
         if "variant" in experiment.algorithm.options:
             found["variant"] = str(experiment.algorithm.options["variant"])
+    return found
+
+
+def phase_tags(point: TrialSpec) -> dict[str, str]:
+    """Return tags that tell tuning from comparison, and which parameters were tuned."""
+    found: dict[str, str] = {PHASE: point.phase}
+    if point.compared is not None:
+        tuned = {path: v for path, v in point.setting.items() if path not in point.compared}
+        found[TUNED] = ",".join(flatten_setting(tuned))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from flray.federation.evaluation import check_metric
 from flray.federation.ray_backend.placement import Plan, PoolPlanner, uses_ray
 from flray.federation.ray_backend.user_modules import ship_user_modules
 from flray.federation.spec import FederationSpec, SharedDataset
+from flray.metrics.summary import AUTO, score_metric
 from flray.tuning.space import TrialSpec
 
 Bundles = list[dict[str, float]]
@@ -35,8 +36,8 @@ class TrialResources:
         Trials in all.
     concurrency : int or "auto"
         Trials at once.
-    metric : str
-        The sweep's metric; auto: each method's primary metric.
+    metrics : sequence of str
+        What the sweep chooses by and reports; auto: each method's primary metric.
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class TrialResources:
         available: Mapping[str, float],
         trials: int,
         concurrency: int | str,
-        metric: str = "auto",
+        metrics: Sequence[str] = (AUTO,),
     ) -> None:
-        self._metric = metric
+        self._metrics = [metric for metric in metrics if metric != AUTO]
         self._available = dict(available)
         self._slots = trials if concurrency == "auto" else min(int(concurrency), trials)
         self._data: dict[str, SharedDataset] = {}
@@ -84,8 +85,9 @@ class TrialResources:
         key = _structure(experiment)
         if key not in self._bundles:
             spec = build_spec(experiment, self._load(experiment))
-            if self._metric != "auto":
-                check_metric(spec, self._metric, "sweep.metric")
+            for chosen in self._metrics:
+                metric = score_metric(chosen, spec.algorithm.views, spec.task.metric)
+                check_metric(spec, metric, "sweep.metric")
             self._bundles[key] = self._bundles_for(experiment, spec)
         return self._bundles[key]
 

@@ -317,7 +317,7 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         self._running: dict[str, int] = {}
         self._count = 0
         for setting, left, scores in known:
-            self._study.enqueue_trial(self._indices(setting))
+            self._study.enqueue_trial(params_of(self._config.space, setting))
             self._ask((left, scores))
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -362,11 +362,8 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         index, self._count = self._count, self._count + 1
         self._study.sampler = self._sampler(index)
         for attempt in range(MAX_INFEASIBLE):
-            asked = self._asked[index] = self._study.ask()
-            setting = {
-                path: self._value(asked, path, domain)
-                for path, domain in self._config.space.items()
-            }
+            asked = self._asked[index] = self._study.ask(distributions(self._config.space))
+            setting = setting_of(self._config.space, asked.params)
             try:
                 trials, scores = self._make(setting, index) if known is None else known
                 break
@@ -388,30 +385,77 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         else:
             self._study.tell(self._asked[index], state=_failed_state())
 
-    def _value(self, asked: Any, path: str, domain: Domain) -> Any:
-        match domain:
-            case Grid():
-                return domain.grid[asked.suggest_categorical(path, list(range(len(domain.grid))))]
-            case Choice():
-                return domain.choice[
-                    asked.suggest_categorical(path, list(range(len(domain.choice))))
-                ]
-            case Uniform():
-                return asked.suggest_float(path, *domain.uniform)
-            case LogUniform():
-                return asked.suggest_float(path, *domain.loguniform, log=True)
-            case RandInt():
-                return asked.suggest_int(path, domain.randint[0], domain.randint[1] - 1)
 
-    def _indices(self, setting: Values) -> dict[str, Any]:
-        """Return a setting in Optuna's form: choices as indices."""
-        indices: dict[str, Any] = {}
-        for path, domain in self._config.space.items():
-            match domain:
-                case Grid():
-                    indices[path] = domain.grid.index(setting[path])
-                case Choice():
-                    indices[path] = domain.choice.index(setting[path])
-                case _:
-                    indices[path] = setting[path]
-        return indices
+def distributions(space: Mapping[str, Domain]) -> dict[str, Any]:
+    """Return a space in Optuna's form; of grids and choices the indices of their values."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    found: dict[str, Any] = {}
+    for path, domain in space.items():
+        match domain:
+            case Grid() | Choice():
+                found[path] = CategoricalDistribution(range(len(values_of(domain))))
+            case Uniform():
+                found[path] = FloatDistribution(*domain.uniform)
+            case LogUniform():
+                found[path] = FloatDistribution(*domain.loguniform, log=True)
+            case RandInt():
+                found[path] = IntDistribution(domain.randint[0], domain.randint[1] - 1)
+    return found
+
+
+def values_of(domain: Grid | Choice) -> list[Any]:
+    """Return the values of a grid or a choice."""
+    return domain.grid if isinstance(domain, Grid) else domain.choice
+
+
+def setting_of(space: Mapping[str, Domain], params: Mapping[str, Any]) -> Values:
+    """Return the setting of Optuna's parameters."""
+    return {
+        path: values_of(domain)[params[path]] if isinstance(domain, Grid | Choice) else params[path]
+        for path, domain in space.items()
+    }
+
+
+def params_of(space: Mapping[str, Domain], setting: Values) -> dict[str, Any]:
+    """Return a setting as Optuna's parameters."""
+    return {
+        path: values_of(domain).index(setting[path])
+        if isinstance(domain, Grid | Choice)
+        else setting[path]
+        for path, domain in space.items()
+    }
+
+
+def suggest(
+    space: Mapping[str, Domain], past: Sequence[tuple[Values, float]], seed: int, mode: str
+) -> Values:
+    """Return the next setting of Optuna's tree-structured Parzen estimator: a function of its arguments alone.
+
+    Parameters
+    ----------
+    space : mapping of str to Domain
+        What varies.
+    past : sequence of (dict, float)
+        Settings with their scores, in order; NaN where a setting failed.
+    seed : int
+        Of this suggestion.
+    mode : {"max", "min"}
+        Whether a score is better high or low.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        direction="maximize" if mode == "max" else "minimize",
+        sampler=optuna.samplers.TPESampler(seed=seed % 2**32),
+    )
+    known = distributions(space)
+    for setting, score in past:
+        outcome = {"state": _failed_state()} if math.isnan(score) else {"value": score}
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=params_of(space, setting), distributions=known, **outcome
+            )
+        )
+    return setting_of(space, study.ask(known).params)

@@ -7,17 +7,19 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from flray import rng
 from flray.config import arms
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import ConfigErrors, experiment_at
+from flray.config.selection import choose_on_validation
 from flray.config.setting_labels import label
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, Pbt, RandInt, Uniform
 from flray.errors import ConfigError
 
 Values = dict[str, Any]
+Phase = Literal["comparison", "tuning"]
 
 _OF_THE_SWEEP = ("name", "output", "tracking", "plugins")
 _SHOWN_ERRORS = 20
@@ -37,12 +39,18 @@ class TrialSpec:
         The repetition.
     experiment : Experiment
         The resolved experiment.
+    phase : {"comparison", "tuning"}
+        Whether it is compared, or helps to choose what is.
+    compared : dict, optional
+        The part of the setting that is compared, where the rest is tuned.
     """
 
     number: str
     setting: Values
     seed: int
     experiment: Experiment
+    phase: Phase = "comparison"
+    compared: Values | None = None
 
     @property
     def values(self) -> Values:
@@ -56,7 +64,7 @@ class TrialSpec:
 
 
 def resolve_sweep(config: Config) -> Config:
-    """Reject inconsistent sweeps; return the configuration with the sweep's seeds filled in.
+    """Reject inconsistent sweeps; return the configuration with seeds, metric and validation share filled in.
 
     Raises
     ------
@@ -111,15 +119,16 @@ def resolve_sweep(config: Config) -> Config:
         for path in changes
         if path.removeprefix("experiment.") == "resources.bits"
         or path.removeprefix("experiment.").split(".")[0]
-        in (*_OF_THE_SWEEP, "seed", "arms", "space", "sweep")
+        in (*_OF_THE_SWEEP, "seed", "arms", "sweep", *(() if config.sweep.tune else (arms.SPACE,)))
     ]
-    if config.arms and config.sweep.search == "optuna":
+    errors += _phase_errors(config)
+    if config.arms and config.sweep.search == "optuna" and config.sweep.tune is None:
         errors.append(
             ConfigError(
                 "sweep.search",
                 "'optuna' with arms",
-                "all arms are run, none is searched for; "
-                "set random, or write the space without arms",
+                "all arms are run, none is searched for; set random, write the space without arms, "
+                "or tune each arm by sweep.tune",
             )
         )
     random = [path for path, domain in config.space.items() if not isinstance(domain, Grid)]
@@ -141,7 +150,7 @@ def resolve_sweep(config: Config) -> Config:
                 "repetitions in sweep.seeds",
             )
         )
-    if config.sweep.search == "optuna" and not config.space:
+    if config.sweep.search == "optuna" and not config.space and config.sweep.tune is None:
         errors.append(
             ConfigError(
                 "sweep.search", "'optuna' with an empty space", "there is nothing to search"
@@ -154,7 +163,7 @@ def resolve_sweep(config: Config) -> Config:
     errors += _population_errors(config)
     if errors:
         raise ConfigErrors(errors)
-    return config
+    return choose_on_validation(config)
 
 
 def enumerate_settings(config: Config) -> list[Values]:
@@ -243,6 +252,29 @@ def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list
 def trial_number(index: int) -> str:
     """Return a trial's name, from 0001."""
     return f"{index + 1:04d}"
+
+
+def _phase_errors(config: Config) -> Iterable[ConfigError]:
+    """Yield what does not go together with ``sweep.tune`` and ``sweep.until``."""
+    sweep = config.sweep
+    for name in ("tune", "until"):
+        if getattr(sweep, name) is None:
+            continue
+        for other, value, default in (
+            ("samples", sweep.samples, 1),
+            ("search", sweep.search, "random"),
+            ("scheduler", sweep.scheduler, None),
+        ):
+            if name == "until" and other == "samples" and sweep.tune is None:
+                continue
+            if value != default:
+                where = f"sweep.tune.{other}" if sweep.tune is not None else "sweep.tune"
+                shown = getattr(value, "name", value)
+                yield ConfigError(
+                    f"sweep.{other}",
+                    f"{shown!r} beside sweep.{name}",
+                    f"what is compared runs to the end; set {where}, by which it is chosen before",
+                )
 
 
 def _population_errors(config: Config) -> Iterable[ConfigError]:

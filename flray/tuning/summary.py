@@ -14,13 +14,15 @@ from flray.drawing.canvas import save_figure
 from flray.drawing.charts import draw_scores
 from flray.files.csv_files import csv_text
 from flray.results.formatting import conclusion_text
+from flray.results.frames import TEST
 from flray.results.sweep import SweepResult
+from flray.results.tuned import tuning_frame
 from flray.runs import directory
 from flray.runs.figures import draw_figures
 from flray.runs.journal import Journal, history_of, read_events
 from flray.tuning.trial_store import RESULTS, SUMMARY, TABLE, TrialFolder, trial_folders
 
-OVERVIEW_LIMIT, REPORT = 40, "report"
+OVERVIEW_LIMIT, REPORT, TUNING = 40, "report", "tuning.csv"
 NOTE, _NOTE_LENGTH = "mlflow.note.content", 4000
 """The tag that MLflow shows as a run's description."""
 ReportWriter = Callable[[Path, Path], Sequence[Path]]
@@ -50,6 +52,10 @@ def finish(
     for trial in trial_folders(folder):
         _trial_figures(trial)
     made = [directory.CONFIG, RESULTS, SUMMARY, TABLE]
+    if result.data.tuning:
+        made.append(TUNING)
+        text = csv_text(tuning_frame(result.data))
+        (folder / TUNING).write_text(text, encoding="utf-8", newline="")
     scores = dict(list(result.scores().items())[:OVERVIEW_LIMIT])
     if scores:
         names = sorted({metric.rpartition("/")[2] for metric in result.metrics})
@@ -68,8 +74,12 @@ def finish(
     best = result.best
     metrics_ |= {
         name: float(best[key])
-        for name, key in (("best/score", "score"), ("best/score/std", "score_std"))
-        if not math.isnan(best[key])
+        for name, key in (
+            ("best/score", "score"),
+            ("best/score/std", "score_std"),
+            ("best/test", TEST),
+        )
+        if key in best and not math.isnan(best[key])
     }
     if history_of(journal.rounds()).drop(columns="round").to_dict("records")[-1:] != [metrics_]:
         journal.record_round(

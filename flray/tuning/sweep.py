@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from flray import bits
 from flray.config import suites
 from flray.config.experiment import Config
 from flray.config.loader import load
-from flray.config.selection import selects_on_test
+from flray.config.selection import choice_line
+from flray.config.setting_labels import flatten_setting
 from flray.config.sweep import Pbt
+from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.gpu_nodes import await_gpus
 from flray.federation.ray_backend.session import local_resources, ray_session
 from flray.files.mirror import mirrored
 from flray.interrupts import resume_hint
+from flray.results.build_studies import compared_names
+from flray.results.result_set import ResultSet, Trial
 from flray.results.sweep import SweepResult
 from flray.runs import directory, resume_checks
 from flray.runs.identity import run_identity
@@ -26,6 +33,7 @@ from flray.startup import gc_disabled
 from flray.tracking.address import check
 from flray.tracking.background import Tracker
 from flray.tuning import naming
+from flray.tuning.phases import Batch, Phases, has_reached, metric_of
 from flray.tuning.resources import TrialResources
 from flray.tuning.reuse import FinishedTrial, FinishedTrials, Sought, undo_half
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
@@ -122,6 +130,34 @@ def resume(
             return sweep.drive(folder, labels)
 
 
+def _check_reference(config: Config, points: Sequence[TrialSpec]) -> None:
+    """Refuse a reference that is none of what will be compared."""
+    reference = config.sweep.reference
+    if reference is None:
+        return
+    trials = [
+        Trial(
+            point.number,
+            flatten_setting(point.setting if point.compared is None else point.compared),
+            point.seed,
+            "waiting",
+            "",
+            pd.DataFrame(),
+            point.experiment.algorithm.name,
+            Path(),
+        )
+        for point in points
+    ]
+    source = ResultSet(config.experiment.name, trials, config.model_dump(mode="json"))
+    names = compared_names(source)
+    if reference not in names:
+        raise ConfigError(
+            "sweep.reference",
+            repr(reference),
+            f"one of what is compared: {', '.join(names)}{nearest(reference, names)}",
+        )
+
+
 class _Sweep:
     """A sweep from its checked configuration to its result.
 
@@ -155,6 +191,7 @@ class _Sweep:
         self._config, self._address, self._progress, self._stack = config, address, progress, stack
         self._write_report = write_report
         self._points: dict[str, TrialSpec] = {}
+        self._phases: Phases | None = None
         self._others: FinishedTrials | None = None
         self._connected = False
         self.other_gpus = False
@@ -162,6 +199,8 @@ class _Sweep:
     @property
     def _total(self) -> int:
         sweep = self._config.sweep
+        if self._phases is not None:
+            return self._phases.most
         return sweep.samples * len(sweep.seeds) if sweep.search == "optuna" else len(self._points)
 
     def check(self, folder: Path | None = None) -> None:
@@ -171,8 +210,15 @@ class _Sweep:
         if sweep.search == "optuna":
             known = suggested_settings(folder, len(sweep.seeds)) if folder is not None else []
         else:
-            known = enumerate_settings(self._config)
-        self._points = {point.number: point for point in trial_specs(self._config, known)}
+            known = enumerate_settings(self._config) if sweep.tune is None else []
+        if sweep.tune is not None or sweep.until is not None:
+            self._phases = Phases(self._config, known)
+            probes = list(self._phases.probes())
+        else:
+            self._points = {point.number: point for point in trial_specs(self._config, known)}
+            probes = list(self._points.values()) if known else list(self._probes())
+        if known or self._phases is not None:
+            _check_reference(self._config, probes)
         import ray
 
         # A cluster to join determines the resources; our own Ray is started after all checks, or at
@@ -180,8 +226,9 @@ class _Sweep:
         here = local_resources()
         joined = self._address is not None or ray.is_initialized() or here["GPU"] > 0
         available = self._connect() if joined else here
-        self._resources = TrialResources(available, self._total, sweep.concurrency, sweep.metric)
-        self._resources.check(self._points.values() if known else self._probes())
+        metrics = (sweep.metric, *((sweep.tune.metric,) if sweep.tune is not None else ()))
+        self._resources = TrialResources(available, self._total, sweep.concurrency, metrics)
+        self._resources.check(probes)
 
     def _probes(self) -> Iterator[TrialSpec]:
         """Yield one trial to check before a search has suggested any: the first value of every domain."""
@@ -194,7 +241,7 @@ class _Sweep:
     def drive(self, folder: Path, labels: Mapping[str, str] | None = None) -> SweepResult:
         """Run the remaining trials, finish the parent run, and return the result."""
         config, experiment = self._config, self._config.experiment
-        if line := selects_on_test(config.model_dump(mode="json")):
+        if line := choice_line(config.model_dump(mode="json")):
             logged(self._progress.say)(line)
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are
         # on.
@@ -235,10 +282,19 @@ class _Sweep:
     def find(self) -> list[tuple[TrialSpec, FinishedTrial | None]]:
         """Return the trials, each with the finished one of another sweep that would be taken over for it."""
         finished = self._finished(logged(self._progress.say))
+        first = next(self._batches(Path(os.devnull)), None)  # a sweep of which nothing is there
         return [
             (point, finished.find(self._sought(point)) if finished else None)
-            for point in self._points.values()
+            for point in (first.points if first is not None else ())
         ]
+
+    def _batches(self, folder: Path) -> Iterator[Batch]:
+        """Yield what is to be run, batch by batch; where there are several, each follows from those before."""
+        if self._phases is None:
+            yield Batch(tuple(self._points.values()), None, "")
+            return
+        while (batch := self._phases.next(folder)) is not None:
+            yield batch
 
     def _finished(self, notify: Callable[[str], None]) -> FinishedTrials | None:
         """Return the finished trials of other sweeps; None where nothing may be taken over."""
@@ -252,7 +308,7 @@ class _Sweep:
 
     def _sought(self, point: TrialSpec) -> Sought:
         experiment = point.experiment
-        data, metric = self._resources.fingerprint(experiment), self._config.sweep.metric
+        data, metric = self._resources.fingerprint(experiment), metric_of(self._config, point)
         return Sought(run_identity(experiment, metric, data), self._resources.gpus(experiment))
 
     def _create(
@@ -297,29 +353,55 @@ class _Sweep:
 
         over = sum(f.status in TERMINAL_STATUSES for f in trial_folders(folder))
         self._progress.begin(self._total, over)
-        if over == self._total:
+        if self._phases is None and over == self._total:
             return
+        notify = logged(self._progress.say)
         with quiet_ray():
-            if not self._connected:
-                self._connect()
-            rounds = (self._total - over) * self._config.experiment.rounds
-            callback = TrialRecorder(
-                folder, self._config, self._points, rounds, tracker, self._progress
-            )
-            try:
-                SweepTuner(
-                    self._config,
+            for batch in self._batches(folder):
+                if batch.line:
+                    notify(batch.line)
+                if self._phases is not None:
+                    self._points = {point.number: point for point in batch.points}
+                    self._create(folder, batch.points, notify)
+                left = [p for p in batch.points if not has_reached(folder, p, batch.until)]
+                if not left and self._phases is not None:
+                    continue
+                if not self._connected:
+                    self._connect()
+                rounds = self._total - over if self._phases is None else len(left)
+                callback = TrialRecorder(
                     folder,
-                    self._resources,
+                    self._config,
                     self._points,
-                    lambda points: self._create(folder, points, lambda line: None),
-                    self.other_gpus,
-                ).run(callback)
-            finally:
-                callback.close()
+                    rounds * (batch.until or self._config.experiment.rounds),
+                    tracker,
+                    self._progress,
+                )
+                try:
+                    SweepTuner(
+                        self._config,
+                        folder,
+                        self._resources,
+                        self._points,
+                        lambda points: self._create(folder, points, lambda line: None),
+                        self.other_gpus,
+                    ).run(callback, batch.until)
+                finally:
+                    callback.close()
+                if not all(
+                    has_reached(folder, point, batch.until) for point in self._points.values()
+                ):
+                    raise KeyboardInterrupt  # Tune has recorded it, and let the trials end their steps
         ended = sum(f.status in (*TERMINAL_STATUSES, "failed") for f in trial_folders(folder))
-        if ended < self._total:
-            raise KeyboardInterrupt  # Tune has recorded it, and let the trials end their steps
+        if self._phases is None and ended < self._total:
+            raise KeyboardInterrupt
+        if not any(trial.identity.get("phase") != "tuning" for trial in trial_folders(folder)):
+            reasons = [f.identity.get("failure") for f in trial_folders(folder)]
+            first = next((str(reason).splitlines()[0] for reason in reasons if reason), "unknown")
+            raise RunFailedError(
+                f"{folder}: no setting of any arm ran to the end, so there is nothing to compare; the "
+                f"first failure: {first}"
+            )
 
     def _connect(self) -> dict[str, float]:
         self._connected = True

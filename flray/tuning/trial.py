@@ -41,8 +41,7 @@ from flray.federation.ray_backend.granted import granted_device
 from flray.federation.ray_backend.handles import ObjectRef
 from flray.federation.spec import FederationSpec, SharedDataset
 from flray.files.atomic import write_atomically
-from flray.metrics.names import primary_metric_name
-from flray.metrics.summary import RunningReport
+from flray.metrics.summary import RunningReport, score_metric
 from flray.tuning.resources import Bundles, data_key
 from flray.tuning.trial_store import checkpoints
 
@@ -120,6 +119,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     _report_again: bool
     _step_seconds: float
     _rounds: int
+    _pause: int
     _metric: str
     _course: RunningReport
     _recent: list[tuple[float, int, dict[str, float]]]
@@ -159,7 +159,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             until = time.monotonic() + self._step_seconds
             again, self._report_again = self._report_again, False
             while (
-                not again and self._failure is None and self._federation.rounds_done < self._rounds
+                not again and self._failure is None and self._federation.rounds_done < self._pause
             ):
                 report["rounds"].append(self._round())
                 if time.monotonic() >= until or self._due(self._federation.rounds_done):
@@ -176,9 +176,10 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             "values": self._values,
             "lines": list(self._lines),
             "failure": self._failure,
+            "paused": self._failure is None and self._pause <= done < self._rounds,
         }
         self._lines.clear()
-        ended = self._failure is not None or done >= self._rounds
+        ended = self._failure is not None or done >= self._pause
         # Tune keeps statistics of every number: all but the few it needs are sent as text.
         return {
             "report": json.dumps(report),
@@ -281,6 +282,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             if lacking := bits.problem(experiment):
                 raise FlrayError(lacking)
             self._rounds, self._checkpointing = experiment.rounds, experiment.checkpoint
+            self._pause = min(self._rounds, point.get("until") or self._rounds)
             data = self._shared.data.get(data_key(experiment))
             outline, samples, fingerprint = data if data is not None else (None, None, "")
             shared = (
@@ -289,12 +291,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
                 else None
             )
             spec = build_spec(experiment, shared)
-            metric = self._shared.config.sweep.metric
-            self._metric = (
-                metric
-                if metric != "auto"
-                else primary_metric_name(spec.algorithm.views, spec.task.metric)
-            )
+            chosen = point.get("metric", self._shared.config.sweep.metric)
+            self._metric = score_metric(chosen, spec.algorithm.views, spec.task.metric)
             evaluation = experiment.evaluation
             self._course = RunningReport(self._metric, evaluation.protocol, evaluation.last)
             self._executor = self._executor_for(experiment, spec, samples, point["bundles"])

@@ -18,7 +18,7 @@ from flray.errors import FlrayError
 from flray.files import storage
 from flray.runs import directory
 from flray.runs.directory import RunStatus
-from flray.runs.journal import read_events
+from flray.runs.journal import Journal, read_events
 from flray.runs.session import EndStatus, RunSession
 from flray.tuning import naming
 from flray.tuning.space import TrialSpec, Values, trial_number
@@ -65,7 +65,8 @@ class TrialFolder:
                 directory.update(self.path, identity=None if began else identity)
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        sweep = config.sweep.model_copy(update={"seeds": (point.seed,)})
+        alone = {"seeds": (point.seed,), "tune": None, "until": None}
+        sweep = config.sweep.model_copy(update=alone)
         directory.save_config(self.path, Config(experiment=point.experiment, sweep=sweep))
         directory.write(
             self.path,
@@ -77,9 +78,26 @@ class TrialFolder:
                 "setting": point.setting,
                 "seed": point.seed,
                 "rounds_planned": point.experiment.rounds,
+                "phase": point.phase,
+                **({} if point.compared is None else {"compared": point.compared}),
                 "identity": None if identity is None else dict(identity),
             },
         )
+
+    @property
+    def exists(self) -> bool:
+        """Whether it has been created."""
+        return (self.path / "run.json").is_file()
+
+    def stop(self) -> None:
+        """Record that a trial that paused does not go on."""
+        if self.status in TERMINAL_STATUSES:
+            return
+        with Journal(self.path / directory.JOURNAL) as journal:
+            journal.tags({"trial.status": "stopped", "stopped_early": "true"})
+            journal.end("FINISHED")
+        status: RunStatus = "stopped"
+        directory.update(self.path, status=status)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -116,7 +134,11 @@ class TrialFolder:
             self.path,
             point.experiment,
             name=naming.title(point),
-            tags={**naming.tags(sweep, point.experiment), "trial": point.number},
+            tags={
+                **naming.tags(sweep, point.experiment),
+                "trial": point.number,
+                **naming.phase_tags(point),
+            },
             params={**naming.varied_params(point.setting), **dict(settings)},
             parent=parent["uid"],
             failure=None,

@@ -16,6 +16,7 @@ from flray.config.experiment import Config
 from flray.config.sweep import Pbt
 from flray.runs import directory
 from flray.tuning.callback import TrialRecorder
+from flray.tuning.phases import metric_of
 from flray.tuning.resources import TrialResources, user_components
 from flray.tuning.search import OptunaSearch, scheduler
 from flray.tuning.space import TrialSpec, Values, trial_specs
@@ -75,14 +76,24 @@ class SweepTuner:
     ) -> None:
         self._config, self._sweep, self._resources, self._points = config, sweep, resources, known
         self._create, self._other_gpus = create, other_gpus
+        self._until: int | None = None
         mirror = directory.remote_uri(sweep, config.experiment.output)
         self._storage = str((sweep / TUNE).resolve()) if mirror is None else f"{mirror}/{TUNE}"
         self._over = [f.number for f in trial_folders(sweep) if f.status in TERMINAL_STATUSES]
         self._start = self._population_start()
 
-    def run(self, callback: TrialRecorder) -> None:
-        """Run until all trials have ended or the user interrupts."""
+    def run(self, callback: TrialRecorder, until: int | None = None) -> None:
+        """Run until all trials have ended or the user interrupts.
+
+        Parameters
+        ----------
+        callback : TrialRecorder
+            Records them.
+        until : int, optional
+            Rounds at which they pause.
+        """
         config, sweep = self._config, self._config.sweep
+        self._until = until
         left = [point for number, point in self._points.items() if number not in self._over]
         scores = {folder.number: folder.scores() for folder in trial_folders(self._sweep)}
         searching = sweep.search == "optuna"
@@ -168,6 +179,8 @@ class SweepTuner:
             "bundles": self._resources.bundles(point.experiment),
             "recorded": TrialFolder(self._sweep, point.number).rounds_recorded(),
             "start": self._start,
+            "until": self._until,
+            "metric": metric_of(self._config, point),
         }
 
     def _suggest(self, setting: Values, position: int) -> tuple[list[TrialSpec], list[float]]:

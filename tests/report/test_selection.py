@@ -9,14 +9,18 @@ import pytest
 import yaml
 from rich.console import Console
 
+from flray.config.loader import load
 from flray.config.selection import selects_on_test
 from flray.reporting.text import markdown
 from flray.results.build_table import build_table
 from flray.results.load import load_folder
 from flray.results.sweep import SweepResult
 from flray.runs import directory
+from flray.runs.journal import Journal
 from flray.runs.progress import NullProgress
 from flray.tuning import sweep as sweeps
+from flray.tuning.space import resolve_sweep
+from flray.tuning.trial_store import trial_folders
 
 LINE = "this sweep selects on test data (sweep.metric: auto)"
 
@@ -97,6 +101,82 @@ def test_the_sweep_says_so_before_it_starts(
         },
         "space": {"local.lr": {"grid": [0.01, 0.1]}},
     }
+    for keeps_none in ({"sweep.metric": "auto"}, {"evaluation.validation": 0.0}):
+        said.clear()
+        with pytest.raises(Stop):
+            sweeps.tune(content, list(keeps_none.items()), progress=Heard())
+        assert [line for line in said if line.startswith(LINE)] == said and len(said) == 1
+    said.clear()
     with pytest.raises(Stop):
         sweeps.tune(content, progress=Heard())
-    assert [line for line in said if line.startswith(LINE)] == said and len(said) == 1
+    assert said == [
+        "this sweep chooses by validation values, for which 0.2 of each client's training samples "
+        "are kept, and reports test values"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "metric", "share"),
+    [
+        ({"space": {"local.lr": {"grid": [0.01, 0.1]}}}, "validation", 0.2),
+        ({"sweep": {"scheduler": "asha"}}, "validation", 0.2),
+        ({"space": {"algorithm": {"grid": ["fedavg", "local"]}}}, "auto", 0.0),
+        ({"arms": {"method": {"a": {}, "b": {"local.lr": 0.5}}}}, "auto", 0.0),
+        ({"space": {"local.lr": {"grid": [0.01, 0.1]}}, "sweep": {"metric": "auto"}}, "auto", 0.0),
+    ],
+)
+def test_a_sweep_that_chooses_keeps_validation_samples_by_default(
+    content: dict[str, Any], changes: dict[str, Any], metric: str, share: float
+) -> None:
+    del content["paper"], content["arms"]
+    config = resolve_sweep(load({**content, **changes}))
+    assert config.sweep.metric == metric and config.experiment.evaluation.validation == share
+    # What was written down is read again alike, so that a sweep that began without goes on without.
+    assert resolve_sweep(load(config.model_dump(mode="json"))) == config
+
+
+@pytest.mark.parametrize(
+    ("experiment", "metric", "share"),
+    [
+        ({"evaluation": {"validation": 0.0}}, "auto", 0.0),
+        ({"evaluation": {"validation": 0.1}}, "validation", 0.1),
+        ({"evaluation": {"every": 2}}, "validation", 0.2),
+        ({"split": [0.6, 0.2, 0.2]}, "validation", 0.0),
+        ({"split": [0.8, 0.0, 0.2]}, "auto", 0.0),
+    ],
+)
+def test_a_file_that_says_what_is_kept_is_followed(
+    content: dict[str, Any], experiment: dict[str, Any], metric: str, share: float
+) -> None:
+    del content["paper"], content["arms"]
+    content["experiment"] |= experiment
+    config = resolve_sweep(load({**content, "space": {"local.lr": {"grid": [0.01, 0.1]}}}))
+    assert config.sweep.metric == metric and config.experiment.evaluation.validation == share
+
+
+def test_what_is_chosen_on_validation_is_reported_on_test(sweep: Path) -> None:
+    for folder in trial_folders(sweep):
+        directory.update(folder.path, metric="global/validation/accuracy")
+        with Journal(folder.path / directory.JOURNAL) as journal:
+            for event in journal.rounds():
+                # On validation data the other settings are the better ones.
+                held = 1.0 - event["metrics"]["global/common/accuracy"]
+                more = {"global/validation/accuracy": held, "score": held}
+                journal.record_round(event["round"], {**event["metrics"], **more}, replace=True)
+    rows = SweepResult(sweep).summary
+    assert rows["score"].is_monotonic_decreasing and rows["test"].is_monotonic_increasing
+    assert rows["test"].iloc[0] == pytest.approx(0.5)
+    out = io.StringIO()
+    Console(file=out, width=400).print(SweepResult(sweep).table())
+    assert (
+        "validation" in out.getvalue() and "chosen by global/validation/accuracy" in out.getvalue()
+    )
+    source = load_folder(sweep)
+    source.config["paper"] = None
+    table = build_table(source)
+    assert [column.head for column in table.columns][:2] == [("validation",), ("test",)]
+    first = next(iter(table.rows.values()))
+    assert first[0].mean == pytest.approx(50.0) and first[1].mean == pytest.approx(50.0)
+    assert [row[0].best for row in table.rows.values()] == [
+        row[1].best for row in table.rows.values()
+    ]

@@ -1,0 +1,337 @@
+"""The phases of a sweep: tuning, then comparison, perhaps until it is decided; what is there says what is next.
+
+A batch is run to its end before the next is decided on, so that decisions depend on the trials'
+histories alone: a sweep that is killed and resumed makes the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from flray.config.experiment import Config
+from flray.config.loader import experiment_at
+from flray.metrics.direction import lower_is_better
+from flray.results.deciding import Comparison
+from flray.tuning.space import Phase, TrialSpec, Values, trial_number
+from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder
+from flray.tuning.units import Unit, units
+
+STARTUP, GENERATION = 10, 5
+"""Settings of an arm that Optuna draws before it looks at any score, and between two looks."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trials to be run before anything else is decided.
+
+    Attributes
+    ----------
+    points : tuple of TrialSpec
+        In the order in which they are begun.
+    until : int or None
+        Rounds at which they pause; None: they run to the end.
+    line : str
+        What it is, for people.
+    """
+
+    points: tuple[TrialSpec, ...]
+    until: int | None
+    line: str
+
+
+class Phases:
+    """Decides what a sweep with ``sweep.tune`` or ``sweep.until`` runs next.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep.
+    settings : sequence of dict
+        What is compared; not needed where that is tuned.
+    """
+
+    def __init__(self, config: Config, settings: Sequence[Values] = ()) -> None:
+        self._config, self._tune, self._until = config, config.sweep.tune, config.sweep.until
+        self._units = [Unit(setting, {}) for setting in settings]
+        if self._tune is not None:
+            self._units = units(config)
+
+    def next(self, sweep: Path) -> Batch | None:
+        """Return the next batch; None where all is done.
+
+        Parameters
+        ----------
+        sweep : Path
+            The sweep's folder.
+        """
+        return self._tuning(sweep) or self._comparison(sweep)
+
+    def probes(self) -> Iterator[TrialSpec]:
+        """Yield a trial of everything that is compared, with the first value of each domain, to be checked."""
+        for unit in self._units:
+            first = {
+                path: next(iter(domain.model_dump().values()))[0]
+                for path, domain in unit.space.items()
+            }
+            yield self._spec(0, unit, first, self._config.sweep.seeds[0], "comparison")
+
+    @property
+    def most(self) -> int:
+        """How many trials there will be at most."""
+        seeds = self._until.at_most if self._until else len(self._config.sweep.seeds)
+        tuned = sum(unit.budget(self._tune) for unit in self._units) if self._tune else 0
+        return tuned * len(self._tune.seeds if self._tune else ()) + len(self._units) * seeds
+
+    # Tuning
+
+    @cached_property
+    def _generations(self) -> list[tuple[int, int]]:
+        assert self._tune is not None
+        most = max((unit.budget(self._tune) for unit in self._units), default=0)
+        if self._tune.search != "optuna":
+            return [(0, most)]
+        ends = [*range(STARTUP, most, GENERATION), most]
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    @cached_property
+    def _rungs(self) -> list[int]:
+        """The rounds at which settings are compared and the worse part is left; none without a scheduler."""
+        assert self._tune is not None
+        found, scheduler = [], self._tune.scheduler
+        rung = float(scheduler.grace_period) if scheduler else math.inf
+        while math.isfinite(rung) and round(rung) < self._config.experiment.rounds:
+            found.append(round(rung))
+            rung *= scheduler.reduction_factor if scheduler else 1
+        return list(dict.fromkeys(found))
+
+    def _tuning(self, sweep: Path) -> Batch | None:
+        if self._tune is None:
+            return None
+        for start, stop in self._generations:
+            entries = [
+                (u, k)
+                for k in range(start, stop)
+                for u, unit in enumerate(self._units)
+                if k < unit.budget(self._tune)
+            ]
+            trials = self._candidates(sweep, entries, start)
+            alive = entries
+            for rung in (*self._rungs, None):
+                todo = [
+                    point
+                    for entry in alive
+                    for point in trials[entry]
+                    if not has_reached(sweep, point, rung)
+                ]
+                if todo:
+                    where = "to the end" if rung is None else f"to round {rung}"
+                    return Batch(
+                        tuple(todo),
+                        rung,
+                        f"tuning: settings {start + 1} to {stop} of each arm, {len(todo)} trials {where}",
+                    )
+                if rung is not None:
+                    alive = self._halve(sweep, alive, trials, rung)
+        return None
+
+    def _candidates(
+        self, sweep: Path, entries: Sequence[tuple[int, int]], start: int
+    ) -> dict[tuple[int, int], list[TrialSpec]]:
+        """Return the trials of a generation's settings: as they are in the folder, or as they are suggested.
+
+        A suggestion looks at the scores of earlier generations, and at which settings come before it.
+        """
+        assert self._tune is not None
+        before = [
+            [self._tuned(sweep, u, i) for i in range(min(start, unit.budget(self._tune)))]
+            for u, unit in enumerate(self._units)
+        ]
+        past = [
+            [(tuned, self._score(sweep, u, i)) for i, tuned in enumerate(settings)]
+            for u, settings in enumerate(before)
+        ]
+        found = {}
+        for u, k in entries:
+            unit, index = self._units[u], self._tuned_index(u, k)
+            if self._folder(sweep, u, k).exists:
+                tuned = self._tuned(sweep, u, k)
+            else:
+                tuned = unit.suggest(
+                    self._tune, self._config.sweep.seed, k, past[u], before[u], self._mode
+                )
+            before[u].append(tuned)
+            found[u, k] = [
+                self._spec(index + s, unit, tuned, seed, "tuning")
+                for s, seed in enumerate(self._tune.seeds)
+            ]
+        return found
+
+    def _folder(self, sweep: Path, u: int, k: int, s: int = 0) -> TrialFolder:
+        return TrialFolder(sweep, trial_number(self._tuned_index(u, k) + s))
+
+    def _tuned(self, sweep: Path, u: int, k: int) -> Values:
+        setting = self._folder(sweep, u, k).identity["setting"]
+        return {path: setting[path] for path in self._units[u].space}
+
+    def _tuned_index(self, u: int, k: int) -> int:
+        assert self._tune is not None
+        return (k * len(self._units) + u) * len(self._tune.seeds)
+
+    @property
+    def _mode(self) -> str:
+        assert self._tune is not None
+        return "min" if lower_is_better(self._tune.metric) else self._config.sweep.mode
+
+    def _score(
+        self, sweep: Path, u: int, k: int, rung: int | None = None, whole: bool = False
+    ) -> float:
+        """Return a setting's mean score over the seeds, NaN where one has none.
+
+        Parameters
+        ----------
+        sweep, u, k : Path, int, int
+            Which setting.
+        rung : int, optional
+            Up to which round.
+        whole : bool
+            Whether it must have run to the end.
+        """
+        assert self._tune is not None
+        scores = []
+        for s in range(len(self._tune.seeds)):
+            folder = self._folder(sweep, u, k, s)
+            if folder.status == "failed" or (whole and folder.status != "finished"):
+                return math.nan
+            found = [score for round_, score in folder.scores() if rung is None or round_ <= rung]
+            scores.append(found[-1] if found else math.nan)
+        return math.fsum(scores) / len(scores)
+
+    def _halve(
+        self,
+        sweep: Path,
+        alive: Sequence[tuple[int, int]],
+        trials: dict[tuple[int, int], list[TrialSpec]],
+        rung: int,
+    ) -> list[tuple[int, int]]:
+        """Return the best part of each unit's settings; the others' trials are stopped."""
+        assert self._tune is not None and self._tune.scheduler is not None
+        kept = set()
+        for u in range(len(self._units)):
+            mine = [entry for entry in alive if entry[0] == u]
+            scores = {entry: self._score(sweep, *entry, rung) for entry in mine}
+            good = [entry for entry in mine if not math.isnan(scores[entry])]
+            good.sort(key=lambda entry: scores[entry], reverse=self._mode == "max")
+            kept |= set(good[: math.ceil(len(mine) / self._tune.scheduler.reduction_factor)])
+        for entry in alive:
+            for point in trials[entry] if entry not in kept else ():
+                TrialFolder(sweep, point.number).stop()
+        return [entry for entry in alive if entry in kept]
+
+    def chosen(self, sweep: Path) -> dict[int, Values]:
+        """Return each unit's best setting of those that ran to the end; a unit without one is left out."""
+        found: dict[int, Values] = {}
+        for u, unit in enumerate(self._units):
+            count = unit.budget(self._tune) if self._tune else 0
+            if count == 0:
+                found[u] = {}
+                continue
+            scores = {k: self._score(sweep, u, k, whole=True) for k in range(count)}
+            good = [k for k in scores if not math.isnan(scores[k])]
+            good.sort(key=lambda k: scores[k], reverse=self._mode == "max")
+            if good:
+                found[u] = self._tuned(sweep, u, good[0])
+        return found
+
+    # Comparison
+
+    def _seed(self, position: int) -> int:
+        """Return the seed at a position: those of the file, then the numbers from 0 that are no others."""
+        given = self._config.sweep.seeds
+        if position < len(given):
+            return given[position]
+        used = {*given, *(self._tune.seeds if self._tune else ())}
+        number = -1
+        for _ in range(position - len(given) + 1):
+            number += 1
+            while number in used:
+                number += 1
+        return number
+
+    def _compared(self, u: int, tuned: Values, position: int) -> TrialSpec:
+        first = 0
+        if self._tune is not None:
+            most = max(unit.budget(self._tune) for unit in self._units)
+            first = self._tuned_index(0, most)
+        index = first + position * len(self._units) + u
+        return self._spec(index, self._units[u], tuned, self._seed(position), "comparison")
+
+    def _comparison(self, sweep: Path) -> Batch | None:
+        chosen = self.chosen(sweep)
+        until = self._until
+        count = len(self._config.sweep.seeds) if until is None else until.at_least
+        todo = [
+            point
+            for position in range(count)
+            for u, tuned in chosen.items()
+            if not has_reached(sweep, point := self._compared(u, tuned, position), None)
+        ]
+        if todo or until is None:
+            line = f"comparison: {len(todo)} trials at {count} seeds"
+            return Batch(tuple(todo), None, line) if todo else None
+        points = {
+            (u, position): self._compared(u, tuned, position)
+            for u, tuned in chosen.items()
+            for position in range(until.at_most)
+        }
+        ended = {
+            u: next(
+                (p for p in range(until.at_most) if not has_reached(sweep, points[u, p], None)),
+                until.at_most,
+            )
+            for u in chosen
+        }
+        numbers = {point.number: u for (u, _), point in points.items()}
+        comparison = Comparison.of(sweep, numbers)
+        wanted: dict[tuple[int, int], float] = {}
+        for first, second in comparison.open_pairs():
+            position = min(ended[first], ended[second])
+            if position == until.at_most:
+                continue
+            cost = comparison.seconds[first] + comparison.seconds[second]
+            for u in (first, second):
+                if ended[u] == position:
+                    wanted[u, position] = min(cost, wanted.get((u, position), math.inf))
+        if not wanted:
+            return None
+        order = sorted(wanted, key=lambda one: (wanted[one], one))
+        return Batch(
+            tuple(points[one] for one in order),
+            None,
+            f"comparison: {comparison.undecided} of {comparison.pairs} pairs are not decided, "
+            f"{len(order)} more trials",
+        )
+
+    def _spec(self, index: int, unit: Unit, tuned: Values, seed: int, phase: Phase) -> TrialSpec:
+        setting = {**unit.setting, **tuned}
+        experiment = experiment_at(self._config, {**setting, "seed": seed})
+        compared = unit.setting if self._tune is not None else None
+        return TrialSpec(trial_number(index), setting, seed, experiment, phase, compared)
+
+
+def metric_of(config: Config, point: TrialSpec) -> str:
+    """Return the metric that a trial is scored by: tuning and comparison have their own."""
+    tune = config.sweep.tune
+    return config.sweep.metric if tune is None or point.phase == "comparison" else tune.metric
+
+
+def has_reached(sweep: Path, point: TrialSpec, rung: int | None) -> bool:
+    """Return whether a trial has ended, or got to a round."""
+    folder = TrialFolder(sweep, point.number)
+    if not folder.exists:
+        return False
+    ended = folder.status in (*TERMINAL_STATUSES, "failed")
+    return ended or (rung is not None and folder.rounds_recorded() >= rung)

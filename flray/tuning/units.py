@@ -1,0 +1,247 @@
+"""What a sweep compares, and the space that each of it is tuned over."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from flray import registry, rng
+from flray.config import arms
+from flray.config.experiment import Config
+from flray.config.loader import experiment_at
+from flray.config.selection import PLACES
+from flray.config.setting_labels import label, registry_paths
+from flray.config.sweep import Choice, Domain, Grid, RandInt, Tune
+from flray.errors import ConfigError, FlrayError, nearest
+from flray.tuning.space import Values, draw_setting
+
+_ATTEMPTS = 50
+"""Draws or suggestions of a setting that was not there before."""
+_OWN_SPACE: TypeAdapter[dict[str, Domain | None]] = TypeAdapter(dict[str, Domain | None])
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One of what a sweep compares: a combination of arms, and of values of compared grids.
+
+    Attributes
+    ----------
+    setting : dict
+        What makes it.
+    space : dict of str to Domain
+        What may be tuned of it.
+    """
+
+    setting: Values
+    space: Mapping[str, Domain]
+
+    @property
+    def name(self) -> str:
+        """A short name for people."""
+        return label(self.setting) or "the only setting"
+
+    def budget(self, tune: Tune) -> int:
+        """Return how many settings are tried: no more than there are, and none where nothing varies."""
+        if not self.space:
+            return 0
+        size = self.size
+        return tune.samples if size is None else min(tune.samples, size)
+
+    @property
+    def size(self) -> int | None:
+        """How many settings there are; None for intervals of real numbers."""
+        sizes = []
+        for domain in self.space.values():
+            if isinstance(domain, RandInt):
+                sizes.append(domain.randint[1] - domain.randint[0])
+            elif isinstance(domain, Grid | Choice):
+                sizes.append(len(_values(domain)))
+            else:
+                return None
+        return math.prod(sizes)
+
+    def suggest(
+        self,
+        tune: Tune,
+        seed: int,
+        index: int,
+        past: Sequence[tuple[Values, float]],
+        earlier: Sequence[Values],
+        mode: str,
+    ) -> Values:
+        """Return a setting to try: a function of its arguments alone.
+
+        Parameters
+        ----------
+        tune : Tune
+            How is searched.
+        seed : int
+            The sweep's.
+        index : int
+            How many come before it.
+        past : sequence of (dict, float)
+            Tuned settings whose scores it may look at, in order.
+        earlier : sequence of dict
+            All tuned settings before it; it is none of them, where another is found.
+        mode : {"max", "min"}
+            Whether a score is better high or low.
+        """
+        if self.size is not None and self.size <= tune.samples:
+            axes = {path: _values(domain) for path, domain in self.space.items()}
+            combination = next(itertools.islice(itertools.product(*axes.values()), index, None))
+            return dict(zip(axes, combination, strict=True))
+        for attempt in range(_ATTEMPTS):
+            found = self._draw(tune, seed, index, attempt, past, mode)
+            if found not in earlier:
+                break
+        return found
+
+    def _draw(
+        self,
+        tune: Tune,
+        seed: int,
+        index: int,
+        attempt: int,
+        past: Sequence[tuple[Values, float]],
+        mode: str,
+    ) -> Values:
+        if tune.search == "optuna":
+            from flray.tuning.search import suggest  # start-up: Ray Tune
+
+            unit = json.dumps(self.setting, sort_keys=True)
+            key = rng.key(seed, "sampling", extra=f"tune/{unit}/{index}/{attempt}")
+            return suggest(self.space, past, key, mode)
+        # The same draws for every unit that has a path.
+        number = index + attempt * 100_000
+        return {
+            path: draw_setting(
+                Choice(choice=domain.grid) if isinstance(domain, Grid) else domain,
+                seed,
+                number,
+                path,
+            )
+            for path, domain in self.space.items()
+        }
+
+
+def units(config: Config) -> list[Unit]:
+    """Return what a sweep compares.
+
+    Every combination of arms is, and of the values of grids over components (methods, data sets,
+    networks, partitions) and over what data there are. Other domains are tuned: those of the sweep's
+    space, and of an arm's own, which win and of which null takes one out. An option that a unit's
+    method does not have is no part of its space.
+
+    Raises
+    ------
+    ConfigError
+        If an arm's space is none, or budgets cannot be equal.
+    """
+    compared = {
+        path: domain.grid
+        for path, domain in config.space.items()
+        if isinstance(domain, Grid) and _is_compared(path)
+    }
+    shared = {path: domain for path, domain in config.space.items() if path not in compared}
+    found = []
+    for named in arms.combine_arms(config):
+        space: dict[str, Domain | None] = dict(shared)
+        for path, name in named.items():
+            axis = path.removeprefix(arms.PREFIX)
+            space |= _own_space(f"arms.{axis}.{name}", config.arms[axis][str(name)])
+        for combination in itertools.product(*compared.values()):
+            setting = {**named, **dict(zip(compared, combination, strict=True))}
+            own = {path: domain for path, domain in space.items() if domain is not None}
+            found.append(Unit(setting, dict(_applicable(config, setting, own))))
+    _check(config, found)
+    return found
+
+
+def _is_compared(path: str) -> bool:
+    path = path.removeprefix("experiment.")
+    return path.split(".")[0] in PLACES or path.removesuffix(".name") in registry_paths()
+
+
+def _own_space(where: str, arm: Mapping[str, Any]) -> dict[str, Domain | None]:
+    if arms.SPACE not in arm:
+        return {}
+    try:
+        return _OWN_SPACE.validate_python(arm[arms.SPACE])
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"][:1])
+        raise ConfigError(
+            f"{where}.{arms.SPACE}{f'.{path}' if path else ''}",
+            repr(first["input"])[:80],
+            first["msg"],
+        ) from None
+
+
+def _applicable(
+    config: Config, setting: Values, space: Mapping[str, Domain]
+) -> Iterator[tuple[str, Domain]]:
+    method = experiment_at(config, setting).algorithm.name
+    options = registry.algorithms.params(method).model_fields
+    for path, domain in space.items():
+        head, _, option = path.removeprefix("experiment.").partition(".")
+        if head != "algorithm" or option.split(".")[0] in options:
+            yield path, domain
+
+
+def _check(config: Config, found: Sequence[Unit]) -> None:
+    tune = config.sweep.tune
+    assert tune is not None
+    if not any(unit.space for unit in found):
+        raise ConfigError(
+            "sweep.tune",
+            "nothing that could be tuned",
+            "give a space, or arms with a space of their own",
+        )
+    known = {path for unit in found for path in unit.space}
+    spaces = [
+        config.space,
+        *(arm.get(arms.SPACE) or {} for one in config.arms.values() for arm in one.values()),
+    ]
+    for space in spaces:
+        for path in space:
+            domain = space[path]
+            if path not in known and domain is not None and not _is_compared(path):
+                raise ConfigError(
+                    f"space.{path}",
+                    "an option that no compared method has",
+                    f"one of those of its method{nearest(path, known)}",
+                )
+    if tune.search == "grid":
+        sizes = {unit.name: unit.size for unit in found if unit.space}
+        if None in sizes.values():
+            raise ConfigError(
+                "sweep.tune.search",
+                "'grid', and a domain that is no grid",
+                "write its values as {grid: [...]}, or search by random or optuna",
+            )
+        most = max(size for size in sizes.values() if size is not None)
+        if len(set(sizes.values())) > 1 or most > tune.samples:
+            listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            raise ConfigError(
+                "sweep.tune.search",
+                f"'grid' over {listed} settings",
+                f"grids of one size, of at most sweep.tune.samples ({tune.samples}), so that all "
+                "have the same budget; or search by random or optuna",
+            )
+
+
+def _values(domain: Domain) -> list[Any]:
+    match domain:
+        case Grid():
+            return list(domain.grid)
+        case Choice():
+            return list(domain.choice)
+        case RandInt():
+            return list(range(*domain.randint))
+    raise FlrayError("an interval has no list of values")

@@ -1,0 +1,251 @@
+"""What a sweep runs next, on folders that trials left: the numbers are given, so that everything is known."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flray.config.experiment import Config
+from flray.config.loader import load
+from flray.errors import FlrayError
+from flray.results.build_table import build_table
+from flray.results.load import load_folder
+from flray.results.tuned import tuned_settings
+from flray.runs import directory
+from flray.tuning.phases import Phases, has_reached
+from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep
+from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder, trial_folders
+from flray.tuning.units import units
+
+Score = Callable[[TrialSpec, int], float]
+METHODS = {
+    "fedavg": {},
+    "local": {"algorithm": "local", "space": {"local.lr": {"grid": [0.05, 0.1]}}},
+    "fedprox": {"algorithm": "fedprox", "space": {"algorithm.mu": {"loguniform": [1e-3, 1]}}},
+}
+GAIN = {"fedavg": 0.0, "local": -0.2, "fedprox": 0.02}
+
+
+@pytest.fixture
+def tuned(content: dict[str, Any]) -> dict[str, Any]:
+    content["experiment"]["rounds"] = 9
+    return {
+        "experiment": content["experiment"],
+        "arms": {"method": METHODS},
+        "space": {"local.lr": {"loguniform": [0.01, 0.5]}},
+        "sweep": {
+            "seeds": [0, 1],
+            "tune": {"samples": 12, "seeds": [100, 101], "scheduler": "asha"},
+        },
+    }
+
+
+def quality(point: TrialSpec, round_: int) -> float:
+    """Rise to a peak at a learning rate of 0.1, with a little noise of the seed."""
+    distance = abs(math.log(point.experiment.local.lr / 0.1))
+    noise = np.random.default_rng([point.seed, len(point.setting["arms.method"])]).normal() / 500
+    gain = GAIN[point.setting["arms.method"]]
+    return float(0.6 + gain - 0.05 * distance + noise + 0.01 * round_)
+
+
+def begin(config: Config, folder: Path) -> Path:
+    folder.mkdir()
+    directory.save_config(folder, config)
+    directory.write(folder, "sweep", directory.new_identity())
+    return folder
+
+
+def run(trial: TrialFolder, point: TrialSpec, config: Config, rounds: int, score: Score) -> None:
+    """Leave what a trial leaves that has run up to a round."""
+    session = trial.begin(point, directory.read(trial.sweep), config)
+    for round_ in range(1, rounds + 1):
+        value = score(point, round_)
+        metrics = {"score": value, "global/common/accuracy": value, "time/round": 1.0}
+        if point.phase == "tuning":
+            metrics["global/validation/accuracy"] = value
+        session.journal.record_round(round_, metrics)
+    scope = "validation" if point.phase == "tuning" else "common"
+    if rounds == point.experiment.rounds:
+        trial.end(
+            session, "finished", metric=f"global/{scope}/accuracy", sha256="ab", rounds=rounds
+        )
+    else:
+        trial.end(session, "interrupted", metric=f"global/{scope}/accuracy")
+    session.close()
+
+
+def go(config: Config, folder: Path, score: Score, killed: int | None = None) -> list[str]:
+    """Run a sweep to its end, and return what was run; `killed`: as one that is killed at random, by seed."""
+    settings = [] if config.sweep.tune else enumerate_settings(config)
+    chance, lines = random.Random(killed), []
+    phases = Phases(config, settings)
+    while (batch := phases.next(folder)) is not None:
+        lines.append(batch.line)
+        points = list(batch.points)
+        if (
+            killed is not None
+        ):  # trials end in any order, some got no folder, some stopped on the way
+            phases = Phases(config, settings)
+            points = points[: chance.randint(1, len(points))]
+        for point in points:
+            TrialFolder(folder, point.number).create(point, config)
+        if killed is not None:
+            chance.shuffle(points)
+            points = points[: chance.randint(1, len(points))]
+        for point in points:
+            rounds = point.experiment.rounds if batch.until is None else batch.until
+            run(TrialFolder(folder, point.number), point, config, rounds, score)
+            assert has_reached(folder, point, batch.until)
+    assert len(lines) < 1000
+    return lines
+
+
+def everything(folder: Path) -> list[tuple[Any, ...]]:
+    return [
+        (f.number, f.status, f.identity["setting"], f.identity["seed"], f.rounds_recorded())
+        for f in trial_folders(folder)
+    ]
+
+
+def test_every_arm_has_the_same_budget_and_its_best_goes_on(
+    tuned: dict[str, Any], tmp_path: Path
+) -> None:
+    config = resolve_sweep(load(tuned))
+    folder = begin(config, tmp_path / "whole")
+    lines = go(config, folder, quality)
+    source = load_folder(folder)
+    fedavg, local, fedprox = tuned_settings(source)
+    assert (fedavg.settings, fedprox.settings, local.settings) == (12, 12, 2)
+    assert fedavg.trials == fedprox.trials == 24 and local.trials == 4
+    # 12 settings in generations of 10 and 2: of each the best third goes on at rounds 1 and 3.
+    of_ten, of_two = 10 * 1 + 4 * 2 + 2 * 6, 2 * 1 + 1 * 2 + 1 * 6
+    assert fedavg.rounds == fedprox.rounds == 2 * (of_ten + of_two) == fedavg.seconds
+    assert local.chosen == {"local.lr": 0.1} and local.whole == 1
+    assert abs(math.log(fedavg.chosen["local.lr"] / 0.1)) < 0.7
+    assert set(fedprox.chosen) == {"local.lr", "algorithm.mu"}
+    assert "12 settings tried in 24 trials, 80 rounds, 80 s" in fedavg.line
+    assert sum(line.startswith("tuning") for line in lines) == 6
+    compared = list(source.trials)
+    assert [(t.setting["arms.method"], t.seed) for t in compared] == [
+        (method, seed) for seed in (0, 1) for method in METHODS
+    ]
+    assert all(
+        trial.tuned == one.chosen
+        for one, trial in zip((fedavg, local, fedprox), compared[:3], strict=True)
+    )
+    table = build_table(source)
+    assert list(table.rows) == ["fedprox", "fedavg", "local"]
+    assert [one for one in table.notes if one.startswith("tuning of fedprox: mu=")]
+    statuses = {f.status for f in trial_folders(folder)}
+    assert statuses == {"finished", "stopped"} <= set(TERMINAL_STATUSES) | {"finished"}
+
+
+@pytest.mark.parametrize("killed", [1, 2, 3])
+def test_killed_at_any_point_it_chooses_and_decides_alike(
+    tuned: dict[str, Any], tmp_path: Path, killed: int
+) -> None:
+    tuned["sweep"]["until"] = {"margin": 1.0, "at_least": 3, "at_most": 12}
+    config = resolve_sweep(load(tuned))
+    whole, broken = begin(config, tmp_path / "whole"), begin(config, tmp_path / "broken")
+    go(config, whole, quality)
+    go(config, broken, quality, killed)
+    assert everything(whole) == everything(broken)
+    tables = [build_table(load_folder(folder)) for folder in (whole, broken)]
+    assert tables[0].conclusions == tables[1].conclusions
+    decided = tables[0].studies.each[0].differences
+    assert {one.verdict for one in decided} >= {"better"} or {"worse"}
+
+
+def test_seeds_are_added_where_a_pair_is_open(tuned: dict[str, Any], tmp_path: Path) -> None:
+    tuned["sweep"] = {"until": {"margin": 0.5, "at_least": 3, "at_most": 8}, "seeds": [5]}
+    for arm in METHODS:
+        tuned["arms"]["method"][arm] = {k: v for k, v in METHODS[arm].items() if k != "space"}
+    tuned["space"] = {}
+    config = resolve_sweep(load(tuned))
+    folder = begin(config, tmp_path / "until")
+
+    def score(point: TrialSpec, round_: int) -> float:
+        method = point.setting["arms.method"]
+        noise = np.random.default_rng([point.seed, len(method)]).normal() / 100
+        return 0.2 + noise / 5 if method == "local" else 0.6 + noise
+
+    go(config, folder, score)
+    source = load_folder(folder)
+    seeds = {m: [t.seed for t in source.trials if t.setting["arms.method"] == m] for m in METHODS}
+    # The seeds of the file, then the numbers from 0; local is decided soon, the others never.
+    assert seeds["fedavg"] == seeds["fedprox"] == [5, 0, 1, 2, 3, 4, 6, 7]
+    assert 3 <= len(seeds["local"]) < 8 and seeds["local"] == seeds["fedavg"][: len(seeds["local"])]
+    verdicts = {
+        (d.first, d.second): d.verdict for d in build_table(source).studies.each[0].differences
+    }
+    assert verdicts["fedavg", "local"] == "better" and verdicts["local", "fedprox"] == "worse"
+    assert verdicts["fedavg", "fedprox"] == ""
+
+
+def test_with_a_reference_only_its_pairs_are_decided(tuned: dict[str, Any], tmp_path: Path) -> None:
+    tuned["sweep"] |= {"until": {"margin": 0.5, "at_most": 6}, "reference": "local"}
+    config = resolve_sweep(load(tuned))
+    folder = begin(config, tmp_path / "until")
+    go(config, folder, quality)
+    source = load_folder(folder)
+    differences = build_table(source).studies.each[0].differences
+    assert {one.second for one in differences} == {"local"} and all(
+        one.decided for one in differences
+    )
+    assert all("fedavg and fedprox" not in line for line in build_table(source).conclusions)
+
+
+def test_a_method_more_leaves_the_others_settings_as_they_were(tuned: dict[str, Any]) -> None:
+    def first(content: dict[str, Any]) -> dict[str, list[Any]]:
+        config = resolve_sweep(load(content))
+        batch = Phases(config).next(Path("/dev/null"))
+        assert batch is not None
+        found: dict[str, list[Any]] = {}
+        for point in batch.points:
+            found.setdefault(point.setting["arms.method"], []).append(point.values)
+        return found
+
+    before = first(tuned)
+    tuned["arms"] = {"method": {"fedbn": {"algorithm": "fedbn"}, **METHODS}}
+    after = first(tuned)
+    assert {name: after[name] for name in before} == before and len(after["fedbn"]) == 20
+
+
+def test_values_of_a_grid_over_methods_are_tuned_each(content: dict[str, Any]) -> None:
+    content["space"] = {
+        "algorithm": {"grid": ["fedavg", "fedprox"]},
+        "local.lr": {"grid": [0.01, 0.1]},
+        "algorithm.mu": {"grid": [0.1, 1.0]},
+    }
+    content["sweep"] = {"seeds": [0], "tune": {"seeds": [9], "search": "random"}}
+    found = units(resolve_sweep(load(content)))
+    assert [(one.name, list(one.space), one.size) for one in found] == [
+        ("fedavg", ["local.lr"], 2),
+        ("fedprox", ["local.lr", "algorithm.mu"], 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ({"tune": {"seeds": [0]}}, "sweep.tune.seeds: found .*none of sweep.seeds may"),
+        ({"tune": {"seeds": [9]}, "samples": 3}, "sweep.samples: found 3 beside sweep.tune"),
+        ({"tune": {"seeds": [9]}, "search": "optuna"}, "set sweep.tune.search, by which"),
+        ({"until": {"margin": 1}, "scheduler": "asha"}, "'asha' beside sweep.until"),
+        ({"tune": {"seeds": [9], "search": "grid"}}, "a domain that is no grid"),
+        ({"until": {"margin": 1, "at_least": 5, "at_most": 4}}, "at_least must not be above"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(
+    tuned: dict[str, Any], sweep: dict[str, Any], said: str
+) -> None:
+    tuned["sweep"] = {"seeds": [0], **sweep}
+    with pytest.raises(FlrayError, match=said) as caught:
+        Phases(resolve_sweep(load(tuned)))
+    assert len(str(caught.value).splitlines()) == 1
