@@ -167,8 +167,8 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
         data = federate(
             load_dataset(chosen.data.name, chosen.data.options),
             chosen.partition.name,
-            chosen.partition.options,
-            chosen.seed,
+            chosen.partition.arguments,
+            chosen.partition.seed(chosen.seed),
             chosen.evaluation.validation,
             split=chosen.split,
             shift=chosen.shift,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
@@ -156,10 +157,51 @@ class PublicChoice(Component):
         return options
 
 
+@cache
+def _with_seed(declared: type[BaseModel]) -> type[BaseModel]:
+    """Return a partition's options with a seed of its own, unless they have one."""
+    if "seed" in declared.model_fields:
+        return declared
+    text = "who holds what (also for validation), apart from the run's seed; null: by that one"
+    found: type[BaseModel] = create_model(
+        f"{declared.__name__}-with-seed",
+        __base__=declared,
+        seed=(int | None, Field(None, ge=0, description=text)),
+    )
+    return found
+
+
 class PartitionChoice(Component):
-    """A partition of the training data over the clients."""
+    """A partition of the training data over the clients; its ``seed`` may be another than the run's."""
 
     registry = registry.partitions
+
+    @classmethod
+    def params(cls, name: str) -> type[BaseModel]:
+        """Return the partition's options, and a seed of its own."""
+        return _with_seed(super().params(name))
+
+    @model_serializer
+    def _join(self) -> dict[str, Plain]:
+        left_out = self._has_seed and self.options.get("seed") is None
+        return {
+            "name": self.name,
+            **{k: v for k, v in self.options.items() if not (left_out and k == "seed")},
+        }
+
+    @property
+    def _has_seed(self) -> bool:
+        return "seed" not in self.registry.params(self.name).model_fields
+
+    @property
+    def arguments(self) -> dict[str, Plain]:
+        """What the partition's function takes."""
+        return {k: v for k, v in self.options.items() if not (self._has_seed and k == "seed")}
+
+    def seed(self, run: int) -> int:
+        """Return the seed of who holds what, given the run's."""
+        own = self.options.get("seed") if self._has_seed else None
+        return run if own is None else int(own)
 
 
 class ModelChoice(Component):

@@ -57,8 +57,8 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
         data = federate(
             dataset_for(config),
             config.partition.name,
-            config.partition.options,
-            config.seed,
+            config.partition.arguments,
+            config.partition.seed(config.seed),
             val_fraction=config.evaluation.validation,
             split=config.split,
             shift=config.shift,
@@ -67,8 +67,8 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
         data = federate(
             shared.outline,
             config.partition.name,
-            config.partition.options,
-            config.seed,
+            config.partition.arguments,
+            config.partition.seed(config.seed),
             val_fraction=config.evaluation.validation,
             pooled=shared.samples,
             fingerprint=shared.fingerprint,
