@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from flray.registry import (
         register_algorithm,
         register_augmentation,
+        register_callback,
         register_dataset,
+        register_metric,
         register_model,
         register_partition,
+        register_sampler,
     )
     from flray.reporting.build import report
     from flray.runs.runner import run
@@ -32,9 +35,12 @@ __all__ = [
     "portable",
     "register_algorithm",
     "register_augmentation",
+    "register_callback",
     "register_dataset",
+    "register_metric",
     "register_model",
     "register_partition",
+    "register_sampler",
     "report",
     "resume",
     "run",
@@ -47,9 +53,12 @@ _LATER = {
     "portable": ("flray.bits", "portable"),
     "register_algorithm": ("flray.registry", "register_algorithm"),
     "register_augmentation": ("flray.registry", "register_augmentation"),
+    "register_callback": ("flray.registry", "register_callback"),
     "register_dataset": ("flray.registry", "register_dataset"),
+    "register_metric": ("flray.registry", "register_metric"),
     "register_model": ("flray.registry", "register_model"),
     "register_partition": ("flray.registry", "register_partition"),
+    "register_sampler": ("flray.registry", "register_sampler"),
     "report": ("flray.reporting.build", "report"),
     "resume": ("flray.runs.sweeps", "resume"),
     "tune": ("flray.runs.sweeps", "tune"),

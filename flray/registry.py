@@ -1,4 +1,4 @@
-"""Registries of the names in a YAML file: methods, data sets, models, partitions, augmentations, built in or own.
+"""Registries of the names in a YAML file: methods, data sets, networks, metrics and so on, built in or own.
 
 A registered function's keyword-only parameters are its options in the YAML file; their annotations
 and defaults become a pydantic model, so that options are checked and shown without being written
@@ -299,21 +299,53 @@ def signature_model(item: Callable[..., Any], name: str) -> type[BaseModel]:
     return create_model(f"{name}-options", __base__=Params, **fields)
 
 
+def takes(function: Any, positional: int) -> bool:
+    """Return whether a function takes so many positional arguments; True where there is none.
+
+    Parameters
+    ----------
+    function : callable or None
+        A class is called, too.
+    positional : int
+        Arguments, with that of an instance where it is a method of a class.
+    """
+    if function is None:
+        return True
+    parameters = inspect.signature(function).parameters.values()
+    names = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in names)
+    least = sum(
+        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+        for p in names
+    )
+    open_ended = any(p.kind is p.VAR_POSITIONAL for p in names)
+    return least <= positional and (open_ended or positional <= most)
+
+
 algorithms = Registry("algorithm", "flray.algorithms", "flray.algorithms")
 datasets = Registry("dataset", "flray.data.datasets", "flray.data.datasets", complete=False)
 models = Registry("model", "flray.models", "flray.models")
 partitions = Registry("partition", "flray.data.partitions", "flray.data.partitions")
 augmentations = Registry("augmentation", "flray.data.geometric", "flray.data")
+metrics = Registry("metric", "flray.metrics.builtin", "flray.metrics.builtin")
+samplers = Registry("sampler", "flray.samplers", "flray.samplers")
+callbacks = Registry("callback", "flray.callbacks", "flray.callbacks")
 
 register_algorithm = algorithms.register
 register_dataset = datasets.register
 register_model = models.register
 register_partition = partitions.register
 register_augmentation = augmentations.register
+register_metric = metrics.register
+register_sampler = samplers.register
+register_callback = callbacks.register
 ALL = {
     "algorithms": algorithms,
     "datasets": datasets,
     "models": models,
     "partitions": partitions,
     "augmentations": augmentations,
+    "metrics": metrics,
+    "samplers": samplers,
+    "callbacks": callbacks,
 }

@@ -341,7 +341,7 @@ def list_command(
     what: Annotated[
         str,
         typer.Argument(
-            help="algorithms, augmentations, datasets, metrics, models, partitions or papers",
+            help="algorithms, augmentations, callbacks, datasets, metrics, models, partitions, samplers or papers",
             autocompletion=_complete("kinds"),
         ),
     ],
@@ -355,8 +355,18 @@ def list_command(
     time: Annotated[
         bool, typer.Option("--time", help="papers: estimate hours from a small timed round")
     ] = False,
+    plugins: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.py", help="your own file: what it registers is listed, too, as (own)"
+        ),
+    ] = None,
 ) -> None:
     """Show what a YAML file may name, or the suites that make the papers' tables again."""
+    if plugins:
+        from flray.config.plugins import load_plugins
+
+        load_plugins(plugins)
     if what == "papers":
         from flray.cli.papers import show_papers
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from flray import registry
 from flray.cli.display import console
 from flray.metrics.catalogue import (
     MEASURES_IN_WORDS,
@@ -34,6 +35,8 @@ def show_metrics(file: str | None) -> None:
             "metrics: VIEW/MEASURE (those of an experiment: flray list metrics FILE.yaml)", views
         )
         _print("MEASURE", MEASURES_IN_WORDS)
+        added = {name: _first_line(name) for name in registry.metrics.names()}
+        _print("MEASURE, where evaluation.metrics names it", added)
         _print("behind a name", SUFFIXES_IN_WORDS)
         _print("besides", OTHERS_IN_WORDS)
         return
@@ -59,8 +62,15 @@ def _measure(name: str) -> str:
     """Return a measure in words, by its name or that of its kind."""
     if name.startswith("top"):
         return MEASURES_IN_WORDS["topK"].partition(" (")[0]
+    if name in registry.metrics.names():
+        return _first_line(name)
     words = MEASURES_IN_WORDS.get(name) or MEASURES_IN_WORDS.get(name.partition("_")[0], name)
     return words.partition(";")[0]
+
+
+def _first_line(name: str) -> str:
+    """Return what a registered metric says of itself."""
+    return (registry.metrics.outline(name).__doc__ or "").strip().partition("\n")[0]
 
 
 def _print(title: str, rows: Mapping[str, str]) -> None:

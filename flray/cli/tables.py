@@ -41,7 +41,7 @@ def show_list(what: str, name: str | None) -> None:
             method = entries.outline(entry)
             shared = method.shared if isinstance(method.shared, str) else "by its settings"
             table.add_row(
-                entry,
+                f"{entry} (own)" if entries.is_own(entry) else entry,
                 _summary_line(method),
                 shared,
                 ", ".join(sorted(method.needs)),
@@ -60,7 +60,8 @@ def show_list(what: str, name: str | None) -> None:
             title_justify="left",
         )
         for entry in entries.names():
-            table.add_row(entry, _first_line(entries.outline(entry)))
+            own = " (own)" if entries.is_own(entry) else ""
+            table.add_row(f"{entry}{own}", _first_line(entries.outline(entry)))
         console.print(table)
         return
     item = entries.outline(name)

@@ -174,6 +174,9 @@ class Module:
         except NameError as error:
             raise UnreadableError(f"{self.name}.{node.name}: {error}") from error
         declared: type = namespace[node.name]
+        made_by = [one for one in node.body if getattr(one, "name", "") == "__init__"]
+        if made_by and isinstance(made_by[0], ast.FunctionDef) and made_by[0].args.kwonlyargs:
+            declared.__signature__ = self._function(made_by[0]).__signature__  # type: ignore[attr-defined]
         return declared
 
     def _declared(self, node: ast.ClassDef, namespace: dict[str, Any]) -> ast.ClassDef:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic import BaseModel, ValidationError
 
-from flray.config.experiment import Component, Config, Experiment
+from flray.config.components import Component
+from flray.config.experiment import Config, Experiment
 from flray.config.plain import Plain
 from flray.config.sweep import FORMS
 from flray.errors import ConfigError, nearest

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from flray import registry
 from flray.config import arms, spaces
-from flray.config.experiment import Component, Config, Experiment
+from flray.config.components import Component
+from flray.config.experiment import Config, Experiment
 from flray.config.explanations import explain, inexact_values, misplaced_settings
 from flray.config.plain import Plain
 from flray.config.plugins import load_plugins

@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from flray.config.components import MetricChoice
 from flray.config.plain import Plain
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -132,6 +133,11 @@ class Evaluation(Section):
 
     every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last one")
     batch_size: int = Field(512, ge=1)
+    metrics: tuple[MetricChoice, ...] = Field(
+        (),
+        description="also measure these, wherever the task's own are measured, for example "
+        "[balanced-accuracy] (flray list metrics)",
+    )
     others: bool = Field(
         False, description="also test personal models on the other clients' data (inter)"
     )

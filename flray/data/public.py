@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.config.experiment import PublicChoice
+from flray.config.components import PublicChoice
 from flray.data.arrays import Images
 from flray.data.loading import load_dataset, take_subset
 from flray.data.types import DataSet

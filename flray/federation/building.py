@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flray import registry
-from flray.config.experiment import Experiment, ModelChoice
+from flray.callbacks.base import check_callbacks
+from flray.config.components import ModelChoice
+from flray.config.experiment import Experiment
 from flray.data.federated import federate
 from flray.data.normalisation import with_normalisation
 from flray.data.public import load_once
@@ -75,6 +77,7 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
             split=config.split,
             shift=config.shift,
         )
+    check_callbacks(config.callbacks)
     data = with_normalisation(data, config.normalisation)
     check_clients([client.name for client in data.clients])
     architectures, architecture_of = _architectures(config, data)
@@ -106,13 +109,18 @@ def _components_of(config: Experiment) -> Iterator[tuple[str, str]]:
         for augment in map(section.get, AUGMENTS):
             for step in augment if isinstance(augment, tuple | list) else ():
                 yield "augmentations", step["name"] if isinstance(step, dict) else step.name
+    for metric in config.evaluation.metrics:
+        yield "metrics", metric.name
+    yield "samplers", config.participation.sampler.name
+    for callback in config.callbacks:
+        yield "callbacks", callback.name
     yield "algorithms", config.algorithm.name
 
 
 def _own_components(
     config: Experiment, architectures: Mapping[str, ModelChoice]
 ) -> dict[str, dict[str, Any]]:
-    """Return the user's components that client tasks need; other processes need no others."""
+    """Return the user's components that client tasks and the server need; other processes need no others."""
     steps = [
         step.name
         for augment in augmentations(config).values()
@@ -123,6 +131,8 @@ def _own_components(
         "algorithms": {config.algorithm.name},
         "models": {choice.name for choice in architectures.values()},
         "augmentations": set(steps),
+        "metrics": {metric.name for metric in config.evaluation.metrics},
+        "samplers": {config.participation.sampler.name},
     }
     return {
         kind: {name: item for name, item in registry.ALL[kind].added().items() if name in names}

@@ -150,7 +150,7 @@ def _global(federation: FederationState) -> dict[str, float]:
     count, tested = len(evaluation_chunks(data)), -(-len(data.test) // EVAL_CHUNK)
     parts = [
         predictions["common"]
-        for predictions in _predict(federation, global_tasks(federation))
+        for predictions in predict(federation, global_tasks(federation))
         if predictions is not None
     ]
     measure = spec.task
@@ -209,7 +209,7 @@ def personal_tasks(federation: FederationState) -> list[TaskInput]:
 def _personal(federation: FederationState) -> dict[str, float]:
     spec, server = federation.spec, federation.server
     others = spec.config.evaluation.others
-    answers = enumerate(_predict(federation, personal_tasks(federation)))
+    answers = enumerate(predict(federation, personal_tasks(federation)))
     predictions = {i: one for i, one in answers if one is not None}
     if not predictions:
         raise NobodyAnsweredError(
@@ -269,10 +269,30 @@ def _by_client(measure: Task, whole: Predictions, sizes: list[int]) -> list[dict
     ]
 
 
-def _predict(
-    federation: FederationState, jobs: list[TaskInput]
+def predict(
+    federation: FederationState,
+    jobs: list[TaskInput],
+    when: str = "evaluation after round",
+    ahead: int = 0,
 ) -> list[Mapping[str, Predictions] | None]:
-    """Return each task's predictions; None for a client left out by the fault policy of rounds."""
+    """Return each task's predictions; None for a client left out by the fault policy of rounds.
+
+    Parameters
+    ----------
+    federation : FederationState
+        Unchanged.
+    jobs : list of TaskInput
+        Evaluations.
+    when : str
+        For messages, before the number of the round.
+    ahead : int
+        What that number is more than the rounds done.
+
+    Raises
+    ------
+    ClientError
+        If a task fails and failing clients are not left out.
+    """
     predictions: list[Mapping[str, Predictions] | None] = []
     faults = federation.spec.config.faults
     for result in federation.executor.run_tasks(jobs, idle=faults.round_timeout):
@@ -287,7 +307,7 @@ def _predict(
             else f"client {client} ({federation.server.clients[client].name})"
         )
         line = (
-            f"{who}, evaluation after round {result.client_task.round}: {failure.what}"
+            f"{who}, {when} {result.client_task.round + ahead}: {failure.what}"
             f"{' at ' + failure.where if failure.where else ''}"
         )
         if client < 0 or not (faults.on_client_error == "skip" or failure.kind == "timeout"):

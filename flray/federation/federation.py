@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from flray import bits, rng, trees
+from flray import bits, trees
 from flray.algorithms.types import Stage
 from flray.devices import identity
 from flray.devices.identity import GpuIdentity
 from flray.federation import checkpoint
+from flray.federation.cohort import draw_cohort
 from flray.federation.diagnostics import collect_diagnostics
 from flray.federation.evaluation import evaluate
 from flray.federation.executor import InlineExecutor
@@ -28,6 +29,8 @@ from flray.federation.state import FederationState, Notify
 from flray.federation.worker.diagnostics import Diagnostics
 
 T = TypeVar("T")
+PHASES = ("ask", "send", "train", "receive", "aggregate", "evaluate")
+"""What a round's seconds are spent on; nothing is asked but where a sampler does."""
 
 
 @dataclass
@@ -74,15 +77,16 @@ class Federation(FederationState):
         server, config = self.server, self.spec.config
         self.between_rounds = False
         started = time.perf_counter()
-        self._seconds = dict.fromkeys(("send", "train", "receive", "aggregate", "evaluate"), 0.0)
-        self._bytes = {"up": 0, "down": 0}
+        self._seconds = dict.fromkeys(PHASES, 0.0)
         server.metrics = {}
-        server.cohort, works = self._cohort()
+        cohort = self._timed("ask", lambda: draw_cohort(self))
+        server.cohort = cohort.clients
+        self._bytes = {"up": cohort.up, "down": cohort.down}
         round_metrics = RoundMetrics(server)
         with self.hook("exchanges"):
             stages = self.spec.algorithm.exchanges(server)
         for stage in iterate_hook(stages, config.algorithm.name, "exchanges", server.round + 1):
-            self._stage(stage, works, round_metrics)
+            self._stage(stage, cohort.works, round_metrics)
         self._warn_of_divergence(round_metrics.diverged)
         if not self._mixed and len(getattr(self.executor, "kinds", ())) > 1:
             self._mixed = True
@@ -96,6 +100,11 @@ class Federation(FederationState):
             own = {name: float(value) for name, value in server.metrics.items()}
         server.round += 1
         metrics = {**round_metrics.summary(), **own}
+        if cohort.up:
+            metrics["cohort/asked"] = float(len(cohort.asked))
+            metrics["bytes/asked"] = float(cohort.down + cohort.up)
+        else:
+            del self._seconds["ask"]
         if server.round % config.evaluation.every == 0 or server.round == config.rounds:
             metrics.update(self._timed("evaluate", self.evaluate))
         metrics.update({f"time/{name}": seconds for name, seconds in self._seconds.items()})
@@ -145,25 +154,6 @@ class Federation(FederationState):
     def close(self) -> None:
         """Close the executor."""
         self.executor.close()
-
-    def _cohort(self) -> tuple[list[int], dict[int, float]]:
-        """Return this round's clients, sorted, and each one's share of the local work."""
-        spec, server = self.spec, self.server
-        participation, seed, count = (
-            spec.config.participation,
-            spec.config.seed,
-            len(spec.data.clients),
-        )
-        generator = rng.numpy_generator(seed, "sampling", round=server.round)
-        chosen = sorted(int(c) for c in generator.permutation(count)[: spec.cohort_size])
-        drops = rng.numpy_generator(seed, "dropouts", round=server.round).random(count)
-        slow = rng.numpy_generator(seed, "stragglers", round=server.round).random(count)
-        cohort = [c for c in chosen if drops[c] >= participation.dropout]
-        works = {
-            c: participation.straggler_work if slow[c] < participation.stragglers else 1.0
-            for c in cohort
-        }
-        return cohort, works
 
     def _stage(self, stage: Stage, works: Mapping[int, float], round_metrics: RoundMetrics) -> None:
         server, algorithm = self.server, self.spec.algorithm

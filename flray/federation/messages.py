@@ -24,9 +24,10 @@ class ClientTask:
 
     Attributes
     ----------
-    kind : {"stage", "global", "personal", "diagnostics"}
+    kind : {"stage", "global", "personal", "ask", "diagnostics"}
         A stage of a round, or an evaluation of the global model (one block of the common test set)
-        or of a client's own, or the diagnostics of a client's own.
+        or of a client's own, or of what it would train, on its training samples, or the diagnostics
+        of a client's own.
     client : int
         Index of the client; -1 for the global model.
     token : str
@@ -35,7 +36,7 @@ class ClientTask:
         Expected length in any unit, for scheduling only.
     """
 
-    kind: Literal["stage", "global", "personal", "diagnostics"]
+    kind: Literal["stage", "global", "personal", "ask", "diagnostics"]
     client: int
     round: int
     architecture: str

@@ -13,9 +13,11 @@ from torch import nn
 from flray import models, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.types import Weighting
-from flray.config.experiment import Experiment, ModelChoice
+from flray.config.components import ModelChoice
+from flray.config.experiment import Experiment
 from flray.data.types import DataSet, FederatedData, Pooled, label_placeholders
 from flray.tasks import Task, make_task
+from flray.tasks.measured import WithMetrics
 
 EVAL_CHUNK = 2048
 """Samples of the common test set in one evaluation task; fixed, so that results do not depend on the workers."""
@@ -89,7 +91,9 @@ class FederationSpec:
         """The learning task: loss and metrics."""
         few_shot = {**self.config.episodes.model_dump(), "seed": self.config.seed}
         top_k = self.config.evaluation.top_k
-        return make_task(self.data.task, self.data.classes, few_shot, top_k)
+        task = make_task(self.data.task, self.data.classes, few_shot, top_k)
+        added = [(one.name, one.options) for one in self.config.evaluation.metrics]
+        return WithMetrics(task, added) if added else task
 
     @property
     def weighting(self) -> Weighting:

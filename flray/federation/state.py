@@ -48,6 +48,8 @@ class FederationState:
         The clients' states, by client; None before the first.
     versions : list of int
         The round in which each client's state was last replaced.
+    sampler_state : dict
+        What the sampler remembers.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class FederationState:
             self.server.model_for, self.server.public = resources.resident, resources.public
         with self.hook("server_setup"):
             algorithm.server_setup(self.server)
+        self.sampler_state: dict[str, Any] = {}
         self.states: list[Ref] = [None] * len(self.spec.data.clients)
         self.versions: list[int] = [0] * len(self.spec.data.clients)
 
@@ -147,6 +150,7 @@ class FederationState:
             "models": self.server.models,
             "state": self.server.state,
             "round": self.server.round,
+            **({"sampler": self.sampler_state} if self.sampler_state else {}),
         }
         with method_hook(self.spec.config.algorithm.name, "server.state", self.server.round):
             dict(trees.flatten(tree))  # a method's state may be of any type
@@ -159,6 +163,7 @@ class FederationState:
         copied = trees.clone(tree)
         self.server.models, self.server.round = copied["models"], copied["round"]
         self.server.state = copied["state"]
+        self.sampler_state = copied.get("sampler", {})
         self.states = [
             self.executor.put(states[i]) if i in states else None for i in range(len(self.states))
         ]

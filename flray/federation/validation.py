@@ -86,6 +86,13 @@ def validate(spec: FederationSpec) -> None:
             str(config.participation.fraction),
             f"this selects nobody of {count} clients; at least {1 / count:.3g} is needed",
         )
+    sampler = config.participation.sampler.name
+    if not registry.takes(registry.samplers.get(sampler), 1):
+        raise ConfigError(
+            "experiment.participation.sampler",
+            sampler,
+            "a sampler is a function of the round, sampler(sampling, *, options)",
+        )
     if not len(data.test):
         raise ConfigError(
             "experiment.split",

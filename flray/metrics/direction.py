@@ -9,6 +9,7 @@ _SCOPES = {
 """Steps before the measure in a metric's name, by its first step."""
 _SHARES = ("accuracy", "top", "auc", "sensitivity", "specificity", "f1", "dice")
 _LOWER = ("loss", "hausdorff", "hours", "seconds", "time", "bytes", "memory")
+_LOWER_ENDS = ("error", "loss")
 
 
 def measure_name(metric: str) -> str:
@@ -21,7 +22,8 @@ def measure_name(metric: str) -> str:
 
 def lower_is_better(metric: str) -> bool:
     """Tell whether a metric, by its tracked name or its measure alone, is better the lower it is."""
-    return ">=" in metric or measure_name(metric).startswith(_LOWER)
+    measure = measure_name(metric)
+    return ">=" in metric or measure.startswith(_LOWER) or measure.endswith(_LOWER_ENDS)
 
 
 def is_share(metric: str) -> bool:

@@ -26,6 +26,7 @@ DECIDING = (
     "functional",
     "metrics",
     "models",
+    "samplers",
     "tasks",
     "bits.py",
     "rng.py",

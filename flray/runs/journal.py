@@ -41,6 +41,7 @@ _FORMS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "tags": {"tags": dict},
     "params": {"params": dict},
     "resume": {"time": int},
+    "called": {"callback": str, "round": int},
     "end": {"time": int, "status": str},
 }
 Listener = Callable[[Path], None]
@@ -344,6 +345,15 @@ class Journal:
     def sync(self) -> None:
         """Flush everything written so far to disk; call it before each checkpoint."""
         os.fsync(self._file)
+
+    def record_call(self, callback: str, round_: int) -> None:
+        """Record that a callback has seen a round."""
+        self.append({"type": "called", "callback": callback, "round": int(round_)})
+
+    def called(self) -> dict[str, int]:
+        """Return the last round that each callback has seen."""
+        events = read_events(self.path)
+        return {one["callback"]: one["round"] for one in events if one["type"] == "called"}
 
     def rounds(self) -> list[Event]:
         """Return the recorded rounds in the order they were recorded, each with round, time [ms] and metrics."""

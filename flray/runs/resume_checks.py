@@ -16,7 +16,16 @@ from flray.runs import directory
 from flray.runs.journal import read_events
 from flray.tracking.address import redact
 
-RESUMABLE_SETTINGS = ("checkpoint", "faults", "name", "output", "plugins", "resources", "tracking")
+RESUMABLE_SETTINGS = (
+    "callbacks",
+    "checkpoint",
+    "faults",
+    "name",
+    "output",
+    "plugins",
+    "resources",
+    "tracking",
+)
 """Parts of an experiment that may change between a run's beginning and its resume."""
 _FROZEN_RESOURCES = ("resources.bits", "resources.cpus_per_actor")
 """CPU instructions and torch threads, which affect the last bits."""

@@ -35,6 +35,7 @@ from flray.runs.figures import draw_figures
 from flray.runs.loop import RoundLoop
 from flray.runs.progress import NullProgress, Progress, logged
 from flray.runs.session import RunSession, recording_failure, tracking
+from flray.runs.user_callbacks import UserCallbacks
 from flray.tracking.address import check
 
 
@@ -303,13 +304,25 @@ def _federate(
         if differs := resume_checks.check_gpus(session.folder, gpus, other_gpus):
             say(differs)
             session.journal.tags({"gpu.other": differs})
+        own = UserCallbacks(
+            session.journal,
+            spec.config,
+            name=f"{spec.config.name} {session.folder.name}",
+            group="",
+            metric=primary_metric(spec),
+            say=say,
+        )
+        stack.callback(own.finish, "interrupted")
         callbacks: list[RunCallback] = [
             JournalCallback(session.journal),
+            own,
             ProgressCallback(progress, spec, primary_metric(spec)),
         ]
         if spec.config.tracking.features:
             callbacks.append(DiagnosticsCallback(federation, session.folder))
-        return RoundLoop(spec, federation, session.folder, callbacks, say).run()
+        digest = RoundLoop(spec, federation, session.folder, callbacks, say).run()
+        own.finish("finished")
+        return digest
 
 
 def _result(folder: Path, spec: FederationSpec) -> Result:

@@ -25,6 +25,7 @@ from flray.runs import directory
 from flray.runs.callbacks import JournalCallback
 from flray.runs.progress import SweepProgress, logged
 from flray.runs.session import EndStatus, RunSession
+from flray.runs.user_callbacks import UserCallbacks
 from flray.tracking.background import Tracker
 from flray.tuning.reuse import file_digests
 from flray.tuning.space import TrialSpec
@@ -65,6 +66,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._say = logged(progress.say)
         self._parent = directory.read(sweep)
         self._sessions: dict[str, RunSession] = {}
+        self._own: dict[str, UserCallbacks] = {}
         self._done: dict[str, int] = {}
         self._values: dict[str, Any] = {}
         self._metrics: dict[str, str] = {}
@@ -88,6 +90,15 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         )  # the start of the first processes says nothing about the rest
         point, folder = self._points[number], TrialFolder(self._sweep, number)
         session = self._sessions[number] = folder.begin(point, self._parent, self._config)
+        self._own[number] = UserCallbacks(
+            session.journal,
+            point.experiment,
+            name=point.label,
+            group=f"{self._config.experiment.name} {self._sweep.name}",
+            metric=self._config.sweep.metric,
+            say=lambda line: self._say(f"trial {number}: {line}"),
+        )
+        self._own[number].on_begin(0)
         self._done[number] = max((event["round"] for event in session.journal.rounds()), default=0)
         self._left -= self._done[number]
         if self._tracker is not None:
@@ -116,12 +127,15 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         carried = [
             round_ for round_, metrics in report["carried"] if journal.record_round(round_, metrics)
         ]
+        if carried:
+            self._own[number].on_begin(0)
         self._left -= len(carried)
         if not rounds:
             return
         recorder = JournalCallback(journal)
         for round_, metrics in enumerate(rounds, start=done - len(rounds) + 1):
             recorder.on_round(RoundResult(round_, metrics))
+            self._own[number].on_round(RoundResult(round_, metrics))
         recorder.on_checkpoint(done)  # which Tune may write at any time from now on
         self._done[number] = done
         self._rounds_run += len(rounds)
@@ -194,6 +208,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
 
     def close(self) -> None:
         """End the journals of trials that were interrupted."""
+        for own in self._own.values():
+            own.finish("interrupted")
         for session in self._sessions.values():
             with contextlib.suppress(OSError):
                 session.journal.end("KILLED")
@@ -205,6 +221,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         session = self._sessions.pop(number, None)
         if session is None:
             return
+        self._own.pop(number).finish(status)
         point, done = self._points[number], self._done[number]
         if self._values.get(number, point.values) != point.values:
             values["setting_at_end"] = {

@@ -21,7 +21,8 @@ from rst import escaped, list_of_pages, option_table, plain, put, table, title
 import flray
 from flray import functional, registry
 from flray.cli import main, tables
-from flray.config.experiment import Component, Config
+from flray.config.components import Component
+from flray.config.experiment import Config
 
 ENTRY_POINTS = ("flray.run", "flray.tune")
 """Not imported here: a module ``flray.run`` would hide the function of that name."""

@@ -13,7 +13,7 @@ from flray import registry
 @pytest.fixture(autouse=True)
 def _registered_is_taken_back() -> Iterator[None]:
     kept = {
-        kind: (entries.names(), dict(entries._entries), set(entries._builtin))
+        kind: (entries.added(), dict(entries._entries), set(entries._builtin))
         for kind, entries in registry.ALL.items()
     }
     yield

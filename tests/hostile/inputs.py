@@ -225,6 +225,75 @@ PLUGINS: dict[str, Input] = {
         "data=mine",
     ),
 }
+METRIC = "@flray.register_metric('mine')\n"
+SAMPLER = "@flray.register_sampler('mine')\n"
+CALLBACK = "@flray.register_callback('mine')\n"
+MEASURED = "evaluation.metrics=[mine]"
+SAMPLED = "participation.sampler=mine"
+CALLED = "callbacks=[mine]"
+ROUND = "    def round(self, number, metrics): pass\n"
+PLUGINS |= {
+    "metric a number": plugin("flray.register_metric('mine')(5)", MEASURED),
+    "metric without name": plugin("flray.register_metric()(print)", MEASURED),
+    "metric bare": plugin("@flray.register_metric\ndef m(targets, outputs): pass", MEASURED),
+    "metric of one argument": plugin(f"{METRIC}def m(outputs): return 1", MEASURED),
+    "metric of three": plugin(f"{METRIC}def m(targets, outputs, x): return 1", MEASURED),
+    "metric with an option without value": plugin(
+        f"{METRIC}def m(targets, outputs, *, a: int): return 1", MEASURED
+    ),
+    "metric with an option of any type": plugin(
+        f"{METRIC}def m(targets, outputs, *, a: object = print): return 1", MEASURED
+    ),
+    "metric with a slash": plugin(
+        "@flray.register_metric('a/b')\ndef m(targets, outputs): return 1",
+        "evaluation.metrics=[a/b]",
+    ),
+    "metric called as another": plugin(
+        "@flray.register_metric('loss')\ndef m(targets, outputs): return 1",
+        "evaluation.metrics=[loss]",
+    ),
+    "metric not registered": plugin("", MEASURED),
+    "metric twice": plugin(
+        f"{METRIC}def m(targets, outputs): return 1", "evaluation.metrics=[mine, mine]"
+    ),
+    "metric of a text": plugin("", "evaluation.metrics=mine"),
+    "metric of another kind": plugin("", "evaluation.metrics=[uniform]"),
+    "sampler a text": plugin("flray.register_sampler('mine')('abc')", SAMPLED),
+    "sampler of nothing": plugin(f"{SAMPLER}def s(): return [0]", SAMPLED),
+    "sampler of two": plugin(f"{SAMPLER}def s(a, b): return [0]", SAMPLED),
+    "sampler a class of nothing": plugin(f"{SAMPLER}class S: pass", SAMPLED),
+    "sampler not registered": plugin("", SAMPLED),
+    "sampler null": plugin("", "participation.sampler=null"),
+    "sampler with a wrong option": plugin(
+        f"{SAMPLER}def s(a, *, b: int = 1): return [0]", "participation.sampler={name: mine, b: x}"
+    ),
+    "power of no choice": plugin(
+        "", "participation.sampler={name: power-of-choice, candidates: 0}"
+    ),
+    "callback a function": plugin(f"{CALLBACK}def c(run): pass", CALLED),
+    "callback an instance": plugin("flray.register_callback('mine')(5)", CALLED),
+    "callback without round": plugin(f"{CALLBACK}class C:\n    pass", CALLED),
+    "callback round a number": plugin(f"{CALLBACK}class C:\n    round = 5", CALLED),
+    "callback round of nothing": plugin(
+        f"{CALLBACK}class C:\n    def __init__(self, run): pass\n    def round(self): pass", CALLED
+    ),
+    "callback of nothing": plugin(f"{CALLBACK}class C:\n{ROUND}", CALLED),
+    "callback end of nothing": plugin(
+        f"{CALLBACK}class C:\n{ROUND}    def __init__(self, run): pass\n    def end(self): pass",
+        CALLED,
+    ),
+    "callback check raises": plugin(
+        f"{CALLBACK}class C:\n{ROUND}    def __init__(self, run): pass\n"
+        "    def check(): raise ValueError('no token')",
+        CALLED,
+    ),
+    "callback Params": plugin(
+        f"{CALLBACK}class C:\n{ROUND}    Params = 5\n    def __init__(self, run): pass", CALLED
+    ),
+    "callback not registered": plugin("", CALLED),
+    "callback a text": plugin("", "callbacks=mine"),
+    "callback twice": plugin("", "callbacks=[tensorboard, tensorboard]"),
+}
 ADDRESSES = (
     "127.0.0.1:9",
     "nonsense:1",

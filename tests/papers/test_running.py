@@ -15,7 +15,8 @@ import pytest
 
 from flray import registry
 from flray.config import suites
-from flray.config.experiment import Config, Experiment, ModelChoice
+from flray.config.components import ModelChoice
+from flray.config.experiment import Config, Experiment
 from flray.config.loader import load
 from flray.config.yaml_files import read_with_base
 from flray.data.datasets import camelyon, digit_archives, domainnet, fundus, office_pacs_vlcs

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from flray import registry
-from flray.config.experiment import DatasetChoice
+from flray.config.components import DatasetChoice
 from flray.config.loader import ConfigErrors, load
 from flray.config.setting_labels import flatten_setting, label
 from flray.errors import FlrayError

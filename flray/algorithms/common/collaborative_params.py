@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from flray.algorithms.common.public_exchange import PublicParams
-from flray.config.experiment import Augment
+from flray.config.components import Augment
 from flray.registry import hyper
 
 FINAL_LR = 0.1

@@ -150,6 +150,8 @@ class ClientRunner:
             return self._diagnose(client_task, common, private, state)
         if client_task.kind == "global":
             return self._global(client_task, common)
+        if client_task.kind == "ask":
+            return self._asked(client_task, common, private, state)
         return self._personal(client_task, common, private, state)
 
     def _end_if_exhausted(self, error: Exception) -> None:
@@ -379,6 +381,18 @@ class ClientRunner:
         self.spec.algorithm.receive(client)
         client.check_received()
         return client, self.spec.algorithm.predictor(client, "personal")
+
+    def _asked(
+        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
+    ) -> dict[str, Any]:
+        predictor: Predictor
+        if self.spec.algorithm.views[0] == "global":
+            resident = self._resources.resident(client_task.architecture)
+            resident.load(self._unpack(client_task, common)["weights"])
+            predictor = resident.model.eval()
+        else:
+            _, predictor = self.personal_model(client_task, common, private, state)
+        return {"train": self._predict(predictor, self.spec.data.clients[client_task.client].train)}
 
     def _diagnose(
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None

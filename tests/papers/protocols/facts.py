@@ -10,7 +10,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from flray import registry
-from flray.config.experiment import AugmentChoice, Component, Experiment
+from flray.config.components import AugmentChoice, Component
+from flray.config.experiment import Experiment
 from flray.data import DataSet, Domain, federate
 
 # Training and test samples of each domain: as published where a table depends on them, else enough.

@@ -1,0 +1,233 @@
+"""Components in the YAML file: a registered name with its options, checked where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    create_model,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from flray import registry
+from flray.config.plain import Plain
+from flray.errors import FlrayError, nearest
+from flray.registry import Preset, Registry
+
+
+class Component(BaseModel):
+    """A registered component by name with its options: ``{name: dirichlet, alpha: 0.2}`` or just ``iid``."""
+
+    model_config = ConfigDict(frozen=True)
+    registry: ClassVar[Registry]
+
+    name: str
+    options: dict[str, Plain] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, value: Plain) -> Plain:
+        if isinstance(value, str):
+            value = {"name": value}
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+            kind = cls.registry.kind
+            raise PydanticCustomError(
+                "component",
+                "name {article} {kind}, for example `{example}`",
+                {
+                    "kind": kind,
+                    "example": f"{{name: {cls.registry.names()[0]}}}",
+                    "article": "an" if kind[0] in "aeiou" else "a",
+                },
+            )
+        given = {k: v for k, v in value.items() if k != "name"}
+        try:
+            params = cls.params(value["name"])
+            given = _with_preset(value["name"], given, getattr(params, "presets", ()))
+            with cls.registry.guarded(value["name"], ValidationError):
+                return {"name": value["name"], "options": params.model_validate(given).model_dump()}
+        except FlrayError as error:
+            raise PydanticCustomError(
+                "component", "{message}", {"message": str(error), "sub": ("name",)}
+            ) from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            sub = tuple(str(part) for part in first["loc"])
+            message = first["msg"][:1].lower() + first["msg"][1:]
+            if first["type"] == "extra_forbidden":
+                message = (
+                    f"{value['name']} has no option "
+                    f"{sub[-1]!r}{nearest(sub[-1], params.model_fields)}; "
+                    f"its options: {', '.join(params.model_fields) or 'none'}"
+                )
+            elif first["type"] == "missing":
+                message = f"the {cls.registry.kind} {value['name']} needs this option"
+            raise PydanticCustomError(
+                "component", "{message}", {"message": message, "sub": sub, "found": first["input"]}
+            ) from None
+
+    @classmethod
+    def params(cls, name: str) -> type[BaseModel]:
+        """Return the pydantic model of a component's options in this place."""
+        return cls.registry.params(name)
+
+    @model_serializer
+    def _join(self) -> dict[str, Plain]:
+        return {"name": self.name, **self.options}
+
+
+def _with_preset(name: str, given: dict[str, Plain], presets: Sequence[Preset]) -> dict[str, Plain]:
+    """Fill in a preset's values for options not given."""
+    if "preset" not in given:
+        return given
+    chosen = given.pop("preset")
+    known = {preset.name: preset.values for preset in presets}
+    if not isinstance(chosen, str) or chosen not in known:
+        found = (
+            f"{name} has no preset {chosen!r}{nearest(str(chosen), known)}; its presets: "
+            f"{', '.join(known)}"
+            if known
+            else f"{name} has no presets: no paper states values other than its defaults"
+        )
+        raise PydanticCustomError(
+            "component", "{message}", {"message": found, "sub": ("preset",), "found": chosen}
+        )
+    return {**known[chosen], **given}
+
+
+class DatasetChoice(Component):
+    """A data set."""
+
+    registry = registry.datasets
+
+
+class PublicChoice(Component):
+    """The data set whose training images become public data; its `samples` are those taken in all."""
+
+    registry = registry.datasets
+
+    @classmethod
+    def params(cls, name: str) -> type[BaseModel]:
+        """Return the data set's options, with `samples` as the total."""
+        options: type[BaseModel] = create_model(
+            f"{name}-public-options",
+            __base__=super().params(name),
+            samples=(
+                int,
+                Field(5000, ge=2, description="training images taken, without their labels"),
+            ),
+        )
+        return options
+
+
+@cache
+def _with_seed(declared: type[BaseModel]) -> type[BaseModel]:
+    """Return a partition's options with a seed of its own, unless they have one."""
+    if "seed" in declared.model_fields:
+        return declared
+    text = "who holds what (also for validation), apart from the run's seed; null: by that one"
+    found: type[BaseModel] = create_model(
+        f"{declared.__name__}-with-seed",
+        __base__=declared,
+        seed=(int | None, Field(None, ge=0, description=text)),
+    )
+    return found
+
+
+class PartitionChoice(Component):
+    """A partition of the training data over the clients; its ``seed`` may be another than the run's."""
+
+    registry = registry.partitions
+
+    @classmethod
+    def params(cls, name: str) -> type[BaseModel]:
+        """Return the partition's options, and a seed of its own."""
+        return _with_seed(super().params(name))
+
+    @model_serializer
+    def _join(self) -> dict[str, Plain]:
+        left_out = self._has_seed and self.options.get("seed") is None
+        return {
+            "name": self.name,
+            **{k: v for k, v in self.options.items() if not (left_out and k == "seed")},
+        }
+
+    @property
+    def _has_seed(self) -> bool:
+        return "seed" not in self.registry.params(self.name).model_fields
+
+    @property
+    def arguments(self) -> dict[str, Plain]:
+        """What the partition's function takes."""
+        return {k: v for k, v in self.options.items() if not (self._has_seed and k == "seed")}
+
+    def seed(self, run: int) -> int:
+        """Return the seed of who holds what, given the run's."""
+        own = self.options.get("seed") if self._has_seed else None
+        return run if own is None else int(own)
+
+
+class ModelChoice(Component):
+    """A network."""
+
+    registry = registry.models
+
+
+class AlgorithmChoice(Component):
+    """A federated method."""
+
+    registry = registry.algorithms
+
+
+def _augment_tag(value: Plain) -> str:
+    return "dealt" if isinstance(value, (list, tuple)) else "named"
+
+
+Networks = Annotated[
+    Annotated[dict[str, ModelChoice], Tag("named")]
+    | Annotated[tuple[ModelChoice, ...], Tag("dealt")],
+    Discriminator(_augment_tag),
+]
+
+
+class AugmentChoice(Component):
+    """A step of augmentation."""
+
+    registry = registry.augmentations
+
+
+Augment = Annotated[
+    Annotated[Literal["none", "flip", "crop", "resized", "weak", "strong"], Tag("[name]")]
+    | Annotated[tuple[AugmentChoice, ...], Tag("[steps]")],
+    Discriminator(lambda value: "[name]" if isinstance(value, str) else "[steps]"),
+]
+
+
+class MetricChoice(Component):
+    """A metric besides the task's own."""
+
+    registry = registry.metrics
+
+
+class SamplerChoice(Component):
+    """How a round's clients are chosen."""
+
+    registry = registry.samplers
+
+
+class CallbackChoice(Component):
+    """What is called after each round."""
+
+    registry = registry.callbacks

@@ -1,0 +1,127 @@
+"""A round's cohort: who is chosen, who drops out, who is slow; and what clients are asked before."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from flray import rng, trees
+from flray.algorithms.types import Stage
+from flray.federation.evaluation import predict
+from flray.federation.hooks import method_hook
+from flray.federation.messages import ClientTask, TaskInput
+from flray.federation.state import FederationState
+from flray.samplers.sampling import Sampling, choose
+
+FLOAT_BYTES = 8
+"""Bytes of each number that an asked client answers."""
+
+
+@dataclass
+class Cohort:
+    """The clients of a round.
+
+    Attributes
+    ----------
+    clients : list of int
+        Those who take part, sorted.
+    works : dict of int to float
+        Each one's share of the local work.
+    asked : list of int
+        Those who were only asked, for the choice of the others.
+    down, up : int
+        Bytes that asking them took; of clients who take part too, the answer alone, for they have
+        the model then.
+    """
+
+    clients: list[int]
+    works: Mapping[int, float]
+    asked: list[int] = field(default_factory=list)
+    down: int = 0
+    up: int = 0
+
+
+def draw_cohort(federation: FederationState) -> Cohort:
+    """Return the next round's cohort.
+
+    Draws are keyed by seed and round, so they do not depend on the workers or on kills.
+
+    Raises
+    ------
+    MethodError
+        If a sampler of the user's own raises, or returns no clients.
+    """
+    spec, server = federation.spec, federation.server
+    participation, seed, count = spec.config.participation, spec.config.seed, len(server.clients)
+    drops = rng.numpy_generator(seed, "dropouts", round=server.round).random(count)
+    slow = rng.numpy_generator(seed, "stragglers", round=server.round).random(count)
+    sizes: dict[int, int] = {}
+    answers: dict[int, int] = {}
+
+    def ask(numbers: Iterable[int]) -> dict[int, dict[str, float]]:
+        asked = sorted({int(number) for number in numbers} - sizes.keys())
+        found, sent = _ask(federation, [c for c in asked if drops[c] >= participation.dropout])
+        sizes.update(sent)
+        answers.update({client: FLOAT_BYTES * len(values) for client, values in found.items()})
+        return found
+
+    sampling = Sampling(
+        server.round,
+        spec.cohort_size,
+        server.clients,
+        rng.numpy_generator(seed, "sampling", round=server.round),
+        federation.sampler_state,
+        ask,
+    )
+    sampler = participation.sampler
+    with method_hook(f"sampler {sampler.name}", "choice", server.round + 1):
+        chosen = choose(sampler.name, sampler.options, sampling)
+    cohort = [c for c in chosen if drops[c] >= participation.dropout]
+    asked = sorted(sizes.keys() - set(cohort))
+    return Cohort(
+        cohort,
+        {
+            c: participation.straggler_work if slow[c] < participation.stragglers else 1.0
+            for c in cohort
+        },
+        asked,
+        sum(sizes[client] for client in asked),
+        sum(answers.values()),
+    )
+
+
+def _ask(
+    federation: FederationState, clients: list[int]
+) -> tuple[dict[int, dict[str, float]], dict[int, int]]:
+    """Return the metrics of clients' models on their training samples, and the bytes that were sent to each."""
+    spec, server = federation.spec, federation.server
+    stage, token = Stage("evaluate"), uuid.uuid4().hex
+    if spec.algorithm.views[0] == "global":
+        packed = {key: trees.pack({"weights": weights}) for key, weights in server.models.items()}
+        commons = {key: federation.executor.put(one) for key, one in packed.items()}
+        sizes = {key: one.nbytes for key, one in packed.items()}
+    else:
+        commons, sizes = federation.message(stage)
+    jobs, sent = [], {}
+    for client in clients:
+        info = server.clients[client]
+        tree = spec.algorithm.send_private(server, client, stage)
+        private = trees.pack(tree) if tree else None
+        sent[client] = sizes[info.architecture] + (private.nbytes if private is not None else 0)
+        task = ClientTask(
+            "ask",
+            client,
+            server.round,
+            info.architecture,
+            stage,
+            token=token,
+            cost=float(info.num_samples),
+        )
+        jobs.append(TaskInput(task, commons[info.architecture], private, federation.states[client]))
+    found = predict(federation, jobs, "asked before round", 1)
+    return {
+        client: spec.task.summarise(parts["train"])
+        for client, parts in zip(clients, found, strict=True)
+        if parts is not None
+    }, sent

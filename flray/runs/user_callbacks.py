@@ -1,0 +1,115 @@
+"""The callbacks that an experiment names, called once for every round of a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flray import registry
+from flray.callbacks.base import RunInfo
+from flray.config.experiment import Experiment
+from flray.errors import FlrayError
+from flray.federation.federation import RoundResult
+from flray.metrics.names import clean_name
+from flray.runs import directory
+from flray.runs.callbacks import RunCallback
+from flray.runs.journal import Journal
+
+
+class UserCallbacks(RunCallback):
+    """Makes, calls and ends the callbacks of one run or trial.
+
+    What they have seen stands in the journal, so that a resumed run gives them what they missed and
+    nothing twice. One that raises is reported in one line and not called again before a resume: a
+    run is not lost for the sake of a log.
+
+    Parameters
+    ----------
+    journal : Journal
+        The run's.
+    experiment : Experiment
+        Its settings.
+    name, group : str
+        See `flray.callbacks.base.RunInfo`.
+    metric : str
+        The method's own metric.
+    say : callable
+        Called with lines that the user should see.
+
+    Raises
+    ------
+    FlrayError
+        If one cannot be made.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        experiment: Experiment,
+        *,
+        name: str,
+        group: str,
+        metric: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self._journal, self._say = journal, say
+        self._seen = dict.fromkeys((one.name for one in experiment.callbacks), 0)
+        if self._seen:
+            self._seen |= {k: v for k, v in journal.called().items() if k in self._seen}
+        settings = dict(directory.flatten_settings(experiment.model_dump(mode="json")))
+        folder: Path = journal.path.parent
+        self._items: dict[str, Any] = {}
+        for choice in experiment.callbacks:
+            info = RunInfo(
+                folder,
+                str(directory.read(folder)["uid"]),
+                name,
+                group,
+                settings,
+                metric,
+                self._seen[choice.name],
+            )
+            with registry.callbacks.guarded(choice.name):
+                self._items[choice.name] = registry.callbacks.get(choice.name)(
+                    info, **choice.options
+                )
+
+    def on_begin(self, rounds_done: int) -> None:
+        """Give the callbacks the rounds that are recorded and that they have not seen."""
+        if self._items:
+            for event in self._journal.rounds():
+                self._give(event["round"], event["metrics"])
+
+    def on_round(self, result: RoundResult) -> None:
+        """Give the callbacks a round."""
+        self._give(result.number, result.metrics)
+
+    def finish(self, status: str) -> None:
+        """End the callbacks."""
+        for name, item in list(self._items.items()):
+            if (end := getattr(item, "end", None)) is not None:
+                self._call(name, partial(end, status))
+        self._items.clear()
+
+    def _give(self, number: int, metrics: Mapping[str, float]) -> None:
+        cleaned = {clean_name(one): float(value) for one, value in metrics.items()}
+        for name, item in list(self._items.items()):
+            if number <= self._seen[name]:
+                continue
+            if self._call(name, partial(item.round, number, dict(cleaned))):
+                self._seen[name] = number
+                self._journal.record_call(name, number)
+
+    def _call(self, name: str, call: Callable[[], object]) -> bool:
+        """Call a callback; report what it raises, and forget it."""
+        try:
+            with registry.callbacks.guarded(name):
+                call()
+        except Exception as error:
+            text = str(error) if isinstance(error, FlrayError) else f"{name}: {error!r}"
+            self._say(f"{text}; it is not called again unless the run is resumed")
+            del self._items[name]
+            return False
+        return True

@@ -1,0 +1,81 @@
+"""What a sampler sees of a federation, and the check of what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from flray import registry
+from flray.algorithms.server import ClientInfo
+from flray.errors import MethodError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A round before its clients are chosen.
+
+    Attributes
+    ----------
+    round : int
+        From 0.
+    size : int
+        Clients that ``participation`` asks for; a sampler may return fewer or more.
+    clients : sequence of ClientInfo
+        All clients: name, domain, number of samples, samples by class.
+    generator : numpy Generator
+        Keyed by seed and round.
+    state : dict
+        The sampler's memory, a plain tree (see `flray.trees`): kept in checkpoints.
+    ask : callable
+        ``ask(numbers)`` sends these clients the model that they would train and returns, by number,
+        its ``loss`` and the task's other metrics on their training samples. Clients that do not
+        answer in this round (``participation.dropout``) are missing.
+    """
+
+    round: int
+    size: int
+    clients: Sequence[ClientInfo]
+    generator: np.random.Generator
+    state: dict[str, Any]
+    ask: Callable[[Iterable[int]], dict[int, dict[str, float]]]
+
+
+def choose(name: str, options: Mapping[str, Any], sampling: Sampling) -> list[int]:
+    """Return the clients that a sampler chooses, sorted.
+
+    Parameters
+    ----------
+    name : str
+        The registered sampler.
+    options : mapping
+        Its options.
+    sampling : Sampling
+        The round.
+
+    Raises
+    ------
+    MethodError
+        If it returns something else than numbers of clients, each once.
+    """
+    chosen = registry.samplers.get(name)(sampling, **options)
+    count = len(sampling.clients)
+    try:
+        numbers = list(chosen)
+    except TypeError:
+        numbers = [chosen]
+    if (
+        not numbers
+        or not all(isinstance(n, Integral) and 0 <= int(n) < count for n in numbers)
+        or len({int(n) for n in numbers}) < len(numbers)
+    ):
+        shown = ", ".join(repr(n) for n in numbers[:5]) or "nothing"
+        raise MethodError(
+            f"sampler {name!r} returned {shown}{', ...' if len(numbers) > 5 else ''} in round "
+            f"{sampling.round + 1}; numbers of clients are needed, at least one, from 0 to "
+            f"{count - 1}, each once"
+        )
+    return sorted(int(n) for n in numbers)

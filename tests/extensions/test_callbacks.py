@@ -1,0 +1,226 @@
+"""Callbacks: every round once and in order, whatever dies; files that TensorBoard and W&B read themselves."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flray import register_callback, tuning
+from flray.callbacks import RunInfo
+from flray.errors import ConfigError
+from flray.interrupts import InterruptedRunError
+from flray.runs import runner
+from flray.runs.progress import NullProgress
+
+PLUGIN = """
+import os, signal
+from pathlib import Path
+from flray import register_callback
+
+
+@register_callback("lines")
+class Lines:
+    def __init__(self, run, *, file="lines.txt"):
+        self.file = run.folder / file
+
+    def round(self, number, metrics):
+        with self.file.open("a") as file:
+            file.write(f"{number} {metrics['train/loss']!r}\\n")
+
+    def end(self, status):
+        with self.file.open("a") as file:
+            file.write(f"{status}\\n")
+
+
+@register_callback("kill")
+class Kill:
+    def __init__(self, run, *, round=2):
+        self.at, self.mark = round, run.folder / "killed"
+
+    def round(self, number, metrics):
+        if number == self.at and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@register_callback("raises-once")
+class RaisesOnce:
+    def __init__(self, run: RunInfo) -> None:
+        self.mark, self.seen = run.folder / "raised", run.folder / "seen.txt"
+
+    def round(self, number: int, metrics: Mapping[str, float]) -> None:
+        if number == 2 and not self.mark.exists():
+            self.mark.touch()
+            raise ValueError("the log is full")
+        with self.seen.open("a") as file:
+            file.write(f"{number} ")
+
+
+class Said(NullProgress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def inline(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"experiment": {**content, "resources": {"executor": "inline"}, **changes}}
+
+
+def test_a_driver_that_is_killed_and_resumed_calls_once_per_round(
+    tmp_cwd: Path, digits: dict[str, Any]
+) -> None:
+    Path("own.py").write_text(PLUGIN)
+    content = inline(digits, plugins=["own.py"], callbacks=["lines", "kill"], rounds=4)
+    Path("run.yaml").write_text(yaml.safe_dump(content))
+    code = [sys.executable, "-m", "flray", "run", "run.yaml"]
+    killed = subprocess.run(code, capture_output=True, timeout=120, check=False)
+    assert killed.returncode == -9
+    folder = tmp_cwd / "runs" / "digits" / "001"
+    assert [line.split()[0] for line in (folder / "lines.txt").read_text().splitlines()] == [
+        "1",
+        "2",
+    ]
+    result = runner.resume(folder)
+    lines = (folder / "lines.txt").read_text().splitlines()
+    assert lines[-1] == "finished"
+    assert [(int(n), float(v)) for n, v in map(str.split, lines[:-1])] == list(
+        zip(result.history["round"], result.history["train/loss"], strict=True)
+    )
+    plain = runner.run(inline(digits, rounds=4))
+    assert plain.sha256 == result.sha256
+
+
+def test_one_that_raises_is_reported_once_and_gets_what_it_missed_at_a_resume(
+    tmp_cwd: Path, digits: dict[str, Any]
+) -> None:
+    class Stop(Said):
+        def round(self, result: Any, metric: str) -> None:
+            if result.number == 3:
+                raise KeyboardInterrupt
+
+    stopped = Stop()
+    with pytest.raises(InterruptedRunError):
+        runner.run(inline(digits, callbacks=["raises-once"], rounds=4), progress=stopped)
+    told = [line for line in stopped.lines if "raises-once" in line]
+    assert len(told) == 1 and "the log is full" in told[0] and "not called again" in told[0]
+    folder = tmp_cwd / "runs" / "digits" / "001"
+    assert (folder / "seen.txt").read_text() == "1 "
+    runner.resume(folder)
+    assert (folder / "seen.txt").read_text() == "1 2 3 4 "
+
+
+@pytest.mark.slow
+def test_trials_of_a_sweep_have_their_own(
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
+    Path("own.py").write_text(PLUGIN)
+    content = {**digits, "plugins": ["own.py"], "callbacks": ["lines"]}
+    result = tuning.tune(
+        {
+            "experiment": content,
+            "space": {"local.lr": {"grid": [0.02, 0.1]}},
+            "sweep": {"seeds": [0]},
+        }
+    )
+    for trial in ("0001", "0002"):
+        lines = (result.folder / "trials" / trial / "lines.txt").read_text().splitlines()
+        assert lines[-1] == "finished"
+        history = result.history(trial)
+        assert [(int(n), float(v)) for n, v in map(str.split, lines[:-1])] == list(
+            zip(history["round"], history["train/loss"], strict=True)
+        )
+
+
+def test_tensorboard_reads_every_round(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    result = runner.run(inline(digits, callbacks=["tensorboard"]))
+    events = accumulator.EventAccumulator(str(result.folder / "tensorboard"))
+    events.Reload()
+    points = events.Scalars("global/common/accuracy")
+    assert [point.step for point in points] == [1, 2, 3]
+    wanted = result.history["global/common/accuracy"].tolist()
+    assert [point.value for point in points] == pytest.approx(wanted, rel=1e-6)
+
+
+def wandb_records(data: bytes) -> Iterator[Any]:
+    """Yield the records of an offline run's file, a LevelDB log of W&B's own messages."""
+    messages = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    place, parts = 7, b""  # behind W&B's own header
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a whole record, or its last part
+            record = messages.Record()
+            record.ParseFromString(parts)
+            yield record
+            parts = b""
+
+
+def test_weights_and_biases_has_every_round_and_the_settings(
+    tmp_cwd: Path, digits: dict[str, Any]
+) -> None:
+    pytest.importorskip("wandb")
+    result = runner.run(inline(digits, callbacks=[{"name": "wandb", "mode": "offline"}]))
+    (file,) = result.folder.glob("wandb/offline-run-*/*.wandb")
+    steps, settings, code = {}, {}, None
+    for record in wandb_records(file.read_bytes()):
+        if record.WhichOneof("record_type") == "history":
+            row = {i.key or "/".join(i.nested_key): i.value_json for i in record.history.item}
+            steps[record.history.step.num] = float(row["global/common/accuracy"])
+        elif record.WhichOneof("record_type") == "run":
+            settings |= {i.key: i.value_json for i in record.run.config.update}
+        elif record.WhichOneof("record_type") == "exit":
+            code = record.exit.exit_code
+    assert steps == dict(
+        zip(result.history["round"], result.history["global/common/accuracy"], strict=True)
+    )
+    assert settings["local.lr"] == '"0.05"' and code == 0
+
+
+class NoRound:
+    def __init__(self, run: RunInfo) -> None: ...
+
+
+class RoundOfNothing:
+    def __init__(self, run: RunInfo) -> None: ...
+    def round(self) -> None: ...
+
+
+class MadeOfNothing:
+    def round(self, number: int, metrics: Mapping[str, float]) -> None: ...
+
+
+class EndOfNothing:
+    def __init__(self, run: RunInfo) -> None: ...
+    def round(self, number: int, metrics: Mapping[str, float]) -> None: ...
+    def end(self) -> None: ...
+
+
+def a_function(run: RunInfo) -> None: ...
+
+
+@pytest.mark.parametrize("item", [NoRound, RoundOfNothing, MadeOfNothing, EndOfNothing, a_function])
+def test_what_cannot_be_called_is_refused_before_anything_is_made(
+    item: Any, tmp_cwd: Path, digits: dict[str, Any]
+) -> None:
+    register_callback("wrong")(item)
+    with pytest.raises(ConfigError, match=r"^experiment.callbacks.0: found wrong; "):
+        runner.run(inline(digits, callbacks=["wrong"]))
+    with pytest.raises(ConfigError, match="named twice"):
+        runner.run(inline(digits, callbacks=["raises-once", "raises-once"]))
+    assert not Path("runs").exists()

@@ -1,0 +1,104 @@
+"""Metrics besides the task's: the same samples, views and names, and other libraries' values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import balanced_accuracy_score, f1_score
+
+from flray import register_metric, registry
+from flray.cli.main import invoke
+from flray.errors import ConfigError, FlrayError, MethodError
+from flray.metrics.direction import lower_is_better
+from tests.algorithms.helpers import federation_of, spec_of
+
+
+@register_metric("hits")
+def hits(targets: Any, outputs: Any, *, times: float = 1.0) -> float:
+    return times * float((outputs.argmax(1) == targets).mean())
+
+
+@register_metric("wrong-result")
+def wrong_result(targets: Any, outputs: Any) -> str:
+    return "much"
+
+
+@register_metric("raises")
+def raises(targets: Any, outputs: Any) -> float:
+    raise ValueError("no such luck")
+
+
+@register_metric("takes-nothing")
+def takes_nothing() -> float:
+    return 1.0
+
+
+def test_builtin_metrics_are_those_of_other_libraries() -> None:
+    generator = np.random.default_rng(0)
+    targets, outputs = generator.integers(0, 4, 200), generator.normal(size=(200, 4))
+    found = outputs.argmax(1)
+    call = registry.metrics.call
+    assert call("balanced-accuracy", targets, outputs) == balanced_accuracy_score(targets, found)
+    assert call("macro-f1", targets, outputs) == f1_score(targets, found, average="macro")
+    # By hand: confidences 0.9 (right), 0.9 (wrong) and 0.6 (right) in bins (0.8, 1] and (0.5, 0.6].
+    shares = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]])
+    gap = (2 * abs(0.5 - 0.9) + 1 * abs(1.0 - 0.6)) / 3
+    got = call("calibration-error", np.array([0, 1, 0]), np.log(shares), bins=10)
+    assert got == pytest.approx(gap, abs=1e-12)
+    assert lower_is_better("personal/local/calibration-error/worst")
+    assert not lower_is_better("global/common/macro-f1")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedco2"])
+def test_a_metric_has_every_view_that_accuracy_has(method: str) -> None:
+    views = {"others": True, "pooled": True, "validation": 0.25}
+    settings = {"metrics": ["hits"], **views}
+    metrics = federation_of(spec_of(method, evaluation=settings)).step().metrics
+    accuracy = {name: value for name, value in metrics.items() if "/accuracy" in name}
+    assert len(accuracy) > 12
+    assert {name: metrics[name.replace("accuracy", "hits")] for name in accuracy} == accuracy
+
+
+def test_options_reach_it_and_the_bits_stay() -> None:
+    plain = federation_of(spec_of("fedavg"))
+    measured = federation_of(
+        spec_of("fedavg", evaluation={"metrics": [{"name": "hits", "times": 2}]})
+    )
+    values = [one.step().metrics for one in (plain, measured)]
+    assert values[1]["global/common/hits"] == 2 * values[0]["global/common/accuracy"]
+    assert plain.sha256() == measured.sha256()
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["accuracy"], "unknown metric 'accuracy'"),
+        (["hits", "hits"], "it is measured already"),
+        (["takes-nothing"], "metric\\(targets, outputs"),
+        ([{"name": "hits", "time": 2}], "hits has no option 'time'; did you mean 'times'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(names: list[Any], said: str) -> None:
+    with pytest.raises((ConfigError, FlrayError, ValueError), match=said):
+        spec_of("fedavg", evaluation={"metrics": names})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("wrong-result", "metric 'wrong-result' returned str, not a number"),
+        ("raises", r"metric 'raises' raised ValueError: no such luck \(.*test_metrics.py:\d+\)"),
+    ],
+)
+def test_a_metric_that_fails_is_named(name: str, said: str) -> None:
+    federation = federation_of(spec_of("fedavg", evaluation={"metrics": [name]}))
+    with pytest.raises(MethodError, match=said):
+        federation.step()
+
+
+def test_metrics_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["list", "metrics"]) == 0
+    shown = capsys.readouterr().out
+    assert "balanced-accuracy" in shown and "calibration-error" in shown and "hits" in shown

@@ -1,0 +1,173 @@
+"""Samplers: every method, the same bits whatever dies, and what clients are only asked is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flray import register_sampler, registry, rng
+from flray.errors import MethodError
+from flray.federation import checkpoint
+from flray.federation.federation import Federation
+from flray.samplers import Sampling, choose
+from tests.algorithms.helpers import federation_of, gaussian_clients, settings_for, spec_of
+from tests.end_to_end.pool import Pools
+
+POWER = {"name": "power-of-choice", "candidates": 4}
+SIZES = (12, 9, 15, 6, 10)
+
+
+@register_sampler("in-turn")
+def in_turn(sampling: Sampling) -> Sequence[int]:
+    """Those who were longest without, which takes a memory."""
+    first = sampling.state.get("next", 0)
+    sampling.state["next"] = (first + sampling.size) % len(sampling.clients)
+    return [(first + i) % len(sampling.clients) for i in range(sampling.size)]
+
+
+ANSWERS: dict[str, Any] = {
+    "nothing": [],
+    "none": None,
+    "a-text": "ab",
+    "a-number": 7.5,
+    "twice": [1, 1],
+    "nobody": [9],
+    "negative": [-1],
+    "floats": [0.0, 1.0],
+}
+
+
+@register_sampler("answers")
+def answers(sampling: Sampling, *, key: str) -> Any:
+    return ANSWERS[key]
+
+
+def federation(sampler: Any, method: str = "fedavg", **settings: Any) -> Federation:
+    participation = {"clients": 2, "sampler": sampler, **settings.pop("participation", {})}
+    return federation_of(
+        spec_of(method, gaussian_clients(SIZES), participation=participation, **settings)
+    )
+
+
+def test_uniform_is_the_default_and_a_permutation_by_seed_and_round() -> None:
+    made = federation("uniform")
+    for number in range(3):
+        made.step()
+        order = rng.numpy_generator(0, "sampling", round=number).permutation(5)
+        assert made.server.cohort == sorted(order[:2].tolist())
+    assert spec_of("fedavg").config.participation.sampler.name == "uniform"
+
+
+def test_power_of_choice_takes_the_candidates_with_the_largest_loss() -> None:
+    asked: list[list[int]] = []
+
+    def ask(numbers: Any) -> dict[int, dict[str, float]]:
+        asked.append(list(numbers))
+        return {n: {"loss": [0.3, 0.1, 0.5, 0.2, 0.4][n]} for n in asked[-1]}
+
+    made = federation("uniform")
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        chosen = choose(
+            "power-of-choice",
+            {"candidates": 3},
+            Sampling(0, 2, made.server.clients, generator, {}, ask),
+        )
+        assert len(asked[-1]) == 3
+        by_loss = sorted(asked[-1], key=lambda n: -[0.3, 0.1, 0.5, 0.2, 0.4][n])
+        assert chosen == sorted(by_loss[:2])
+    often = np.bincount(np.concatenate(asked), minlength=5)
+    assert often[2] > often[3], "15 samples against 6"
+
+
+def test_an_answer_is_the_loss_of_the_global_model_on_the_training_samples() -> None:
+    given: dict[int, dict[str, float]] = {}
+
+    @register_sampler("curious")
+    def curious(sampling: Sampling) -> Sequence[int]:
+        given.update(sampling.ask([0, 3]))
+        return [0]
+
+    made = federation("curious", local={"epochs": 0})
+    metrics = made.step().metrics
+    # Training and test samples of the hand-made clients are the same, and without an epoch the model stays.
+    for client in (0, 3):
+        for name in ("loss", "accuracy"):
+            measured = metrics[f"global/local/{name}/client/client{client}"]
+            assert given[client][name] == pytest.approx(measured, abs=1e-12)
+    assert metrics["cohort/size"] == 1 and metrics["cohort/asked"] == 1
+
+
+def test_bytes_of_those_who_were_only_asked_count_apart_and_in_the_sum() -> None:
+    plain, asking = federation("uniform").step().metrics, federation(POWER).step().metrics
+    model = plain["bytes/down"] / 2
+    numbers = 8 * 2  # loss and accuracy
+    assert "bytes/asked" not in plain and "cohort/asked" not in plain and "time/ask" not in plain
+    assert asking["cohort/asked"] == 2 and asking["time/ask"] > 0
+    assert asking["bytes/asked"] == 2 * model + 4 * numbers
+    assert asking["bytes/down"] == 4 * model, "the two who take part get it once"
+    assert asking["bytes/up"] == plain["bytes/up"] + 4 * numbers
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        name
+        for name in set(registry.algorithms.names()) - set(registry.algorithms.added())
+        if "all_clients" not in registry.algorithms.get(name).needs
+    ),
+)
+def test_every_method_runs_with_power_of_choice(name: str) -> None:
+    made = federation(POWER, name, **settings_for(name))
+    for _ in range(2):
+        assert made.step().metrics["cohort/asked"] == 2
+        assert len(made.server.cohort) == 2
+
+
+def test_who_drops_out_does_not_answer() -> None:
+    made = federation({"name": "power-of-choice", "candidates": 5}, participation={"dropout": 0.4})
+    for number in range(6):
+        drops = rng.numpy_generator(0, "dropouts", round=number).random(5)
+        made.step()
+        assert all(drops[client] >= 0.4 for client in made.server.cohort)
+
+
+@pytest.mark.parametrize("sampler", ["in-turn", POWER])
+def test_a_resumed_federation_chooses_as_one_that_was_not(sampler: Any, tmp_path: Path) -> None:
+    whole, cut = federation(sampler), federation(sampler)
+    cohorts = []
+    for _ in range(4):
+        whole.step()
+        cohorts.append(whole.server.cohort)
+    for _ in range(2):
+        cut.step()
+    checkpoint.save(cut, tmp_path)
+    again = federation(sampler)
+    checkpoint.restore(again, tmp_path)
+    found = []
+    for _ in range(2):
+        again.step()
+        found.append(again.server.cohort)
+    assert found == cohorts[2:] and again.sha256() == whole.sha256()
+    if sampler == "in-turn":
+        assert cohorts == [[0, 1], [2, 3], [0, 4], [1, 2]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_actors_give_the_bits_of_one_process(pools: Pools, method: str) -> None:
+    inline = federation(POWER, method)
+    for _ in range(3):
+        inline.step()
+    assert pools[2].run_federation(inline.spec).sha256() == inline.sha256()
+
+
+@pytest.mark.parametrize("key", ANSWERS)
+def test_a_wrong_answer_is_refused_in_one_line(key: str) -> None:
+    made = federation({"name": "answers", "key": key})
+    with pytest.raises(MethodError, match=r"^sampler 'answers' returned .* each once$"):
+        made.step()
