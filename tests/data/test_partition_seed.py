@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flray.config.experiment import PartitionChoice
+from flray.config.components import PartitionChoice
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
