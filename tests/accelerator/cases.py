@@ -153,7 +153,7 @@ def options(name: str, **values: Any) -> dict[str, Any]:
 
 def released(name: str) -> dict[str, Any]:
     """Return a method as its released code has it, whose settings are not those of `experiment`."""
-    own = {"batch_size": 8} if name in ("fccl", "fcclplus") else {}
+    own = {"batch_size": 8} if name == "fcclplus" else {}
     content = experiment(name, **options(name, variant="released", **own))
     content["local"] = {"epochs": 1} if name == "fedskc" else {"epochs": 1, "lr": 0.01}
     return content
@@ -180,7 +180,7 @@ def tasks() -> list[Case]:
             (f"evaluation-{name}", experiment(name, evaluation=whole))
             for name in ("fedco2", "copa", "fedrod", "fedfomo")
         ),
-        *((f"released-{name}", released(name)) for name in ("fccl", "fcclplus", "lgmix", "fedskc")),
+        *((f"released-{name}", released(name)) for name in ("fcclplus", "lgmix", "fedskc")),
         ("kept by peers-feddf", experiment("feddf", **options("feddf", average=False))),
         ("hessian-perfedavg", experiment("perfedavg", **options("perfedavg", form="hf"))),
         ("block-fedprox", experiment("fedprox", **block)),

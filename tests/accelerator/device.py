@@ -121,7 +121,7 @@ class AccelTensor(Tensor):
 
 
 class Counts:
-    """What was counted since the last `reset`; of images, the most that came in one copy."""
+    """What was counted since the last `reset`; of images, the most that came in one copy, and all."""
 
     def __init__(self) -> None:
         self.reset()
@@ -129,7 +129,7 @@ class Counts:
     def reset(self) -> None:
         """Begin anew."""
         self.kernels = 0
-        self.images = 0
+        self.images = self.sent = 0
         self.waits: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
 
@@ -264,6 +264,7 @@ def _note_copy(source: Tensor, to_device: bool, patient: bool, what: str) -> Non
         return
     if to_device and source.dtype == torch.uint8 and source.dim() == 4:
         counts.images = max(counts.images, len(source))
+        counts.sent += len(source)
     free = not patient and (not to_device or _is_pinned(source))
     counts.note("h2d" if to_device else "d2h", what, waits=not free)
 

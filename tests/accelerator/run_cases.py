@@ -135,7 +135,7 @@ def run_case(case: Case) -> dict[str, Any]:
             server = DEVICE if case["server"] == "accel" else CPU
             found["accel"], here = run(spec, DEVICE, server, case)
         found["measured"] = repr(here) == repr(measured)
-        found["images"] = counts.images
+        found["images"], found["sent"] = counts.images, counts.sent
         found["kernels"], found["steps"] = dict(costs.kernels), costs.steps
         found["step_waits"], found["turn_waits"] = dict(costs.step_waits), dict(costs.turn_waits)
     except Exception as error:

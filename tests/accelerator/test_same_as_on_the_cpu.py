@@ -93,7 +93,10 @@ def test_mistakes_are_found_and_samples_come_as_the_memory_allows() -> None:
     wrong = [case(name, experiment("fedavg"), mutation=name) for name in names]
     content = experiment("fedavg", evaluation={"batch_size": 8})
     right = [case(name, content, samples=name) for name in LYING]
-    found = {one["name"]: one for one in run_cases([*wrong, *right])}
+    public = [
+        case(f"public {name}", experiment("fedmd"), samples=name) for name in ("own", "batch")
+    ]
+    found = {one["name"]: one for one in run_cases([*wrong, *right, *public])}
     assert "device type for generator" in found["generator"]["error"]
     assert "found at least two devices" in found["mixing"]["error"]
     assert "can't convert accel:0 device type tensor to numpy" in found["numpy"]["error"]
@@ -105,3 +108,5 @@ def test_mistakes_are_found_and_samples_come_as_the_memory_allows() -> None:
     for name, images in LYING.items():
         assert not problems([found[name]]) and not found[name]["step_waits"]
         assert found[name]["images"] == images
+    # A stage on public samples sends no private ones. (Three times a last batch of one is left out.)
+    assert 0 < found["public own"]["sent"] <= found["public batch"]["sent"] + 3

@@ -65,9 +65,9 @@ class Samples:
     Parameters
     ----------
     x, y : Tensor
-        All samples of the federation, or (`own`) these alone; uint8 images or float features.
+        All samples of the federation; uint8 images or float features.
     rows : Tensor of int64
-        Which of the federation's samples; where `x` and `y` are.
+        Which of them; where `x` and `y` are.
     prepare : callable
         Normalises a batch of raw samples.
     disturb : callable, optional
@@ -77,8 +77,8 @@ class Samples:
     device : torch.device, optional
         Where batches are needed. Where the samples are elsewhere, each batch is gathered there and
         sent, which nobody waits for. Default: where the samples are.
-    own : bool
-        Whether `x` and `y` hold these samples alone, in the order of `rows`.
+    together : bool
+        Whether all are gathered and sent instead, as soon as one is needed.
     """
 
     def __init__(
@@ -90,48 +90,64 @@ class Samples:
         disturb: Callable[[Tensor, Tensor], Tensor] | None = None,
         normalisation: tuple[Tensor, Tensor] | None = None,
         device: torch.device | None = None,
-        own: bool = False,
+        together: bool = False,
     ) -> None:
-        self._x, self._y, self.rows, self._prepare, self._disturb = x, y, rows, prepare, disturb
-        self.normalisation, self._device, self._own = normalisation, device or x.device, own
+        self._x, self._y, self._rows, self._prepare, self._disturb = x, y, rows, prepare, disturb
+        self.normalisation, self._together = normalisation, together
+        self._device = device or x.device
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._rows)
+
+    @property
+    def rows(self) -> Tensor:
+        """Which of the federation's samples they are, int64 [n], where positions are looked up."""
+        return self._held[2]
 
     @property
     def labels(self) -> Tensor:
         """Labels of all samples, int64 [n]; for segmentation masks, uint8 [n, K, H, W]."""
-        if self._y is None:
+        _, y, rows = self._held
+        if y is None:
             raise ValueError("these samples have no labels")
-        return self._y if self._own else self._sent(self._y[self.rows])
+        return y if self._together else self._sent(y[rows])
 
     def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised inputs and labels at positions within these samples (labels -1 where there are none)."""
-        positions = transfers.to_device(positions, self.rows.device)
+        all_x, all_y, rows = self._held
+        positions = transfers.to_device(positions, rows.device)
         places = self._places(positions)
-        x = self._prepare(self._sent(self._x[places]))
+        x = self._prepare(self._sent(all_x[places]))
         if self._disturb is not None:
-            x = self._disturb(x, self._sent(self.rows[positions] if self._own else places))
-        if self._y is None:
+            x = self._disturb(x, self._sent(rows[positions] if self._together else places))
+        if all_y is None:
             return x, torch.full((len(positions),), -1, device=self._device)
-        return x, self._sent(self._y[places])
+        return x, self._sent(all_y[places])
 
     def relabelled_by_index(self, positions: Tensor) -> Samples:
         """Return the samples at some positions, each labelled with its number among these."""
-        positions = transfers.to_device(positions, self.rows.device)
-        places = self._places(positions)
-        numbers = torch.full((len(self._x),), -1, device=places.device)
+        x, _, rows = self._held
+        places = self._places(transfers.to_device(positions, rows.device))
+        numbers = torch.full((len(x),), -1, device=places.device)
         numbers[places] = torch.arange(len(places), device=places.device)
-        return Samples(self._x, numbers, places, self._prepare, device=self._device)
+        return Samples(x, numbers, places, self._prepare, device=self._device)
 
     def in_order(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all samples in their stored order, in batches."""
         for positions in torch.arange(len(self), device=self.rows.device).split(batch_size):
             yield self.take(positions)
 
+    @cached_property
+    def _held(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Samples, labels and rows, of the federation or of these alone."""
+        if not self._together:
+            return self._x, self._y, self._rows
+        y = None if self._y is None else self._sent(self._y[self._rows])
+        return self._sent(self._x[self._rows]), y, self._sent(self._rows)
+
     def _places(self, positions: Tensor) -> Tensor:
-        """Return where in `x` and `y` the samples at some positions are."""
-        return positions if self._own else self.rows[positions]
+        """Return where in what is held the samples at some positions are."""
+        return positions if self._together else self._held[2][positions]
 
     def _sent(self, part: Tensor) -> Tensor:
         return transfers.to_device(part, self._device)

@@ -122,23 +122,17 @@ class WorkerResources:
             Whether each is looked at once, so that batch by batch is soon enough.
         """
         x, y = self._labelled
-        index, own = transfers.from_numpy(rows), False
-        if x.device == self.device:
-            index = transfers.to_device(index, self.device)
-        elif not once and len(rows) * _sample_bytes(x, y) <= LARGEST_PART * self._capacity:
-            x, y, index = (
-                transfers.to_device(part, self.device) for part in (x[index], y[index], index)
-            )
-            own = True
+        here = x.device == self.device
+        few = len(rows) * _sample_bytes(x, y) <= LARGEST_PART * self._capacity
         return Samples(
             x,
             y,
-            index,
+            transfers.to_device(transfers.from_numpy(rows), x.device),
             self._prepare,
             self._noisy if self._noise is not None else None,
             self._normalisation,
             self.device,
-            own,
+            together=few and not (here or once),
         )
 
     @cached_property
