@@ -28,7 +28,8 @@ from flray.files.mirror import Mirror
 from flray.runs import directory, runner
 from flray.runs.progress import NullProgress
 from flray.tracking.client import connect
-from flray.tuning.trial_store import checkpoints, next_session
+from flray.tuning.trial_store import checkpoints, next_session, trial_folders
+from flray.tuning.tuner import SweepTuner
 
 BUCKET = "s3://flray-test"
 
@@ -425,3 +426,13 @@ def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
     result = tuning.resume(directory.find("swept", f"{BUCKET}/sweeps"))
     assert list(result.results["sha256"]) == [whole.sha256]
     assert {"results.csv", "summary.csv"} <= set(storage.files(f"{BUCKET}/sweeps/swept/001"))
+
+    # A third machine, which has never seen it, takes the trial over from the bucket: nothing is run.
+    monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "third-machine"))
+    monkeypatch.setattr(SweepTuner, "run", None)
+    again = tuning.tune(content)
+    assert again.folder.name == "002" and list(again.results["sha256"]) == [whole.sha256]
+    (trial,) = trial_folders(again.folder)
+    assert trial.identity["taken_over"] == "swept/001/0001"
+    (checkpoint,) = checkpoints(f"{BUCKET}/sweeps/swept/002/tune", "0001")
+    assert checkpoint.round == 8

@@ -46,6 +46,12 @@ _IDENTITY: dict[str, type | tuple[type, ...]] = {
     "sha256": (str, NoneType),
     "metric": (str, NoneType),
     "failure": (str, NoneType),
+    "phase": str,
+    "compared": dict,
+    "identity": (dict, NoneType),
+    "files": dict,
+    "history": str,
+    "taken_over": str,
 }
 _NEEDED: dict[str, type | tuple[type, ...]] = {
     "experiment": dict,

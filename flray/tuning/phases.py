@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flray.config.experiment import Config
 from flray.config.loader import experiment_at
+from flray.errors import FlrayError
 from flray.metrics.direction import lower_is_better
 from flray.results.deciding import Comparison
 from flray.tuning.space import Phase, TrialSpec, Values, trial_number
@@ -174,7 +175,13 @@ class Phases:
         return TrialFolder(sweep, trial_number(self._tuned_index(u, k) + s))
 
     def _tuned(self, sweep: Path, u: int, k: int) -> Values:
-        setting = self._folder(sweep, u, k).identity["setting"]
+        folder = self._folder(sweep, u, k)
+        setting = folder.identity["setting"]
+        if missing := self._units[u].space.keys() - setting.keys():
+            raise FlrayError(
+                f"{folder.path / 'run.json'}: found nothing for {min(missing)!r} in setting, which "
+                "is not what was written; restore it"
+            )
         return {path: setting[path] for path in self._units[u].space}
 
     def _tuned_index(self, u: int, k: int) -> int:
