@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A sweep under Slurm: Ray on all nodes of the job, the sweep on its first one. From the checkout's top folder, which all
 # nodes must see:  sbatch cluster/slurm.sh search_spaces/fedavg.yaml [key=value ...]
-# Cut short by the time limit, it goes on with:  sbatch cluster/slurm.sh --resume fedavg
+# Before the time limit it stops with care, queues itself again and goes on. By hand:  sbatch cluster/slurm.sh --resume fedavg
 #SBATCH --job-name=flray
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -9,6 +9,9 @@
 #SBATCH --gpus-per-node=1
 #SBATCH --mem=32G
 #SBATCH --time=12:00:00
+#SBATCH --signal=B:USR1@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
 #SBATCH --output=flray-%j.log
 set -euo pipefail
 [ $# -ge 1 ] || { echo "usage: sbatch $0 FILE.yaml [key=value ...] | --resume NAME" >&2; exit 2; }
@@ -50,8 +53,31 @@ while (there := sum(node["Alive"] for node in ray.nodes())) < wanted:
 PYTHON
 fi
 
+# A job that was queued again goes on with the newest sweep of its experiment's name.
+work=(flray tune "$@")
 if [ "$1" = --resume ]; then
-  flray resume "$2" --address "$head_ip:$port"
-else
-  flray tune "$@" --address "$head_ip:$port"
+  work=(flray resume "$2")
+elif [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
+  read -r name output < <(python - "$@" <<'PYTHON'
+import sys
+from flray.config.loader import load
+experiment = load(sys.argv[1], sys.argv[2:]).experiment
+print(experiment.name, experiment.output)
+PYTHON
+)
+  work=(flray resume "$name" --output "$output")
 fi
+"${work[@]}" --address "$head_ip:$port" &
+pid=$!
+again=false
+trap 'again=true; kill -TERM $pid' USR1  # Slurm sends it three minutes before the time limit
+code=0
+wait "$pid" || code=$?
+if $again; then  # that was the signal
+  code=0
+  wait "$pid" || code=$?
+fi
+if $again && [ "$code" -eq 143 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

@@ -31,6 +31,8 @@ def small(command: list[str]) -> list[str]:
         return [*command, *SMALL, "resources.executor=inline"]
     if command[0] == "tune":
         return [*command, *SMALL, "sweep.samples=1", "sweep.seeds=[0]"]
+    if command[0] == "resume":
+        return [re.sub(r"^rounds=\d+$", "rounds=2", word) for word in command]
     return command
 
 
@@ -57,7 +59,9 @@ def play(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
 RUNNABLE = [block for block in BLOCKS if block.language == "bash" and not block.not_run]
 SWEEPING = [block for block in RUNNABLE if any(words[1] == "tune" for words in block.commands)]
 QUICK = sorted({block.page for block in RUNNABLE if block not in SWEEPING})
-SCRIPTS = [block for block in BLOCKS if block.language == "python" and not block.file]
+SCRIPTS = [
+    block for block in BLOCKS if block.language == "python" and not block.file and not block.not_run
+]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from flray import registry  # noqa: E402
 
 TEXTS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 GUIDE = {
-    "Start": ("start", "sweeps", "how-sure"),
+    "Start": ("start", "sweeps", "how-sure", "models"),
     "What can be compared": ("data", "metrics", "methods", "papers"),
     "While it runs": ("faults", "tracking", "cluster", "gpus", "hardware"),
     "Beyond": ("extending", "troubleshooting", "benchmarks", "comparison"),

@@ -263,6 +263,9 @@ def test_slurm_options_are_those_sbatch_knows() -> None:
         "--gpus-per-node",
         "--mem",
         "--time",
+        "--signal",
+        "--requeue",
+        "--open-mode",
         "--output",
     }
     text = (CLUSTER / "slurm.sh").read_text()
