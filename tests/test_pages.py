@@ -56,6 +56,28 @@ def play(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
             Path(into).write_text(captured.out)
 
 
+def write_own_data(folder: Path) -> None:
+    """Write a table with a column of hospitals, and a set of Hugging Face's with one of writers."""
+    import datasets
+
+    generator = np.random.default_rng(0)
+    rows = [f"{number % 60},H{number % 3},{'yes' if number % 4 else 'no'}" for number in range(60)]
+    (folder / "patients.csv").write_text("\n".join(["age,hospital,ill", *rows]))
+    digits = [
+        {
+            "glyph": Image.fromarray(generator.integers(0, 255, (32, 32), dtype=np.uint8)),
+            "digit": number % 2,
+            "writer": f"w{number % 3}",
+        }
+        for number in range(24)
+    ]
+    features = datasets.Features(
+        glyph=datasets.Image(), digit=datasets.Value("int64"), writer=datasets.Value("string")
+    )
+    made = datasets.Dataset.from_list(digits, features=features)
+    made.to_parquet(folder / "my_digits" / "train.parquet")
+
+
 RUNNABLE = [block for block in BLOCKS if block.language == "bash" and not block.not_run]
 SWEEPING = [block for block in RUNNABLE if any(words[1] == "tune" for words in block.commands)]
 QUICK = sorted({block.page for block in RUNNABLE if block not in SWEEPING})
@@ -74,6 +96,7 @@ def folder(tmp_cwd: Path) -> Path:
         for number in range(20):
             pixels = np.full((20, 24, 3), 60 * label + number, dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_cwd / "photos" / name / f"{number}.png")
+    write_own_data(tmp_cwd)
     for path in (ROOT / "search_spaces").rglob("*.results.csv"):
         target = tmp_cwd / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)

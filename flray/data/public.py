@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def load_once(
     subset : int, optional
         At most so many training and test samples of each domain.
     """
-    key = f"{name} {sorted(options.items())} {public} {subset}"
+    key = f"{name} {sorted(options.items())} {public} {subset} {_place(options.get('path'))}"
     if key not in _loaded:
         _loaded.clear()
         dataset = load_dataset(name, options)
@@ -50,6 +51,12 @@ def load_once(
             dataset = with_public(dataset, public.name, public.options)
         _loaded[key] = dataset
     return _loaded[key]
+
+
+def _place(path: object) -> str:
+    """Return where a set of one's own lies and when it was changed: another folder or file is another set."""
+    place = Path(str(path)).expanduser() if path is not None else None
+    return f"{place.resolve()} {place.stat().st_mtime_ns}" if place and place.exists() else ""
 
 
 def with_public(dataset: DataSet, name: str, options: Mapping[str, Any]) -> DataSet:

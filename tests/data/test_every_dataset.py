@@ -31,11 +31,13 @@ GENERATED: dict[str, dict[str, Any]] = {
     "fundus-synthetic": {"samples": 10, "size": 32},
     "eeg-synthetic": {"samples": 100, "strength": 1.0},
 }
+FORMS = {"folder", "huggingface", "table"}  # of the user's own, see test_own_data.py
 UNTOLD = {"photos", "random"}  # of one class, or of labels that mean nothing
 
 
 def test_every_built_in_set_is_here() -> None:
-    assert sorted([*LAYOUTS, *GENERATED]) == sorted(set(datasets.names()) - set(datasets.added()))
+    built_in = set(datasets.names()) - set(datasets.added())
+    assert sorted([*LAYOUTS, *GENERATED, *FORMS]) == sorted(built_in)
 
 
 @pytest.fixture(scope="module", params=sorted(LAYOUTS))
