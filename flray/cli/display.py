@@ -281,6 +281,5 @@ def show_sweep(result: SweepResult) -> None:
             console.print(line, soft_wrap=True)
         console.print(
             f"in the charts: + before {result.folder.parent.name} {result.folder.name} shows its "
-            f"runs, "
-            "accuracy$ in the search of charts their curves"
+            "settings, accuracy$ in the search of charts their mean curves"
         )

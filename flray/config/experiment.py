@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -156,9 +157,15 @@ class Tracking(Section):
     """Destinations of results."""
 
     uri: str | None = Field(
-        "sqlite:///mlflow.db", description="any MLflow tracking URI; null for no MLflow"
+        default_factory=lambda: os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db",
+        description="any MLflow tracking URI; null for no MLflow; default: MLFLOW_TRACKING_URI of the "
+        "environment, or sqlite:///mlflow.db",
     )
-    experiment: str = Field("flray", min_length=1, description="the MLflow experiment")
+    experiment: str = Field(
+        default_factory=lambda: os.environ.get("MLFLOW_EXPERIMENT_NAME") or "flray",
+        min_length=1,
+        description="the MLflow experiment; default: MLFLOW_EXPERIMENT_NAME of the environment, or flray",
+    )
     features: bool = Field(
         False,
         description="keep features, class correlations and distances of the models for the "
@@ -204,7 +211,7 @@ class Experiment(Section):
     resources: Resources = Resources()
     faults: Faults = Faults()
     checkpoint: Checkpointing = Checkpointing()
-    tracking: Tracking = Tracking()
+    tracking: Tracking = Field(default_factory=Tracking)
     callbacks: tuple[CallbackChoice, ...] = Field(
         (),
         description="called once after each round, for example [tensorboard] (flray list callbacks)",

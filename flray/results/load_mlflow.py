@@ -25,7 +25,7 @@ from flray.tracking.client import (
 )
 from flray.tuning.naming import FIRST, PHASE, TUNED
 
-_PARENT, _VERSION = "mlflow.parentRunId", "version."
+_PARENT, _KIND, _VERSION = "mlflow.parentRunId", "flray.kind", "version."
 _SKIPPED = ("train/seconds", "train/loss/client", "memory/server")
 
 
@@ -57,15 +57,7 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
     def read() -> tuple[Any, dict[str, Any], list[Trial]]:
         client = connect(address)
         run = _find(client, what)
-        children = (
-            client.search_runs(
-                [run.info.experiment_id],
-                f"tags.`{_PARENT}` = '{run.info.run_id}'",
-                max_results=5000,
-            )
-            if run.data.tags.get("flray.kind") == "sweep"
-            else [run]
-        )
+        children = _trials(client, run) if run.data.tags.get(_KIND) == "sweep" else [run]
         config = _config(client, run.info.run_id, folder)
         return (run, config, [_trial(client, child, folder, config) for child in children])
 
@@ -89,6 +81,18 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
         f"{shown} run {run.info.run_id}",
         tuning,
     )
+
+
+def _trials(client: Any, parent: Any) -> list[Any]:
+    """Return the trials of a sweep: the runs of its settings stand between it and them."""
+    found = client.search_runs(
+        [parent.info.experiment_id], f"tags.`{_PARENT}` = '{parent.info.run_id}'", max_results=5000
+    )
+    settings = [run for run in found if run.data.tags.get(_KIND) == "setting"]
+    return [
+        *(run for run in found if run.data.tags.get(_KIND) != "setting"),
+        *(trial for setting in settings for trial in _trials(client, setting)),
+    ]
 
 
 def _find(client: Any, what: str) -> Any:

@@ -8,10 +8,15 @@ has ``sweep.json`` in place of ``run.json`` and its trials' folders under ``tria
 from __future__ import annotations
 
 import contextlib
+import functools
+import getpass
 import itertools
 import json
+import os
 import platform
 import shutil
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -302,7 +307,47 @@ def new_identity(setting: str = "native") -> dict[str, Any]:
         "status": "running",
         "versions": versions(),
         "cpu": bits.identity(setting),
+        "source": source(),
     }
+
+
+@functools.cache
+def source() -> dict[str, str]:
+    """Return who began a run, with which command, and the git commit of the folder it was begun in.
+
+    Returns
+    -------
+    dict of str to str
+        ``user``, ``command``, and where the folder is in a git repository ``commit`` and
+        ``branch``; ``changed`` is true where files differ from the commit.
+    """
+    found = {
+        "user": _user(),
+        "command": " ".join(map(redact, [Path(sys.argv[0]).name, *sys.argv[1:]])),
+    }
+    commit = _git("rev-parse", "HEAD")
+    if commit:
+        found |= {"commit": commit, "branch": _git("rev-parse", "--abbrev-ref", "HEAD")}
+        found["changed"] = str(bool(_git("status", "--porcelain", "--untracked-files=no"))).lower()
+    return found
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a user id without a name, as in a container
+        return str(os.getuid())
+
+
+def _git(*arguments: str) -> str:
+    """Return what git says of the current folder; empty where there is no git or no repository."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
 
 
 def versions() -> dict[str, str]:

@@ -38,6 +38,7 @@ _FORMS: dict[str, dict[str, type | tuple[type, ...]]] = {
     },
     "round": {"time": int, "round": int, "metrics": dict},
     "artifact": {"path": str, "to": str},
+    "data": {"name": str, "digest": str, "source": str, "profile": dict},
     "tags": {"tags": dict},
     "params": {"params": dict},
     "resume": {"time": int},
@@ -333,6 +334,31 @@ class Journal:
     def params(self, params: Mapping[str, str]) -> None:
         """Record further settings; a setting cannot change its value."""
         self.append({"type": "params", "params": dict(params)})
+
+    def data(self, name: str, digest: str, source: str, profile: Mapping[str, Any]) -> None:
+        """Record a data set that the run is trained and tested on, once.
+
+        Parameters
+        ----------
+        name, digest : str
+            The data set's, and its fingerprint.
+        source : str
+            Where it comes from, in words.
+        profile : mapping
+            Facts about it as JSON values, such as its numbers of samples.
+        """
+        event = {
+            "type": "data",
+            "name": name,
+            "digest": digest,
+            "source": source,
+            "profile": dict(profile),
+        }
+        if all(
+            known.get("digest") != digest or known["type"] != "data"
+            for known in read_events(self.path)
+        ):
+            self.append(event)
 
     def resume(self) -> None:
         """Record that the run resumes after an end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +28,14 @@ from flray.federation.spec import FederationSpec
 from flray.files.mirror import mirrored
 from flray.interrupts import InterruptedRunError as InterruptedRunError
 from flray.interrupts import resume_hint
-from flray.metrics.names import primary_metric_name
+from flray.metrics.names import VIEWS, primary_metric_name
 from flray.metrics.summary import Reported, summarise_history
 from flray.runs import directory, extend, resume_checks
 from flray.runs.callbacks import DiagnosticsCallback, JournalCallback, ProgressCallback, RunCallback
 from flray.runs.figures import draw_figures
 from flray.runs.loop import RoundLoop
 from flray.runs.progress import NullProgress, Progress, logged
-from flray.runs.session import RunSession, recording_failure, tracking
+from flray.runs.session import NOTE, RunSession, record_data, recording_failure, tracking
 from flray.runs.user_callbacks import UserCallbacks
 from flray.tracking.address import check
 
@@ -255,6 +256,7 @@ def _run_to_end(
             labels=labels,
         )
         stack.callback(session.close)
+        record_data(session.journal, partition_summary(spec))
         uri = experiment.tracking.uri
         stack.enter_context(tracking(folder, uri, say, iter(()), patience=20.0))
         stack.enter_context(recording_failure(session))
@@ -266,11 +268,34 @@ def _run_to_end(
             draw_figures(folder, session.journal, metric)
         except (OSError, ValueError) as error:
             say(f"the figures could not be drawn: {error}")
-        session.journal.tags({"model.sha256": digest})
+        session.journal.tags({"model.sha256": digest, NOTE: _note(spec, session)})
         # The description last: a run killed just before is resumed and closed rather than taken
         # for finished.
         session.end("finished", sha256=digest)
     return _result(folder, spec)
+
+
+def _note(spec: FederationSpec, session: RunSession) -> str:
+    """Return the description that MLflow shows of a run: what it was, and its values, as Markdown."""
+    config, metric = spec.config, primary_metric(spec)
+    settings = config.evaluation
+    reported = summarise_history(
+        session.journal.history(), metric, settings.protocol, settings.last
+    )
+    values = {
+        name: value for name, value in reported.values.items() if name.rpartition("/")[0] in VIEWS
+    }
+    return "\n".join(
+        [
+            f"{config.algorithm.name} on {config.data.name}: {len(spec.data.clients)} clients, "
+            f"{config.rounds} rounds; {metric} {reported.values.get(metric, math.nan):.4f} "
+            f"({reported.text})",
+            "",
+            "| metric | value |",
+            "|:--|--:|",
+            *(f"| {name} | {value:.4f} |" for name, value in values.items()),
+        ]
+    )
 
 
 def _federate(

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flray.config.experiment import Experiment
+from flray.config.shapes import read_partition
+from flray.federation.diagnostics import PARTITION
 from flray.runs import directory
 from flray.runs.directory import RunStatus
 from flray.runs.journal import Journal
 from flray.runs.journal import Status as JournalStatus
 from flray.tracking.address import redact
 
+NOTE = "mlflow.note.content"
+"""The tag that MLflow shows as a run's description."""
 Notify = Callable[[str], None]
 EndStatus = Literal["finished", "stopped", "failed", "interrupted"]
 _IN_JOURNAL: dict[EndStatus, JournalStatus] = {
@@ -107,7 +111,11 @@ def recording_failure(session: RunSession) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tracking(
-    folder: Path, uri: str | None, notify: Notify, children: Iterator[Path], patience: float
+    folder: Path,
+    uri: str | None,
+    notify: Notify,
+    children: Iterator[tuple[Path, Path | None]],
+    patience: float,
 ) -> Iterator[Any]:
     """Send journals to MLflow while the block runs, and the rest at its end.
 
@@ -119,8 +127,9 @@ def tracking(
         MLflow's address; nothing is sent without.
     notify : callable
         Called with lines that the user should see.
-    children : iterator of Path
-        Folders of a sweep's started trials; more may be registered later.
+    children : iterator of (Path, Path)
+        Folders of a sweep's started trials and settings, each with that of its parent; more may be
+        registered later.
     patience : float
         Seconds to wait at the end for unsent events.
 
@@ -137,8 +146,8 @@ def tracking(
 
     tracker = Tracker(uri, say=notify)
     tracker.register(folder)
-    for child in children:
-        tracker.register(child, parent_dir=folder)
+    for child, parent in children:
+        tracker.register(child, parent_dir=parent)
     try:
         yield tracker
     finally:
@@ -150,6 +159,39 @@ def tracking(
             )
 
 
+def record_data(journal: Journal, held: Mapping[str, Any]) -> None:
+    """Record a run's data set, for MLflow's inputs.
+
+    Parameters
+    ----------
+    journal : Journal
+        The run's.
+    held : mapping
+        What `flray.federation.diagnostics.partition_summary` returns.
+    """
+    clients, digest = held["clients"], held.get("fingerprints", {}).get("data")
+    if digest is None:  # an older flray wrote it
+        return
+    origins = ", ".join(dict.fromkeys(map(str, held["origins"].values())))
+    journal.data(
+        str(held["dataset"]),
+        str(digest),
+        origins or "flray",
+        {
+            "clients": len(clients),
+            "training samples": int(sum(sum(client["train"]) for client in clients)),
+            "test samples": int(sum(client["test"] for client in clients)),
+            "classes": len(held["classes"]),
+        },
+    )
+
+
+def record_held(journal: Journal, folder: Path) -> None:
+    """Record the data set of a run whose partition is in a folder already."""
+    if (folder / PARTITION).exists():
+        record_data(journal, read_partition(folder / PARTITION))
+
+
 def identity_tags(folder: Path) -> dict[str, str]:
     """Return MLflow's identity tags of a run: versions, fingerprints, CPU and the folder."""
     identity = directory.read(folder)
@@ -159,5 +201,18 @@ def identity_tags(folder: Path) -> dict[str, str]:
     }
     cpu = identity.get("cpu", {})
     tags |= {f"cpu.{part}": cpu[part] for part in ("bits", "model", "capability") if part in cpu}
+    source = identity.get("source", {})
+    tags |= {
+        tag: source[part]
+        for tag, part in (
+            ("mlflow.user", "user"),
+            ("mlflow.source.name", "command"),
+            ("mlflow.source.git.commit", "commit"),
+            ("mlflow.source.git.branch", "branch"),
+            ("git.changed", "changed"),
+        )
+        if source.get(part)
+    }
+    tags |= {"mlflow.source.type": "LOCAL"} if source else {}
     tags |= {f"origin.{name}": origin for name, origin in identity.get("origins", {}).items()}
     return {**tags, "flray.folder": str(folder)}

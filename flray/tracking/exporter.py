@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from flray.tracking.secrets import without_secrets
 
 UID_TAG = "flray.uid"
 # MLflow's limits of one request, and of the length of a value in characters.
-_METRICS, _PARAMS, _PARAM_LENGTH, _TAG_LENGTH = 1000, 100, 6000, 5000
+_METRICS, _PARAMS, _PARAM_LENGTH, _TAG_LENGTH, _DIGEST_LENGTH = 1000, 100, 6000, 5000, 36
 _Point = tuple[str, float, int, int]
 """Name, value, time [ms since 1970] and round of a metric."""
 
@@ -251,6 +252,8 @@ class MlflowExporter:
                 )
         elif kind == "artifact":
             self._upload(cursor, event)
+        elif kind == "data":
+            self._log_data(cursor, event)
         elif kind == "resume":
             self._call("update_run", self._run_id(cursor), status="RUNNING")
         elif kind == "end":
@@ -353,6 +356,20 @@ class MlflowExporter:
                 if error.code != "INVALID_PARAMETER_VALUE":
                     raise
                 self.notices.append(f"{self.run_dir}: MLflow did not take these settings: {error}")
+
+    def _log_data(self, cursor: Cursor, event: Event) -> None:
+        """List a data set among the run's inputs."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        found = Dataset(
+            name=event["name"],
+            digest=event["digest"][:_DIGEST_LENGTH],
+            source_type="flray",
+            source=json.dumps({"origin": event["source"]}),
+            profile=json.dumps(event["profile"]),
+        )
+        tags = [InputTag("mlflow.data.context", "training, test")]
+        self._call("log_inputs", self._run_id(cursor), datasets=[DatasetInput(found, tags)])
 
     def _upload(self, cursor: Cursor, event: Event) -> None:
         """Upload a file or folder. A file that fails is reported and left out; later metrics are still sent."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flray.errors import DataError, FlrayError
-from flray.runs.journal import JOURNAL, read_events
+from flray.runs.journal import JOURNAL, decode, read_events
 from flray.tracking import cursor
 from flray.tracking.client import http_limits
 from flray.tracking.exporter import MlflowExporter
+
+SETTINGS = "settings"
+"""Folder in a sweep's of the runs of its settings, which stand between it and its trials."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +40,37 @@ class SyncReport:
 
 
 def run_directories(path: Path) -> list[tuple[Path, Path | None]]:
-    """Return the run directories in a run or sweep directory, each with its sweep's; the sweep's own comes first.
+    """Return the run directories in a run or sweep directory, each with its parent's; parents come first.
 
     Parameters
     ----------
     path : Path
-        A directory with a journal, a sweep directory with run directories in ``trials/``, or both
-        at once.
+        A directory with a journal, a sweep directory with run directories in ``settings/`` and
+        ``trials/``, or both at once.
     """
-    own = [(path, _sweep_of(path))] if (path / JOURNAL).exists() else []
-    sweep = path if own else None
-    return own + [(file.parent, sweep) for file in sorted(path.glob(f"trials/*/{JOURNAL}"))]
+    own = [(path, parent_of(path))] if (path / JOURNAL).exists() else []
+    inside = [
+        file.parent
+        for part in (SETTINGS, "trials")
+        for file in sorted(path.glob(f"{part}/*/{JOURNAL}"))
+    ]
+    return own + [(folder, parent_of(folder)) for folder in inside]
 
 
-def _sweep_of(run_dir: Path) -> Path | None:
+def parent_of(run_dir: Path) -> Path | None:
+    """Return the directory of a run's parent: of a trial its setting's, of a setting its sweep's, else None."""
     folder = run_dir.absolute().parent
-    return folder.parent if folder.name == "trials" and (folder.parent / JOURNAL).exists() else None
+    sweep = folder.parent
+    if folder.name not in ("trials", SETTINGS) or not (sweep / JOURNAL).exists():
+        return None
+    if folder.name == "trials":
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            with (run_dir / JOURNAL).open("rb") as journal:
+                named = str(decode(journal.readline())["parent"]).rpartition("-")[2]
+            setting = sweep / SETTINGS / named
+            if re.fullmatch("[0-9a-f]{12}", named) and (setting / JOURNAL).exists():
+                return setting
+    return sweep
 
 
 def sync(path: Path, uri: str | None = None) -> SyncReport:
@@ -103,7 +123,7 @@ def sync(path: Path, uri: str | None = None) -> SyncReport:
 
 
 def _known_uri(run_dir: Path, parent_dir: Path | None) -> str:
-    for folder in (run_dir, parent_dir):
+    for folder in (run_dir, parent_dir, parent_dir and parent_of(parent_dir)):
         known = cursor.read(folder) if folder is not None else None
         if known is not None:
             return known.uri

@@ -24,10 +24,12 @@ from flray.federation.federation import RoundResult
 from flray.runs import directory
 from flray.runs.callbacks import JournalCallback
 from flray.runs.progress import SweepProgress, logged
-from flray.runs.session import EndStatus, RunSession
+from flray.runs.session import EndStatus, RunSession, record_data
 from flray.runs.user_callbacks import UserCallbacks
 from flray.tracking.background import Tracker
+from flray.tracking.sync import parent_of
 from flray.tuning.reuse import file_digests
+from flray.tuning.setting_runs import SettingRuns
 from flray.tuning.space import TrialSpec
 from flray.tuning.trial_store import TrialFolder
 from flray.tuning.tune_types import Report, TuneTrial
@@ -67,6 +69,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._parent = directory.read(sweep)
         self._sessions: dict[str, RunSession] = {}
         self._own: dict[str, UserCallbacks] = {}
+        self._settings = SettingRuns(sweep, config, points)
         self._done: dict[str, int] = {}
         self._values: dict[str, Any] = {}
         self._metrics: dict[str, str] = {}
@@ -99,10 +102,12 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             say=lambda line: self._say(f"trial {number}: {line}"),
         )
         self._own[number].on_begin(0)
+        setting = self._settings.open(number)
         self._done[number] = max((event["round"] for event in session.journal.rounds()), default=0)
         self._left -= self._done[number]
         if self._tracker is not None:
-            self._tracker.register(folder.path, parent_dir=self._sweep)
+            self._tracker.register(setting, parent_dir=self._sweep)
+            self._tracker.register(folder.path, parent_dir=parent_of(folder.path))
         self._progress.trial_started(number, point.label, self._done[number])
 
     def on_trial_result(
@@ -136,6 +141,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         for round_, metrics in enumerate(rounds, start=done - len(rounds) + 1):
             recorder.on_round(RoundResult(round_, metrics))
             self._own[number].on_round(RoundResult(round_, metrics))
+            self._settings.add(number, round_, metrics)
         recorder.on_checkpoint(done)  # which Tune may write at any time from now on
         self._done[number] = done
         self._rounds_run += len(rounds)
@@ -156,6 +162,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         if report.get(PARTITION):
             save_partition(report[PARTITION], folder)
             held = report[PARTITION]
+            record_data(self._sessions[number].journal, held)
+            self._settings.data(number, held)
             self._sessions[number].journal.tags(
                 {
                     **{
@@ -215,6 +223,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
                 session.journal.end("KILLED")
             session.close()
         self._sessions.clear()
+        self._settings.close()
 
     def _end(self, trial: TuneTrial, status: EndStatus, **values: Any) -> None:
         number = str(trial)

@@ -16,7 +16,12 @@ FIRST = "_"
 
 
 def title(point: TrialSpec) -> str:
-    """Return a trial's name: method, data, other varied settings, seed."""
+    """Return a trial's name: that of its setting, and the seed."""
+    return f"{setting_title(point)} · seed {point.seed}"
+
+
+def setting_title(point: TrialSpec) -> str:
+    """Return the name of a trial's setting: method, data, other varied settings."""
     named = {
         path.removeprefix(arms.PREFIX): str(value)
         for path, value in point.setting.items()
@@ -36,7 +41,7 @@ def title(point: TrialSpec) -> str:
     if not said:
         parts += partition_label(experiment)
     parts += [f"{path.rsplit('.', 1)[-1]}={format_value(value)}" for path, value in rest.items()]
-    return " · ".join(dict.fromkeys([*parts, f"seed {point.seed}"]))
+    return " · ".join(dict.fromkeys(parts))
 
 
 def partition_label(experiment: Experiment) -> list[str]:

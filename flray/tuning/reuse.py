@@ -28,6 +28,7 @@ from flray.files import storage
 from flray.runs import directory
 from flray.runs.identity import Identity
 from flray.runs.journal import read_events
+from flray.runs.session import record_held
 from flray.tuning.space import TrialSpec
 from flray.tuning.trial_store import TRIALS, TUNE, TrialFolder, checkpoints
 
@@ -263,6 +264,7 @@ def _copy(
             shutil.copyfile(source / name, folder.path / name)
     session = folder.begin(point, directory.read(sweep), config)
     try:
+        record_held(session.journal, folder.path)
         for event in _rounds(source):
             session.journal.append(event)
         session.journal.tags({**_tags(source), "taken_over": found.name})

@@ -19,12 +19,13 @@ from flray.results.sweep import SweepResult
 from flray.results.tuned import tuning_frame
 from flray.runs import directory
 from flray.runs.figures import draw_figures
-from flray.runs.journal import Journal, history_of, read_events
+from flray.runs.journal import Journal, read_events
+from flray.runs.session import NOTE
+from flray.tuning.setting_runs import complete_settings
 from flray.tuning.trial_store import RESULTS, SUMMARY, TABLE, TrialFolder, trial_folders
 
 OVERVIEW_LIMIT, REPORT, TUNING = 40, "report", "tuning.csv"
-NOTE, _NOTE_LENGTH = "mlflow.note.content", 4000
-"""The tag that MLflow shows as a run's description."""
+_NOTE_LENGTH = 4000
 ReportWriter = Callable[[Path, Path], Sequence[Path]]
 """A function that writes a sweep folder's report into another folder, and returns its files."""
 
@@ -68,27 +69,38 @@ def finish(
     if write_report is not None:
         _add_report(folder, journal, write_report)
     statuses = result.results["status"].value_counts()
-    metrics_ = {
-        f"trials/{name}": float(statuses.get(name, 0)) for name in ("finished", "stopped", "failed")
+    tags = {
+        f"trials.{name}": str(int(statuses.get(name, 0)))
+        for name in ("finished", "stopped", "failed")
     }
     best = result.best
-    metrics_ |= {
-        name: float(best[key])
+    tags |= {
+        name: f"{best[key]:.6g}"
         for name, key in (
-            ("best/score", "score"),
-            ("best/score/std", "score_std"),
-            ("best/test", TEST),
+            ("best.score", "score"),
+            ("best.score.std", "score_std"),
+            ("best.test", TEST),
         )
         if key in best and not math.isnan(best[key])
     }
-    if history_of(journal.rounds()).drop(columns="round").to_dict("records")[-1:] != [metrics_]:
-        journal.record_round(
-            config.experiment.rounds, metrics_, replace=True
-        )  # a failed trial may have been repaired
-    if result.conclusions:
-        journal.tags({NOTE: "\n".join(f"- {line}" for line in result.conclusions)[:_NOTE_LENGTH]})
+    journal.tags(tags)
+    complete_settings(folder)
+    journal.tags({NOTE: _note(result)})
     journal.tags({"best": result.label(result.summary.iloc[0])})
     return result
+
+
+def _note(result: SweepResult) -> str:
+    """Return the description that MLflow shows of a sweep: what can be concluded, and its table, as Markdown."""
+    lines = [f"- {line}" for line in result.conclusions]
+    lines += ["", f"| setting | {', '.join(result.metrics)} | seeds |", "|:--|--:|--:|"]
+    for _, row in result.summary.iterrows():
+        spread = "" if math.isnan(row["score_std"]) else f" ± {row['score_std']:.4f}"
+        label = result.label(row).replace("|", "\\|")
+        lines.append(f"| {label} | {row['score']:.4f}{spread} | {int(row['seeds'])} |")
+    while len(text := "\n".join(lines)) > _NOTE_LENGTH:
+        lines.pop()
+    return text
 
 
 def _add_report(folder: Path, journal: Journal, write_report: ReportWriter) -> None:

@@ -32,6 +32,7 @@ from flray.runs.session import RunSession, recording_failure, tracking
 from flray.startup import gc_disabled
 from flray.tracking.address import check
 from flray.tracking.background import Tracker
+from flray.tracking.sync import run_directories
 from flray.tuning import naming
 from flray.tuning.phases import Batch, Phases, has_reached, metric_of
 from flray.tuning.resources import TrialResources
@@ -40,7 +41,6 @@ from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, tri
 from flray.tuning.summary import ReportWriter, finish
 from flray.tuning.trial_store import (
     TERMINAL_STATUSES,
-    TRIALS,
     TUNE,
     TrialFolder,
     suggested_settings,
@@ -265,7 +265,12 @@ class _Sweep:
             # The members of a population resume together, as they influence each other.
             if trial.status == "failed" or isinstance(config.sweep.scheduler, Pbt):
                 directory.update(trial.path, status="waiting", setting_at_end=None)
-        begun = (j.parent for j in sorted((folder / TRIALS).glob(f"*/{directory.JOURNAL}")))
+        for name, digest in {
+            (point.experiment.data.name, self._resources.fingerprint(point.experiment))
+            for point in self._points.values()
+        }:
+            session.journal.data(name, digest, "see the trials", {})
+        begun = iter(run_directories(folder)[1:])
         uri, notify = experiment.tracking.uri, logged(self._progress.say)
         with (
             tracking(folder, uri, notify, begun, patience=60.0) as tracker,

@@ -21,6 +21,7 @@ from flray.runs.directory import RunStatus
 from flray.runs.journal import Journal, read_events
 from flray.runs.session import EndStatus, RunSession
 from flray.tuning import naming
+from flray.tuning.setting_runs import begin_setting
 from flray.tuning.space import TrialSpec, Values, trial_number
 
 TRIALS, TUNE, RESULTS, SUMMARY, TABLE = "trials", "tune", "results.csv", "summary.csv", "table.txt"
@@ -138,9 +139,10 @@ class TrialFolder:
                 **naming.tags(sweep, point.experiment),
                 "trial": point.number,
                 **naming.phase_tags(point),
+                "setting": naming.setting_title(point),
             },
             params={**naming.varied_params(point.setting), **dict(settings)},
-            parent=parent["uid"],
+            parent=begin_setting(self.sweep, point, parent, sweep),
             failure=None,
         )
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from flray.tracking.sync import run_directories
+
 VARIES = ("time/", "memory/", "train/seconds")
 """Metrics that measure the machine."""
 MORE = 5
@@ -173,10 +175,8 @@ def tracked(folder: Path, database: Path, artifacts: Path | None = None) -> list
     lines: list[str] = []
     connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
     try:
-        journals = [
-            folder,
-            *(path.parent for path in sorted(folder.glob("trials/*/journal.jsonl"))),
-        ]
+        above = dict(run_directories(folder))
+        journals = list(above)
         runs = {
             row[0]: row[1:]
             for row in connection.execute("select run_uuid, status, artifact_uri from runs")
@@ -204,9 +204,10 @@ def tracked(folder: Path, database: Path, artifacts: Path | None = None) -> list
             lines += _one(connection, journal, happened, named[0], str(status))
             lines += _files(journal, happened, str(uri), artifacts)
         lines += [
-            f"MLflow: the run of trial {journal.name} is not shown under the sweep's"
+            f"MLflow: the run of {journal.name} is not shown under its parent's"
             for journal, run in own.items()
-            if journal != folder and parents.get(run) != own.get(folder)
+            if (parent := above[journal]) is not None
+            and parents.get(run) not in [own.get(one) for one in own if one.samefile(parent)]
         ]
     finally:
         connection.close()

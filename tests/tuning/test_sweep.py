@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from rich.console import Console
@@ -131,10 +132,41 @@ def _check_tracked(uri: str, folder: Path) -> None:
     client = connect(uri)
     experiment = client.get_experiment_by_name("sweeps")
     runs = client.search_runs([experiment.experiment_id])
-    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
     parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
-    assert len(parents) == 1 and len(children) == 4
-    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parents[0].info.run_id}
+    settings = [run for run in runs if run.data.tags.get("flray.kind") == "setting"]
+    children = [run for run in runs if "trial" in run.data.tags]
+    assert (len(parents), len(settings), len(children)) == (1, 2, 4)
+    assert {run.data.tags["mlflow.parentRunId"] for run in settings} == {parents[0].info.run_id}
+    for setting in settings:
+        seeds = [
+            run
+            for run in children
+            if run.data.tags["mlflow.parentRunId"] == setting.info.run_id
+            and run.data.tags["setting"] == setting.data.tags["setting"]
+        ]
+        assert len(seeds) == 2 and setting.data.tags["seeds"] == "2"
+        for name in ("score", "global/common/accuracy", "train/loss"):
+            curves = np.array(
+                [
+                    [m.value for m in client.get_metric_history(run.info.run_id, name)]
+                    for run in seeds
+                ]
+            )
+            for found, expected in (
+                (name, curves.mean(0)),
+                (f"{name}/seed_std", curves.std(0, ddof=1)),
+            ):
+                points = client.get_metric_history(setting.info.run_id, found)
+                assert [m.step for m in points] == [1, 2, 3, 4]
+                np.testing.assert_allclose([m.value for m in points], expected, rtol=1e-12)
+    for run in runs:
+        assert run.data.tags["mlflow.user"] and run.data.tags["mlflow.source.name"]
+        (data,) = run.inputs.dataset_inputs
+        assert data.dataset.name == "digits-sklearn"
+        assert data.dataset.digest == children[0].data.tags["data.fingerprint"][:36]
+    note = parents[0].data.tags["mlflow.note.content"]
+    assert "| lr" in note and note.count("\n|") >= 3
+    assert parents[0].data.metrics == {}, "a dot is no chart"
     assert {run.info.status for run in runs} == {"FINISHED"}
     digests = {f.number: f.identity["sha256"] for f in trial_folders(folder)}
     assert {run.data.tags["trial"]: run.data.tags["model.sha256"] for run in children} == digests
@@ -159,7 +191,7 @@ def _check_tracked(uri: str, folder: Path) -> None:
         "table.txt",
         "figures",
     }
-    assert parents[0].data.metrics["trials/finished"] == 4.0
+    assert parents[0].data.tags["trials.finished"] == "4"
 
 
 OWN_METHODS = '''
@@ -261,7 +293,7 @@ def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path)
 
     client = connect(f"sqlite:///{tmp_path}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("sweeps").experiment_id])
-    assert len(runs) == 4 and {run.info.status for run in runs} == {"FINISHED"}
+    assert len(runs) == 6 and {run.info.status for run in runs} == {"FINISHED"}
 
 
 @pytest.mark.usefixtures("ray_runs_already")
@@ -313,9 +345,7 @@ def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
         "failed: " in shown
     )
     folder = tmp_path / "runs" / "small" / "001"
-    assert (
-        _parent(uri).info.status == "FAILED" and _parent(uri).data.metrics["trials/failed"] == 4.0
-    )
+    assert _parent(uri).info.status == "FAILED" and _parent(uri).data.tags["trials.failed"] == "4"
     own.write_text(own.read_text().replace("client.id == 2", "client.id == 99"))
     assert invoke(["resume", str(folder)]) == 0
     parent = _parent(uri)
@@ -323,11 +353,9 @@ def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
         "status",
         "settings",
     }
-    assert (
-        parent.data.metrics["trials/finished"] == 4.0
-        and parent.data.metrics["trials/failed"] == 0.0
-    )
-    assert parent.data.metrics["best/score"] == tuning.SweepResult(folder).best["score"]
+    assert parent.data.tags["trials.finished"] == "4" and parent.data.tags["trials.failed"] == "0"
+    best = tuning.SweepResult(folder).best["score"]
+    assert float(parent.data.tags["best.score"]) == pytest.approx(best, rel=1e-5)
 
 
 def _parent(uri: str) -> Any:
