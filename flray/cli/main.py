@@ -93,7 +93,9 @@ RunName = Annotated[
 ]
 Address = Annotated[
     str | None,
-    typer.Option(help="a running Ray cluster ('auto' on its head); default: this machine"),
+    typer.Option(
+        help="a running Ray cluster ('auto' on its head), or local; default: RAY_ADDRESS, else this machine"
+    ),
 ]
 
 

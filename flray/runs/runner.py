@@ -23,7 +23,7 @@ from flray.federation.federation import inline_federation
 from flray.federation.handle import FederationHandle
 from flray.federation.ray_backend.gpu_nodes import NO_GPU_NOW, await_gpus
 from flray.federation.ray_backend.placement import PoolPlanner, check_address, uses_ray
-from flray.federation.ray_backend.session import local_resources, ray_session
+from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
 from flray.federation.spec import FederationSpec
 from flray.files.mirror import mirrored
 from flray.interrupts import InterruptedRunError as InterruptedRunError
@@ -143,6 +143,8 @@ def start(
 ) -> Result:
     """Run a federation from a checked configuration; see `run`."""
     experiment = config.experiment
+    if uses_ray(experiment):
+        address = chosen_address(address, logged((progress or NullProgress()).say))
     check_address(experiment, address)
     bits.require(experiment)
     spec = build_spec(experiment)
@@ -204,6 +206,8 @@ def resume(
         runs it, or what it has learnt depends on the number of rounds it began with.
     """
     config = resume_checks.load_config(folder, plugins)
+    if uses_ray(config.experiment):
+        address = chosen_address(address, logged((progress or NullProgress()).say))
     check_address(config.experiment, address)
     resume_checks.check_unchanged(folder, config)
     before = config.experiment.rounds

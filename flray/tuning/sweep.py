@@ -19,7 +19,7 @@ from flray.config.setting_labels import flatten_setting
 from flray.config.sweep import Pbt
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.gpu_nodes import await_gpus
-from flray.federation.ray_backend.session import local_resources, ray_session
+from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
 from flray.files.mirror import mirrored
 from flray.interrupts import resume_hint
 from flray.results.build_studies import compared_names
@@ -188,7 +188,8 @@ class _Sweep:
         stack: contextlib.ExitStack,
         write_report: ReportWriter | None,
     ) -> None:
-        self._config, self._address, self._progress, self._stack = config, address, progress, stack
+        self._config, self._progress, self._stack = config, progress, stack
+        self._address = chosen_address(address, logged(progress.say))
         self._write_report = write_report
         self._points: dict[str, TrialSpec] = {}
         self._phases: Phases | None = None

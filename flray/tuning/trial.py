@@ -37,6 +37,7 @@ from flray.federation.executor import InlineExecutor
 from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, describe_failure
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.ray_backend.gauges import publish
 from flray.federation.ray_backend.granted import granted_device
 from flray.federation.ray_backend.handles import ObjectRef
 from flray.federation.spec import FederationSpec, SharedDataset
@@ -191,7 +192,9 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def _round(self) -> dict[str, float]:
         """Run one round and return its metrics."""
-        metrics = self._federation.step().metrics
+        result = self._federation.step()
+        publish(self._federation.spec, result)
+        metrics = result.metrics
         self._check_measured(metrics)
         self._score = metrics["score"] = self._course.add(metrics)
         if self._interval is not None:

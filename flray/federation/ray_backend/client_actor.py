@@ -39,10 +39,15 @@ class ClientActor:
     ) -> None:
         self.reset(spec, threads, samples, share)
 
+    def __repr__(self) -> str:
+        """Return the name that Ray's dashboard and log lines show."""
+        return f"flray {self._title}: clients"
+
     def reset(
         self, spec: FederationSpec, threads: int, samples: Pooled | None = None, share: float = 1.0
     ) -> None:
         """Switch to another federation; the process and its imports stay."""
+        self._title = f"{spec.config.name} {spec.config.algorithm.name}"
         self._lacking = bits.problem(spec.config)
         device = torch.device("cpu")
         try:

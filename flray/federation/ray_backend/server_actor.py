@@ -5,9 +5,10 @@ from __future__ import annotations
 from flray import bits
 from flray.errors import FlrayError, MethodError
 from flray.federation.failures import MACHINE_ERRORS, ServerLostError
-from flray.federation.federation import Federation
+from flray.federation.federation import Federation, RoundResult
 from flray.federation.memory import resident_bytes
 from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.ray_backend.gauges import publish
 from flray.federation.ray_backend.granted import granted_device
 from flray.federation.ray_backend.handles import ObjectRef, PlacementGroup
 from flray.federation.ray_backend.placement import Plan
@@ -45,6 +46,7 @@ class ServerActor(Federation):
             spec_ref[0], spec.config, plan.actors, plan.gpus_per_actor, group, first_bundle
         )
         self._pool = executor
+        self._title = f"{spec.config.name} {spec.config.algorithm.name}"
         self._lines: list[str] = []
         self._error: FlrayError | None = None
         try:
@@ -74,6 +76,16 @@ class ServerActor(Federation):
             raise
         lines, self._lines[:] = list(self._lines), []
         return value, lines
+
+    def step(self) -> RoundResult:
+        """Run a round, and show it in Ray's metrics."""
+        result = super().step()
+        publish(self.spec, result)
+        return result
+
+    def __repr__(self) -> str:
+        """Return the name that Ray's dashboard and log lines show."""
+        return f"flray {self._title}: server"
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of server and client actors."""

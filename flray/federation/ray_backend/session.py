@@ -7,7 +7,7 @@ import importlib
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flray.errors import FlrayError
@@ -32,6 +32,26 @@ def local_resources() -> dict[str, float]:
     import torch
 
     return {"CPU": float(usable_cpus()), "GPU": float(torch.cuda.device_count())}
+
+
+def chosen_address(address: str | None, notify: Callable[[str], None]) -> str | None:
+    """Return the cluster to join: the one that is named, else that of the environment; None starts Ray here.
+
+    Ray sets ``RAY_ADDRESS`` in the jobs that it is given, which belong on its cluster and not on a
+    second Ray beside it. ``local``, as with Ray, starts one here in any case.
+
+    Parameters
+    ----------
+    address : str, optional
+        As the user gave it.
+    notify : callable
+        Called with a line where the environment decides.
+    """
+    found = os.environ.get("RAY_ADDRESS")
+    if address is None and found and found != "local":
+        notify(f"joining the Ray at {found}, as RAY_ADDRESS says (--address local: start one here)")
+        return found
+    return None if address == "local" else address
 
 
 @contextlib.contextmanager

@@ -1,0 +1,33 @@
+"""Which Ray a run joins."""
+
+from __future__ import annotations
+
+import pytest
+
+from flray.federation.ray_backend.session import chosen_address
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "expected", "said"),
+    [
+        (None, None, None, 0),
+        (None, "10.0.0.1:6379", "10.0.0.1:6379", 1),
+        ("auto", "10.0.0.1:6379", "auto", 0),
+        ("local", "10.0.0.1:6379", None, 0),
+        (None, "local", None, 0),
+        (None, "", None, 0),
+    ],
+)
+def test_the_environment_s_ray_is_joined_and_said(
+    given: str | None,
+    environment: str | None,
+    expected: str | None,
+    said: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("RAY_ADDRESS", environment)
+    lines: list[str] = []
+    assert chosen_address(given, lines.append) == expected
+    assert len(lines) == said and all("10.0.0.1:6379" in line for line in lines)
