@@ -265,6 +265,8 @@ def show_plan(trials: Sequence[PlannedTrial]) -> None:
     console.print(table)
     taken = sum(bool(trial.taken_over) for trial in trials)
     console.print(f"{len(trials)} trials: {taken} taken over, {len(trials) - taken} to be run")
+    if any(trial.phase == "tuning" for trial in trials):
+        console.print("these are tuned first; what is run then follows from what they reach")
 
 
 def show_sweep(result: SweepResult) -> None:

@@ -25,11 +25,14 @@ class PlannedTrial(NamedTuple):
     taken_over : str
         The finished trial of another sweep that it is, as ``demo/001/0003``; empty where it is to
         be run.
+    phase : {"comparison", "tuning"}
+        Whether it is compared, or helps to choose what is.
     """
 
     number: str
     label: str
     taken_over: str
+    phase: str = "comparison"
 
 
 def tune(
@@ -113,7 +116,7 @@ def plan(
     """
     found = sweep.plan(source, overrides, address=address, smoke=smoke, **replaced)
     return [
-        PlannedTrial(point.number, point.label, "" if taken is None else taken.name)
+        PlannedTrial(point.number, point.label, "" if taken is None else taken.name, point.phase)
         for point, taken in found
     ]
 
