@@ -187,6 +187,11 @@ def test_a_task_that_could_not_be_measured_has_its_gpu_alone(
     assert str(plan).endswith(
         "(what an actor takes could not be measured, not within 0.01 s, so no GPU is shared)"
     )
+    asked = load({"experiment": {**digits, "resources": {"actors": 4}}}).experiment
+    with pytest.raises(
+        ConfigError, match=r"could not be measured \(not within 0\.01 s\), and 8 CPUs"
+    ):
+        make_plan(asked, 20, 20, {"CPU": 8, "GPU": 2}, survey=survey)
 
 
 def test_the_node_that_needs_most_and_the_gpu_with_least_count(digits: dict[str, Any]) -> None:

@@ -175,6 +175,8 @@ def make_plan(
             + (f" and {gpus:g} GPUs" if gpu_share else "")
             + (f" on {len(nodes)} nodes" if len(nodes) > 1 else "")
         )
+        if gpu_share and survey is not None and survey.problem:
+            have = f"what an actor takes could not be measured ({survey.problem}), and {have}"
         raise ConfigError(
             "experiment.resources.actors",
             f"{resources.actors}",
