@@ -18,7 +18,7 @@ from flray.data.sources.cache import data_root
 from tests.pages import BLOCKS, FILES, PAGES, README, ROOT, Block
 
 SMALL = ("rounds=1", "tracking.uri=null")
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+LINK = re.compile(r"""(?:\]\(|src=")([^)"#\s]+)(?:#[^)\s]*)?[)"]""")
 
 
 def name_of(page: Path) -> str:

@@ -43,11 +43,13 @@ SETTINGS = {
     "numpydoc_show_class_members": "0",
     "numpydoc_class_members_toctree": "0",
     "myst_heading_anchors": "3",
+    "myst_enable_extensions": "html_image",  # README's pictures have widths
     "nb_execution_mode": "off",  # a test runs the notebooks
     "suppress_warnings": "ref.python",  # a name in an annotation that two classes have: Params, Local
     "html_title": "flray",
     "html_copy_source": "0",
     "html_show_sphinx": "0",
+    "html_show_copyright": "0",
 }
 
 
