@@ -217,6 +217,11 @@ class Phases:
             scores.append(found[-1] if found else math.nan)
         return math.fsum(scores) / len(scores)
 
+    def _failed(self, sweep: Path, u: int, k: int) -> bool:
+        assert self._tune is not None
+        seeds = range(len(self._tune.seeds))
+        return any(self._folder(sweep, u, k, s).status == "failed" for s in seeds)
+
     def _halve(
         self,
         sweep: Path,
@@ -231,6 +236,9 @@ class Phases:
             mine = [entry for entry in alive if entry[0] == u]
             scores = {entry: self._score(sweep, *entry, rung) for entry in mine}
             good = [entry for entry in mine if not math.isnan(scores[entry])]
+            if not good:  # nothing has been evaluated so far
+                kept |= {entry for entry in mine if not self._failed(sweep, *entry)}
+                continue
             good.sort(key=lambda entry: scores[entry], reverse=self._mode == "max")
             kept |= set(good[: math.ceil(len(mine) / self._tune.scheduler.reduction_factor)])
         for entry in alive:

@@ -162,6 +162,21 @@ def test_killed_at_any_point_it_chooses_and_decides_alike(
     assert {one.verdict for one in decided} >= {"better"} or {"worse"}
 
 
+def test_before_anything_is_evaluated_nothing_is_stopped(
+    tuned: dict[str, Any], tmp_path: Path
+) -> None:
+    config = resolve_sweep(load(tuned))
+    folder = begin(config, tmp_path / "late")
+
+    def late(point: TrialSpec, round_: int) -> float:
+        return quality(point, round_) if round_ >= 3 else math.nan
+
+    go(config, folder, late)
+    fedavg, local, _ = tuned_settings(load_folder(folder))
+    # All go on at round 1, the best third of 10 and of 2 at round 3.
+    assert fedavg.rounds == 2 * (12 * 3 + 4 * 6 + 1 * 6) and local.chosen == {"local.lr": 0.1}
+
+
 def test_seeds_are_added_where_a_pair_is_open(tuned: dict[str, Any], tmp_path: Path) -> None:
     tuned["sweep"] = {"until": {"margin": 0.5, "at_least": 3, "at_most": 8}, "seeds": [5]}
     for arm in METHODS:
