@@ -93,6 +93,10 @@ class Algorithm:
             Naming the setting and what to write instead.
         """
 
+    def needs_epochs(self) -> str:
+        """Return which option counts epochs, which ``local.steps`` cannot replace; empty: none. Default: empty."""
+        return ""
+
     def needs_rounds(self) -> str:
         """Return which option makes results depend on the number of rounds, for example a schedule; empty: none.
 

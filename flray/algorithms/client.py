@@ -229,14 +229,18 @@ class Client(TaskRecord):
         try:
             if not self._trainable:
                 return
-            epochs = local.epochs if phase.epochs is None else phase.epochs
+            epochs, steps = phase.epochs, phase.steps
+            if epochs is None and local.steps is not None:
+                steps = local.steps if steps is None else min(steps, local.steps)
+            elif epochs is None:
+                epochs = local.epochs
             batches = batch_indices(
                 samples,
                 self.task,
                 local.batch_size,
                 epochs,
                 self.generator("batches", stream),
-                steps=phase.steps,
+                steps=steps,
                 work=self.work,
                 batch_norm=self.resident.batch_norm,
                 drop_last=local.drop_last,

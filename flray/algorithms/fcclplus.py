@@ -190,6 +190,11 @@ class FCCLPlus(PublicCollaboration):
             return (Phase(local=local),)
         return tuple(Phase(f"epoch {number}", epochs=1, local=local) for number in range(epochs))
 
+    def needs_epochs(self) -> str:
+        """Return that each epoch has an optimiser of its own, if so."""
+        kept = self.hp.epoch_optimizer == "kept"
+        return "" if kept else f"algorithm.epoch_optimizer: {self.hp.epoch_optimizer}"
+
     def needs_rounds(self) -> str:
         """Return the schedule of the learning rate that falls until the last round."""
         return "algorithm.lr_schedule: linear" if self.hp.lr_schedule == "linear" else ""

@@ -79,11 +79,11 @@ class L2SGD(Algorithm):
                 "l2sgd's coin weighs gradient steps against pulls; set sgd, or algorithm.coin: "
                 "false",
             )
-        if local.epochs != 1:
+        if local.epochs != 1 or local.steps is not None:
             raise ConfigError(
-                "experiment.local.epochs",
-                str(local.epochs),
-                "with a coin a local round is one step; set 1, or algorithm.coin: false",
+                "experiment.local.epochs" if local.steps is None else "experiment.local.steps",
+                str(local.epochs if local.steps is None else local.steps),
+                "with a coin a local round is one step; set epochs: 1 alone, or algorithm.coin: false",
             )
         if self.strength(local.lr) > 1:
             raise ConfigError(

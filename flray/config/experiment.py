@@ -49,6 +49,12 @@ class Local(Section):
     """Local training of a client."""
 
     epochs: int = Field(1, ge=0, description="passes over the client's training data per round")
+    steps: int | None = Field(
+        None,
+        ge=1,
+        description="optimiser steps per round instead of epochs: passes go on until they are done, the last one "
+        "unfinished; where a method sets the length of a phase itself, that stays",
+    )
     batch_size: int = Field(32, ge=1)
     drop_last: bool = Field(
         False,

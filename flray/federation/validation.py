@@ -172,6 +172,12 @@ def validate(spec: FederationSpec) -> None:
             f"it; "
             f"set null, or choose one of {', '.join(able)}",
         )
+    if config.local.steps is not None and (counted := algorithm.needs_epochs()):
+        raise ConfigError(
+            "experiment.local.steps",
+            str(config.local.steps),
+            f"{name} counts epochs ({counted}); set null and local.epochs",
+        )
     algorithm.check(config)
     for where, how in augmentations(config).items():
         augment.check(how, where, data.shape, data.x.dtype)

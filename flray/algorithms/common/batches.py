@@ -19,7 +19,7 @@ def batch_indices(
     samples: Samples,
     task: Task,
     size: int,
-    epochs: int,
+    epochs: int | None,
     generator: torch.Generator,
     *,
     steps: int | None = None,
@@ -38,8 +38,8 @@ def batch_indices(
         as many samples.
     size : int
         Batch size.
-    epochs : int
-        Passes.
+    epochs : int or None
+        Passes; None: as many as `steps` take.
     generator : torch.Generator
         Shuffles anew for every epoch.
     steps : int, optional
@@ -62,9 +62,12 @@ def batch_indices(
         if drop_last and count >= size
         else -(-count // size) - int(single)
     )
-    left = math.ceil(min(epochs * per_epoch, math.inf if steps is None else steps) * work)
-    last = -(-left // per_epoch) - 1 if per_epoch else 0
-    for epoch in range(epochs):
+    if not per_epoch:
+        return
+    passes = math.inf if epochs is None else epochs
+    left = math.ceil(min(passes * per_epoch, math.inf if steps is None else steps) * work)
+    last = -(-left // per_epoch) - 1
+    for epoch in range(last + 1):
         batches = (
             transfers.to_device(
                 torch.randperm(count, generator=generator), samples.rows.device
