@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,50 @@ console = Console(
     soft_wrap=True,
     width=None if sys.stdout.isatty() else 140,
 )
+
+
+def to_stderr(wanted: bool) -> None:
+    """Send what is said on the way to the error stream, where the output is to be JSON alone."""
+    console.stderr = wanted
+
+
+def print_json(found: object) -> None:
+    """Print JSON on the output."""
+    print(json.dumps(found, ensure_ascii=False, indent=1))
+
+
+def result_values(result: Result) -> dict[str, object]:
+    """Return a finished run as JSON values: folder, metric, the values that are reported, digest."""
+    reported = result.reported
+    return {
+        "run": str(result.folder),
+        "metric": result.metric,
+        "value": reported.values.get(result.metric),
+        "reported": reported.text,
+        "values": reported.values,
+        "sha256": result.sha256,
+    }
+
+
+def sweep_values(result: SweepResult) -> dict[str, object]:
+    """Return a finished sweep as JSON values: folder, conclusions, a row for each setting."""
+    rows = json.loads(result.summary.to_json(orient="records"))
+    return {"sweep": str(result.folder), "conclusions": result.conclusions, "settings": rows}
+
+
+def show_table(table: Table, as_json: bool) -> None:
+    """Print a table, or its rows as JSON objects under the columns' names, for scripts."""
+    if as_json:
+        print_json(table_rows(table))
+    else:
+        console.print(table)
+
+
+def table_rows(table: Table) -> list[dict[str, str]]:
+    """Return a table's rows under the columns' names."""
+    headings = [str(column.header) for column in table.columns]
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    return [dict(zip(headings, map(str, row), strict=True)) for row in rows]
 
 
 class _Display:

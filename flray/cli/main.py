@@ -83,6 +83,7 @@ Overrides = Annotated[
         autocompletion=_complete("settings"),
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="as JSON, for scripts")]
 RunName = Annotated[
     str,
     typer.Argument(
@@ -100,19 +101,26 @@ Address = Annotated[
 
 
 @app.command("run", epilog="Example: flray run demo.yaml algorithm=fedprox local.lr=0.05")
-def run_command(file: ConfigFile, overrides: Overrides = None, address: Address = None) -> None:
+def run_command(
+    file: ConfigFile, overrides: Overrides = None, address: Address = None, as_json: AsJson = False
+) -> None:
     """Run one federation."""
+    from flray.cli import display
     from flray.config import loader
+
+    display.to_stderr(as_json)
 
     config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
     loader.check_single(config, file)
-    with gc_disabled("flray.cli.display", "flray.runs.runner"):
-        from flray.cli import display
+    with gc_disabled("flray.runs.runner"):
         from flray.runs import runner
 
     with display.RunProgress() as progress:
         result = runner.start(config, address=address, progress=progress)
-    display.show_result(result)
+    if as_json:
+        display.print_json(display.result_values(result))
+    else:
+        display.show_result(result)
 
 
 @app.command("tune", epilog="Example: flray tune quickstart sweep.seeds=[0]")
@@ -129,13 +137,16 @@ def tune_command(
             "--plan", help="only list the trials, and which of them other sweeps have finished"
         ),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a sweep over the file's space; what sweeps in its output folder have finished is taken over."""
+    from flray.cli import display
     from flray.config import loader
 
+    display.to_stderr(as_json)
+
     config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
-    with gc_disabled("flray.cli.display", "flray.runs.sweeps"):
-        from flray.cli import display
+    with gc_disabled("flray.runs.sweeps"):
         from flray.runs import sweeps
 
     if plan:
@@ -143,14 +154,17 @@ def tune_command(
         return
     with display.SweepProgress() as progress:
         result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)
-    _show_sweep(result)
+    _show_sweep(result, as_json)
 
 
-def _show_sweep(result: SweepResult) -> None:
+def _show_sweep(result: SweepResult, as_json: bool = False) -> None:
     """Show a sweep's result; a sweep without results ends like a failed run."""
     from flray.cli import display
 
-    display.show_sweep(result)
+    if as_json:
+        display.print_json(display.sweep_values(result))
+    else:
+        display.show_sweep(result)
     if result.all_failed:
         raise typer.Exit(1)
 
@@ -317,6 +331,43 @@ def export_command(
         typer.echo(str(path))
 
 
+@app.command("ls", epilog="Example: flray ls")
+def ls_command(
+    output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Show the runs and sweeps of a folder: status, rounds or trials, value."""
+    from flray.cli.runs import show_runs
+
+    show_runs(output, as_json)
+
+
+@app.command("compare", epilog="Example: flray compare demo/001 demo/002")
+def compare_command(
+    first: RunName,
+    second: RunName,
+    output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Show in which settings two runs or sweeps differ, and their values with intervals."""
+    from flray.cli.runs import show_comparison
+    from flray.runs import directory
+
+    show_comparison(directory.find(first, output), directory.find(second, output), as_json)
+
+
+@app.command("rm", epilog="Example: flray rm demo/001")
+def rm_command(
+    target: RunName,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+) -> None:
+    """Remove the folder of a run or sweep; it asks first."""
+    from flray.cli.runs import remove
+
+    typer.echo(remove(target, output, yes) or "nothing was removed")
+
+
 @app.command("sync", epilog="Example: flray sync demo --uri http://127.0.0.1:5000")
 def sync_command(
     target: RunName,
@@ -363,6 +414,7 @@ def list_command(
             metavar="FILE.py", help="your own file: what it registers is listed, too, as (own)"
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a YAML file may name, or the suites that make the papers' tables again."""
     if plugins:
@@ -372,15 +424,15 @@ def list_command(
     if what == "papers":
         from flray.cli.papers import show_papers
 
-        show_papers(name, time)
+        show_papers(name, time, as_json)
     elif what == "metrics":
         from flray.cli.metrics import show_metrics
 
-        show_metrics(name)
+        show_metrics(name, as_json)
     else:
         from flray.cli.tables import show_list
 
-        show_list(what, name)
+        show_list(what, name, as_json)
 
 
 @app.command("schema", epilog="Example: flray schema > schema.json")
@@ -401,12 +453,13 @@ def doctor_command(
             "and speed; exit code 1 if anything fails",
         ),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show versions, CPUs, GPUs, data and what is missing."""
     from flray.cli import tables
 
     if not gpu:
-        tables.show_doctor()
+        tables.show_doctor(as_json)
     elif not tables.show_gpu_check():
         raise typer.Exit(1)
 
@@ -428,11 +481,11 @@ def data_get(
 
 
 @data_app.command("list", epilog="Example: flray data list")
-def data_list() -> None:
+def data_list(as_json: AsJson = False) -> None:
     """Show every data set: its source, what must be done for it, whether it is there."""
     from flray.cli import tables
 
-    tables.show_datasets()
+    tables.show_datasets(as_json)
 
 
 @data_app.command(

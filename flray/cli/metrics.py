@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from flray import registry
-from flray.cli.display import console
+from flray.cli.display import console, print_json
 from flray.metrics.catalogue import (
     MEASURES_IN_WORDS,
     OTHERS_IN_WORDS,
@@ -18,19 +18,27 @@ from flray.metrics.catalogue import (
 )
 
 
-def show_metrics(file: str | None) -> None:
+def show_metrics(file: str | None, as_json: bool = False) -> None:
     """Print what ``sweep.metric`` can be: the parts of names, or the names that an experiment measures.
 
     Parameters
     ----------
     file : str, optional
         The experiment's YAML file.
+    as_json : bool
+        Whether as JSON: meanings by name.
     """
     if file is None:
         views = {
             f"{view}/MEASURE": f"{words}; {'validation' if is_validation(view) else 'test'} data"
             for view, words in VIEWS_IN_WORDS.items()
         }
+        if as_json:
+            added = {name: _first_line(name) for name in registry.metrics.names()}
+            print_json(
+                {**views, **MEASURES_IN_WORDS, **added, **SUFFIXES_IN_WORDS, **OTHERS_IN_WORDS}
+            )
+            return
         _print(
             "metrics: VIEW/MEASURE (those of an experiment: flray list metrics FILE.yaml)", views
         )
@@ -55,6 +63,9 @@ def show_metrics(file: str | None) -> None:
     for name in available_metrics(spec):
         view, measure = name.rsplit("/", 1)
         found[name] = f"{_measure(measure)}: {VIEWS_IN_WORDS[view]}"
+    if as_json:
+        print_json(found)
+        return
     _print(f"metrics of {spec.config.algorithm.name} in {file}", found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,10 +89,13 @@ def list_suites(names: str | None = None, timed: bool = False) -> Iterator[Suite
             yield _describe(name, path, timed)
 
 
-def show_papers(names: str | None, timed: bool) -> None:
+def show_papers(names: str | None, timed: bool, as_json: bool = False) -> None:
     """Print the suites of the papers' tables: runs, data, availability of the data, and hours."""
-    from flray.cli.display import console
+    from flray.cli.display import console, print_json
 
+    if as_json:
+        print_json([asdict(suite) for suite in list_suites(names, timed)])
+        return
     found: list[Suite] = []
     with console.status("") as status:
         for suite in list_suites(names, timed):

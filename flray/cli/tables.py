@@ -9,11 +9,11 @@ from typing import Any
 from rich.table import Table
 
 from flray import registry
-from flray.cli.display import console
+from flray.cli.display import console, show_table
 from flray.errors import DataError, FlrayError, nearest, one_line
 
 
-def show_list(what: str, name: str | None) -> None:
+def show_list(what: str, name: str | None, as_json: bool = False) -> None:
     """Print the registered names of a kind, or one with its options.
 
     Raises
@@ -47,10 +47,10 @@ def show_list(what: str, name: str | None) -> None:
                 ", ".join(sorted(method.needs)),
                 ", ".join(method.views),
             )
-        console.print(table)
+        show_table(table, as_json)
         return
     if name is None and what == "datasets":
-        show_datasets()
+        show_datasets(as_json)
         return
     if name is None:
         table = Table(
@@ -62,11 +62,12 @@ def show_list(what: str, name: str | None) -> None:
         for entry in entries.names():
             own = " (own)" if entries.is_own(entry) else ""
             table.add_row(f"{entry}{own}", _first_line(entries.outline(entry)))
-        console.print(table)
+        show_table(table, as_json)
         return
     item = entries.outline(name)
-    console.print(f"{name}: {_first_line(item)}")
-    if what == "datasets":
+    if not as_json:
+        console.print(f"{name}: {_first_line(item)}")
+    if what == "datasets" and not as_json:
         from flray.data.inventory import list_datasets
 
         (found,) = [one for one in list_datasets() if one.name == name]
@@ -83,6 +84,9 @@ def show_list(what: str, name: str | None) -> None:
             field.get("description", ""),
             field.get("source", ""),
         )
+    if as_json:
+        show_table(table, as_json)
+        return
     console.print(table if options.get("properties") else "it has no options")
     for preset in getattr(entries.params(name), "presets", ()):
         values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
@@ -125,7 +129,7 @@ def allowed_values(field: dict[str, Any]) -> str:
     return " or ".join(words)
 
 
-def show_datasets() -> None:
+def show_datasets(as_json: bool = False) -> None:
     """Print every data set with its source, what must be done for it, and whether it is there."""
     from flray.data.inventory import list_datasets
     from flray.data.sources.cache import data_root
@@ -145,7 +149,7 @@ def show_datasets() -> None:
             entry.todo,
             "yes" if entry.present else "no",
         )
-    console.print(table)
+    show_table(table, as_json)
 
 
 def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
@@ -201,11 +205,11 @@ def show_gpu_check() -> bool:
     return passed
 
 
-def show_doctor() -> None:
+def show_doctor(as_json: bool = False) -> None:
     """Print what `flray.cli.doctor.diagnose` finds."""
     from flray.cli.doctor import diagnose
 
     table = Table("what", "found", title="flray doctor", title_justify="left")
     for name, found in diagnose():
         table.add_row(name, found)
-    console.print(table)
+    show_table(table, as_json)

@@ -142,7 +142,7 @@ def read_fingerprints(folder: Path, identity: Mapping[str, Any]) -> dict[str, st
 def find_primary_metric(method: str, history: pd.DataFrame) -> str:
     """Return a method's primary metric, from what it declares and what was measured."""
     known = method in registry.algorithms.names()
-    views = registry.algorithms.get(method).views if known else ("global",)
+    views = registry.algorithms.outline(method).views if known else ("global",)
     names = [
         str(name)
         for name in history.columns

@@ -1,0 +1,87 @@
+"""The commands around runs: ls, compare, rm, and JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flray
+from flray.cli.main import invoke
+from flray.runs.journal import JOURNAL, Journal
+
+SMALL: dict[str, Any] = {
+    "data": "digits-sklearn",
+    "partition": {"name": "dirichlet", "clients": 3, "alpha": 5.0},
+    "model": "linear",
+    "algorithm": "fedavg",
+    "rounds": 2,
+    "subset": 60,
+    "name": "small",
+    "resources": {"executor": "inline"},
+    "tracking": {"uri": None},
+}
+
+
+@pytest.fixture
+def runs(tmp_cwd: Path) -> list[Path]:
+    """Two runs that differ in the learning rate."""
+    return [flray.run({"experiment": {**SMALL, "local": {"lr": lr}}}).folder for lr in (0.01, 0.1)]
+
+
+def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    capsys.readouterr()
+    assert invoke([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_ls_compare_and_rm(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    rows = shown(["ls"], capsys)
+    assert [row["run"] for row in rows] == ["small/001", "small/002"]
+    assert rows[0]["status"] == "finished" and rows[0]["done"] == "2 of 2 rounds"
+    assert rows[0]["what"] == "fedavg on digits-sklearn"
+    value, metric = rows[1]["value"].split()
+    result = flray.resume(runs[1])
+    assert metric == result.metric and float(value) == pytest.approx(
+        result.metrics[metric], abs=1e-4
+    )
+
+    found = shown(["compare", "small/001", "small/002"], capsys)
+    assert found["settings"] == [{"setting": "local.lr", "small/001": "0.01", "small/002": "0.1"}]
+    row = next(row for row in found["values"] if row["value"] == "global/local/accuracy")
+    low, _, high = row["95 % interval"].removesuffix(" (n=3)").split()
+    assert float(low) <= float(row["difference"]) <= float(high)
+    assert invoke(["compare", "small/001", "small/002"]) == 0
+    assert "small/002 less small/001, over the clients" in capsys.readouterr().out
+
+    assert invoke(["rm", "small", "--yes"]) == 2
+    assert "name the one to be removed, for example small/002" in capsys.readouterr().err
+    with Journal(runs[0] / JOURNAL):
+        assert invoke(["rm", "small/001", "--yes"]) == 2
+    assert runs[0].is_dir()
+    assert invoke(["rm", "small/001", "--yes"]) == 0
+    assert [row["run"] for row in shown(["ls"], capsys)] == ["small/002"]
+    assert not list(runs[0].parent.glob(".*"))
+
+
+def test_it_asks_before_it_removes(
+    runs: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.confirm", lambda question: False)
+    assert invoke(["rm", "small/001"]) == 0
+    assert "nothing was removed" in capsys.readouterr().out and runs[0].is_dir()
+
+
+def test_json_for_scripts(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_cwd / "one.yaml").write_text(json.dumps({"experiment": SMALL}))
+    made = shown(["run", "one.yaml"], capsys)
+    assert made["value"] == made["values"][made["metric"]] and len(made["sha256"]) == 64
+    methods = shown(["list", "algorithms"], capsys)
+    assert {"fedavg", "fedskc"} <= {row["name"] for row in methods}
+    assert shown(["list", "algorithms", "fedprox"], capsys)[0]["option"] == "mu"
+    assert {row["name"] for row in shown(["data", "list"], capsys)} >= {"digits-sklearn", "usps"}
+    assert "global/common/MEASURE" in shown(["list", "metrics"], capsys)
+    suites = shown(["list", "papers", "fedskc/local"], capsys)
+    assert suites[0]["name"] == "fedskc/local"
