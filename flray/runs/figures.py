@@ -11,6 +11,7 @@ from flray.metrics.direction import measure_name
 from flray.metrics.names import TEST_VIEWS
 from flray.runs import directory
 from flray.runs.journal import Journal
+from flray.runs.provenance import DATA, PLUGINS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,9 +45,11 @@ def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
         save_figure(figure, folder / directory.FIGURES / name)
         journal.artifact(f"{directory.FIGURES}/{name}", directory.FIGURES)
     journal.artifact(directory.CONFIG)
-    for name in (PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS):
+    for name in (PARTITION, DATA, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS):
         if (folder / name).exists():
             journal.artifact(name)
+    if (folder / PLUGINS).is_dir():
+        journal.artifact(PLUGINS, PLUGINS)
 
 
 def _draw_metrics(history: pd.DataFrame, measure: str) -> dict[str, Figure]:

@@ -35,6 +35,7 @@ from flray.runs.callbacks import DiagnosticsCallback, JournalCallback, ProgressC
 from flray.runs.figures import draw_figures
 from flray.runs.loop import RoundLoop
 from flray.runs.progress import NullProgress, Progress, logged
+from flray.runs.provenance import save_provenance
 from flray.runs.session import NOTE, RunSession, record_data, recording_failure, tracking
 from flray.runs.user_callbacks import UserCallbacks
 from flray.tracking.address import check
@@ -160,6 +161,7 @@ def start(
         with directory.new_folder(experiment.output, experiment.name) as folder:
             directory.save_config(folder, config)
             save_partition(partition_summary(spec), folder)
+            save_provenance(spec, folder)
             directory.write(
                 folder,
                 "run",

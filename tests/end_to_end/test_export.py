@@ -90,6 +90,28 @@ def test_plain_pytorch_gets_the_same_accuracy(name: str, tmp_cwd: Path) -> None:
     assert json.loads(done.stdout) == pytest.approx(expected, abs=1e-9)
 
 
+def test_a_run_s_folder_says_how_to_check_its_numbers(tmp_cwd: Path) -> None:
+    own = tmp_cwd / "own.py"
+    own.write_text(
+        "from flray.algorithms.base import Algorithm\nfrom flray.registry import register_algorithm\n\n"
+        '@register_algorithm("checked")\nclass Checked(Algorithm):\n    """FedAvg."""\n'
+    )
+    result = run("fedavg", plugins=[str(own)], algorithm="checked", model="linear")
+    data = build_spec(result.experiment).data
+    held = json.loads((result.folder / "data.json").read_text())
+    assert held["normalisation"] == {"mean": list(data.mean), "std": list(data.std)}
+    assert held["clients"] == ["client0", "client1"] and held["partition"] == (
+        data.partition_fingerprint
+    )
+    with np.load(result.folder / "samples.npz", allow_pickle=False) as rows:
+        for number, client in enumerate(data.clients):
+            for part in ("train", "val", "test"):
+                assert np.array_equal(rows[f"{number}-{part}"], getattr(client, part))
+    assert (result.folder / "plugins" / "own.py").read_text() == own.read_text()
+    source = json.loads((result.folder / "run.json").read_text())["source"]
+    assert source["user"] and source["command"]
+
+
 def test_the_model_of_a_result_and_what_there_is_not(tmp_cwd: Path) -> None:
     result = run("fedrod")
     batch = torch.rand(3, *build_spec(result.experiment).data.shape)
