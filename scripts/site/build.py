@@ -36,20 +36,22 @@ NOTEBOOKS = ("start", "sweep", "own_method")
 SETTINGS = {
     "project": "flray",
     "author": "the flray authors",
-    "extensions": "sphinx.ext.autodoc,numpydoc,myst_nb",
+    "extensions": ["sphinx.ext.autodoc", "numpydoc", "myst_nb"],
     "default_role": "py:obj",  # so that `names` in docstrings are links where they name something of flray
     "autodoc_member_order": "bysource",
     "autodoc_typehints_format": "short",
-    "numpydoc_show_class_members": "0",
-    "numpydoc_class_members_toctree": "0",
-    "myst_heading_anchors": "3",
-    "myst_enable_extensions": "html_image",  # README's pictures have widths
+    "numpydoc_show_class_members": False,
+    "numpydoc_class_members_toctree": False,
+    "myst_heading_anchors": 3,
+    "myst_enable_extensions": ["html_image"],  # README's pictures have widths
     "nb_execution_mode": "off",  # a test runs the notebooks
-    "suppress_warnings": "ref.python",  # a name in an annotation that two classes have: Params, Local
+    "suppress_warnings": [
+        "ref.python"
+    ],  # a name in an annotation that two classes have: Params, Local
     "html_title": "flray",
-    "html_copy_source": "0",
-    "html_show_sphinx": "0",
-    "html_show_copyright": "0",
+    "html_copy_source": False,
+    "html_show_sphinx": False,
+    "html_show_copyright": False,
 }
 
 
@@ -124,12 +126,12 @@ def main(target: Path, theme: str = "furo") -> int:
     with tempfile.TemporaryDirectory() as text:
         source = Path(text)
         write_sources(source)
-        settings = [f"-D{name}={value}" for name, value in SETTINGS.items()]
-        settings += [f"-Dhtml_theme={theme}"]
+        settings = {**SETTINGS, "html_theme": theme}
+        conf = "".join(f"{name} = {value!r}\n" for name, value in settings.items())
+        (source / "conf.py").write_text(conf, encoding="utf-8")
         return int(
             sphinx(
                 [
-                    "-C",
                     "-q",
                     "-W",
                     "--keep-going",
@@ -137,7 +139,6 @@ def main(target: Path, theme: str = "furo") -> int:
                     "html",
                     "-d",
                     str(source / "doctrees"),
-                    *settings,
                     str(source),
                     str(target),
                 ]
