@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from flray.config.components import (
     AlgorithmChoice,
@@ -159,6 +160,27 @@ class Checkpointing(Section):
     keep: int = Field(2, ge=1, description="checkpoints kept")
 
 
+class Stop(Section):
+    """When a run ends before its last round."""
+
+    metric: str = Field(
+        "auto",
+        min_length=1,
+        description="auto: the method's own accuracy, on validation samples where there are some",
+    )
+    patience: int | None = Field(
+        None, ge=1, description="evaluations in a row without a better value"
+    )
+    min_delta: float = Field(0.0, ge=0, description="what a better value is better by, at least")
+    target: float | None = Field(None, description="a value that is good enough")
+
+    @model_validator(mode="after")
+    def _when(self) -> Self:
+        if self.patience is None and self.target is None:
+            raise PydanticCustomError("stop", "give patience, target or both")
+        return self
+
+
 class Tracking(Section):
     """Destinations of results."""
 
@@ -216,6 +238,10 @@ class Experiment(Section):
     aggregation: Aggregation = Aggregation()
     resources: Resources = Resources()
     faults: Faults = Faults()
+    stop: Stop | None = Field(
+        None,
+        description="end early, for example {patience: 10} or {target: 0.9}; null: after all rounds",
+    )
     checkpoint: Checkpointing = Checkpointing()
     tracking: Tracking = Field(default_factory=Tracking)
     callbacks: tuple[CallbackChoice, ...] = Field(

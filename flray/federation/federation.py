@@ -43,10 +43,13 @@ class RoundResult:
         From 1.
     metrics : dict of str to float
         Everything tracked, by name.
+    last : bool
+        Whether the federation ends with it.
     """
 
     number: int
     metrics: dict[str, float] = field(default_factory=dict)
+    last: bool = False
 
 
 class Federation(FederationState):
@@ -114,7 +117,11 @@ class Federation(FederationState):
         metrics.update({f"bytes/{name}": float(count) for name, count in self._bytes.items()})
         metrics["memory/server"] = float(resident_bytes())
         metrics["memory/peak/server"] = float(peak_bytes())
-        self._last = RoundResult(server.round, metrics)
+        if self.early_stop is not None:
+            self.early_stop.add(metrics)
+            if self.early_stop.reason:
+                self.warn(f"round {server.round} is the last: {self.early_stop.reason}")
+        self._last = RoundResult(server.round, metrics, self.has_ended())
         self.between_rounds = True
         return self._last
 

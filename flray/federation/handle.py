@@ -32,6 +32,9 @@ class FederationHandle(Protocol):
     def restore(self, folder: Path) -> int:
         """Restore the newest checkpoint; return the rounds done."""
 
+    def has_ended(self) -> bool:
+        """Return whether no round is left."""
+
     def sha256(self) -> str:
         """Return the digest of the learned state."""
 

@@ -13,12 +13,14 @@ from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.server import ClientInfo, Server
 from flray.algorithms.types import Stage
 from flray.devices.settings import make_repeatable
+from flray.federation.early_stop import EarlyStop
 from flray.federation.executor import Executor
 from flray.federation.hooks import method_hook
 from flray.federation.memory import keep_freed_memory
 from flray.federation.messages import Ref
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
+from flray.metrics.summary import AUTO, VALIDATION, score_metric
 from flray.trees import Packed
 
 Notify = Callable[[str], None]
@@ -113,13 +115,28 @@ class FederationState:
         with self.hook("server_setup"):
             algorithm.server_setup(self.server)
         self.sampler_state: dict[str, Any] = {}
+        self.early_stop = self._early_stop()
         self.states: list[Ref] = [None] * len(self.spec.data.clients)
         self.versions: list[int] = [0] * len(self.spec.data.clients)
+
+    def _early_stop(self) -> EarlyStop | None:
+        stop = self.spec.config.stop
+        if stop is None:
+            return None
+        held = any(len(client.val) for client in self.spec.data.clients)
+        chosen = VALIDATION if stop.metric == AUTO and held else stop.metric
+        views, measure = self.spec.algorithm.views, self.spec.task.metric
+        return EarlyStop(stop, score_metric(chosen, views, measure))
 
     @property
     def rounds_done(self) -> int:
         """Number of finished rounds."""
         return self.server.round
+
+    def has_ended(self) -> bool:
+        """Return whether no round is left, as all were run or early stopping says so."""
+        stopped = self.early_stop is not None and bool(self.early_stop.reason)
+        return stopped or self.server.round >= self.spec.config.rounds
 
     def message(self, stage: Stage) -> tuple[dict[str, Ref], dict[str, int]]:
         """Return the common message of each architecture, put once, and its bytes."""
@@ -151,6 +168,7 @@ class FederationState:
             "state": self.server.state,
             "round": self.server.round,
             **({"sampler": self.sampler_state} if self.sampler_state else {}),
+            **({"stop": self.early_stop.state()} if self.early_stop is not None else {}),
         }
         with method_hook(self.spec.config.algorithm.name, "server.state", self.server.round):
             dict(trees.flatten(tree))  # a method's state may be of any type
@@ -164,6 +182,8 @@ class FederationState:
         self.server.models, self.server.round = copied["models"], copied["round"]
         self.server.state = copied["state"]
         self.sampler_state = copied.get("sampler", {})
+        if self.early_stop is not None:
+            self.early_stop.restore(copied.get("stop", {}))
         self.states = [
             self.executor.put(states[i]) if i in states else None for i in range(len(self.states))
         ]

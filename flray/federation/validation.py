@@ -11,7 +11,9 @@ from flray.algorithms.common.batched_clients import check_batchable
 from flray.config.experiment import Experiment
 from flray.data import augment
 from flray.errors import ConfigError
+from flray.federation.evaluation import check_metric
 from flray.federation.spec import FederationSpec
+from flray.metrics.summary import AUTO
 from flray.models import groups
 from flray.models.groups import supports_single_sample
 from flray.tasks.few_shot import FewShot
@@ -172,6 +174,8 @@ def validate(spec: FederationSpec) -> None:
             f"it; "
             f"set null, or choose one of {', '.join(able)}",
         )
+    if config.stop is not None and config.stop.metric != AUTO:
+        check_metric(spec, config.stop.metric, "experiment.stop.metric")
     if config.local.steps is not None and (counted := algorithm.needs_epochs()):
         raise ConfigError(
             "experiment.local.steps",

@@ -45,7 +45,7 @@ class RoundLoop:
     ) -> None:
         self._spec, self._federation, self._folder = spec, federation, folder
         self._callbacks, self._notify = callbacks, notify
-        self._done = 0
+        self._done, self._ended = 0, False
         self._saved_at = time.monotonic()
         self._saved_round = -1
         self._begun = False
@@ -109,7 +109,8 @@ class RoundLoop:
             self._begun = True
             for callback in self._callbacks:
                 callback.on_begin(self._done)
-        while self._done < self._spec.config.rounds:
+        self._ended = self._federation.has_ended()
+        while not self._ended:
             self._take(self._federation.step())
             self._checkpoint()
         for callback in self._callbacks:
@@ -117,13 +118,13 @@ class RoundLoop:
         return self._federation.sha256()
 
     def _take(self, result: RoundResult) -> None:
-        self._done = result.number
+        self._done, self._ended = result.number, result.last
         for callback in self._callbacks:
             callback.on_round(result)
 
     def _checkpoint(self) -> None:
         settings = self._spec.config.checkpoint
-        last = self._done == self._spec.config.rounds or self._losses > 0
+        last = self._ended or self._losses > 0
         due = (
             self._done % settings.every == 0
             and time.monotonic() - self._saved_at >= settings.min_seconds

@@ -160,27 +160,31 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             until = time.monotonic() + self._step_seconds
             again, self._report_again = self._report_again, False
             while (
-                not again and self._failure is None and self._federation.rounds_done < self._pause
+                not again
+                and self._failure is None
+                and self._federation.rounds_done < self._pause
+                and not self._federation.has_ended()
             ):
                 report["rounds"].append(self._round())
                 if time.monotonic() >= until or self._due(self._federation.rounds_done):
                     break
-            if self._failure is None and self._federation.rounds_done >= self._rounds:
+            if self._failure is None and self._federation.has_ended():
                 report |= {
                     "sha256": self._federation.sha256(),
                     "gpus": self._gpus,
                     FINAL_DIAGNOSTICS: self._diagnose(True),
                 }
         done = 0 if self._opened is None else self._opened.rounds_done
+        over = self._opened is not None and self._opened.has_ended()
         report |= {
             "metric": self._metric,
             "values": self._values,
             "lines": list(self._lines),
             "failure": self._failure,
-            "paused": self._failure is None and self._pause <= done < self._rounds,
+            "paused": self._failure is None and self._pause <= done and not over,
         }
         self._lines.clear()
-        ended = self._failure is not None or done >= self._pause
+        ended = self._failure is not None or done >= self._pause or over
         # Tune keeps statistics of every number: all but the few it needs are sent as text.
         return {
             "report": json.dumps(report),

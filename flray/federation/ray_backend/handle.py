@@ -133,6 +133,10 @@ class RayFederation:
         """Restore the newest checkpoint; return the rounds done."""
         return int(self._call("restore", folder.resolve()))
 
+    def has_ended(self) -> bool:
+        """Return whether no round is left."""
+        return bool(self._call("has_ended"))
+
     def sha256(self) -> str:
         """Return the digest of the learned state."""
         return str(self._call("sha256"))

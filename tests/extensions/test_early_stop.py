@@ -1,0 +1,103 @@
+"""Early stopping: the round at which a run ends, the same in a run, in a sweep, on actors and after a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flray import tuning
+from flray.config.experiment import Stop
+from flray.errors import ConfigError, FlrayError
+from flray.federation.early_stop import EarlyStop
+from flray.interrupts import InterruptedRunError
+from flray.runs import runner
+from flray.runs.progress import NullProgress
+from tests.algorithms.helpers import spec_of
+
+STOP = {"metric": "train/loss", "patience": 2, "min_delta": 0.5}
+
+
+def decided(metric: str, values: list[float], **settings: Any) -> int:
+    """Return after how many values it ends; 0: never."""
+    stop = EarlyStop(Stop.model_validate({"metric": metric, **settings}), metric)
+    for number, value in enumerate(values, start=1):
+        stop.add({metric: value, "other": 1.0})
+        stop.add({"other": 1.0})  # a round without an evaluation
+        again = EarlyStop(Stop.model_validate({"metric": metric, **settings}), metric)
+        again.restore(stop.state())
+        stop = again
+        if stop.reason:
+            return number
+    return 0
+
+
+def test_when_it_ends() -> None:
+    name = "global/common/accuracy"
+    assert decided(name, [0.1, 0.2, 0.2, 0.1, 0.3], patience=2) == 4
+    assert decided(name, [0.1, 0.2, 0.2, 0.3, 0.1], patience=2) == 0
+    assert decided(name, [0.1, 0.2, 0.24, 0.26, 0.3], patience=2, min_delta=0.05) == 0
+    assert decided(name, [0.1, 0.2, 0.24, 0.25, 0.3], patience=2, min_delta=0.05) == 4
+    assert decided(name, [0.1, 0.5, 0.9], target=0.5) == 2
+    assert decided("train/loss", [3.0, 2.0, 1.0], target=1.5) == 3
+    assert decided("train/loss", [3.0, 2.0, 2.5, 2.1], patience=2) == 4
+
+
+def inline(digits: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "experiment": {
+            **digits,
+            "rounds": 12,
+            "stop": STOP,
+            "resources": {"executor": "inline"},
+            **changes,
+        }
+    }
+
+
+def test_a_run_that_is_interrupted_and_resumed_ends_at_the_same_round(
+    tmp_cwd: Path, digits: dict[str, Any]
+) -> None:
+    whole = runner.run(inline(digits))
+    ended = len(whole.history)
+    assert 3 <= ended < 12
+    loss = whole.history["train/loss"].tolist()
+    assert min(loss[:-2]) - min(loss[-2:]) <= 0.5
+    short = runner.run(inline(digits, stop=None, rounds=ended))
+    assert short.sha256 == whole.sha256
+
+    class Interrupt(NullProgress):
+        def __init__(self, at: int) -> None:
+            self.at = at
+
+        def round(self, result: Any, metric: str) -> None:
+            if result.number == self.at:
+                raise KeyboardInterrupt
+
+    for at in (2, ended):
+        with pytest.raises(InterruptedRunError):
+            runner.run(inline(digits), progress=Interrupt(at))
+        folder = sorted((tmp_cwd / "runs" / "digits").iterdir())[-1]
+        resumed = runner.resume(folder)
+        assert resumed.sha256 == whole.sha256 and len(resumed.history) == ended
+
+
+@pytest.mark.slow
+def test_trials_and_actors_end_at_the_same_round(
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
+    whole = runner.run(inline(digits))
+    on_ray = runner.run(inline(digits, resources={"executor": "ray", "actors": 2}))
+    sweep = tuning.tune({**inline(digits), "sweep": {"seeds": [0]}})
+    assert on_ray.sha256 == whole.sha256 and len(on_ray.history) == len(whole.history)
+    assert sweep.results["sha256"].tolist() == [whole.sha256]
+    assert sweep.results["rounds"].tolist() == [len(whole.history)]
+    assert sweep.results["status"].tolist() == ["finished"]
+
+
+def test_what_cannot_be_decided_by_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"experiment\.stop\.metric: found 'acuracy'"):
+        spec_of("fedavg", stop={"metric": "acuracy", "patience": 2})
+    with pytest.raises((FlrayError, ValueError), match="give patience, target or both"):
+        spec_of("fedavg", stop={})
