@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from flray.metrics.names import TEST_VIEWS
+from flray.metrics.names import TEST_VIEWS, VIEWS
 from flray.metrics.summary import summarise_history
 from flray.results.measures import client_measure
 from flray.results.result_set import ResultSet, Trial
@@ -41,6 +41,28 @@ def trial_frame(data: ResultSet) -> pd.DataFrame:
         }
         for trial, row in zip(data.trials, rows, strict=True)
     )
+
+
+def curve_frame(data: ResultSet) -> pd.DataFrame:
+    """Return one row per trial and round; for the columns see `flray.results.sweep.SweepResult.curves`."""
+    parts = []
+    for trial in data.trials:
+        named = [
+            name
+            for name in map(str, trial.history)
+            if name in ("score", "train/loss") or name.rpartition("/")[0] in VIEWS
+        ]
+        if not len(trial.history):
+            continue
+        part = trial.history[["round", *named]].copy()
+        before = {
+            "trial": trial.number,
+            **{name: trial.setting.get(name) for name in data.settings},
+        }
+        for place, (name, value) in enumerate({**before, "seed": trial.seed}.items()):
+            part.insert(place, name, value)
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def _trial_row(trial: Trial) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from flray.errors import one_line
 from flray.metrics.direction import is_share
 from flray.results.build_table import build_table, choice_notes, taken_over_notes
 from flray.results.formatting import format_mean_std, rich_table
-from flray.results.frames import CLIENT, TEST, setting_frame, trial_frame
+from flray.results.frames import CLIENT, TEST, curve_frame, setting_frame, trial_frame
 from flray.results.load import load_folder
 from flray.results.result_set import ResultSet
 from flray.results.tuned import tuned_settings
@@ -81,6 +82,20 @@ class SweepResult:
         ``failed`` count trials.
         """
         return setting_frame(self.results, self.settings, self.mode, self._population)
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """One row per trial and round, for figures of your own.
+
+        Columns: ``trial``; the settings; ``seed``, ``round``; ``score``, ``train/loss`` and the means
+        of all views that were measured (NaN in rounds without an evaluation).
+        """
+        return curve_frame(self.data)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: what can be concluded, and the settings, best first."""
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.conclusions)
+        return f"<ul>{lines}</ul>{self.summary.to_html(index=False, float_format='{:.4f}'.format)}"
 
     @property
     def mode(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,17 @@ class Result:
         """The numbers to report, according to ``evaluation.protocol``."""
         evaluation = self.experiment.evaluation
         return summarise_history(self.history, self.metric, evaluation.protocol, evaluation.last)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: what was run, and the values that are reported."""
+        experiment = self.experiment
+        title = f"{experiment.algorithm.name} on {experiment.data.name} {self.reported.text}"
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{value:.4f}</td></tr>"
+            for name, value in self.reported.values.items()
+            if name.rpartition("/")[0] in VIEWS
+        )
+        return f"<p>{html.escape(title)}</p><table>{rows}</table><p>{html.escape(str(self.folder))}</p>"
 
     def model(self, client: str | None = None) -> nn.Module:
         """Return the trained model of the last round, in eval mode, for normalised inputs.

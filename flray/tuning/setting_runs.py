@@ -100,7 +100,9 @@ class SettingRuns:
 
     def add(self, trial: str, round_: int, metrics: Mapping[str, float]) -> None:
         """Take in a round of a trial."""
-        self._rounds.setdefault(trial, {})[round_] = _compared(metrics)
+        # As in the journal, a round stays as it was first recorded: one that is run again after a
+        # kill took another time.
+        self._rounds.setdefault(trial, {}).setdefault(round_, _compared(metrics))
         members = self._members(trial)
         found = [self._rounds.get(member, {}).get(round_) for member in members]
         whole = [one for one in found if one is not None]

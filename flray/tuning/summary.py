@@ -26,6 +26,8 @@ from flray.tuning.trial_store import RESULTS, SUMMARY, TABLE, TrialFolder, trial
 
 OVERVIEW_LIMIT, REPORT, TUNING = 40, "report", "tuning.csv"
 _NOTE_LENGTH = 4000
+CURVES = "curves.csv"
+"""A row per trial and round."""
 ReportWriter = Callable[[Path, Path], Sequence[Path]]
 """A function that writes a sweep folder's report into another folder, and returns its files."""
 
@@ -52,7 +54,8 @@ def finish(
     (folder / TABLE).write_text(text_table(result), encoding="utf-8")
     for trial in trial_folders(folder):
         _trial_figures(trial)
-    made = [directory.CONFIG, RESULTS, SUMMARY, TABLE]
+    (folder / CURVES).write_text(csv_text(result.curves), encoding="utf-8", newline="")
+    made = [directory.CONFIG, RESULTS, SUMMARY, CURVES, TABLE]
     if result.data.tuning:
         made.append(TUNING)
         text = csv_text(tuning_frame(result.data))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from rich.console import Console
@@ -192,6 +193,15 @@ def _check_tracked(uri: str, folder: Path) -> None:
         "figures",
     }
     assert parents[0].data.tags["trials.finished"] == "4"
+    swept = tuning.SweepResult(folder)
+    curves = pd.read_csv(folder / "curves.csv", dtype={"trial": str})
+    first = ["trial", *swept.settings, "seed", "round"]
+    assert len(curves) == 16 and list(curves.columns[: len(first)]) == first
+    one = curves[curves.trial == "0003"].set_index("round")["global/common/accuracy"]
+    assert dict(one) == dict(
+        swept.data.trials[2].history.set_index("round")["global/common/accuracy"]
+    )
+    assert "<table" in swept._repr_html_() and "<li>" in swept._repr_html_()
 
 
 OWN_METHODS = '''
