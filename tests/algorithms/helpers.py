@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ def assert_weights(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor])
     """Compare the expected weights' entries to 1e-12."""
     for name, w in expected.items():
         torch.testing.assert_close(
-            actual[name], w, rtol=1e-12, atol=1e-13, msg=lambda text, n=name: f"{n}: {text}"
+            actual[name], w, rtol=1e-12, atol=1e-13, msg=partial("{}: {}".format, name)
         )
 
 

@@ -63,7 +63,7 @@ def assert_same(found: dict[str, Tensor], model: nn.Module, counters: bool = Tru
     for name, value in wanted.items():
         if value.is_floating_point() or counters:
             torch.testing.assert_close(
-                found[name], value, rtol=0, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}"
+                found[name], value, rtol=0, atol=1e-12, msg=partial("{}: {}".format, name)
             )
 
 

@@ -220,7 +220,7 @@ def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, 
             found = state_of(federation, i)["personal"]
             for name, value in model.state_dict().items():
                 torch.testing.assert_close(
-                    found[name], value, rtol=1e-5, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}"
+                    found[name], value, rtol=1e-5, atol=1e-7, msg=partial("{}: {}".format, name)
                 )
 
 
