@@ -7,6 +7,7 @@ part of a method: initial values, data, and in which order samples come.
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 
 import torch
 from torch import Tensor, nn
