@@ -146,7 +146,9 @@ class Tune(Section):
     samples: int = Field(
         20, ge=1, description="settings of each arm; fewer where all that its space has are fewer"
     )
-    seeds: Seeds = Field(description="at which settings are chosen; none of sweep.seeds")
+    seeds: Seeds = Field(
+        (100, 101), description="at which settings are chosen; none of sweep.seeds"
+    )
     search: Literal["optuna", "random", "grid"] = "optuna"
     scheduler: Asha | None = Field(
         None,
@@ -166,6 +168,7 @@ class Until(Section):
     """Seeds are added until each pair of settings, or each with `sweep.reference`, is decided."""
 
     margin: float = Field(
+        0.5,
         gt=0,
         description="differences below it do not matter, in points of percent (of what is no share: "
         "in its own unit)",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from flray.cli.main import invoke
 from flray.config.loader import load
@@ -81,14 +82,19 @@ def test_a_run_that_gets_nowhere_ends_as_failed(
     "error", [ServerLostError("the server actor died: gone"), ObjectLostError("gone")]
 )
 def test_a_failed_run_is_one_line_and_exit_code_1(
-    error: RunFailedError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: RunFailedError,
+    digits: dict[str, Any],
+    tmp_cwd: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from flray.runs import runner
 
     def lose(*arguments: Any, **settings: Any) -> None:
         raise error
 
-    monkeypatch.setattr(runner, "run", lose)
+    monkeypatch.setattr(runner, "start", lose)
+    Path("x.yaml").write_text(yaml.safe_dump({"experiment": digits}))
     assert invoke(["run", "x.yaml"]) == 1
     assert capsys.readouterr().err == f"flray: {error}\n"
 

@@ -32,6 +32,7 @@ SHAPES: dict[str, tuple[Sequence[str], int, tuple[int, ...]]] = {
     "digits5-local": (("mnist", "usps", "optdigits", "synth", "mnistm"), 10, (3, 32)),
     "mnist": (("mnist",), 10, (1, 28)),
     "cifar-10": (("cifar-10",), 10, (3, 32)),
+    "cifar10-jpeg": (("cifar10-jpeg",), 10, (3, 32)),
     "cifar-100": (("cifar-100",), 100, (3, 32)),
     "tiny-imagenet": (("tiny-imagenet",), 200, (3, 64)),
     "fashion-mnist": (("fashion-mnist",), 10, (1, 28)),

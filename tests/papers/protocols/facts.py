@@ -213,7 +213,7 @@ def _divided(experiment: Experiment) -> list[Any]:
             tuple(experiment.data.options.get("domains") or ()),
         ),
         partition.name,
-        dict(partition.options),
+        partition.arguments,
         experiment.seed,
         experiment.evaluation.validation,
         split=experiment.split,
