@@ -109,6 +109,7 @@ def test_a_sweep_survives_the_loss_of_a_node(
     content = {
         "experiment": {**work(digits), "name": "sweep", "output": str(tmp_cwd / "runs")},
         "space": {"local.lr": {"grid": [0.02, 0.05]}},
+        "sweep": {"metric": "auto"},  # else it would keep validation samples
     }
     whole = {
         lr: runner.run(

@@ -60,6 +60,7 @@ def _stand_in(name: str) -> Callable[..., DataSet]:
         domains: tuple[str, ...] | None = None,
         samples: int = 130,
         seed: int = 0,
+        path: str | None = None,
     ) -> DataSet:
         count = max(samples if samples < 1000 else 130, 4 * classes)
         full = (*shape[:-1], size, size) if len(shape) > 1 else shape

@@ -104,13 +104,14 @@ def test_every_form_begins_with_what_can_be_concluded(sweep: Path) -> None:
     assert text_table(swept).startswith("What can be concluded:\n- mean ranks")
 
 
-def test_the_note_in_mlflow_is_what_can_be_concluded(sweep: Path) -> None:
+def test_the_note_in_mlflow_begins_with_what_can_be_concluded(sweep: Path) -> None:
     with Journal(sweep / directory.JOURNAL) as journal:
         result = finish(sweep, load(sweep / directory.CONFIG), journal)
     tags: dict[str, str] = {}
     for event in read_events(sweep / directory.JOURNAL):
         tags |= event["tags"] if event["type"] == "tags" else {}
-    assert tags["mlflow.note.content"].splitlines() == [f"- {s}" for s in result.conclusions]
+    conclusions = [f"- {one}" for one in result.conclusions]
+    assert tags["mlflow.note.content"].splitlines()[: len(conclusions) + 1] == [*conclusions, ""]
     assert (sweep / "table.txt").read_text(encoding="utf-8").startswith("What can be concluded:")
 
 
