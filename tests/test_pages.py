@@ -42,7 +42,7 @@ def offline(text: str) -> str:
     return text if there else text.replace("digits5-local", "digits-sklearn")
 
 
-def play(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+def run_block(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
     """Run a block's commands one after another in the current folder."""
     for words in block.commands:
         command, _, into = (offline("\0".join(words))).partition("\0>\0")
@@ -118,7 +118,7 @@ def test_the_commands_of_a_page(
 ) -> None:
     for block in RUNNABLE:
         if block.page == page and block not in SWEEPING:
-            play(block, capsys)
+            run_block(block, capsys)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_the_commands_of_a_page(
 def test_the_sweeps_of_a_page(
     folder: Path, ray_here: dict[str, float], capsys: pytest.CaptureFixture[str], block: Block
 ) -> None:
-    play(block, capsys)
+    run_block(block, capsys)
 
 
 @pytest.mark.slow

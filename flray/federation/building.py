@@ -46,7 +46,7 @@ def build_spec(config: Experiment, shared: SharedDataset | None = None) -> Feder
     except (Exception, SystemExit) as error:
         own = [
             (registry.ALL[kind], name)
-            for kind, name in _components_of(config)
+            for kind, name in components_of(config)
             if registry.ALL[kind].is_own(name)
         ]
         if isinstance(error, FlrayError) or not own:
@@ -96,7 +96,7 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
     return spec
 
 
-def _components_of(config: Experiment) -> Iterator[tuple[str, str]]:
+def components_of(config: Experiment) -> Iterator[tuple[str, str]]:
     """Yield kind and name of every component that an experiment uses; the method last."""
     yield "datasets", config.data.name
     if config.public is not None:

@@ -12,7 +12,7 @@ from flray.federation.evaluation import predict
 from flray.federation.hooks import method_hook
 from flray.federation.messages import ClientTask, TaskInput
 from flray.federation.state import FederationState
-from flray.samplers.sampling import Sampling, choose
+from flray.samplers.sampling import Sampling, check_clients, choose
 
 FLOAT_BYTES = 8
 """Bytes of each number that an asked client answers."""
@@ -54,17 +54,19 @@ def draw_cohort(federation: FederationState) -> Cohort:
     """
     spec, server = federation.spec, federation.server
     participation, seed, count = spec.config.participation, spec.config.seed, len(server.clients)
+    sampler = participation.sampler
     drops = rng.numpy_generator(seed, "dropouts", round=server.round).random(count)
     slow = rng.numpy_generator(seed, "stragglers", round=server.round).random(count)
     sizes: dict[int, int] = {}
-    answers: dict[int, int] = {}
+    answers: dict[int, dict[str, float]] = {}
 
     def ask(numbers: Iterable[int]) -> dict[int, dict[str, float]]:
-        asked = sorted({int(number) for number in numbers} - sizes.keys())
-        found, sent = _ask(federation, [c for c in asked if drops[c] >= participation.dropout])
+        wanted = check_clients(sampler.name, numbers, server.round, count)
+        new = [c for c in wanted if c not in sizes and drops[c] >= participation.dropout]
+        found, sent = _ask(federation, new)
         sizes.update(sent)
-        answers.update({client: FLOAT_BYTES * len(values) for client, values in found.items()})
-        return found
+        answers.update(found)
+        return {client: dict(answers[client]) for client in wanted if client in answers}
 
     sampling = Sampling(
         server.round,
@@ -74,7 +76,6 @@ def draw_cohort(federation: FederationState) -> Cohort:
         federation.sampler_state,
         ask,
     )
-    sampler = participation.sampler
     with method_hook(f"sampler {sampler.name}", "choice", server.round + 1):
         chosen = choose(sampler.name, sampler.options, sampling)
     cohort = [c for c in chosen if drops[c] >= participation.dropout]
@@ -87,7 +88,7 @@ def draw_cohort(federation: FederationState) -> Cohort:
         },
         asked,
         sum(sizes[client] for client in asked),
-        sum(answers.values()),
+        sum(FLOAT_BYTES * len(values) for values in answers.values()),
     )
 
 

@@ -8,13 +8,14 @@ import json
 import platform
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from flray import registry
 from flray.config.experiment import Config, Experiment
+from flray.federation.building import components_of
 from flray.runs.resume_checks import may_change, settings_text
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -70,23 +71,25 @@ def run_identity(experiment: Experiment, metric: str, data: str) -> Identity:
     return {
         "settings": hashlib.sha256(text.encode()).hexdigest(),
         "data": data,
-        "code": code_digest(experiment.plugins),
+        "code": code_digest(experiment.plugins, components_of(experiment)),
     }
 
 
-def code_digest(plugins: tuple[str, ...] = ()) -> str:
+def code_digest(plugins: Iterable[str] = (), components: Iterable[tuple[str, str]] = ()) -> str:
     """Return the SHA-256 of the code that decides bits.
 
     That is the parts of flray in `DECIDING` without comments and docstrings, the user's files that
-    registered components or are named as plug-ins (modules that these import are not looked at),
+    are named as plug-ins or registered what is used (modules that these import are not looked at),
     and the versions of Python and the libraries that compute.
 
     Parameters
     ----------
-    plugins : tuple of str
+    plugins : iterable of str
         The user's files.
+    components : iterable of tuple of str
+        Kind and name of each component that is used.
     """
-    own: set[Path | None] = set(_files_of_components())
+    own: set[Path | None] = set(_files_of_components(components))
     own |= {Path(file) for file in plugins}
     parts = sorted(
         # What is in no file, as in a notebook, is nothing that another process could know again.
@@ -128,10 +131,11 @@ def _essence(source: str) -> str:
     return ast.dump(tree)
 
 
-def _files_of_components() -> Iterator[Path | None]:
-    """Yield the files of the user's components; None for one that is in no file."""
-    for entries in registry.ALL.values():
-        for item in entries.added().values():
+def _files_of_components(components: Iterable[tuple[str, str]]) -> Iterator[Path | None]:
+    """Yield the files of those components that are the user's own; None for one that is in no file."""
+    for kind, name in components:
+        item = registry.ALL[kind].added().get(name)
+        if item is not None:
             module = sys.modules.get(getattr(item, "__module__", ""))
             file = getattr(module, "__file__", None)
             yield Path(file) if file is not None and Path(file).is_file() else None

@@ -94,6 +94,8 @@ class UserCallbacks(RunCallback):
         self._items.clear()
 
     def _give(self, number: int, metrics: Mapping[str, float]) -> None:
+        if not self._items:
+            return
         cleaned = {clean_name(one): float(value) for one, value in metrics.items()}
         for name, item in list(self._items.items()):
             if number <= self._seen[name]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -31,5 +32,10 @@ def power_of_choice(
     wanted = min(max(candidates or 2 * sampling.size, sampling.size), int(np.count_nonzero(sizes)))
     drawn = sampling.generator.choice(count, wanted, replace=False, p=sizes / sizes.sum())
     answers = sampling.ask(sorted(drawn.tolist()))
-    worst_first = sorted(answers, key=lambda client: (-answers[client]["loss"], client))
+    worst_first = sorted(answers, key=lambda client: (-_of(answers[client]), client))
     return worst_first[: sampling.size] or drawn[: sampling.size].tolist()
+
+
+def _of(answer: Mapping[str, float]) -> float:
+    """Return a client's loss; one that is no number is the worst."""
+    return math.inf if math.isnan(answer["loss"]) else answer["loss"]

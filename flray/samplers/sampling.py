@@ -62,20 +62,38 @@ def choose(name: str, options: Mapping[str, Any], sampling: Sampling) -> list[in
         If it returns something else than numbers of clients, each once.
     """
     chosen = registry.samplers.get(name)(sampling, **options)
-    count = len(sampling.clients)
-    try:
-        numbers = list(chosen)
-    except TypeError:
-        numbers = [chosen]
-    if (
-        not numbers
-        or not all(isinstance(n, Integral) and 0 <= int(n) < count for n in numbers)
-        or len({int(n) for n in numbers}) < len(numbers)
-    ):
-        shown = ", ".join(repr(n) for n in numbers[:5]) or "nothing"
+    found = check_clients(name, chosen, sampling.round, len(sampling.clients))
+    if not found:
+        raise MethodError(f"sampler {name!r} returned nobody in round {sampling.round + 1}")
+    return found
+
+
+def check_clients(name: str, numbers: object, round_: int, count: int) -> list[int]:
+    """Return the numbers of clients that a sampler gives, sorted.
+
+    Parameters
+    ----------
+    name : str
+        The registered sampler.
+    numbers : object
+        What it gives.
+    round_ : int
+        From 0, for the message.
+    count : int
+        Clients there are.
+
+    Raises
+    ------
+    MethodError
+        If they are something else than numbers of clients, each once.
+    """
+    found = list(numbers) if isinstance(numbers, Iterable) else [numbers]
+    if not all(isinstance(one, Integral) and 0 <= int(one) < count for one in found) or len(
+        {int(one) for one in found}
+    ) < len(found):
+        shown = ", ".join(repr(one) for one in found[:5])
         raise MethodError(
-            f"sampler {name!r} returned {shown}{', ...' if len(numbers) > 5 else ''} in round "
-            f"{sampling.round + 1}; numbers of clients are needed, at least one, from 0 to "
-            f"{count - 1}, each once"
+            f"sampler {name!r} gave {shown}{', ...' if len(found) > 5 else ''} in round {round_ + 1}; "
+            f"numbers of clients are needed, from 0 to {count - 1}, each once"
         )
-    return sorted(int(n) for n in numbers)
+    return sorted(int(one) for one in found)

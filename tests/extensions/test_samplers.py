@@ -166,8 +166,30 @@ def test_actors_give_the_bits_of_one_process(pools: Pools, method: str) -> None:
     assert pools[2].run_federation(inline.spec).sha256() == inline.sha256()
 
 
+def test_a_client_is_asked_once_and_answers_again() -> None:
+    given: list[dict[int, dict[str, float]]] = []
+
+    @register_sampler("asks-twice")
+    def asks_twice(sampling: Sampling) -> Sequence[int]:
+        given.extend([sampling.ask([0, 3]), sampling.ask([3, 1])])
+        return [0]
+
+    metrics = federation("asks-twice").step().metrics
+    assert given[1].keys() == {1, 3} and given[1][3] == given[0][3]
+    assert metrics["cohort/asked"] == 2
+
+    @register_sampler("asks-nobody")
+    def asks_nobody(sampling: Sampling) -> Sequence[int]:
+        return list(sampling.ask([7]))
+
+    with pytest.raises(MethodError, match=r"^sampler 'asks-nobody' gave 7 in round 1; numbers"):
+        federation("asks-nobody").step()
+
+
 @pytest.mark.parametrize("key", ANSWERS)
 def test_a_wrong_answer_is_refused_in_one_line(key: str) -> None:
     made = federation({"name": "answers", "key": key})
-    with pytest.raises(MethodError, match=r"^sampler 'answers' returned .* each once$"):
+    with pytest.raises(
+        MethodError, match=r"^sampler 'answers' (gave .*, each once|returned nobody in round 1)$"
+    ):
         made.step()

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from flray import tuning
+from flray import register_sampler, tuning
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.federation.checkpoint import learnt_sha256
 from flray.runs import directory, identity, sweeps
 from flray.runs.journal import read_events
 from flray.runs.progress import NullProgress
+from flray.samplers.sampling import Sampling
 from flray.tuning.trial_store import checkpoints, trial_folders
 
 ARMS = {"method": {"fedavg": {}, "local": {"algorithm": "local"}}}
@@ -196,6 +197,23 @@ def test_the_code_s_digest_passes_over_comments_and_sees_a_plug_in(tmp_path: Pat
         own.write_text(text)
         found.append(identity.code_digest((str(own),)))
     assert found[0] != found[1] and identity.code_digest() not in found
+
+
+def test_only_the_components_that_are_used_belong_to_an_identity(content: dict[str, Any]) -> None:
+    def own(sampling: Sampling) -> Sequence[int]:
+        return range(sampling.size)
+
+    def code(sampler: str) -> str:
+        content["experiment"]["participation"] = {"sampler": sampler}
+        return identity.run_identity(load(content).experiment, "auto", "data")["code"]
+
+    before = code("uniform")
+    own.__module__ = "in.no.file"
+    register_sampler("in-no-file")(own)
+    assert code("uniform") == before
+    assert code("in-no-file") not in (before, code("in-no-file"))
+    own.__module__ = __name__
+    assert code("in-no-file") == code("in-no-file") != before
 
 
 def test_settings_that_decide_nothing_are_no_part_of_an_identity(content: dict[str, Any]) -> None:
