@@ -87,13 +87,12 @@ def check_clients(name: str, numbers: object, round_: int, count: int) -> list[i
     MethodError
         If they are something else than numbers of clients, each once.
     """
-    found = list(numbers) if isinstance(numbers, Iterable) else [numbers]
-    if not all(isinstance(one, Integral) and 0 <= int(one) < count for one in found) or len(
-        {int(one) for one in found}
-    ) < len(found):
-        shown = ", ".join(repr(one) for one in found[:5])
+    given = list(numbers) if isinstance(numbers, Iterable) else [numbers]
+    found = sorted(int(one) for one in given if isinstance(one, Integral) and 0 <= int(one) < count)
+    if len(found) < len(given) or len(set(found)) < len(found):
+        shown = ", ".join(repr(one) for one in given[:5])
         raise MethodError(
-            f"sampler {name!r} gave {shown}{', ...' if len(found) > 5 else ''} in round {round_ + 1}; "
+            f"sampler {name!r} gave {shown}{', ...' if len(given) > 5 else ''} in round {round_ + 1}; "
             f"numbers of clients are needed, from 0 to {count - 1}, each once"
         )
-    return sorted(int(one) for one in found)
+    return found
