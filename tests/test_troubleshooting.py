@@ -84,7 +84,7 @@ def own_network() -> int:
 
 
 def resumed(change: Callable[[Path], Any], *settings: str) -> Scenario:
-    """Play a run, make it an interrupted one, change something in its folder and resume it."""
+    """Run a run, make it an interrupted one, change something in its folder and resume it."""
 
     def trouble() -> int:
         Path("own.py").write_text(DATA)

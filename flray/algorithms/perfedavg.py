@@ -55,7 +55,7 @@ class PerFedAvg(Algorithm):
     views = ("personal",)
 
     def train(self, client: Client) -> Message:
-        """Play the client's side: one meta-step for each batch of D', which is the stream of FedAvg."""
+        """Run the client's side: one meta-step for each batch of D', which is the stream of FedAvg."""
         self.receive(client)
         self.begin(client)
         outer, third = client.run(Phase()), client.run(Phase("third"))

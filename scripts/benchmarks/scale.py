@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def measured(spec: FederationSpec, available: dict[str, float], rounds: int) -> Row:
-    """Play rounds on actors of their own, so that memory starts from the same point every time."""
+    """Run rounds on actors of their own, so that memory starts from the same point every time."""
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         federation = RayFederation(spec, PoolPlanner(spec, available).plan(), print)

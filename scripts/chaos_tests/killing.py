@@ -228,7 +228,7 @@ class Case:
         self._pace = 0.15
 
     def run(self) -> Outcome:
-        """Play it; the folder stays where something differs."""
+        """Run it; the folder stays where something differs."""
         began = time.monotonic()
         wanted = self._place.reference(self._federation.reference or self._federation.content)
         self.folder.mkdir(parents=True, exist_ok=True)

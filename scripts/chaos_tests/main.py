@@ -98,7 +98,7 @@ def order(federations: list[Federation], seed: int, index: int) -> Federation:
 
 
 def run(options: argparse.Namespace) -> bool:
-    """Play cases until there were enough kills; True if nothing differed."""
+    """Run cases until there were enough kills; True if nothing differed."""
     federations = chosen(options)
     if not federations:
         sys.exit("no federation has such a name")

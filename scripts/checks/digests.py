@@ -1,4 +1,4 @@
-"""Play small configurations of every kind and print the digest of what each learnt, to compare two versions of flray.
+"""Run small configurations of every kind and print the digest of what each learnt, to compare two versions of flray.
 
     scripts/digests --json before.json          # with one version
     scripts/digests --compare before.json       # with another: says what differs; exit code 1 if anything does
@@ -122,7 +122,7 @@ def run(chosen: list[Case]) -> Facts:
 
 
 def _played(case: Case) -> Path:
-    """Play a case in the current folder and return its own folder."""
+    """Run a case in the current folder and return its own folder."""
     content = {**case.content, "experiment": {**case.content["experiment"], "name": NAME}}
     if case.way == "python":
         import flray

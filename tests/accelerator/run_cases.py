@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 class Costs:
-    """What training steps and turns cost on the accelerator: the most of each.
+    """What training steps and tasks cost on the accelerator: the most of each.
 
     A step lasts from taking its batch to the next; the first of each epoch's prepares more, and
     counts for its turn alone.
@@ -93,7 +93,7 @@ def watched(counts: Counts) -> Iterator[Costs]:
 
 
 def run(spec: FederationSpec, device: torch.device, server: torch.device, case: Case) -> Any:
-    """Play a federation; return the digest of what it learnt, and what it measured."""
+    """Run a federation; return the digest of what it learnt, and what it measured."""
     executor = InlineExecutor(spec, device)
     federation = Federation(spec, executor, lambda line: None, server)
     try:
@@ -145,7 +145,7 @@ def run_case(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Play what comes in."""
+    """Run what comes in."""
     torch.set_num_threads(1)
     for one in json.load(sys.stdin):
         print(json.dumps(run_case(one)), flush=True)

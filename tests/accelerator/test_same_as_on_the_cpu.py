@@ -33,7 +33,7 @@ WAITS_IN_A_TURN = 3
 
 
 def run_cases(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Play cases in a process of their own."""
+    """Run cases in a process of their own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.accelerator.run_cases"],
         input=json.dumps(cases),

@@ -103,7 +103,7 @@ def test_the_bits_depend_on_the_blocks() -> None:
 
 
 class Permuted(InlineExecutor):
-    """Plays the last block first, and hands the results on in the blocks' order."""
+    """Runs the last block first, and hands the results on in the blocks' order."""
 
     def run_blocks(
         self, blocks: Sequence[TaskBlock], timeout: float | None = None

@@ -61,7 +61,7 @@ def test_repeats_to_the_same_bits(name: str) -> None:
 
 
 class Permuted(InlineExecutor):
-    """Plays the jobs in another order than the clients' and hands the results on in theirs, as many workers would."""
+    """Runs the jobs in another order than the clients' and hands the results on in theirs, as many workers would."""
 
     def __init__(self, spec: FederationSpec) -> None:
         super().__init__(spec)

@@ -37,7 +37,7 @@ def own(federation: Federation) -> list[Tensor]:
 
 
 def until_a_pull(federation: Federation) -> list[Tensor]:
-    """Play until a local step has been followed by a pull, and return the models before that pull."""
+    """Run until a local step has been followed by a pull, and return the models before that pull."""
     while True:
         before = own(federation) if federation.rounds_done else []
         came = federation.step().metrics["bytes/up"]

@@ -138,7 +138,7 @@ def kl(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def compare(name: str, pretrain: int, averaged: bool, **changes: Any) -> None:
-    """Play both, and compare after every round."""
+    """Run both, and compare after every round."""
     options = {
         "name": name,
         "variant": "released",

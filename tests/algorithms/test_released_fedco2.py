@@ -81,7 +81,7 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 
 def compare(**changes: Any) -> None:
-    """Play both, and compare both models of every client after every round."""
+    """Run both, and compare both models of every client after every round."""
     federation = federation_of(
         spec_of(
             {"name": "fedco2", "variant": "released", **changes},

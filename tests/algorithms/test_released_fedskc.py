@@ -109,7 +109,7 @@ def merge(local: list[Knowledge]) -> Knowledge:
 
 
 def compare(**changes: Any) -> list[set[int]]:
-    """Play both, and compare after every round; return the classes known after each."""
+    """Run both, and compare after every round; return the classes known after each."""
     federation = federation_of(
         spec_of(
             {"name": "fedskc", "variant": "released", **changes},

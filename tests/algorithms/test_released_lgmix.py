@@ -88,7 +88,7 @@ def eigenvalues(features: Tensor) -> Tensor:
 
 
 def compare(epochs: int, **changes: Any) -> None:
-    """Play both, and compare after every round; the counters of batch norms are not trained with."""
+    """Run both, and compare after every round; the counters of batch norms are not trained with."""
     federation = federation_of(
         spec_of(
             {"name": "lgmix", "variant": "released", **changes},

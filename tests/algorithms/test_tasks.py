@@ -56,7 +56,7 @@ def needs(name: str) -> frozenset[str]:
 
 
 def runs(name: str, task: dict[str, Any], metric: str) -> None:
-    """Play two rounds; what is learnt is finite and was changed, and the task's metrics are there."""
+    """Run two rounds; what is learnt is finite and was changed, and the task's metrics are there."""
     spec = world_of(name, task)
     federation = federation_of(spec)
     before = federation.sha256()

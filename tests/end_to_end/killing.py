@@ -14,7 +14,7 @@ from flray.federation.ray_backend.handle import RayFederation
 def step_while_an_actor_is_killed(
     federation: RayFederation | Federation, actors: list[int], after: float = 0.15
 ) -> int:
-    """Play a round, kill the first of its client actors so many seconds into it, and return the process that died."""
+    """Run a round, kill the first of its client actors so many seconds into it, and return the process that died."""
     victim = actors[0]
     killer = threading.Timer(after, os.kill, (victim, signal.SIGKILL))
     killer.start()

@@ -188,7 +188,7 @@ def test_every_method_has_the_same_bits_on_actors_and_inline(pool: Pool, name: s
 
 
 class Killing:
-    """Plays on a pool, and kills an actor in one stage: before its turns go out, or in the middle of one.
+    """Runs on a pool, and kills an actor in one stage: before its tasks go out, or in the middle of one.
 
     Attributes
     ----------

@@ -61,7 +61,7 @@ def test_validation_is_measured_on_each_clients_own_samples(
 
 
 def test_validation_parts_change_no_test_metric(digits: dict[str, Any]) -> None:
-    """The extra evaluation turns touch nothing of the model or of the test's evidence."""
+    """The extra evaluation tasks touch nothing of the model or of the test's evidence."""
     with_val = federation(digits, evaluation={"validation": 0.2})
     first = with_val.step().metrics
     digest = with_val.sha256()

@@ -40,7 +40,7 @@ def inline_digest(spec: FederationSpec) -> str:
 
 
 class Backwards(InlineExecutor):
-    """Plays the last client first."""
+    """Runs the last client first."""
 
     def run_tasks(
         self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None

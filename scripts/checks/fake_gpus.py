@@ -1,0 +1,119 @@
+"""Run federations and sweeps on a local Ray with fake GPUs, and see which GPU every client actor was given.
+
+    python scripts/checks/fake_gpus.py                  # 1, 2, 4, 8 GPUs x 4, 8, 64 CPUs
+    python scripts/checks/fake_gpus.py --gpus 4 --cpus 8
+
+Each machine runs one federation of ten clients and one sweep of four trials; a method of this file notes, in each
+process that trains a client, the GPU that Ray gave it. Exit code 1 if a GPU got no actor although there was one for it,
+or if actors ask for more CPUs than there are. Some minutes; networks are computed on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from flray import register_algorithm, registry, tuning
+from flray.algorithms.client import Client
+from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.types import Message
+from flray.runs import runner
+
+CLIENTS, TRIALS = 10, 4
+
+
+@register_algorithm("noting")
+class Noting(FedAvg):
+    """FedAvg whose clients note the GPU of their process in a file."""
+
+    class Params(registry.Params):
+        """Options: where the files are."""
+
+        folder: str = ""
+
+    hp: Params
+
+    def train(self, client: Client) -> Message:
+        context = ray.get_runtime_context()
+        if context.get_actor_id() is not None:  # the probe of the memory is a task and no actor
+            gpus = ",".join(context.get_accelerator_ids().get("GPU", []))
+            cpus = context.get_assigned_resources().get("CPU", 0.0)
+            (Path(self.hp.folder) / str(os.getpid())).write_text(f"{gpus} {cpus}")
+        return super().train(client)
+
+
+def experiment(folder: Path) -> dict[str, Any]:
+    return {
+        "name": "fake",
+        "rounds": 1,
+        "data": {"name": "digits-sklearn", "samples": 200},
+        "partition": {"name": "iid", "clients": CLIENTS},
+        "model": "lenet",
+        "algorithm": {"name": "noting", "folder": str(folder)},
+        "local": {"epochs": 1, "batch_size": 32},
+        "tracking": {"uri": None},
+        "output": str(folder.parent / "runs"),
+    }
+
+
+def seen(folder: Path) -> tuple[int, set[str], float]:
+    """Return how many actors trained clients, the GPUs that they had, and their CPUs."""
+    notes = [path.read_text().split(" ") for path in folder.iterdir()]
+    used = {gpu for gpus, _ in notes for gpu in gpus.split(",") if gpu}
+    return len(notes), used, sum(float(cpus) for _, cpus in notes)
+
+
+def check(gpus: int, cpus: int) -> bool:
+    fine = True
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        num_cpus=cpus,
+        num_gpus=gpus,
+        logging_level="ERROR",
+        log_to_driver=False,
+    )
+    try:
+        for kind in ("run", "sweep"):
+            with tempfile.TemporaryDirectory() as base:
+                folder = Path(base) / "seen"
+                folder.mkdir()
+                if kind == "run":
+                    runner.run({"experiment": experiment(folder)})
+                else:
+                    tuning.tune(
+                        {"experiment": experiment(folder), "sweep": {"seeds": list(range(TRIALS))}}
+                    )
+                actors, used, asked = seen(folder)
+            good = len(used) == min(gpus, actors) and (kind == "sweep" or asked <= cpus)
+            fine &= good
+            print(
+                f"{gpus} GPUs, {cpus:2} CPUs, {kind:5}: {actors:2} actors on {len(used)} GPUs"
+                f"{'' if good else '  <-- not as it should be'}",
+                flush=True,
+            )
+    finally:
+        ray.shutdown()
+    return fine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--cpus", type=int, nargs="+", default=[4, 8, 64])
+    chosen = parser.parse_args()
+    os.environ["FLRAY_FAKE_GPUS"] = "1"
+    fine = [check(gpus, cpus) for gpus in chosen.gpus for cpus in chosen.cpus]
+    return 0 if all(fine) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
