@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from flray.interrupts import InterruptedRunError, signals_as_interrupt
 from flray.startup import freeze_gc, gc_disabled
 
 if TYPE_CHECKING:
+    from flray.results.costs import Cost
     from flray.results.sweep import SweepResult
 
 app = typer.Typer(
@@ -273,15 +274,19 @@ def report_command(
             "else all pairs",
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Table beside the printed numbers, costs, figures: here, as Markdown, LaTeX and one HTML page."""
     from flray import reporting
     from flray.cli import display
     from flray.reporting.build import report_file
+    from flray.reporting.values import report_values
 
+    display.to_stderr(as_json)
     if target.endswith(".csv"):
         table, files = report_file(Path(target), to, reference)
-        display.console.print(reporting.terminal(table, ()))
+        costs: Sequence[Cost] = ()
+        notice = ""
     else:
         made = reporting.report(
             target,
@@ -292,10 +297,13 @@ def report_command(
             keep=keep,
             reference=reference,
         )
-        files = made.files
-        display.console.print(reporting.terminal(made.table, made.costs))
-        if made.notice:
-            typer.echo(made.notice)
+        table, costs, files, notice = made.table, made.costs, made.files, made.notice
+    if as_json:
+        display.print_json(report_values(table, costs, files))
+        return
+    display.console.print(reporting.terminal(table, costs))
+    if notice:
+        typer.echo(notice)
     for path in files:
         typer.echo(str(path))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from flray import reporting
 from flray.cli import main
 from flray.errors import DataError, FlrayError
 from flray.results import export
@@ -117,6 +118,29 @@ def test_the_command(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "| full CIFAR-10 | **82.00 ± 2.83** |" in (tmp_path / "out" / "r.md").read_text(
         encoding="utf-8"
     )
+
+
+def test_the_command_s_values_for_scripts(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.csv"
+    assert main.invoke(["report", str(sweep), "--keep", str(path), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    made = reporting.report(str(sweep), to=tmp_path / "again")
+    table = made.table
+    assert values["conclusions"] == table.conclusions and values["title"] == table.title
+    assert [row["name"] for row in values["rows"]] == list(table.rows)
+    for shown, row in zip(values["rows"], table.rows.values(), strict=True):
+        for cell, found in zip(shown["values"], row, strict=True):
+            assert cell["seeds"] == {str(seed): value for seed, value in found.values.items()}
+            assert cell["mean"] == found.mean and cell["best"] is found.best
+    assert len(values["comparisons"]) == len(table.studies.frame())
+    assert [one["label"] for one in values["costs"]] == [one.label for one in made.costs]
+    assert all(Path(path).exists() for path in values["files"])
+
+    assert main.invoke(["report", str(path), "--json"]) == 0
+    kept = json.loads(capsys.readouterr().out)
+    assert kept["costs"] == kept["files"] == [] and kept["rows"]
 
 
 def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_path: Path) -> None:
