@@ -177,6 +177,7 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
             chosen.evaluation.validation,
             split=chosen.split,
             shift=chosen.shift,
+            unseen=chosen.participation.unseen,
         )
     else:
         data = build_spec(load(file, overrides).experiment).data

@@ -34,6 +34,7 @@ from flray.config.sections import (
     Section,
     Shift,
     Split,
+    Unseen,
 )
 from flray.config.sweep import Domain, Sweep
 
@@ -122,6 +123,7 @@ class Participation(Section):
     clients: int | None = Field(
         None, ge=1, description="number of clients sampled, instead of a fraction"
     )
+    unseen: Unseen = 0
     dropout: float = Field(
         0.0, ge=0, lt=1, description="chance that a sampled client does not answer in a round"
     )

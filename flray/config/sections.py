@@ -128,6 +128,25 @@ Split = Annotated[
 ]
 
 
+def _as_count(value: float) -> float:
+    if value >= 1 and value != int(value):
+        raise PydanticCustomError("unseen", "a whole number of clients, or a share below 1")
+    return value
+
+
+Unseen = Annotated[
+    Annotated[float, Field(ge=0), AfterValidator(_as_count), Tag("[number]")]
+    | Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Tag("[names]")],
+    Discriminator(lambda value: "[names]" if isinstance(value, list | tuple) else "[number]"),
+    Field(
+        description="clients that are kept out of training and tested alone: how many, or below 1 which share "
+        "of them, drawn by the partition's seed; or a list of names, of clients or whole domains. "
+        "global/unseen is the global model on them, adapted/unseen the same after "
+        "evaluation.adapt_steps at each"
+    ),
+]
+
+
 class Evaluation(Section):
     """Evaluation: metrics and intervals."""
 
@@ -137,6 +156,14 @@ class Evaluation(Section):
         (),
         description="also measure these, wherever the task's own are measured, for example "
         "[balanced-accuracy] (flray list metrics)",
+    )
+    adapt_steps: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="optimiser steps from the global model, with the settings of `local`, on the training "
+        "samples of each client of participation.unseen before it is tested again, as adapted/unseen; "
+        "0: not measured",
     )
     others: bool = Field(
         False, description="also test personal models on the other clients' data (inter)"

@@ -15,6 +15,7 @@ from flray.data.loading import validate_options
 from flray.data.shifts import long_tail, noise_levels, private_sizes, used_share
 from flray.data.splits import FEDBN_SHARES, Division, assign_test_samples, by_client, divide
 from flray.data.types import ClientIndices, DataSet, FederatedData, Pooled
+from flray.data.unseen import keep_unseen
 from flray.errors import ConfigError, DataError
 from flray.registry import partitions
 from flray.rng import numpy_generator
@@ -35,6 +36,7 @@ def federate(
     fingerprint: str | None = None,
     split: Split = "official",
     shift: Shift | None = None,
+    unseen: float | Sequence[str] = 0,
 ) -> FederatedData:
     """Partition a data set into clients.
 
@@ -68,6 +70,8 @@ def federate(
         What is training, validation and test data; ``experiment.split``.
     shift : Shift, optional
         ``experiment.shift``; none by default.
+    unseen : float or sequence of str
+        ``experiment.participation.unseen``; see `flray.data.unseen.keep_unseen`.
 
     Raises
     ------
@@ -171,7 +175,7 @@ def federate(
         else None
     )
     pooled = pooled or Pooled.of(dataset)
-    return FederatedData(
+    held = FederatedData(
         dataset=dataset.name,
         x=pooled.x,
         y=pooled.y,
@@ -186,6 +190,7 @@ def federate(
         public=pooled.public,
         noise=noise,
     )
+    return keep_unseen(held, unseen, seed)
 
 
 def _apply_shift(

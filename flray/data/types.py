@@ -203,6 +203,8 @@ class FederatedData(_ZeroCopyPickle):
         The common test set: all clients' test parts one after another.
     noise : ndarray of float32 [n] or None
         Standard deviation of the Gaussian noise on each sample, in units of normalised inputs.
+    unseen : tuple of ClientIndices
+        Clients that are kept out of training, for tests alone; they are not among `clients`.
     """
 
     dataset: str
@@ -218,12 +220,20 @@ class FederatedData(_ZeroCopyPickle):
     fingerprint: str
     public: NDArray[np.uint8] | None = None
     noise: NDArray[np.float32] | None = None
+    unseen: tuple[ClientIndices, ...] = ()
     partition_fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(
-            self, "partition_fingerprint", partition_fingerprint(self.clients, self.noise)
+            self,
+            "partition_fingerprint",
+            partition_fingerprint(self.clients, self.noise, self.unseen),
         )
+
+    @property
+    def everyone(self) -> tuple[ClientIndices, ...]:
+        """The clients, then those that are kept out of training, who are numbered after them."""
+        return (*self.clients, *self.unseen)
 
     @property
     def num_classes(self) -> int:
@@ -276,11 +286,15 @@ def label_placeholders(labels: Labels) -> Labels:
 
 
 def partition_fingerprint(
-    clients: Sequence[ClientIndices], noise: NDArray[np.float32] | None = None
+    clients: Sequence[ClientIndices],
+    noise: NDArray[np.float32] | None = None,
+    unseen: Sequence[ClientIndices] = (),
 ) -> str:
     """Return the SHA-256 (hex) of who holds which rows, and with how much noise."""
     digest = hashlib.sha256()
-    for client in clients:
+    for number, client in enumerate([*clients, *unseen]):
+        if number == len(clients):
+            digest.update(b"unseen|")
         digest.update(f"{client.name}|{client.domain}".encode())
         for part in (client.train, client.val, client.test):
             digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes() + b"|")

@@ -64,6 +64,7 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
             val_fraction=config.evaluation.validation,
             split=config.split,
             shift=config.shift,
+            unseen=config.participation.unseen,
         )
     else:
         data = federate(
@@ -76,10 +77,11 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
             fingerprint=shared.fingerprint,
             split=config.split,
             shift=config.shift,
+            unseen=config.participation.unseen,
         )
     check_callbacks(config.callbacks)
     data = with_normalisation(data, config.normalisation)
-    check_clients([client.name for client in data.clients])
+    check_clients([client.name for client in data.everyone])
     architectures, architecture_of = _architectures(config, data)
     algorithm = registry.algorithms.get(config.algorithm.name)
     spec = FederationSpec(

@@ -5,7 +5,8 @@ each client's test part, ``personal/local`` a client's own model on its test par
 ``personal/others`` on the other clients' (inter, FCCL+ Eq. 21-22), ``personal/pooled`` on all
 clients' test parts together, each sample by its own client's model. ``online/local`` and
 ``offline/local`` are Fed-CO2's two models alone. Where clients have validation samples,
-``global/validation`` and ``personal/validation`` are measured on these.
+``global/validation`` and ``personal/validation`` are measured on these. Clients that take no part in
+training are measured by `flray.federation.unseen`.
 """
 
 from __future__ import annotations
@@ -73,12 +74,15 @@ def available_metrics(spec: FederationSpec) -> list[str]:
             *(["pooled"] if wanted.pooled else []),
         ],
     }
-    return [
-        f"{view}/{scope}/{measure}"
+    views = [
+        f"{view}/{scope}"
         for view in spec.algorithm.views
         for scope in (*scopes[view], *(["validation"] if held else []))
-        for measure in spec.task.measures
     ]
+    if spec.data.unseen:
+        views += ["global/unseen"] if "global" in spec.algorithm.views else []
+        views += ["adapted/unseen"] if wanted.adapt_steps else []
+    return [f"{view}/{measure}" for view in views for measure in spec.task.measures]
 
 
 def check_metric(spec: FederationSpec, name: str, where: str) -> None:
@@ -168,14 +172,12 @@ def _global(federation: FederationState) -> dict[str, float]:
         members = [i for i, info in enumerate(server.clients) if info.architecture == key]
         local = _by_client(measure, whole, [len(c.test) for c in data.clients])
         metrics.update(
-            _over_clients(federation, "global/local", {i: local[i] for i in members}, suffix)
+            over_clients(federation, "global/local", {i: local[i] for i in members}, suffix)
         )
         if mine[tested:]:
             held = _by_client(measure, _join(mine[tested:]), [len(c.val) for c in data.clients])
             metrics.update(
-                _over_clients(
-                    federation, "global/validation", {i: held[i] for i in members}, suffix
-                )
+                over_clients(federation, "global/validation", {i: held[i] for i in members}, suffix)
             )
     return metrics
 
@@ -222,10 +224,10 @@ def _personal(federation: FederationState) -> dict[str, float]:
         for i, one in predictions.items()
         if "validation" in one
     }
-    besides = _over_clients(federation, "personal/validation", held)
+    besides = over_clients(federation, "personal/validation", held)
     for view in sorted(next(iter(predictions.values())).keys() - {"test", "validation"}):
         besides.update(
-            _over_clients(
+            over_clients(
                 federation,
                 view,
                 {i: measure.summarise(one[view]) for i, one in predictions.items()},
@@ -243,7 +245,7 @@ def _personal(federation: FederationState) -> dict[str, float]:
         together = measure.summarise(_join(list(own.values())))
         besides.update({f"personal/pooled/{n}": v for n, v in together.items() if not np.isnan(v)})
     if not others:
-        return {**_over_clients(federation, "personal/local", intra), **besides}
+        return {**over_clients(federation, "personal/local", intra), **besides}
     inter: dict[int, dict[str, float]] = {}
     for i, part in parts.items():
         apart = [
@@ -254,8 +256,8 @@ def _personal(federation: FederationState) -> dict[str, float]:
         if apart:
             inter[i] = {n: _mean([one[n] for one in apart]) for n in apart[0]}
     return {
-        **_over_clients(federation, "personal/local", intra),
-        **_over_clients(federation, "personal/others", inter),
+        **over_clients(federation, "personal/local", intra),
+        **over_clients(federation, "personal/others", inter),
         **besides,
     }
 
@@ -304,7 +306,7 @@ def predict(
         who = (
             "the global model"
             if client < 0
-            else f"client {client} ({federation.server.clients[client].name})"
+            else f"client {client} ({federation.spec.data.everyone[client].name})"
         )
         line = (
             f"{who}, {when} {result.client_task.round + ahead}: {failure.what}"
@@ -327,7 +329,7 @@ def _join(parts: list[Predictions]) -> Predictions:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _over_clients(
+def over_clients(
     federation: FederationState,
     view: str,
     values: Mapping[int, Mapping[str, float]],
@@ -335,6 +337,7 @@ def _over_clients(
 ) -> dict[str, float]:
     """Return mean, std, worst and worst tenth over clients, and the clients' own values, ignoring NaN."""
     metrics: dict[str, float] = {}
+    clients = federation.spec.data.everyone
     names = next(iter(values.values()), {})
     for name in names:
         known = {i: v[name] for i, v in values.items() if not np.isnan(v[name])}
@@ -349,11 +352,6 @@ def _over_clients(
             metrics[f"{view}/{name}{suffix}/worst10"] = float(
                 worst_first[: max(1, round(len(numbers) / 10))].mean()
             )
-        if len(federation.server.clients) <= MAX_CLIENT_METRICS:
-            metrics.update(
-                {
-                    f"{view}/{name}/client/{federation.server.clients[i].name}": v
-                    for i, v in known.items()
-                }
-            )
+        if len(clients) <= MAX_CLIENT_METRICS:
+            metrics.update({f"{view}/{name}/client/{clients[i].name}": v for i, v in known.items()})
     return metrics

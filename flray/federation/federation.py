@@ -26,6 +26,7 @@ from flray.federation.replies import BlockSums, StageReplies, into_blocks
 from flray.federation.round_metrics import RoundMetrics
 from flray.federation.spec import FederationSpec
 from flray.federation.state import FederationState, Notify
+from flray.federation.unseen import evaluate_unseen
 from flray.federation.worker.diagnostics import Diagnostics
 
 T = TypeVar("T")
@@ -127,7 +128,7 @@ class Federation(FederationState):
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics of the current models."""
-        return evaluate(self)
+        return {**evaluate(self), **evaluate_unseen(self)}
 
     def wait_for_round(self) -> RoundResult | None:
         """Return the last round, or None if it was interrupted: nothing runs in the background here."""

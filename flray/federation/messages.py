@@ -24,19 +24,19 @@ class ClientTask:
 
     Attributes
     ----------
-    kind : {"stage", "global", "personal", "ask", "diagnostics"}
+    kind : {"stage", "global", "personal", "unseen", "ask", "diagnostics"}
         A stage of a round, or an evaluation of the global model (one block of the common test set)
-        or of a client's own, or of what it would train, on its training samples, or the diagnostics
-        of a client's own.
+        or of a client's own, or of the global one on an unseen client, or of what a client would
+        train, on its training samples, or the diagnostics of a client's own.
     client : int
-        Index of the client; -1 for the global model.
+        Index of the client, in `FederatedData.everyone`; -1 for the global model.
     token : str
         Names the common message; a process unpacks it once for all tasks with the same token.
     cost : float
         Expected length in any unit, for scheduling only.
     """
 
-    kind: Literal["stage", "global", "personal", "ask", "diagnostics"]
+    kind: Literal["stage", "global", "personal", "unseen", "ask", "diagnostics"]
     client: int
     round: int
     architecture: str

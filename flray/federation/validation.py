@@ -13,6 +13,7 @@ from flray.data import augment
 from flray.errors import ConfigError
 from flray.federation.evaluation import check_metric
 from flray.federation.spec import FederationSpec
+from flray.federation.unseen import check_unseen
 from flray.metrics.summary import AUTO
 from flray.models import groups
 from flray.models.groups import supports_single_sample
@@ -183,6 +184,7 @@ def validate(spec: FederationSpec) -> None:
             f"{name} counts epochs ({counted}); set null and local.epochs",
         )
     algorithm.check(config)
+    check_unseen(spec)
     for where, how in augmentations(config).items():
         augment.check(how, where, data.shape, data.x.dtype)
     sizes: dict[str, int] = {}

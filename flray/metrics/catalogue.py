@@ -16,6 +16,10 @@ VIEWS_IN_WORDS: Mapping[str, str] = {
     "(evaluation.pooled=true)",
     "personal/validation": "each client's own model on its validation samples, mean over clients "
     "(evaluation.validation keeps them)",
+    "global/unseen": "the global model on the test part of each client that takes no part in training, "
+    "mean over them (participation.unseen keeps them out)",
+    "adapted/unseen": "the global model after evaluation.adapt_steps optimiser steps on the training "
+    "samples of each client that takes no part in training, on its test part, mean over them",
     "online/local": "a method's further model, such as Fed-CO2's online one, on each client's test "
     "part",
     "offline/local": "a method's further model, such as Fed-CO2's offline one, on each client's "
@@ -62,6 +66,6 @@ def is_validation(metric: str) -> bool:
 def is_test(metric: str) -> bool:
     """Return whether a metric is measured on test data; ``auto`` is."""
     return metric == "auto" or (
-        metric.split("/")[0] in ("global", "personal", "online", "offline")
+        metric.split("/")[0] in ("global", "personal", "adapted", "online", "offline")
         and not is_validation(metric)
     )

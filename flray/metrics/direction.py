@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _SCOPES = {
-    **dict.fromkeys(("global", "personal", "online", "offline"), 2),
+    **dict.fromkeys(("global", "personal", "adapted", "online", "offline"), 2),
     **dict.fromkeys(("train", "own", "others", "pooled"), 1),
 }
 """Steps before the measure in a metric's name, by its first step."""

@@ -22,6 +22,8 @@ VIEWS = (
     "personal/others",
     "personal/pooled",
     "personal/validation",
+    "global/unseen",
+    "adapted/unseen",
     "online/local",
     "offline/local",
 )

@@ -18,6 +18,7 @@ from flray.results.tuned import tuned_settings
 
 SMOKE_NOTE = "a smoke run: two short rounds on a few samples show that every method runs; its numbers mean nothing"
 _MAX_CLIENTS = 12
+_UNSEEN = {"global/unseen": "unseen", "adapted/unseen": "unseen adapted"}
 
 
 def build_table(source: ResultSet, reference: str | None = None) -> Table:
@@ -79,6 +80,9 @@ def _setting_table(source: ResultSet) -> Table:
     # of the answer.
     if any(client_measure(trial).startswith("others/") for trial in measured):
         columns.append(Column((f"own {AVERAGE}",), "own"))
+    for view, head in _UNSEEN.items():
+        if any(f"{view}/{trial.measure}" in trial.history for trial in measured):
+            columns.append(Column((head,), view))
     rows: dict[str, list[Cell]] = {}
     for trial in source.trials:
         row = rows.setdefault(source.label(trial), [Cell() for _ in columns])
@@ -89,6 +93,7 @@ def _setting_table(source: ResultSet) -> Table:
             "chosen": trial.chosen_by or "auto",
             "client": client_measure(trial),
             "own": client_measure(trial, own=True),
+            **{view: f"{view}/{trial.measure}" for view in _UNSEEN},
         }
         for cell, column in zip(row, columns, strict=True):
             measure = by_kind[column.measure]

@@ -37,7 +37,8 @@ def save_provenance(spec: FederationSpec, folder: Path) -> None:
         "shape": list(data.shape),
         "samples": len(data.y),
         "classes": list(map(str, data.classes)),
-        "clients": [client.name for client in data.clients],
+        "clients": [client.name for client in data.everyone],
+        **({"unseen": [client.name for client in data.unseen]} if data.unseen else {}),
         "domains": list(data.origins),
         "normalisation": {"mean": list(map(float, data.mean)), "std": list(map(float, data.std))}
         if spec.algorithm.normalise
@@ -47,7 +48,7 @@ def save_provenance(spec: FederationSpec, folder: Path) -> None:
     write_atomically(folder / DATA, json.dumps(described, indent=1).encode())
     rows = {
         f"{number}-{part}": getattr(client, part)
-        for number, client in enumerate(data.clients)
+        for number, client in enumerate(data.everyone)
         for part in ("train", "val", "test")
     }
     np.savez_compressed(folder / SAMPLES, allow_pickle=False, **rows)

@@ -58,7 +58,7 @@ class FewShot:
             raise DataError(
                 f"data set {data.dataset}: few-shot needs class labels [n], found masks"
             )
-        parts = [(f"client {c.name}: training", c.train) for c in data.clients] + [
+        parts = [(f"client {c.name}: training", c.train) for c in data.everyone] + [
             ("the common test set:", data.test)
         ]
         for where, rows in parts:

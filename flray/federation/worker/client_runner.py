@@ -18,10 +18,11 @@ import psutil
 import torch
 
 from flray import rng, trees
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import BlockSum
 from flray.algorithms.common.batched_clients import train_batched
-from flray.algorithms.types import Predictor
+from flray.algorithms.types import Phase, Predictor
 from flray.data.arrays import Rows
 from flray.devices.memory import again_without_cache, reserved_bytes
 from flray.devices.settings import make_repeatable
@@ -150,6 +151,8 @@ class ClientRunner:
             return self._diagnose(client_task, common, private, state)
         if client_task.kind == "global":
             return self._global(client_task, common)
+        if client_task.kind == "unseen":
+            return self._unseen(client_task, common)
         if client_task.kind == "ask":
             return self._asked(client_task, common, private, state)
         return self._personal(client_task, common, private, state)
@@ -313,7 +316,7 @@ class ClientRunner:
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
     ) -> Client:
         data = self.spec.data
-        rows = data.clients[client_task.client]
+        rows = data.everyone[client_task.client]
         message = {
             **self._unpack(client_task, common),
             **(trees.unpack(private, self.device) if private is not None else {}),
@@ -335,7 +338,7 @@ class ClientRunner:
             device=self.device,
             residents=self._resources.resident,
         )
-        if state is None:
+        if state is None and client_task.client < len(data.clients):
             self.spec.algorithm.setup(client)
         return client
 
@@ -381,6 +384,19 @@ class ClientRunner:
         self.spec.algorithm.receive(client)
         client.check_received()
         return client, self.spec.algorithm.predictor(client, "personal")
+
+    def _unseen(self, client_task: ClientTask, common: Packed) -> dict[str, Any]:
+        """Test the global model on a client that takes no part in training, and again after local steps from it."""
+        client = self._client(client_task, common, None, None)
+        client.load(client.message["weights"])
+        test = self.spec.data.everyone[client_task.client].test
+        found = {}
+        if "global" in self.spec.algorithm.views:
+            found["global"] = self._predict(client.model.eval(), test)
+        if steps := self.spec.config.evaluation.adapt_steps:
+            Algorithm().train_phase(client, Phase(tag="adapt", local={"steps": steps}))
+            found["adapted"] = self._predict(client.model.eval(), test)
+        return found
 
     def _asked(
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None

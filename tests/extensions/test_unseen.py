@@ -1,0 +1,251 @@
+"""Unseen clients: nothing of theirs in training, whatever the method and the sampler, and what is measured on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flray import registry, tuning
+from flray.config.loader import load
+from flray.errors import ConfigError
+from flray.federation.building import dataset_for
+from flray.federation.executor import InlineExecutor
+from flray.federation.federation import Federation
+from flray.federation.messages import TaskInput, TaskResult
+from flray.federation.spec import FederationSpec
+from flray.results.build_table import build_table
+from flray.results.load import load_folder
+from tests.algorithms.helpers import (
+    federation_of,
+    gaussian_clients,
+    gradient_step,
+    settings_for,
+    spec_of,
+)
+from tests.end_to_end.pool import Pools
+
+SIZES = (12, 9, 15, 6, 10)
+UNSEEN = ["client1", "client3"]
+BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
+SHARING = [name for name in BUILT_IN if registry.algorithms.get(name).shared != "none"]
+
+
+def spec_with(method: Any = "fedavg", unseen: Any = None, **settings: Any) -> FederationSpec:
+    name = method if isinstance(method, str) else method["name"]
+    made = settings_for(name)
+    participation = {
+        "unseen": UNSEEN if unseen is None else unseen,
+        **settings.pop("participation", {}),
+    }
+    evaluation = {"adapt_steps": 3, **made.pop("evaluation", {}), **settings.pop("evaluation", {})}
+    return spec_of(
+        method,
+        gaussian_clients(SIZES),
+        participation=participation,
+        evaluation=evaluation,
+        **made,
+        **settings,
+    )
+
+
+class Recorded(InlineExecutor):
+    """Keeps which clients were sent which kind of task."""
+
+    def __init__(self, spec: FederationSpec) -> None:
+        super().__init__(spec)
+        self.sent: set[tuple[str, int]] = set()
+
+    def run_tasks(
+        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskResult]:
+        self.sent |= {(job.client_task.kind, job.client_task.client) for job in jobs}
+        return super().run_tasks(jobs, timeout, idle)
+
+
+def without_samples(spec: FederationSpec) -> FederationSpec:
+    """Return a federation in whose memory there is nothing of the unseen clients."""
+    x, y = spec.data.x.copy(), spec.data.y.copy()
+    for client in spec.data.unseen:
+        for rows in (client.train, client.val, client.test):
+            x[rows], y[rows] = np.nan, 0
+    return replace(spec, data=replace(spec.data, x=x, y=y))
+
+
+def unseen_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if "/unseen/" in name}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_no_method_learns_anything_of_them(name: str) -> None:
+    spec = spec_with(name)
+    executor = Recorded(spec)
+    federation = federation_of(spec, executor)
+    blind = federation_of(without_samples(spec))
+    for _ in range(3):
+        metrics = federation.step().metrics
+        blind.step()
+    assert {client for kind, client in executor.sent if kind == "unseen"} == {3, 4}
+    assert {client for kind, client in executor.sent if kind != "unseen"} <= {-1, 0, 1, 2}
+    assert federation.sha256() == blind.sha256()
+    # What was trained without them in memory, and then tested on them, has the same values.
+    later = federation_of(spec)
+    later.load_snapshot(
+        blind.snapshot(),
+        {k: blind.executor.fetch(state) for k, state in enumerate(blind.states) if state},
+        blind.versions,
+    )
+    measured = unseen_metrics(metrics)
+    assert unseen_metrics(later.evaluate()) == measured
+    views = {"adapted"} | ({"global"} if "global" in spec.algorithm.views else set())
+    assert {name.split("/")[0] for name in measured} == views
+    for view in views:
+        held = [one for one in measured if one.startswith(f"{view}/unseen/accuracy/client/")]
+        assert [one.rpartition("/")[2] for one in held] == UNSEEN
+        assert all(
+            f"/client/{who}" not in one for one in metrics if "/local/" in one for who in UNSEEN
+        )
+
+
+@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(SHARING)))
+def test_a_method_that_shares_no_weights_says_so(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"unseen: found 2 of 5 clients; {name} shares no weights"
+    ):
+        spec_with(name)
+
+
+@pytest.mark.parametrize(
+    "sampler", sorted(set(registry.samplers.names()) - set(registry.samplers.added()))
+)
+def test_no_sampler_sees_them(sampler: str) -> None:
+    spec = spec_with(participation={"clients": 2, "sampler": sampler})
+    executor = Recorded(spec)
+    federation = federation_of(spec, executor)
+    assert [info.name for info in federation.server.clients] == ["client0", "client2", "client4"]
+    cohorts = set()
+    for _ in range(8):
+        federation.step()
+        cohorts.update(federation.server.cohort)
+    assert cohorts <= {0, 1, 2}
+    assert {kind for kind, client in executor.sent if client > 2} == {"unseen"}
+
+
+def test_the_values_are_those_of_the_global_model_and_of_gradient_descent_from_it() -> None:
+    spec = spec_with(
+        model="one-layer", evaluation={"adapt_steps": 2}, local={"batch_size": 50, "lr": 0.3}
+    )
+    federation = federation_of(spec)
+    metrics = federation.step().metrics
+    means: dict[str, list[float]] = {"global": [], "adapted": []}
+    for client in spec.data.unseen:
+        x, y = (torch.from_numpy(a[client.train]) for a in (spec.data.x, spec.data.y))
+        test_x, test_y = (torch.from_numpy(a[client.test]) for a in (spec.data.x, spec.data.y))
+        weights = federation.server.model
+        for view in means:
+            if view == "adapted":
+                for _ in range(2):
+                    weights = gradient_step(
+                        weights,
+                        lambda w, x=x, y=y: nn.functional.cross_entropy(
+                            x @ w["classifier.weight"].T, y
+                        ),
+                        0.3,
+                    )
+            loss = nn.functional.cross_entropy(test_x @ weights["classifier.weight"].T, test_y)
+            means[view].append(loss.item())
+            name = f"{view}/unseen/loss/client/{client.name}"
+            assert metrics[name] == pytest.approx(loss.item(), abs=1e-12)
+    for view, losses in means.items():
+        assert metrics[f"{view}/unseen/loss"] == pytest.approx(float(np.mean(losses)), abs=1e-12)
+    assert means["adapted"] != means["global"]
+
+
+def names(spec: FederationSpec) -> list[str]:
+    return [client.name for client in spec.data.unseen]
+
+
+def test_who_they_are() -> None:
+    assert names(spec_with(unseen=["client4", "client1"])) == ["client1", "client4"]
+    drawn = names(spec_with(unseen=2))
+    assert len(drawn) == 2 and drawn == names(spec_with(unseen=0.4)) == names(spec_with(unseen=2.0))
+    several = {tuple(names(spec_with(unseen=2, seed=seed))) for seed in range(8)}
+    assert len(several) > 2
+    pinned = {"name": "domains", "seed": 3}
+    assert len({tuple(names(spec_with(unseen=2, seed=s, partition=pinned))) for s in range(4)}) == 1
+    halves = spec_with(
+        unseen=["client2"],
+        partition={"name": "domain-dirichlet", "parts": 2, "keep": 2, "alpha": 100.0},
+    )
+    assert len(halves.data.unseen) == 2 and {c.domain for c in halves.data.unseen} == {"client2"}
+    assert len(halves.data.test) == sum(len(client.test) for client in halves.data.clients)
+
+
+def test_without_the_setting_nothing_is_kept_out() -> None:
+    plain = spec_of("fedavg", gaussian_clients(SIZES))
+    for nothing in (0, []):
+        spec = spec_with(unseen=nothing, evaluation={"adapt_steps": 0})
+        assert spec.data.partition_fingerprint == plain.data.partition_fingerprint
+        assert not unseen_metrics(federation_of(spec).step().metrics)
+    assert spec_with().data.partition_fingerprint != plain.data.partition_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("unseen", "settings", "said"),
+    [
+        (5, {}, "that is 5 of the 5 clients"),
+        (0.01, {}, "that is 0 of the 5 clients"),
+        (["cleint1"], {}, "did you mean 'client1'"),
+        (0, {}, "adapt_steps: found 3; no client is kept out"),
+        (2, {"method": "fedbn", "evaluation": {"adapt_steps": 0}}, "personal models alone"),
+        (None, {"models": {"client0": "one-layer"}}, "there are 2 networks"),
+        (2, {"participation": {"clients": 4}}, "the partition has 3 clients"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(
+    unseen: Any, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        spec_with(unseen=unseen, **settings)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_actors_give_the_values_of_one_process(pools: Pools) -> None:
+    spec = spec_with(model={"name": "two-layer", "dropout": 0.2})
+    inline: Federation = federation_of(spec)
+    for _ in range(spec.config.rounds):
+        metrics = inline.step().metrics
+    on_actors = pools[2].run_federation(spec)
+    assert unseen_metrics(on_actors.evaluate()) == unseen_metrics(metrics)
+
+
+@pytest.mark.slow
+def test_a_sweeps_files_and_tables_have_a_column_for_each(
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
+    domains = [
+        domain.name for domain in dataset_for(load({"experiment": digits}).experiment).domains
+    ]
+    added = {
+        "rounds": 1,
+        "participation": {"unseen": domains[:1]},
+        "evaluation": {"adapt_steps": 2},
+        "partition": {"name": "domain-dirichlet", "parts": 2, "keep": 2, "alpha": 10.0},
+    }
+    result = tuning.tune({"experiment": {**digits, **added}, "sweep": {"seeds": [0, 1]}})
+    table = build_table(load_folder(result.folder))
+    heads = {column.head[-1]: place for place, column in enumerate(table.columns)}
+    (cells,) = table.rows.values()
+    for view, head in (("global/unseen", "unseen"), ("adapted/unseen", "unseen adapted")):
+        values = result.results[f"{view}/accuracy"].tolist()
+        assert list(cells[heads[head]].values.values()) == pytest.approx([100 * v for v in values])
+    history = result.history("0001")
+    assert f"global/unseen/accuracy/client/{domains[0]}0" in history
+    assert f"global/local/accuracy/client/{domains[0]}0" not in history
