@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flray import trees
-from flray.federation.checkpoint import tree_from_bytes, tree_to_bytes
+from flray.federation.tree_files import tree_from_bytes, tree_to_bytes
 
 NAMES = st.text(alphabet="abcxyz._-", min_size=1, max_size=6)
 TENSORS = (

@@ -36,6 +36,7 @@ from flray.config.sections import (
     Split,
     Unseen,
 )
+from flray.config.start import Start
 from flray.config.sweep import Domain, Sweep
 
 AxisName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
@@ -231,6 +232,11 @@ class Experiment(Section):
         default_factory=dict,
         description="other networks for single clients or domains, by their name; or a list, "
         "from which the seed deals one to every client, each as often as the others",
+    )
+    start: Start | None = Field(
+        None,
+        description="weights to start from: a run, whose newest global model is meant, as demo/001, or a "
+        "safetensors file (flray export); what they lack starts fresh; null: all does",
     )
     algorithm: AlgorithmChoice
     local: Local = Local()

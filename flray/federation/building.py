@@ -15,6 +15,7 @@ from flray.data.public import load_once
 from flray.data.types import DataSet, FederatedData
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.federation.spec import FederationSpec, SharedDataset
+from flray.federation.start_weights import read_start
 from flray.federation.validation import AUGMENTS, augmentations, validate
 from flray.metrics.names import check_clients
 from flray.rng import numpy_generator
@@ -93,6 +94,7 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
             registry.algorithms.params(config.algorithm.name)(**config.algorithm.options)
         ),
         components=_own_components(config, architectures),
+        start=read_start(config.start),
     )
     validate(spec)
     return spec

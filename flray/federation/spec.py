@@ -16,6 +16,7 @@ from flray.algorithms.types import Weighting
 from flray.config.components import ModelChoice
 from flray.config.experiment import Experiment
 from flray.data.types import DataSet, FederatedData, Pooled, label_placeholders
+from flray.federation.start_weights import Weights, load_start
 from flray.tasks import Task, make_task
 from flray.tasks.measured import WithMetrics
 
@@ -77,6 +78,8 @@ class FederationSpec:
         Each client's key.
     components : dict
         The user's components that client tasks need, by kind, for the other processes.
+    start : dict
+        Weights that training starts from, by architecture; see `flray.federation.start_weights`.
     """
 
     config: Experiment
@@ -85,6 +88,7 @@ class FederationSpec:
     architectures: dict[str, ModelChoice]
     architecture_of: tuple[str, ...]
     components: dict[str, dict[str, Any]] = field(default_factory=dict)
+    start: dict[str, Weights] = field(default_factory=dict)
 
     @property
     def task(self) -> Task:
@@ -107,7 +111,7 @@ class FederationSpec:
             registry.ALL[kind].add(entries)
 
     def build(self, key: str) -> nn.Module:
-        """Return a fresh network of an architecture as the method trains it: bitwise the same in every process."""
+        """Return an architecture's network, untrained, as the method trains it: bitwise the same in every process."""
         choice = self.architectures[key]
         dtype = torch.float64 if self.config.local.precision == "float64" else torch.float32
         network = models.build(
@@ -118,7 +122,9 @@ class FederationSpec:
             self.config.seed,
             dtype,
         )
-        return self.algorithm.network(self.task.network(network))
+        made = self.algorithm.network(self.task.network(network))
+        load_start(made, key, self.start)
+        return made
 
     def without_samples(self) -> FederationSpec:
         """Return the specification without its large arrays, which are sent separately."""

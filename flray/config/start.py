@@ -1,0 +1,64 @@
+"""``experiment.start``: the weights that training starts from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from flray import registry
+from flray.config.sections import Section
+
+
+class Weights(Section):
+    """A file of weights. From then on it has to stay as it was, as data have to."""
+
+    weights: str = Field(min_length=1, description="its full path")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="its digest")
+
+
+def _resolve(value: Any) -> Any:
+    """Return the file that a run or a path stands for, with its digest."""
+    if isinstance(value, Weights) or (
+        isinstance(value, dict) and set(value) == set(Weights.model_fields)
+    ):
+        return value  # of a configuration that was saved
+    try:
+        if not isinstance(value, str):
+            raise ValueError
+        run = next((p for p in (Path(value), Path("runs") / value) if p.is_dir()), None)
+        path = Path(value) if run is None else _newest_checkpoint(run)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except PydanticCustomError:
+        raise
+    except (OSError, ValueError, KeyError, StopIteration, yaml.YAMLError):
+        raise PydanticCustomError(
+            "start",
+            "no weights are there; needed is a run, for example demo/001, or a safetensors file, as "
+            "flray export RUN writes",
+        ) from None
+    return {"weights": str(path.resolve()), "sha256": digest}
+
+
+def _newest_checkpoint(run: Path) -> Path:
+    """Return the file of the server's side of a run's newest checkpoint."""
+    method = yaml.safe_load((run / "config.yaml").read_bytes())["experiment"]["algorithm"]["name"]
+    known = registry.algorithms
+    if method in known.names() and "global" not in known.outline(method).views:
+        raise PydanticCustomError(
+            "start",
+            "{method} has no global model; flray export RUN --client NAME writes a client's",
+            {"method": method},
+        )
+    folder = run / "checkpoint"
+    newest = max(folder.glob("round-*.json"), key=lambda path: int(path.stem[6:]))
+    files: dict[str, str] = json.loads(newest.read_text())["files"]
+    return folder / next(name for name in files if name.startswith("server-"))
+
+
+Start = Annotated[Weights, BeforeValidator(_resolve)]
