@@ -56,6 +56,8 @@ class Algorithm:
     trains_at_server : bool
         Whether the server gets models and the public samples to work with, ``server.resident`` and
         ``server.public``.
+    pools : bool
+        Whether one task per round trains on all clients' training samples together.
     normalise : bool
         Whether images are normalised by the data set's mean and deviation, or only scaled to [0,
         1].
@@ -71,6 +73,7 @@ class Algorithm:
     views: tuple[View, ...] = ("global",)
     vectorised: bool = False
     trains_at_server: bool = False
+    pools: bool = False
     normalise: bool = True
 
     def __init__(self, hp: registry.Params | None = None) -> None:

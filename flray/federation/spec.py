@@ -138,6 +138,12 @@ class FederationSpec:
             self, data=replace(self.data, x=samples.x, y=samples.y, public=samples.public)
         )
 
+    def training_rows(self, client: int) -> NDArray[np.int64]:
+        """Return the rows that a client's task trains on: its own, or everybody's where a method pools them."""
+        if not self.algorithm.pools or client >= len(self.data.clients):
+            return self.data.everyone[client].train
+        return np.sort(np.concatenate([one.train for one in self.data.clients]))
+
     @property
     def cohort_size(self) -> int:
         """Clients sampled in each round."""

@@ -47,6 +47,7 @@ ABLE = (
     "local",
     "moon",
     "perfedavg",
+    "pooled",
 )
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 SIZES = (12, 9, 15, 7, 10)

@@ -191,7 +191,7 @@ class _ShortExecutor(InlineExecutor):
     def _two_steps(self, job: TaskInput) -> TaskInput:
         """Return a job reduced to two steps of local training, and to one of any other phase."""
         local, task = self._spec.config.local, job.client_task
-        count = len(self._spec.data.clients[task.client].train) if task.client >= 0 else 0
+        count = len(self._spec.training_rows(task.client)) if task.client >= 0 else 0
         steps = local.steps or local.epochs * -(-count // local.batch_size)
         work = 1.5 / steps if steps > 1 else 1.0
         return replace(job, client_task=replace(task, work=min(work, task.work)))

@@ -330,7 +330,7 @@ class ClientRunner:
             task=self.task,
             message=message,
             state=trees.unpack(state, self.device) if state is not None else {},
-            train=self._resources.samples(rows.train),
+            train=self._resources.samples(self.spec.training_rows(client_task.client)),
             validation=self._resources.samples(rows.val),
             public=self._resources.public,
             num_classes=data.num_classes,
