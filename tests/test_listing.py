@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ from rich.console import Console
 
 from flray import registry
 from flray.cli.papers import Suite, list_suites, papers_table, show_papers
+from flray.cli.tables import show_list
 from flray.config import suites
+from flray.config.setting_labels import setting_label
 from flray.config.yaml_files import read_with_base
 
 SUITE = """
@@ -106,3 +109,15 @@ def test_options_of_another_function_under_the_same_name_are_its_own() -> None:
         assert set(registry.partitions.params("of-a-test").model_fields) == {"depth"}
     finally:
         registry.partitions._entries.pop("of-a-test", None)
+
+
+def test_a_partition_is_listed_with_the_seed_that_it_may_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_list("partitions", "iid", as_json=True)
+    assert [row["option"] for row in json.loads(capsys.readouterr().out)] == ["clients", "seed"]
+
+
+def test_a_partitions_seed_is_not_taken_for_the_runs() -> None:
+    setting = {"algorithm.mu": 0.1, "partition.seed": 3}
+    assert setting_label(setting) == "mu=0.1 partition.seed=3"

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -314,6 +315,17 @@ def show_plan(trials: Sequence[PlannedTrial]) -> None:
         console.print("these are tuned first; what is run then follows from what they reach")
 
 
+def _report_lines(folder: Path) -> Iterator[str]:
+    """Yield where the report page of a sweep lies, and the picture that shows most of what it concludes."""
+    report = folder / "report"
+    pictures = (report / "figures" / f"{name}.png" for name in ("differences", "curves"))
+    picture = next((path for path in pictures if path.is_file()), None)
+    if picture is not None:
+        yield f"picture: {picture} (others beside it, each also as SVG and PDF)"
+    if (report / "report.html").is_file():
+        yield f"report: {report / 'report.html'}"
+
+
 def show_sweep(result: SweepResult) -> None:
     """Print a finished sweep's table, and where to see more."""
     from flray.results.formatting import conclusion_text
@@ -323,6 +335,8 @@ def show_sweep(result: SweepResult) -> None:
         console.print(line)
     console.print(result.table())
     console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)")
+    for line in _report_lines(result.folder):
+        console.print(line, soft_wrap=True)
     if result.uri is not None:
         for line in ui_links(result.uri, result.folder):
             console.print(line, soft_wrap=True)

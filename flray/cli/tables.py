@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from rich.table import Table
 
 from flray import registry
@@ -74,7 +75,7 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
         console.print(f"source: {found.source}")
         console.print("it is here" if found.present else f"to have it: {found.todo}")
     table = Table("option", "default", "allowed", "meaning", "source")
-    options = entries.params(name).model_json_schema()
+    options = _options(what, name).model_json_schema()
     for option, field in options.get("properties", {}).items():
         required = option in options.get("required", [])
         table.add_row(
@@ -91,6 +92,15 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
     for preset in getattr(entries.params(name), "presets", ()):
         values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
         console.print(f"preset {preset.name}: {values} ({preset.source})")
+
+
+def _options(what: str, name: str) -> type[BaseModel]:
+    """Return the options of a component, with what a file may give it besides."""
+    if what != "partitions":
+        return registry.ALL[what].params(name)
+    from flray.config.components import PartitionChoice
+
+    return PartitionChoice.params(name)
 
 
 def _summary_line(method: type) -> str:

@@ -39,11 +39,15 @@ def label(setting: Mapping[str, Plain]) -> str:
 def setting_label(flat: Mapping[str, Plain]) -> str:
     """Return the label of flat columns; components appear by name only."""
     return " ".join(
-        one_line(str(value))
-        if is_name(path)
-        else f"{path.rsplit('.', 1)[-1]}={format_value(value)}"
+        one_line(str(value)) if is_name(path) else f"{_short(path)}={format_value(value)}"
         for path, value in flat.items()
     )
+
+
+def _short(path: str) -> str:
+    """Return the last part of a path, of a partition's seed more, which is not the run's."""
+    last = path.rsplit(".", 1)[-1]
+    return path if last == "seed" else last
 
 
 def is_name(path: str) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from flray.results.build_table import describe_seeds
 from flray.results.costs import Cost
 from flray.results.formatting import MISSING, NOT_REACHED, format_mean_std
+from flray.results.ranks import Ranks, win_matrix
 from flray.results.table import Cell, Table
+from flray.results.variance import Variance
 
 COST_HEADS = (
     "setting",
@@ -63,15 +66,78 @@ def head_rows(table: Table) -> list[list[tuple[str, int]]]:
     ]
 
 
-def group_costs(costs: Sequence[Cost]) -> Iterator[tuple[str, list[Cost]]]:
-    """Yield the costs of each group of settings that share a target."""
+@dataclass(frozen=True)
+class Listing:
+    """A table below the main one, the same in every format.
+
+    Attributes
+    ----------
+    title : str
+        Above it.
+    heads : sequence of str
+        Of the columns.
+    rows : sequence of sequence of str
+        Its cells.
+    note : str
+        Below it.
+    """
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def listings(table: Table, costs: Sequence[Cost]) -> list[Listing]:
+    """Return the tables below the main one: wins over places, shares of the variance, costs."""
+    found = [_wins(measure, ranks, table) for measure, ranks in table.studies.ranks.items()]
+    if table.variances:
+        found.append(_shares(table.variances))
     for group, members in itertools.groupby(costs, key=lambda cost: cost.group):
-        yield group, list(members)
+        every = list(members)
+        title = f"Costs{f' · {group}' if group else ''} (means over seeds; target {target_text(every[0])})"
+        found.append(Listing(title, COST_HEADS, list(map(cost_row, every))))
+    return found
 
 
-def cost_title(group: str, cost: Cost) -> str:
-    """Return the title of a group's costs."""
-    return f"{group + ' · ' if group else ''}means over seeds; target {target_text(cost)}"
+def _wins(measure: str, ranks: Ranks, table: Table) -> Listing:
+    several = f" · {measure}" if len(table.studies.ranks) > 1 else ""
+    rows = [[name, *cells] for name, cells in zip(ranks.names, win_matrix(ranks), strict=True)]
+    return Listing(
+        f"Wins, ties and losses over {len(ranks.places)} places{several}",
+        ["setting", *ranks.names],
+        rows,
+        "In how many places the mean of the row's setting is better than that of the column's, "
+        "equal, and worse.",
+    )
+
+
+def _shares(variances: Sequence[Variance]) -> Listing:
+    rows = [
+        [
+            one.name,
+            f"{one.partitions} x {one.seeds}",
+            format_number(math.sqrt(one.partition + one.seed + one.both)),
+            *(MISSING if math.isnan(share) else f"{100 * share:.0f} %" for share in one.shares),
+        ]
+        for one in variances
+    ]
+    heads = [
+        "setting",
+        "partitions x seeds",
+        "std",
+        "who holds what",
+        "run's seed",
+        "both together",
+    ]
+    return Listing(
+        "Shares of the variance",
+        heads,
+        rows,
+        "std: of a single run, under another partition and another seed. Of its square: partition.seed "
+        "(who holds what), seed (initialisation, order, sampling), and what only both together "
+        "explain; from mean squares. With few of each the shares are rough.",
+    )
 
 
 def cost_row(cost: Cost) -> list[str]:

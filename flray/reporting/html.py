@@ -56,11 +56,7 @@ def render_page(
         legend=formatting.legend(table),
         concluded=CONCLUSIONS,
         notes=formatting.notes(table),
-        cost_heads=formatting.COST_HEADS,
-        costs=[
-            (formatting.cost_title(group, members[0]), list(map(formatting.cost_row, members)))
-            for group, members in formatting.group_costs(costs)
-        ],
+        listings=formatting.listings(table, costs),
         sections=[
             {
                 "title": section.title,

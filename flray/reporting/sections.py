@@ -15,7 +15,7 @@ from flray.metrics.direction import is_share
 from flray.reporting import comparison_sections, model_panels, panels
 from flray.reporting.panels import MAX_PANELS, Groups, join_names
 from flray.results.costs import group_trials
-from flray.results.measures import comparable_trials
+from flray.results.measures import clients_stay
 from flray.results.result_set import ResultSet, Trial
 from flray.results.study import Studies
 
@@ -159,11 +159,7 @@ def _clients(groups: Groups) -> Iterator[Section]:
 
 def _only_first(groups: Groups) -> bool:
     """Tell whether clients of different seeds must not be averaged."""
-    return any(
-        comparable_trials(trials) is not trials
-        for settings in groups.values()
-        for trials in settings.values()
-    )
+    return not clients_stay(trials for settings in groups.values() for trials in settings.values())
 
 
 def _partitions(source: ResultSet) -> Iterator[Section]:

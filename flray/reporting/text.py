@@ -32,11 +32,10 @@ def terminal(table: Table, costs: Sequence[Cost]) -> RenderableType:
         main,
         *(Text(one_line(f"- {note}")) for note in formatting.notes(table)),
     ]
-    for group, members in formatting.group_costs(costs):
-        title = f"Costs{f' · {group}' if group else ''} ({formatting.cost_title('', members[0])})"
-        made = rich_table(title, formatting.COST_HEADS, ())
-        for cost in members:
-            made.add_row(*(Text(one_line(text)) for text in formatting.cost_row(cost)))
+    for listing in formatting.listings(table, costs):
+        made = rich_table(listing.title, listing.heads, (), listing.note)
+        for line in listing.rows:
+            made.add_row(*(Text(one_line(text)) for text in line))
         parts.append(made)
     return Group(*parts)
 
@@ -58,15 +57,15 @@ def markdown(table: Table, costs: Sequence[Cost]) -> str:
         "",
     ]
     lines += [*(f"- {_escape(note)}" for note in formatting.notes(table)), ""]
-    for group, members in formatting.group_costs(costs):
-        title = f"Costs{f' · {group}' if group else ''} ({formatting.cost_title('', members[0])})"
+    for listing in formatting.listings(table, costs):
         lines += [
-            f"### {_escape(title)}",
+            f"### {_escape(listing.title)}",
             "",
-            _row(formatting.COST_HEADS),
-            _row(["---", *("---:" for _ in formatting.COST_HEADS[1:])]),
-            *(_row(map(_escape, formatting.cost_row(cost))) for cost in members),
+            _row(map(_escape, listing.heads)),
+            _row(["---", *("---:" for _ in listing.heads[1:])]),
+            *(_row(map(_escape, line)) for line in listing.rows),
             "",
+            *([_escape(listing.note), ""] if listing.note else []),
         ]
     return "\n".join(lines).rstrip() + "\n"
 

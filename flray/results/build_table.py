@@ -12,13 +12,17 @@ from flray.results.build_studies import build_studies
 from flray.results.conclusions import conclude
 from flray.results.measures import AVERAGE, client_measure
 from flray.results.paper_table import build_paper_table
-from flray.results.result_set import ENDED, ResultSet
+from flray.results.result_set import ENDED, ResultSet, Trial
 from flray.results.table import Cell, Column, Table
 from flray.results.tuned import tuned_settings
+from flray.results.variance import variances
 
 SMOKE_NOTE = "a smoke run: two short rounds on a few samples show that every method runs; its numbers mean nothing"
-_MAX_CLIENTS = 12
 _UNSEEN = {"global/unseen": "unseen", "adapted/unseen": "unseen adapted"}
+QUANTILE_NOTE = (
+    "median client, 10 % and 90 % of clients: quantiles over the clients of a run, then the mean over "
+    "the seeds; so many of the clients have a lower value"
+)
 
 
 def build_table(source: ResultSet, reference: str | None = None) -> Table:
@@ -63,6 +67,7 @@ def _compare(table: Table, source: ResultSet, reference: str | None) -> None:
     except FlrayError as error:
         table.notes.append(f"{error}; all pairs are compared")
     table.studies = found.against(reference, "--reference")
+    table.variances = variances(source)
     table.conclusions = conclude(table.studies)
 
 
@@ -70,12 +75,12 @@ def _setting_table(source: ResultSet) -> Table:
     """Return a row per setting, best first, and a column per client unless there are many."""
     measured = [trial for trial in source.trials if trial.metric]
     metric = " or ".join(sorted({trial.metric for trial in measured}))
-    names = list(dict.fromkeys(name for trial in measured for name in measures.clients(trial)))
+    names, quantiles = client_columns(source)
     apart = any(trial.chosen_by for trial in source.trials)
     columns = [Column(("validation",), "chosen")] if apart else []
     columns += [Column(("test" if apart else "score",), "auto", follows=apart)]
-    if len(names) <= _MAX_CLIENTS:
-        columns += [Column((name,), "client", name) for name in names]
+    columns += [Column((name,), "client", name) for name in names]
+    columns += [Column((name,), "quantile", name) for name in quantiles]
     # Where models are judged on the other clients' data, how they do on their own is the other half
     # of the answer.
     if any(client_measure(trial).startswith("others/") for trial in measured):
@@ -95,21 +100,46 @@ def _setting_table(source: ResultSet) -> Table:
             "own": client_measure(trial, own=True),
             **{view: f"{view}/{trial.measure}" for view in _UNSEEN},
         }
+        over = measures.client_quantiles(trial) if quantiles else {}
         for cell, column in zip(row, columns, strict=True):
+            if column.measure == "quantile":
+                cell.values[trial.seed] = over[column.client]
+                continue
             measure = by_kind[column.measure]
             cell.values[trial.seed] = measures.value(trial, measure, column.client)
     columns = [replace(column, measure=metric, follows=column.follows) for column in columns]
     table = Table(f"{source.name}: {metric}", "setting", columns, rows)
     table.sort_rows()
-    partitions: dict[str, set[str]] = {}
-    for trial in measured:
-        found = partitions.setdefault(source.label(trial), set())
-        found.add(trial.fingerprints.get("partition", ""))
-    if 0 < len(names) <= _MAX_CLIENTS and any(len(found) > 1 for found in partitions.values()):
-        table.notes.append(
-            "the seeds have other partitions: a client's mean is over clients with other data"
-        )
+    if quantiles:
+        table.notes.append(QUANTILE_NOTE)
     return table
+
+
+def client_columns(source: ResultSet) -> tuple[list[str], list[str]]:
+    """Return the clients with a column each, or else the quantiles over them.
+
+    A client has one where it is the same at every seed of a setting, and they are few.
+
+    Parameters
+    ----------
+    source : ResultSet
+        The sweep.
+    """
+    measured = [trial for trial in source.trials if trial.metric]
+    names = list(dict.fromkeys(name for trial in measured for name in measures.clients(trial)))
+    stay = measures.clients_stay(group_by_label(source).values())
+    if not names or (stay and len(names) <= measures.MAX_CLIENTS):
+        return names, []
+    return [], list(measures.QUANTILES)
+
+
+def group_by_label(source: ResultSet) -> dict[str, list[Trial]]:
+    """Return the trials that were measured by the label of their setting."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in source.trials:
+        if trial.metric:
+            groups.setdefault(source.label(trial), []).append(trial)
+    return groups
 
 
 def choice_notes(source: ResultSet) -> list[str]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
+from flray.metrics.direction import is_share
 from flray.metrics.names import TEST_VIEWS, VIEWS
 from flray.metrics.summary import summarise_history
-from flray.results.measures import client_measure
+from flray.results.build_table import client_columns
+from flray.results.measures import client_measure, client_quantiles
 from flray.results.result_set import ResultSet, Trial
 
-CLIENT = "client/"
+CLIENT, OVER_CLIENTS = "client/", "clients/"
+"""What columns of a client begin with, and of a quantile over the clients."""
 TEST = "test"
 """The column of what is reported where the score is a validation value."""
 
@@ -23,6 +27,7 @@ def trial_frame(data: ResultSet) -> pd.DataFrame:
     views = dict.fromkeys(name for row in rows for name in row["views"])
     clients = dict.fromkeys(name for row in rows for name in row["clients"])
     apart = any(trial.chosen_by for trial in data.trials)
+    quantiles = client_columns(data)[1]
     return pd.DataFrame(
         {
             "trial": trial.number,
@@ -35,6 +40,7 @@ def trial_frame(data: ResultSet) -> pd.DataFrame:
             "metric": trial.score_metric or None,
             **{name: row["views"].get(name, math.nan) for name in views},
             **{name: row["clients"].get(name, math.nan) for name in clients},
+            **{f"{OVER_CLIENTS}{name}": row["quantiles"].get(name, math.nan) for name in quantiles},
             "seconds": row["seconds"],
             "sha256": trial.sha256 or None,
             "failure": trial.failure or None,
@@ -76,6 +82,7 @@ def _trial_row(trial: Trial) -> dict[str, Any]:
         TEST: values.get(trial.metric, math.nan),
         "seconds": float(history["time/round"].sum()) if "time/round" in history else 0.0,
         "views": {name: values[name] for v in TEST_VIEWS if (name := f"{v}/{measure}") in values},
+        "quantiles": _as_tracked(trial, client_quantiles(trial)),
         "clients": {
             f"{CLIENT}{name.removeprefix(clients)}": value
             for name, value in values.items()
@@ -84,8 +91,14 @@ def _trial_row(trial: Trial) -> dict[str, Any]:
     }
 
 
+def _as_tracked(trial: Trial, values: Mapping[str, float]) -> dict[str, float]:
+    """Return shares between 0 and 1, as all columns have them."""
+    factor = 0.01 if is_share(trial.metric) else 1.0
+    return {name: factor * value for name, value in values.items()}
+
+
 def setting_frame(
-    trials: pd.DataFrame, settings: list[str], mode: str, population: bool
+    trials: pd.DataFrame, settings: list[str], mode: str, population: bool, clients: bool = True
 ) -> pd.DataFrame:
     """Return one row per setting, best first; see `flray.results.sweep.SweepResult.summary`.
 
@@ -100,11 +113,14 @@ def setting_frame(
     population : bool
         Whether trials are the members of a population, which are no repetitions of each other even
         where their settings are the same.
+    clients : bool
+        Whether a client is the same at all seeds, so that its values may be averaged.
     """
     columns = ["trial"] if population else settings
     keys = [str([row[name] for name in columns]) for row in trials.to_dict("records")]
     first = [name for name in ("score", TEST) if name in trials.columns]
-    measured = [*first, *(c for c in trials.columns if c.startswith((*TEST_VIEWS, CLIENT)))]
+    kinds = (*TEST_VIEWS, OVER_CLIENTS, *([CLIENT] if clients else []))
+    measured = [*first, *(c for c in trials.columns if c.startswith(kinds))]
     rows: list[dict[str, Any]] = []
     for _, group in trials.groupby(pd.Series(keys, index=trials.index), sort=False):
         good = group[group["status"] != "failed"]

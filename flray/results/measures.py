@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,14 @@ from flray.results.result_set import Trial
 
 AVERAGE = "avg"
 """In place of a client: the mean over clients, or the value of one model."""
+QUANTILES: Mapping[str, float] = {
+    "10 % of clients": 0.1,
+    "median client": 0.5,
+    "90 % of clients": 0.9,
+}
+"""Quantiles over clients: so many of them have a lower value."""
+MAX_CLIENTS = 12
+"""Up to which number clients have a column each."""
 _TARGET = re.compile(r"^(.+?)\s*>=\s*([\d.]+)$")
 
 
@@ -112,11 +120,37 @@ def clients(trial: Trial, name: str = "") -> list[str]:
 def comparable_trials(trials: Sequence[Trial]) -> Sequence[Trial]:
     """Return the trials over which a single client's values may be averaged.
 
-    All, where clients belong to domains; where the seed cuts one pool into clients, only the first
-    trial's, for clients of another seed hold other data under the same names.
+    All, where each client is a domain of its own, and where who holds what is the same in all; where
+    the seed cuts the data into clients, only the first trial's, for clients of another seed hold
+    other data under the same names.
     """
     domains = trials[0].domains
-    return trials if len(set(domains.values())) != 1 or len(domains) == 1 else trials[:1]
+    if len(set(domains.values())) == len(domains):
+        return trials
+    held = {trial.fingerprints.get("partition", "") for trial in trials}
+    return trials if len(held) == 1 and "" not in held else trials[:1]
+
+
+def clients_stay(groups: Iterable[Sequence[Trial]]) -> bool:
+    """Tell whether a client is the same at all seeds of each setting.
+
+    Parameters
+    ----------
+    groups : iterable of sequence of Trial
+        By setting, its trials.
+    """
+    return all(comparable_trials(trials) is trials for trials in groups if trials)
+
+
+def client_quantiles(trial: Trial) -> dict[str, float]:
+    """Return quantiles over the clients of the reported value, by their names in `QUANTILES`; shares in percent."""
+    measure = client_measure(trial)
+    found = np.array([value(trial, measure, client) for client in clients(trial)])
+    found = found[np.isfinite(found)]
+    return {
+        name: float(np.quantile(found, level)) if len(found) else math.nan
+        for name, level in QUANTILES.items()
+    }
 
 
 def _column(trial: Trial, name: str) -> pd.Series[float]:

@@ -17,10 +17,18 @@ from flray.config.selection import selects_on_test
 from flray.config.setting_labels import format_value, setting_label
 from flray.errors import one_line
 from flray.metrics.direction import is_share
-from flray.results.build_table import build_table, choice_notes, taken_over_notes
+from flray.results.build_table import (
+    QUANTILE_NOTE,
+    build_table,
+    choice_notes,
+    client_columns,
+    group_by_label,
+    taken_over_notes,
+)
 from flray.results.formatting import format_mean_std, rich_table
-from flray.results.frames import CLIENT, TEST, curve_frame, setting_frame, trial_frame
+from flray.results.frames import CLIENT, OVER_CLIENTS, TEST, curve_frame, setting_frame, trial_frame
 from flray.results.load import load_folder
+from flray.results.measures import clients_stay
 from flray.results.result_set import ResultSet
 from flray.results.tuned import tuned_settings
 
@@ -29,7 +37,7 @@ PROTOCOLS = {
     "best": ", best round on validation",
     "mean-last": ", mean of the last evaluations",
 }
-_MAX_CLIENTS, _MAX_FAILURES = 12, 3
+_MAX_FAILURES = 3
 
 
 class SweepResult:
@@ -77,11 +85,13 @@ class SweepResult:
         """One row per setting, best first.
 
         ``score`` is the mean over the seeds that brought one, ``score_std`` their standard
-        deviation (n - 1; NaN for one seed), ``seeds`` how many they are; likewise for each client
-        and view. ``rounds_min`` and ``rounds_max`` differ where some stopped early; ``stopped`` and
+        deviation (n - 1; NaN for one seed), ``seeds`` how many they are; likewise for each view,
+        for each client that is the same at all seeds, and else for the quantiles over clients.
+        ``rounds_min`` and ``rounds_max`` differ where some stopped early; ``stopped`` and
         ``failed`` count trials.
         """
-        return setting_frame(self.results, self.settings, self.mode, self._population)
+        stay = clients_stay(group_by_label(self.data).values())
+        return setting_frame(self.results, self.settings, self.mode, self._population, stay)
 
     @cached_property
     def curves(self) -> pd.DataFrame:
@@ -164,8 +174,10 @@ class SweepResult:
     def table(self) -> Table:
         """Return the table of the settings, best first: mean ± standard deviation over seeds, in percent."""
         summary, share = self.summary, self._is_share
-        clients = [c for c in summary.columns if c.startswith(CLIENT) and not c.endswith("_std")]
-        clients = clients if len(clients) <= _MAX_CLIENTS else []
+        names, quantiles = client_columns(self.data)
+        clients = [f"{CLIENT}{name}" for name in names]
+        clients += [f"{OVER_CLIENTS}{name}" for name in quantiles]
+        clients = [column for column in clients if column in summary]
         title = (
             f"{self.data.name}: {' or '.join(self.metrics)}{', %' if share else ''}, "
             f"mean ± std over seeds{PROTOCOLS[self.data.protocol]}"
@@ -173,13 +185,13 @@ class SweepResult:
         numbers = ["score", *([TEST] if TEST in summary else []), *clients]
         heads = [
             *(("validation", TEST) if TEST in summary else ("score",)),
-            *(c.removeprefix(CLIENT) for c in clients),
+            *(c.partition("/")[2] for c in clients),
             "seeds",
             "rounds",
         ]
         left = [name.removeprefix(arms.PREFIX) for name in self._varying] or ["algorithm"]
         table = rich_table(
-            title, left, [[head] for head in heads], "\n".join(self._notes(bool(clients)))
+            title, left, [[head] for head in heads], "\n".join(self._notes(bool(names)))
         )
         factor, digits = (100.0, 2) if share else (1.0, 4)
         for _, row in summary.iterrows():
@@ -213,6 +225,8 @@ class SweepResult:
             notes.append(
                 "per client: the global model for methods with one, the client's own for the others"
             )
+        if client_columns(self.data)[1]:
+            notes.append(QUANTILE_NOTE)
         if self._population:
             notes.append(
                 "settings are those at the end of each trial; population based training changed "

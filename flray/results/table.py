@@ -10,6 +10,7 @@ import numpy as np
 
 from flray.metrics.direction import lower_is_better
 from flray.results.study import Studies
+from flray.results.variance import Variance
 
 
 @dataclass
@@ -105,6 +106,8 @@ class Table:
         What can be concluded, a sentence each.
     studies : Studies
         The comparisons behind them.
+    variances : list of Variance
+        Of settings whose partition was varied apart from the run's seed.
     notes : list of str
         What a reader must know.
     """
@@ -115,6 +118,7 @@ class Table:
     rows: dict[str, list[Cell]]
     conclusions: list[str] = field(default_factory=list)
     studies: Studies = field(default_factory=Studies)
+    variances: list[Variance] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property

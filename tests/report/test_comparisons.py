@@ -18,8 +18,10 @@ from flray.results.paired import (
     power,
     seeds_needed,
 )
+from flray.results.profiles import behind_best, profile
 from flray.results.ranks import critical_difference, rank, win_matrix
 from flray.results.study import Studies, Study
+from flray.results.variance import split_variance
 
 A, B = {0: 70.0, 1: 72.0, 2: 75.0}, {0: 68.0, 1: 71.0, 2: 70.0}  # differences 2, 1, 5
 
@@ -301,3 +303,54 @@ def test_a_share_is_in_points_and_a_distance_in_its_own_unit() -> None:
     assert studied({"a": A, "b": B}).unit == "points"
     assert replace(studied({"a": A, "b": B}), measure="personal/local/loss").unit == ""
     assert studied({"a": {0: 3120.0}, "b": B}).unit == ""
+
+
+def test_shares_of_the_variance_by_hand() -> None:
+    # Sums of squares, by hand: partitions 2 (2² + 0 + 2²) = 16, seeds 3 (1² + 1²) = 6, rest 4.
+    table = {0: {0: 9.0, 1: 7.0}, 1: {0: 10.0, 1: 10.0}, 2: {0: 14.0, 1: 10.0}}
+    found = split_variance("a", table)
+    assert found is not None and (found.partitions, found.seeds) == (3, 2)
+    assert found.both == pytest.approx(4 / 2)
+    assert found.partition == pytest.approx((16 / 2 - 2) / 2)
+    assert found.seed == pytest.approx((6 / 1 - 2) / 3)
+    assert sum(found.shares) == pytest.approx(1.0)
+
+
+def test_the_components_that_were_drawn_are_found_again() -> None:
+    draws = np.random.default_rng(0)
+    parts = []
+    for _ in range(400):
+        table = (
+            3 * draws.normal(size=(5, 1))
+            + 2 * draws.normal(size=(1, 6))
+            + draws.normal(size=(5, 6))
+        )
+        found = split_variance("a", {i: dict(enumerate(row)) for i, row in enumerate(table)})
+        assert found is not None
+        parts.append((found.partition, found.seed, found.both))
+    assert np.mean(parts, axis=0) == pytest.approx([9, 4, 1], rel=0.1)
+
+
+def test_no_shares_of_what_was_not_crossed_or_does_not_vary() -> None:
+    assert split_variance("a", {0: {0: 1.0, 1: 2.0}}) is None
+    assert split_variance("a", {0: {0: 1.0, 1: 2.0}, 1: {0: 1.0, 1: math.nan}}) is None
+    same = split_variance("a", {0: {0: 1.0, 1: 1.0}, 1: {0: 1.0, 1: 1.0}})
+    assert same is not None and all(map(math.isnan, same.shares))
+    # Where the parts cancel, a component is not below zero.
+    odd = split_variance("a", {0: {0: 1.0, 1: 2.0}, 1: {0: 2.0, 1: 1.0}})
+    assert odd is not None and odd.shares == (0.0, 0.0, 1.0)
+
+
+def test_profiles_by_hand() -> None:
+    values = {"a": {0: 90.0, 1: 80.0}, "b": {0: 88.0, 1: 85.0}, "c": {0: 90.0, 1: math.nan}}
+    first = Study("x", "global/common/accuracy", {"a": values["a"], "b": values["b"]})
+    second = Study("y", "global/common/accuracy", values)
+    found = behind_best([first, second])
+    # Seed 0 of y counts as well, and c, which x lacks, does not.
+    assert {name: list(one) for name, one in found.items()} == {
+        "a": [0.0, 0.0, 5.0, 5.0],
+        "b": [0.0, 0.0, 2.0, 2.0],
+    }
+    assert [profile(found["a"], within) for within in (0, 2, 4.9, 5)] == [0.5, 0.5, 0.5, 1.0]
+    loss = Study("x", "global/common/loss", {"a": {0: 1.0}, "b": {0: 3.0}})
+    assert behind_best([loss])["b"] == [2.0] and behind_best([]) == {}

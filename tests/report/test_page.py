@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flray.cli import display
 from flray.drawing.grids import GridPanel
 from flray.files.csv_files import read_csv
 from flray.reporting import make, panels
@@ -16,6 +17,7 @@ from flray.results.build_table import build_table
 from flray.results.costs import group_trials
 from flray.results.load import load_folder
 from flray.results.result_set import ResultSet
+from flray.results.sweep import SweepResult
 
 VOID = {"meta", "img", "br"}
 LOADING = ("src", "href", "xlink:href")
@@ -70,6 +72,22 @@ def test_the_page_is_whole_and_needs_nothing_else(sweep: Path, tmp_path: Path) -
     )
     assert "prefers-color-scheme:dark" in text and "@media print" in text
     assert "nan" not in re.sub(r"base64,[^\"]*", "", text).lower().replace("covariance", "")
+
+
+def test_a_sweep_ends_with_its_picture_and_its_page(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    display.show_sweep(SweepResult(sweep))
+    assert "report" not in capsys.readouterr().out.rpartition("sweep: ")[2]
+    make(sweep, sweep / "report")
+    display.show_sweep(SweepResult(sweep))
+    last = capsys.readouterr().out.splitlines()[-2:]
+    figure, page = sweep / "report/figures/differences.png", sweep / "report/report.html"
+    assert last == [
+        f"picture: {figure} (others beside it, each also as SVG and PDF)",
+        f"report: {page}",
+    ]
+    assert figure.is_file() and page.is_file()
 
 
 def titles(sweep: Path) -> list[str]:

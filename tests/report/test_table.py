@@ -19,6 +19,7 @@ from flray.reporting.latex import render_table as latex
 from flray.reporting.text import markdown, terminal
 from flray.results.build_table import SMOKE_NOTE, build_table
 from flray.results.costs import costs
+from flray.results.frames import setting_frame, trial_frame
 from flray.results.load import load_folder
 from flray.results.measures import value
 from flray.results.result_set import ResultSet
@@ -199,6 +200,8 @@ def test_a_sweep_without_a_paper_has_a_row_per_setting_best_first(sweep: Path) -
     config = yaml.safe_load((sweep / directory.CONFIG).read_text())
     config["paper"] = None
     (sweep / directory.CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
+    for path in sweep.glob("trials/*/partition.json"):  # a domain is the same client at every seed
+        path.write_text(path.read_text().replace('"domain": "d"', '"domain": "e"', 1))
     table = build_table(load_folder(sweep))
     assert list(table.rows) == [
         "full CIFAR-10",
@@ -312,15 +315,59 @@ def test_one_seed_has_no_deviation(sweep: Path) -> None:
     )
 
 
-def test_clients_whose_data_change_with_the_seed_are_said(sweep: Path) -> None:
+def test_clients_that_are_others_at_each_seed_give_way_to_quantiles(sweep: Path) -> None:
     def plain(config: dict[str, Any]) -> None:
         del config["paper"]
 
-    note = "the seeds have other partitions: a client's mean is over clients with other data"
     source = edited(sweep, plain)
     for trial in source.trials:
         trial.fingerprints = {"partition": "p"}
-    assert note not in build_table(source).notes
+    assert [column.head for column in build_table(source).columns[1:]] == [("a",), ("b",)]
     for trial in source.trials:
         trial.fingerprints = {"partition": f"p{trial.seed}"}
-    assert note in build_table(source).notes
+    table = build_table(source)
+    heads = [("10 % of clients",), ("median client",), ("90 % of clients",)]
+    assert [column.head for column in table.columns[1:]] == heads
+    # At the two seeds the clients have 85 and 75, 89 and 79 %.
+    row = next(cells for name, cells in table.rows.items() if "full" in name and "-100" not in name)
+    found = [cell.values for cell in row[1:]]
+    assert found == [pytest.approx({0: x, 1: x + 4}) for x in (76.0, 80.0, 84.0)]
+    assert any(note.startswith("median client, ") for note in table.notes)
+    columns = trial_frame(source).columns
+    assert {"client/a", "clients/median client"} <= set(columns)
+
+
+def test_many_clients_give_way_to_quantiles_and_stay_in_the_summary(sweep: Path) -> None:
+    def plain(config: dict[str, Any]) -> None:
+        del config["paper"]
+
+    source = edited(sweep, plain)
+    for trial in source.trials:
+        trial.fingerprints = {"partition": "p"}
+        for number in range(13):
+            trial.history[f"global/local/accuracy/client/c{number}"] = 0.5
+    assert build_table(source).columns[1].head == ("10 % of clients",)
+    trials = trial_frame(source)
+    for stay in (True, False):
+        summary = setting_frame(trials, source.settings, "max", False, stay)
+        assert "clients/median client" in summary and ("client/c12" in summary) == stay
+
+
+def test_wins_and_shares_of_the_variance_are_in_every_format(sweep: Path) -> None:
+    def plain(config: dict[str, Any]) -> None:
+        del config["paper"], config["arms"]["data"]
+
+    source = edited(sweep, plain)
+    for trial in source.trials:  # the data sets become partitions by seeds of their own
+        trial.setting["partition.seed"] = int("100" in str(trial.setting.pop("arms.data")))
+    table = build_table(source)
+    assert [one.name for one in table.variances] == ["none", "full"]
+    shares = table.variances[0].shares
+    # 70, 72 and 50, 52: between the partitions 200, between the seeds 2, nothing together.
+    assert shares == pytest.approx((200 / 202, 2 / 202, 0.0))
+    screen = Console(width=160, file=io.StringIO())
+    screen.print(terminal(table, ()))
+    shown = [screen.file.getvalue(), markdown(table, ()), render_page(source, table, (), (), {})]
+    for text in shown:
+        assert "Shares of the variance" in text and "99 %" in text and "who holds what" in text
+        assert "Wins, ties" in text and "1/0/1" in text
