@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,6 +46,22 @@ def _resolve(value: Any) -> Any:
     return {"weights": str(path.resolve()), "sha256": digest}
 
 
+def _resolve_pretrained(value: Any) -> Any:
+    """Return the file that a path stands for, with its digest; torchvision's names as they are."""
+    if not isinstance(value, str) or re.fullmatch("[A-Z0-9_]+", value):
+        return value
+    path = Path(value)
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        raise PydanticCustomError(
+            "weights",
+            "there is no such file; needed is a file of weights, or torchvision's name for some, "
+            "such as IMAGENET1K_V1",
+        ) from None
+    return {"weights": str(path.resolve()), "sha256": digest}
+
+
 def _newest_checkpoint(run: Path) -> Path:
     """Return the file of the server's side of a run's newest checkpoint."""
     method = yaml.safe_load((run / "config.yaml").read_bytes())["experiment"]["algorithm"]["name"]
@@ -62,3 +79,11 @@ def _newest_checkpoint(run: Path) -> Path:
 
 
 Start = Annotated[Weights, BeforeValidator(_resolve)]
+Pretrained = Annotated[
+    Weights | str | None,
+    BeforeValidator(_resolve_pretrained),
+    Field(
+        description="a file of the network's weights, or torchvision's name for some whose file lies in "
+        "torch's cache; null: fresh ones"
+    ),
+]

@@ -53,6 +53,8 @@ CASES: list[tuple[str, Mapping[str, Any], int, int]] = [
     ("googlenet", {}, 4, 1024),
     ("densenet121", {}, 29, 1024),
     ("densenet121", {"norm": "group"}, 29, 1024),
+    ("torchvision", {"network": "resnet18"}, 1, 512),
+    ("torchvision", {"network": "shufflenet_v2_x0_5", "norm": "group"}, 1, 1024),
     ("protonet", {"width": 4}, 16, 4),
     ("protonet", {"width": 4, "norm": "group"}, 16, 4),
     ("unet", {"width": 4}, 16, 4),

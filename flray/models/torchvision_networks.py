@@ -1,0 +1,210 @@
+"""Any of torchvision's networks for classification by its name, fresh or with weights from a file at hand."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import safetensors.torch
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from flray.config.start import Pretrained, Weights
+from flray.errors import ConfigError, brief, nearest
+from flray.models.base import SplitModel, image_shape
+from flray.models.groups import batch_norm_modules, norm_layer
+from flray.registry import register_model
+
+NetworkName = Annotated[
+    str, Field(description="torchvision's name, such as resnet50 or mobilenet_v3_small")
+]
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # of GoogLeNet and Inception, used in training alone
+_MOST_TAPS = 5
+_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+
+
+class ThreeChannels(nn.Module):
+    """Repeats a grey image's channel as red, green and blue."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return images [B, 1, H, W] as [B, 3, H, W]."""
+        return x.expand(-1, 3, -1, -1)
+
+
+@register_model("torchvision")
+def torchvision_network(
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    network: NetworkName = "resnet18",
+    weights: Pretrained = None,
+    norm: Literal["batch", "group"] = "batch",
+) -> nn.Module:
+    """Any network of torchvision for classification, its last layer made anew for the data's classes.
+
+    ``weights`` is a file of the network's weights (safetensors, or what ``torch.save`` wrote of them),
+    or torchvision's name for some, such as IMAGENET1K_V1, where their file lies in torch's cache;
+    nothing is downloaded. Grey images become red, green and blue. ``group`` puts group norms in the
+    place of batch norms.
+    """
+    made = _architecture(network, shape, weights is not None)
+    linear = [(name, one) for name, one in made.named_modules() if isinstance(one, nn.Linear)]
+    if not linear:
+        raise ConfigError(
+            "experiment.model.network",
+            network,
+            "its last layer is not a linear one, so it has no features and classifier; take another",
+        )
+    last, head = linear[-1]
+    if weights is not None:
+        if norm == "group":
+            raise ConfigError(
+                "experiment.model.norm",
+                norm,
+                "the weights are of a network with its own norms; write batch, or leave weights out",
+            )
+        _load(made, network, _read(network, weights), last)
+    _replace(made, last, nn.Identity())
+    if norm == "group":
+        for path, old in batch_norm_modules(made):
+            _replace(made, path, norm_layer("group", old.num_features))
+    for layer in made.modules():
+        if hasattr(layer, "inplace"):
+            setattr(layer, "inplace", False)  # noqa: B010, methods look at what stands before a ReLU
+    layers = OrderedDict[str, nn.Module](network=made)
+    if shape[0] == 1:
+        layers = OrderedDict[str, nn.Module](rgb=ThreeChannels(), network=made)
+    return SplitModel(
+        nn.Sequential(layers), nn.Linear(head.in_features, num_classes), _taps(made, network)
+    )
+
+
+def _architecture(network: str, shape: tuple[int, ...], pretrained: bool) -> nn.Module:
+    """Return torchvision's network, with fresh weights and its own last layer."""
+    # Seconds to import, so only where it is used.
+    import torchvision.models as zoo
+
+    channels, height, _ = image_shape("torchvision", shape, 1)
+    known = zoo.list_models(module=zoo)
+    if network not in known:
+        raise ConfigError(
+            "experiment.model.network",
+            network,
+            f"torchvision has no such network{nearest(network, known)}; it has "
+            f"{', '.join(known[:4])}, ...",
+        )
+    if channels not in (1, 3):
+        raise ConfigError(
+            "experiment.model.network",
+            network,
+            f"torchvision's networks take images of 3 channels, or grey ones, and these have {channels}",
+        )
+    options: dict[str, Any] = {}
+    if network in ("googlenet", "inception_v3"):
+        options = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}
+    elif network.startswith("vit"):
+        options = {"image_size": height}
+    try:
+        made: nn.Module = zoo.get_model(network, weights=None, **options)
+    except Exception as error:
+        raise ConfigError(
+            "experiment.model.network", network, f"not for samples {list(shape)}: {brief(error)}"
+        ) from None
+    return made
+
+
+def _read(network: str, weights: Weights | str) -> Mapping[str, Tensor]:
+    """Return the weights of a file, of which nothing is executed."""
+    import torchvision.models as zoo
+
+    where = "experiment.model.weights"
+    if isinstance(weights, str):
+        known = {one.name: one.url for one in zoo.get_model_weights(network)}
+        if weights not in known:
+            raise ConfigError(
+                where, weights, f"no file, and {network} has no such weights: {', '.join(known)}"
+            )
+        url = known[weights]
+        file = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+        if not file.is_file():
+            raise ConfigError(
+                where, weights, f"{file} is not there, and nothing is downloaded; put {url} there"
+            )
+    else:
+        file = Path(weights.weights)
+    try:
+        data = file.read_bytes()
+        if isinstance(weights, Weights) and hashlib.sha256(data).hexdigest() != weights.sha256:
+            raise ConfigError(
+                where,
+                str(file),
+                "it is not the file that was there at the beginning; put that back",
+            )
+        found = (
+            safetensors.torch.load(data)
+            if file.suffix == ".safetensors"
+            else torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        )
+        if not all(isinstance(value, Tensor) for value in found.values()):
+            raise ValueError("no tensors by name")
+    except OSError as error:
+        raise ConfigError(
+            where, str(file), f"{error.strerror}; every machine that trains needs it there"
+        ) from None
+    except ConfigError:
+        raise
+    except Exception:
+        raise ConfigError(
+            where,
+            str(file),
+            "it holds no weights; needed is a safetensors file, or a state_dict that torch.save wrote",
+        ) from None
+    return {_OLD_DENSENET.sub(r"\1\2", name): value for name, value in found.items()}
+
+
+def _load(made: nn.Module, network: str, found: Mapping[str, Tensor], last: str) -> None:
+    """Copy weights into a network, but for its last layer."""
+    fresh = (f"{last}.", *_AUXILIARY)
+    given = {name: value for name, value in found.items() if not name.startswith(fresh)}
+    entries = {n: v for n, v in made.state_dict().items() if not n.startswith(fresh)}
+    # Files of old versions lack the counters of batch norms.
+    needed = {name for name in entries if not name.endswith("num_batches_tracked")}
+    wrong = sorted(needed - given.keys()) or sorted(
+        name for name, v in given.items() if name not in entries or entries[name].shape != v.shape
+    )
+    if wrong:
+        shape = tuple(given[wrong[0]].shape) if wrong[0] in given else "none"
+        raise ConfigError(
+            "experiment.model.weights",
+            f"{wrong[0]}: {shape}",
+            f"{network} has {tuple(entries[wrong[0]].shape) if wrong[0] in entries else 'none'}: "
+            "weights of the same network are needed",
+        )
+    for name, value in given.items():
+        entries[name].copy_(value)
+
+
+def _replace(model: nn.Module, path: str, layer: nn.Module) -> None:
+    parent, _, child = path.rpartition(".")
+    setattr(model.get_submodule(parent), child, layer)
+
+
+def _taps(made: nn.Module, network: str) -> list[str]:
+    """Return up to five layers, shallow to deep."""
+    inner = getattr(made, "features", None)
+    body, before = (inner, "features.") if isinstance(inner, nn.Sequential) else (made, "")
+    names = [
+        f"features.network.{before}{name}"
+        for name, child in body.named_children()
+        if any(True for _ in child.parameters())
+    ]
+    if network.startswith("densenet"):
+        names = names[:-1]  # its forward writes in place into what comes out of the last one
+    count = min(len(names), _MOST_TAPS)
+    return [names[round(i * (len(names) - 1) / max(count - 1, 1))] for i in range(count)]
