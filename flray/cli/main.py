@@ -130,7 +130,11 @@ def tune_command(
     overrides: Overrides = None,
     address: Address = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="only prove that every method runs: two small rounds")
+        bool,
+        typer.Option(
+            "--smoke",
+            help="only prove that every method runs: two small rounds, on noise where data are missing",
+        ),
     ] = False,
     plan: Annotated[
         bool,

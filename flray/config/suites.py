@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from flray import registry
 from flray.config import arms, spaces
+from flray.config.components import DatasetChoice, PublicChoice
 from flray.config.experiment import Config, Experiment
 from flray.config.plain import Plain
 from flray.config.sweep import Where
@@ -16,6 +17,9 @@ ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 30, 16
 PUBLIC = 64
 SMOKE = "-smoke"
 """Suffix of a smoke run's name."""
+STAND_IN = "stand-in"
+"""The data set of noise that has another's form."""
+_OF_ANY_FORM = {"size", "domains", "samples", "seed"}
 _ALGORITHM = {"public_size": PUBLIC, "public_batch_size": 32, "pretrain_epochs": 1}
 _FIXED = (
     "rounds",
@@ -30,16 +34,30 @@ _FIXED = (
 """Settings that smoke replaces; sizes, shares and splits of the full data do not fit a few samples."""
 
 
-def smoke(config: Config) -> Config:
+def smoke(config: Config, absent: Collection[str] = ()) -> Config:
     """Return a sweep (or run) that proves that every method of a file runs, in minutes instead of days.
 
     Two rounds of one epoch, a few samples per domain (30 per client where the partition names their
     number), small public batches, one seed, no early stopping; one combination of arms is run
     for every arm of the first axis, and the arms of the others once. Results mean nothing; the name
     ends in ``-smoke``.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep or run.
+    absent : collection of str
+        Data sets that are not here; noise in their form stands in for them.
     """
     most = max([SAMPLES, *(PER_CLIENT * int(clients) for clients in _client_counts(config))])
     experiment = _shrink(config.experiment, most, _splits(config))
+    experiment = experiment.model_copy(
+        update={
+            "data": DatasetChoice.model_validate(_stand_in(experiment.data.model_dump(), absent)),
+            "public": experiment.public
+            and PublicChoice.model_validate(_stand_in(experiment.public.model_dump(), absent)),
+        }
+    )
     small = {
         axis: {
             name: {
@@ -58,6 +76,8 @@ def smoke(config: Config) -> Config:
                 changes["partition"] = _partition_with_two(changes["partition"])
             if isinstance(changes.get("public"), Mapping):
                 changes["public"] = {**changes["public"], "samples": PUBLIC}
+            for part in {"data", "public"} & changes.keys():
+                changes[part] = _stand_in(changes[part], absent)
     sweep = config.sweep.model_copy(
         update={
             "seeds": config.sweep.seeds[:1],
@@ -72,6 +92,21 @@ def smoke(config: Config) -> Config:
     return config.model_copy(
         update={"experiment": experiment, "arms": small, "sweep": sweep, "space": space}
     )
+
+
+def stand_in_line(config: Mapping[str, Plain]) -> str:
+    """Return a line on the data sets that noise stands in for; empty where all data are the real ones."""
+    settings = [
+        config.get("experiment") or {},
+        *(changes or {} for one in (config.get("arms") or {}).values() for changes in one.values()),
+    ]
+    chosen = [one.get(part) for one in settings for part in ("data", "public")]
+    names = {
+        str((one.get("options") or one).get("of")): None
+        for one in chosen
+        if isinstance(one, Mapping) and one.get("name") == STAND_IN
+    }
+    return f"noise stands in for data that are not here: {', '.join(names)}" if names else ""
 
 
 def files(folder: Path | None = None) -> dict[str, Path]:
@@ -242,6 +277,15 @@ def _shrink(experiment: Experiment, most: int, splits: set[str]) -> Experiment:
             ),
         }
     )
+
+
+def _stand_in(choice: Plain, absent: Collection[str]) -> Plain:
+    """Return a choice of data, by noise in their form if they are not here; a file of the user's own stays."""
+    given = {"name": choice} if isinstance(choice, str) else choice
+    if not isinstance(given, Mapping) or given.get("path") or given.get("name") not in absent:
+        return choice
+    kept = {key: given[key] for key in _OF_ANY_FORM & given.keys() if given[key] is not None}
+    return {"name": STAND_IN, "of": given["name"], **kept}
 
 
 def _partition_with_two(partition: Plain) -> dict[str, Plain]:

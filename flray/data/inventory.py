@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flray.data.datasets.digit_sources import SOURCES
+from flray.data.datasets.stand_in import FORMS
 from flray.data.fetching import FETCHABLE
 from flray.data.sources.archives import FILES
 from flray.data.sources.cache import MANIFEST, data_root
@@ -91,3 +92,8 @@ def entry(name: str, root: Path) -> Entry:
         )
     own = not getattr(item, "__module__", "").startswith("flray.")
     return Entry(name, what, "your own" if own else "comes with flray", "", True)
+
+
+def stood_in_for(root: Path | None = None) -> set[str]:
+    """Return the data sets that are not here and whose form ``stand-in`` has."""
+    return {name for name in FORMS if not entry(name, root or data_root()).present}

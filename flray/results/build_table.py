@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flray.config.selection import selects_on_test
-from flray.config.suites import SMOKE
+from flray.config.suites import SMOKE, stand_in_line
 from flray.errors import FlrayError
 from flray.results import measures
 from flray.results.build_studies import build_studies
@@ -50,7 +50,7 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
     table.notes += [*_seed_notes(table), *_protocol_notes(source), *_status_notes(source)]
     if source.name.endswith(SMOKE):
         table.title += " (smoke run)"
-        table.notes.insert(0, SMOKE_NOTE)
+        table.notes[:0] = [SMOKE_NOTE, *filter(None, [stand_in_line(source.config)])]
         table.conclusions = ["nothing can be concluded from a smoke run"]
     else:
         _compare(table, source, reference)

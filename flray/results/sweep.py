@@ -15,6 +15,7 @@ from rich.text import Text
 from flray.config import arms
 from flray.config.selection import selects_on_test
 from flray.config.setting_labels import format_value, setting_label
+from flray.config.suites import stand_in_line
 from flray.errors import one_line
 from flray.metrics.direction import is_share
 from flray.results.build_table import (
@@ -211,7 +212,8 @@ class SweepResult:
     def _notes(self, with_clients: bool) -> list[str]:
         table = self.results
         stopped = table[table["status"] == "stopped"]
-        notes = [line for line in [selects_on_test(self.data.config)] if line]
+        config = self.data.config
+        notes = list(filter(None, [stand_in_line(config), selects_on_test(config)]))
         notes += [one.line for one in tuned_settings(self.data)]
         notes += [*choice_notes(self.data), *taken_over_notes(self.data)]
         if len(stopped):

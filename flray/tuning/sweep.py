@@ -17,6 +17,7 @@ from flray.config.loader import load
 from flray.config.selection import choice_line
 from flray.config.setting_labels import flatten_setting
 from flray.config.sweep import Pbt
+from flray.data.inventory import stood_in_for
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.gpu_nodes import await_gpus
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
@@ -102,7 +103,7 @@ def _resolved(
     replaced: Mapping[str, Any],
 ) -> Config:
     config = load(source, [*overrides, *replaced.items()])
-    return resolve_sweep(suites.smoke(config) if smoke else config)
+    return resolve_sweep(suites.smoke(config, stood_in_for()) if smoke else config)
 
 
 def resume(
@@ -242,7 +243,8 @@ class _Sweep:
     def drive(self, folder: Path, labels: Mapping[str, str] | None = None) -> SweepResult:
         """Run the remaining trials, finish the parent run, and return the result."""
         config, experiment = self._config, self._config.experiment
-        if line := choice_line(config.model_dump(mode="json")):
+        content = config.model_dump(mode="json")
+        for line in filter(None, [suites.stand_in_line(content), choice_line(content)]):
             logged(self._progress.say)(line)
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are
         # on.

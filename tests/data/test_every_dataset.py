@@ -26,13 +26,14 @@ from tests.data.layouts import LAYOUTS, Known, Written
 GENERATED: dict[str, dict[str, Any]] = {
     "digits-sklearn": {},
     "random": {"samples": 50, "shape": [1, 4, 4]},
+    "stand-in": {"of": "mnist"},
     "photos": {"crops": 30},
     "glyphs": {"classes": 20, "unseen": 8, "samples": 30},
     "fundus-synthetic": {"samples": 10, "size": 32},
     "eeg-synthetic": {"samples": 100, "strength": 1.0},
 }
 FORMS = {"folder", "huggingface", "table"}  # of the user's own, see test_own_data.py
-UNTOLD = {"photos", "random"}  # of one class, or of labels that mean nothing
+UNTOLD = {"photos", "random", "stand-in"}  # of one class, or of labels that mean nothing
 
 
 def test_every_built_in_set_is_here() -> None:

@@ -1,135 +1,39 @@
-"""Every suite is expanded, and the first run of its smoke form is run, on stand-ins of the papers' data sets.
+"""Every suite is expanded, and the first run of its smoke form is run, on noise in the form of its data.
 
-The stand-ins have the names, domains, classes and tasks of the real ones, so names of domains and
-options of methods that a suite gets wrong are found without any download.
+Names of domains and options of methods that a suite gets wrong are found so without any download.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from flray import registry
 from flray.config import suites
 from flray.config.components import ModelChoice
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import load
 from flray.config.yaml_files import read_with_base
-from flray.data.datasets import camelyon, digit_archives, domainnet, fundus, office_pacs_vlcs
-from flray.data.types import DataSet, Domain
+from flray.data.datasets.stand_in import FORMS
+from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
+from flray.runs import sweeps
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
+MINE = {"model": "lenet", "algorithm": "fedavg"}
 FILES = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
-# Domains, classes, shape without the size.
-SHAPES: dict[str, tuple[Sequence[str], int, tuple[int, ...]]] = {
-    "digits5": (("mnist", "svhn", "usps", "synthdigits", "mnistm"), 10, (3, 28)),
-    "digits5-local": (("mnist", "usps", "optdigits", "synth", "mnistm"), 10, (3, 32)),
-    "mnist": (("mnist",), 10, (1, 28)),
-    "cifar-10": (("cifar-10",), 10, (3, 32)),
-    "cifar10-jpeg": (("cifar10-jpeg",), 10, (3, 32)),
-    "cifar-100": (("cifar-100",), 100, (3, 32)),
-    "tiny-imagenet": (("tiny-imagenet",), 200, (3, 64)),
-    "fashion-mnist": (("fashion-mnist",), 10, (1, 28)),
-    "emnist": (("emnist",), 47, (1, 28)),
-    "fc100": (("fc100",), 100, (3, 32)),
-    "office-caltech10": (("amazon", "caltech", "dslr", "webcam"), 10, (3, 64)),
-    "office31": (("amazon", "dslr", "webcam"), 31, (3, 64)),
-    "office-home": (("art", "clipart", "product", "real-world"), 65, (3, 64)),
-    "domainnet": (("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), 10, (3, 64)),
-    "camelyon17": (("centre0", "centre1", "centre2", "centre3", "centre4"), 2, (3, 32)),
-    "fundus": (("domain1", "domain2", "domain3", "domain4", "domain5", "domain6"), 2, (3, 32)),
-    "eeg": (("AlexMI", "BNCI2014_001", "BNCI2015_004", "Zhou2016"), 2, (36,)),
-}
-TASKS = {"fc100": "few-shot", "camelyon17": "binary", "eeg": "binary", "fundus": "segmentation"}
-
-
-def _stand_in(name: str) -> Callable[..., DataSet]:
-    names, classes, shape = SHAPES[name]
-    task = TASKS.get(name, "classification")
-
-    def dataset(
-        root: Path,
-        *,
-        size: int = shape[-1],
-        domains: tuple[str, ...] | None = None,
-        samples: int = 130,
-        seed: int = 0,
-        path: str | None = None,
-    ) -> DataSet:
-        count = max(samples if samples < 1000 else 130, 4 * classes)
-        full = (*shape[:-1], size, size) if len(shape) > 1 else shape
-        made = []
-        for domain in [one for one in names if domains is None or one in domains]:
-            parts: list[Any] = []
-            for part, n in (("train", 6 * count), ("test", count)):
-                generator = np.random.default_rng([seed, len(made), part == "test"])
-                x = (
-                    generator.integers(0, 256, (n, *full), dtype=np.uint8)
-                    if len(full) == 3
-                    else generator.normal(size=(n, *full)).astype(np.float32)
-                )
-                y = np.arange(n, dtype=np.int64) % classes
-                if task == "few-shot":  # classes of the test part do not occur in training
-                    y = y % 60 if part == "train" else 60 + y % 40
-                if task == "segmentation":
-                    parts += [x, (generator.random((n, 2, size, size)) > 0.5).astype(np.uint8)]
-                else:
-                    parts += [x, y]
-            made.append(Domain(domain, "random", *parts))
-        coarse = tuple(label // 5 for label in range(classes)) if name == "cifar-100" else None
-        channels = full[0] if len(full) == 3 else 1
-        return DataSet(
-            name,
-            tuple(made),
-            tuple(map(str, range(classes))),
-            (0.5,) * channels,
-            (0.5,) * channels,
-            task=task,
-            coarse=coarse,
-        )
-
-    dataset.__doc__ = "Return noise in the form of a paper's data set."
-    return dataset
-
-
-@pytest.fixture(autouse=True)
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put noise in the place of the papers' data sets."""
-    registry.datasets.names()
-    for name in SHAPES:
-        monkeypatch.setitem(registry.datasets._entries, name, _stand_in(name))
 
 
 def _loaded(name: str) -> Config:
     return resolve_sweep(load(FILES[name]))
 
 
-def test_the_stand_ins_have_the_domains_of_the_real_sets() -> None:
-    real: dict[str, Sequence[str]] = {
-        "digits5": tuple(digit_archives.DOMAINS),
-        "camelyon17": camelyon.CENTRES,
-        "fundus": fundus.DOMAINS,
-        "domainnet": tuple(domainnet.DOMAINS),
-        "office31": tuple(office_pacs_vlcs.OFFICE31.domains),
-        "office-caltech10": tuple(office_pacs_vlcs.OFFICE_CALTECH10.domains),
-        "office-home": tuple(office_pacs_vlcs.OFFICE_HOME.domains),
-    }
-    assert {name: tuple(SHAPES[name][0]) for name in real} == {
-        name: tuple(names) for name, names in real.items()
-    }
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_suite_is_expanded_to_as_many_runs_as_it_says(name: str) -> None:
     content = read_with_base(FILES[name])
     assert suites.unknown_names(content) == []
-    assert set(suites.data_names(content)) <= set(SHAPES)
+    assert set(suites.data_names(content)) <= set(FORMS)
     config = _loaded(name)
     seeds = config.sweep.seeds
     config = config.model_copy(
@@ -137,7 +41,7 @@ def test_a_suite_is_expanded_to_as_many_runs_as_it_says(name: str) -> None:
     )
     made = trial_specs(config, enumerate_settings(config))
     assert len(made) * len(seeds) == suites.run_count(content)
-    small = suites.smoke(config)
+    small = suites.smoke(config, FORMS)
     axes = [
         set(one)
         for one in zip(
@@ -175,7 +79,7 @@ def _narrow(experiment: Experiment) -> Experiment:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_the_first_run_of_a_suites_smoke_form(name: str) -> None:
-    config = suites.smoke(_loaded(name))
+    config = suites.smoke(_loaded(name), FORMS)
     experiment = _narrow(trial_specs(config, enumerate_settings(config)[:1])[0].experiment)
     federation = inline_federation(build_spec(experiment), lambda line: None)
     try:
@@ -184,3 +88,19 @@ def test_the_first_run_of_a_suites_smoke_form(name: str) -> None:
         federation.close()
     assert metrics["train/steps"] > 0
     assert any(metric.startswith(("global/", "personal/")) for metric in metrics)
+
+
+def test_a_smoke_form_runs_where_the_data_are_not_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    assert len(sweeps.plan(FILES["fcclplus/table8"], smoke=True)) > 1
+    with pytest.raises(FlrayError, match="digits5"):
+        sweeps.plan(FILES["fcclplus/table8"])
+
+    small = suites.smoke(_loaded("fcclplus/table8"), {"digits5"})
+    assert small.experiment.data.name == "stand-in"
+    assert suites.stand_in_line(small.model_dump(mode="json")).endswith("not here: digits5")
+    assert suites.stand_in_line(_loaded("fcclplus/table8").model_dump(mode="json")) == ""
+    own = load({"experiment": {**MINE, "data": {"name": "office31", "path": "here.zip"}}})
+    assert suites.smoke(own, FORMS).experiment.data.name == "office31"
