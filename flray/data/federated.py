@@ -23,7 +23,7 @@ from flray.rng import numpy_generator
 Split = SplitName | tuple[float, float, float]
 _MANY = 100_000  # clients: up to so many the partition itself says why they are too many
 # Take labels to count samples or to stratify, no more.
-_WITHOUT_CLASSES = frozenset({"iid", "domains"})
+_WITHOUT_CLASSES = frozenset({"iid", "domains", "quantity"})
 
 
 def federate(

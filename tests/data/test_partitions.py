@@ -11,6 +11,7 @@ from flray.data.partitions import (
     iid,
     pachinko,
     pathological,
+    quantity,
 )
 from flray.errors import DataError
 from flray.registry import partitions
@@ -203,6 +204,33 @@ def test_pathological_shares_of_a_class_are_similar() -> None:
 def test_impossible_dirichlet_names_the_settings(clients: int, alpha: float, min_size: int) -> None:
     with pytest.raises(DataError, match=rf"alpha={alpha}.*clients={clients}.*min_size={min_size}"):
         dirichlet(np.arange(200) % 10, 0, clients=clients, alpha=alpha, min_size=min_size)
+
+
+@quick
+@given(LABELS, SEEDS, st.integers(1, 20), st.floats(0.3, 100))
+def test_quantity_covers_and_leaves_nobody_empty(
+    labels: np.ndarray, seed: int, clients: int, alpha: float
+) -> None:
+    parts = quantity(labels, seed, clients=clients, alpha=alpha)
+    assert_cover(parts, len(labels))
+    assert len(parts) == clients and min(map(len, parts)) >= 1
+
+
+def test_quantity_has_sizes_from_the_dirichlet_distribution_and_labels_alike() -> None:
+    """A share of Dir(alpha, ..., alpha) over K has variance (K - 1) / (K^2 (K alpha + 1))."""
+    labels, clients = np.arange(20000) % 10, 10
+    for alpha in (0.5, 5.0):
+        many = [
+            quantity(labels, seed, clients=clients, alpha=alpha, min_size=0) for seed in range(200)
+        ]
+        shares = np.array([[len(part) / 20000 for part in parts] for parts in many])
+        expected = (clients - 1) / (clients**2 * (clients * alpha + 1))
+        assert shares.var() == pytest.approx(expected, rel=0.12)
+        big = [part for parts in many for part in parts if len(part) > 2000]
+        held = np.stack([np.bincount(labels[part], minlength=10) / len(part) for part in big])
+        assert abs(held - 0.1).max() < 0.04
+    with pytest.raises(DataError, match=r"alpha=0.01.*clients=50.*min_size=5"):
+        quantity(labels[:200], 0, clients=50, alpha=0.01, min_size=5)
 
 
 def test_balanced_sizes_differ_less() -> None:

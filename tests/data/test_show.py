@@ -114,6 +114,7 @@ CLIENTS = {
     "domain-dirichlet": 3,
     "pachinko": 6,
     "iid": 6,
+    "quantity": 6,
     "dirichlet": 6,
     "dirichlet-equal": 6,
     "pathological": 6,

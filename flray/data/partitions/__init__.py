@@ -13,7 +13,7 @@ their partition.
 
 from flray.data.arrays import Rows
 from flray.data.partitions.classes import pathological
-from flray.data.partitions.dirichlet import dirichlet, dirichlet_equal, iid
+from flray.data.partitions.dirichlet import dirichlet, dirichlet_equal, iid, quantity
 from flray.data.partitions.domains import by_domain, domain_dirichlet
 from flray.data.partitions.pachinko import pachinko
 
@@ -26,4 +26,5 @@ __all__ = [
     "iid",
     "pachinko",
     "pathological",
+    "quantity",
 ]

@@ -1,4 +1,4 @@
-"""All domains pooled: samples assigned at random, or classes by Dirichlet proportions."""
+"""All domains pooled: samples assigned at random, or sizes or classes by Dirichlet proportions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from flray.data.partitions.allocation import (
     Concentration,
     Count,
     MinSize,
+    cut,
     dirichlet_draw,
     draw_until_large_enough,
 )
@@ -34,6 +35,49 @@ def iid(labels: Rows, seed: int, *, clients: Count = 10) -> list[Rows]:
     """
     order = numpy_generator(seed, "partition").permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, clients)]
+
+
+@register_partition("quantity")
+def quantity(
+    labels: Rows,
+    seed: int,
+    *,
+    clients: Count = 10,
+    alpha: Concentration = 0.5,
+    min_size: MinSize = 1,
+) -> list[Rows]:
+    """Deal shuffled samples to clients of unequal size: shares drawn from Dir(alpha, ..., alpha), labels alike.
+
+    Quantity skew of Li et al. (ICDE 2022, section IV-C), who take alpha 0.5.
+
+    Parameters
+    ----------
+    labels : ndarray of int64 [n]
+        Training labels; only their number counts.
+    seed : int
+        The experiment's seed.
+    clients : int
+        Number of clients.
+    alpha : float
+        Concentration of the Dirichlet distribution of the sizes.
+    min_size : int
+        Fewest samples a client may have.
+
+    Raises
+    ------
+    DataError
+        If no draw out of 1000 gives every client `min_size` samples.
+    """
+    generator = numpy_generator(seed, "partition")
+    order = generator.permutation(len(labels))
+    return draw_until_large_enough(
+        lambda: cut(order, generator.dirichlet(np.full(clients, alpha))),
+        min_size,
+        f"partition quantity: no split of {len(labels)} samples with alpha={alpha} gives each of "
+        f"clients={clients}",
+        "take a larger alpha, fewer clients or a smaller min_size",
+        possible=clients * min_size <= len(labels),
+    )
 
 
 @register_partition("dirichlet")
