@@ -73,7 +73,12 @@ class LinePanel:
 
 
 def draw_lines(
-    panels: Sequence[LinePanel], x_label: str, y_label: str, *, share: bool = False
+    panels: Sequence[LinePanel],
+    x_label: str,
+    y_label: str,
+    *,
+    share: bool = False,
+    markers: bool = True,
 ) -> Figure:
     """Draw lines in one or several panels with one legend; of a single panel in the order of the last values.
 
@@ -85,6 +90,8 @@ def draw_lines(
         Of all axes; ``round`` has whole numbers.
     share : bool
         Whether values lie between 0 and 1, beyond which no axis reaches.
+    markers : bool
+        Whether the points of lines with few of them are marked.
     """
     single = len(panels) == 1
     figure, axes = create_figure(len(panels), *((6.0, 3.9) if single else (3.5, 2.7)))
@@ -93,7 +100,7 @@ def draw_lines(
     for one, panel in zip(axes, panels, strict=True):
         for line in panel.lines:
             style = line_style(names.index(line.name))
-            marker = "o" if len(line.x) <= _MAX_MARKERS else ""
+            marker = "o" if markers and len(line.x) <= _MAX_MARKERS else ""
             x, y = np.asarray(line.x, float), np.asarray(line.y, float)
             (handles[line.name],) = one.plot(x, y, marker=marker, markersize=3, **style)
             for values in line.each:

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from flray.drawing.charts import LinePanel, draw_lines
+from flray.drawing.choices import draw_bars
 from flray.drawing.grids import draw_matrices, draw_points, draw_table
 from flray.drawing.partition import PartitionCounts, draw_partition
+from flray.metrics.catalogue import is_validation
 from flray.metrics.direction import is_share
-from flray.reporting import comparison_sections, model_panels, panels
+from flray.reporting import comparison_sections, model_panels, panels, setting_sections
 from flray.reporting.panels import MAX_PANELS, Groups, join_names
+from flray.results.choices import choices
 from flray.results.costs import group_trials
 from flray.results.measures import clients_stay
 from flray.results.result_set import ResultSet, Trial
@@ -74,7 +77,9 @@ def create_sections(source: ResultSet, studies: Studies | None = None) -> Iterat
     if studies is not None:
         yield from _comparisons(studies)
     groups = dict(itertools.islice(group_trials(source).items(), MAX_PANELS))
+    yield from _chosen(source)
     yield from _curves(groups)
+    yield from _phases(groups)
     yield from _clients(groups)
     yield from _partitions(source)
     seeds = "First seed." if _only_first(groups) else "Mean over seeds."
@@ -103,6 +108,52 @@ def _comparisons(studies: Studies) -> Iterator[Section]:
             "Mean rank of each setting over the places where all were run, 1 is best. Settings "
             "under one bar differ by less than Nemenyi's critical difference at 0.05.",
             ranks,
+        )
+    profiles = list(setting_sections.profiles(studies))
+    if profiles:
+        unit = {study.unit for study in studies.each}
+        behind = f"behind the best{', points' if unit == {'points'} else ''}"
+        yield Section(
+            "Performance profiles",
+            "At how many of the places and seeds a setting is at most so far behind the one that is "
+            "best there. Higher is better; at 0 it is how often it is the best.",
+            {"profiles": draw_lines(profiles, behind, "share of runs", markers=False)},
+        )
+
+
+def _chosen(source: ResultSet) -> Iterator[Section]:
+    """Yield what was tried of each method: grids, parallel coordinates, importance."""
+    every = choices(source)
+    chosen = "validation" if any(is_validation(one.metric) for one in every) else "test"
+    what = f"Means over the seeds, on {chosen} data, of settings that ran to the end."
+    figures = dict(setting_sections.heat_maps(every))
+    if figures:
+        yield Section("Grids of two settings", f"{what} The best is marked.", figures)
+    figures = dict(setting_sections.parallel_coordinates(every))
+    if figures:
+        yield Section(
+            "Settings that were tried",
+            f"{what} A line is a setting; the stronger it is, the better, and the best is marked.",
+            figures,
+        )
+    found = setting_sections.importances(every)
+    if found:
+        yield Section(
+            "Importance of settings",
+            "How much of the variance of the scores each setting explains by itself and together with "
+            f"others (fANOVA on a random forest, by Optuna). {what}",
+            {"importance": draw_bars(found, "% of the variance")},
+        )
+
+
+def _phases(groups: Groups) -> Iterator[Section]:
+    found = list(setting_sections.phase_seconds(groups))
+    if found:
+        yield Section(
+            "Seconds by phase",
+            "Where the seconds of a run went, mean over seeds: the clients' training, fetching their "
+            "replies, aggregation, evaluation. Trials that ran at once slowed each other.",
+            {"seconds": draw_bars(found, "seconds of a run")},
         )
 
 
@@ -142,6 +193,14 @@ def _missing(groups: Groups, curves: Sequence[LinePanel]) -> str:
 
 
 def _clients(groups: Groups) -> Iterator[Section]:
+    quantiles = list(setting_sections.client_quantiles(groups))
+    if quantiles:
+        yield Section(
+            "Fairness over clients",
+            "What clients reach (shares in percent), sorted from the one that is served worst: mean over "
+            "seeds, thin lines: the seeds. The flatter, the fairer.",
+            {"fairness": draw_lines(quantiles, "% of clients", "value of the client")},
+        )
     grids = list(panels.client_values(groups))
     if grids:
         seeds = (

@@ -76,12 +76,13 @@ def tuned_settings(source: ResultSet) -> list[Tuned]:
     """Return the tuning of everything that is compared, in the order of the trials."""
     groups: dict[str, list[Trial]] = {}
     for trial in source.tuning:
-        groups.setdefault(_name(source, trial), []).append(trial)
-    chosen = {_name(source, trial): trial.tuned for trial in source.trials}
+        groups.setdefault(tuned_name(source, trial), []).append(trial)
+    chosen = {tuned_name(source, trial): trial.tuned for trial in source.trials}
     return [_tuned(name, trials, chosen.get(name, {})) for name, trials in groups.items()]
 
 
-def _name(source: ResultSet, trial: Trial) -> str:
+def tuned_name(source: ResultSet, trial: Trial) -> str:
+    """Return the name of what a trial was tuned for, or compares."""
     columns = {name for one in source.tuning for name in one.setting}
     varying = [n for n in columns if len({str(one.setting.get(n)) for one in source.tuning}) > 1]
     flat = {name: value for name, value in trial.setting.items() if name in varying}
@@ -123,11 +124,11 @@ def _score(trial: Trial) -> float:
 
 def tuning_frame(source: ResultSet) -> pd.DataFrame:
     """Return a row per trial of the tuning: what it is ``of``, its setting, score and costs."""
-    chosen = {_name(source, trial): trial.tuned for trial in source.trials}
+    chosen = {tuned_name(source, trial): trial.tuned for trial in source.trials}
     return pd.DataFrame(
         {
             "trial": trial.number,
-            "of": _name(source, trial),
+            "of": tuned_name(source, trial),
             **trial.tuned,
             "seed": trial.seed,
             "status": trial.status,
@@ -135,7 +136,7 @@ def tuning_frame(source: ResultSet) -> pd.DataFrame:
             "score": _score(trial),
             "metric": trial.score_metric,
             "seconds": measures.total(trial, "time/round"),
-            "chosen": trial.tuned == chosen.get(_name(source, trial)),
+            "chosen": trial.tuned == chosen.get(tuned_name(source, trial)),
         }
         for trial in source.tuning
     )
