@@ -4,8 +4,8 @@
     python scripts/checks/fake_gpus.py --gpus 4 --cpus 8
 
 Each machine runs one federation of ten clients and one sweep of four trials; a method of this file notes, in each
-process that trains a client, the GPU that Ray gave it. Exit code 1 if a GPU got no actor although there was one for it,
-or if actors ask for more CPUs than there are. Some minutes; networks are computed on the CPU.
+process that trains a client, the GPU that Ray gave it. Exit code 1 if a GPU got no actor although there was a CPU for
+it, or if actors ask for more CPUs than there are. Some minutes; networks are computed on the CPU.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from flray.algorithms.types import Message
 from flray.runs import runner
 
 CLIENTS, TRIALS = 10, 4
+WAIT_S = 15.0
+"""How long a client stands still, so that no actor has trained it before the others have started."""
 
 
 @register_algorithm("noting")
@@ -45,6 +48,7 @@ class Noting(FedAvg):
             gpus = ",".join(context.get_accelerator_ids().get("GPU", []))
             cpus = context.get_assigned_resources().get("CPU", 0.0)
             (Path(self.hp.folder) / str(os.getpid())).write_text(f"{gpus} {cpus}")
+        time.sleep(WAIT_S)
         return super().train(client)
 
 
@@ -91,7 +95,7 @@ def check(gpus: int, cpus: int) -> bool:
                         {"experiment": experiment(folder), "sweep": {"seeds": list(range(TRIALS))}}
                     )
                 actors, used, asked = seen(folder)
-            good = len(used) == min(gpus, actors) and (kind == "sweep" or asked <= cpus)
+            good = len(used) == min(gpus, cpus) and (kind == "sweep" or asked <= cpus)
             fine &= good
             print(
                 f"{gpus} GPUs, {cpus:2} CPUs, {kind:5}: {actors:2} actors on {len(used)} GPUs"
