@@ -197,6 +197,11 @@ class Tracking(Section):
         min_length=1,
         description="the MLflow experiment; default: MLFLOW_EXPERIMENT_NAME of the environment, or flray",
     )
+    model: bool = Field(
+        False,
+        description="log the trained global model, if the method has one, as an MLflow model with signature: "
+        "mlflow.pyfunc.load_model('runs:/ID/model')",
+    )
     features: bool = Field(
         False,
         description="keep features, class correlations and distances of the models for the "

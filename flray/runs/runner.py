@@ -35,6 +35,7 @@ from flray.runs import directory, extend, resume_checks
 from flray.runs.callbacks import DiagnosticsCallback, JournalCallback, ProgressCallback, RunCallback
 from flray.runs.figures import draw_figures
 from flray.runs.loop import RoundLoop
+from flray.runs.mlflow_model import save_mlflow_models
 from flray.runs.progress import NullProgress, Progress, logged
 from flray.runs.provenance import save_provenance
 from flray.runs.session import NOTE, RunSession, record_data, recording_failure, tracking
@@ -286,6 +287,8 @@ def _run_to_end(
             draw_figures(folder, session.journal, metric)
         except (OSError, ValueError) as error:
             say(f"the figures could not be drawn: {error}")
+        if experiment.tracking.model:
+            save_mlflow_models(folder, session.journal, say)
         session.journal.tags({"model.sha256": digest, NOTE: _note(spec, session)})
         # The description last: a run killed just before is resumed and closed rather than taken
         # for finished.

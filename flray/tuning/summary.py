@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from flray.results.tuned import tuning_frame
 from flray.runs import directory
 from flray.runs.figures import draw_figures
 from flray.runs.journal import Journal, read_events
+from flray.runs.mlflow_model import save_mlflow_models
 from flray.runs.session import NOTE
 from flray.tuning.setting_runs import complete_settings
 from flray.tuning.trial_store import RESULTS, SUMMARY, TABLE, TrialFolder, trial_folders
@@ -140,4 +142,7 @@ def _trial_figures(trial: TrialFolder) -> None:
     if directory.CONFIG in listed:
         return
     with Journal(trial.path / directory.JOURNAL) as journal:
+        tracking = directory.read_config(trial.path)["experiment"].get("tracking") or {}
+        if tracking.get("model") and trial.status == "finished":
+            save_mlflow_models(trial.path, journal, logging.getLogger("flray").info)
         draw_figures(trial.path, journal, str(trial.identity.get("metric") or ""))

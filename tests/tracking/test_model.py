@@ -1,0 +1,72 @@
+"""``tracking.model``: the trained model in MLflow, loaded by MLflow alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flray import tuning
+from flray.config.loader import load
+from flray.federation.building import build_spec
+from flray.runs import runner
+from flray.tracking.client import connect
+
+LOAD = """
+import sys
+import mlflow, numpy as np
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(f"runs:/{sys.argv[2]}/model")
+np.save(sys.argv[3], model.predict(np.load("x.npy")))
+assert "flray" not in sys.modules
+print(model.metadata.signature)
+"""
+
+
+def loaded(uri: str, run_id: str, cwd: Path) -> tuple[np.ndarray[Any, Any], str]:
+    code = [sys.executable, "-c", LOAD, uri, run_id, "outputs.npy"]
+    environment = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run(
+        code, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return np.load(cwd / "outputs.npy"), done.stdout
+
+
+@pytest.mark.slow
+def test_a_run_s_model_is_loaded_by_mlflow_alone(
+    tmp_cwd: Path, digits: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    uri = f"sqlite:///{tmp_cwd}/mlflow.db"
+    settings = {"resources": {"executor": "inline"}, "tracking": {"uri": uri, "model": True}}
+    result = runner.run({"experiment": {**digits, **settings}})
+    assert capfd.readouterr().err == ""  # no word of MLflow's
+    client = connect(uri)
+    experiment = client.get_experiment_by_name("flray")
+    (run,) = client.search_runs([experiment.experiment_id])
+
+    data = build_spec(load(result.folder / "config.yaml").experiment).data
+    np.save("x.npy", data.x[data.test])
+    outputs, signature = loaded(uri, run.info.run_id, tmp_cwd)
+    assert (
+        outputs.shape == (len(data.test), 10) and "uint8" in signature and "(-1, 10)" in signature
+    )
+    accuracy = (outputs.argmax(1) == data.y[data.test]).mean()
+    assert accuracy == pytest.approx(result.history["global/common/accuracy"].iloc[-1], abs=1e-9)
+
+
+@pytest.mark.slow
+def test_trials_that_have_one_leave_a_model(
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
+    settings = {"tracking": {"uri": None, "model": True}, "rounds": 1}
+    arms = {"method": {"fedavg": {}, "local": {"algorithm": "local"}}}
+    found = tuning.tune({"experiment": {**digits, **settings}, "arms": arms})
+    assert [path.parent.parent.name for path in found.folder.glob("trials/*/model/MLmodel")] == [
+        "0001"
+    ]
