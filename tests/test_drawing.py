@@ -52,6 +52,13 @@ def test_the_better_method_is_drawn_higher_and_first_in_the_legend(tmp_path: Pat
     assert [text.get_text() for text in legend.get_texts()] == ["fedskc", "fedavg"]
 
 
+def test_a_setting_has_one_colour_in_figures_that_lack_others() -> None:
+    order = ["local", "fedavg"]
+    both = draw_lines([LinePanel("", [curve(name, 0.5) for name in order])], "round", "accuracy")
+    only = draw_lines([LinePanel("", [curve("fedavg", 0.5)])], "megabytes", "accuracy", order=order)
+    assert only.axes[0].lines[0].get_color() == both.axes[0].lines[1].get_color()
+
+
 def test_a_line_is_broken_where_a_value_is_missing() -> None:
     broken = Line("a", [1, 2, 3, 4], [0.5, math.nan, 0.6, 0.7])
     figure = draw_lines([LinePanel("", [broken])], "round", "accuracy")

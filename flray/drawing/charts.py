@@ -79,6 +79,7 @@ def draw_lines(
     *,
     share: bool = False,
     markers: bool = True,
+    order: Sequence[str] = (),
 ) -> Figure:
     """Draw lines in one or several panels with one legend; of a single panel in the order of the last values.
 
@@ -92,14 +93,17 @@ def draw_lines(
         Whether values lie between 0 and 1, beyond which no axis reaches.
     markers : bool
         Whether the points of lines with few of them are marked.
+    order : sequence of str
+        All names in the order of their colours, so that one has the same in several figures.
     """
     single = len(panels) == 1
     figure, axes = create_figure(len(panels), *((6.0, 3.9) if single else (3.5, 2.7)))
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
+    coloured = list(dict.fromkeys([*order, *names]))
     handles: dict[str, Any] = {}
     for one, panel in zip(axes, panels, strict=True):
         for line in panel.lines:
-            style = line_style(names.index(line.name))
+            style = line_style(coloured.index(line.name))
             marker = "o" if markers and len(line.x) <= _MAX_MARKERS else ""
             x, y = np.asarray(line.x, float), np.asarray(line.y, float)
             (handles[line.name],) = one.plot(x, y, marker=marker, markersize=3, **style)

@@ -172,7 +172,7 @@ def _curves(groups: Groups) -> Iterator[Section]:
             "Learning curves",
             "The primary metric after each round: mean over seeds, band of one standard "
             f"deviation, thin lines: the seeds.{_missing(groups, curves)}",
-            {"curves": draw_lines(curves, "round", label, share=share)},
+            {"curves": draw_lines(curves, "round", label, share=share, order=_labels(groups))},
         )
     curves = list(panels.traffic_curves(groups))
     if curves:
@@ -180,15 +180,23 @@ def _curves(groups: Groups) -> Iterator[Section]:
             "Accuracy against bytes",
             "The same metric against all bytes sent so far, up and down, mean over "
             f"seeds.{_missing(groups, curves)}",
-            {"traffic": draw_lines(curves, "megabytes sent", label, share=share)},
+            {
+                "traffic": draw_lines(
+                    curves, "megabytes sent", label, share=share, order=_labels(groups)
+                )
+            },
         )
+
+
+def _labels(groups: Groups) -> list[str]:
+    """Return the names of all settings, each once."""
+    return list(dict.fromkeys(label for settings in groups.values() for label in settings))
 
 
 def _missing(groups: Groups, curves: Sequence[LinePanel]) -> str:
     """Return a sentence on the settings that have no line."""
     drawn = {line.name for panel in curves for line in panel.lines}
-    names = dict.fromkeys(label for settings in groups.values() for label in settings)
-    missing = [name for name in names if name not in drawn]
+    missing = [name for name in _labels(groups) if name not in drawn]
     return f" Not drawn, for there is nothing to draw: {', '.join(missing)}." if missing else ""
 
 
@@ -199,7 +207,11 @@ def _clients(groups: Groups) -> Iterator[Section]:
             "Fairness over clients",
             "What clients reach (shares in percent), sorted from the one that is served worst: mean over "
             "seeds, thin lines: the seeds. The flatter, the fairer.",
-            {"fairness": draw_lines(quantiles, "% of clients", "value of the client")},
+            {
+                "fairness": draw_lines(
+                    quantiles, "% of clients", "value of the client", order=_labels(groups)
+                )
+            },
         )
     grids = list(panels.client_values(groups))
     if grids:
