@@ -48,6 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dirichlet-equal": {"clients": 4},
     "pathological": {"clients": 4},
     "pachinko": {"clients": 4},
+    "quantity": {"clients": 4, "alpha": 2},
     "domains": {"clients_per_domain": 2},
     "domain-dirichlet": {"alpha": 2},
 }
