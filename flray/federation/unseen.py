@@ -92,6 +92,8 @@ def evaluate_unseen(federation: FederationState) -> Mapping[str, float]:
         If a model raises, unless failing clients are left out.
     """
     tasks = unseen_tasks(federation)
+    if not tasks:
+        return {}
     answers = zip(tasks, predict(federation, tasks), strict=True)
     found = {task.client_task.client: one for task, one in answers if one is not None}
     views = sorted({view for one in found.values() for view in one}, reverse=True)
