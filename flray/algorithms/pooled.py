@@ -18,4 +18,3 @@ class Pooled(Algorithm):
 
     needs = frozenset({"homogeneous", "all_clients"})
     pools = True
-    vectorised = True

@@ -569,7 +569,11 @@ def invoke(
         typer.echo("flray: it runs on Linux and macOS; on Windows install it in WSL 2", err=True)
         return 2
     with signals_as_interrupt() as stop:
-        return stop.code(_invoke(arguments, command, typed, alone))
+        try:
+            return stop.code(_invoke(arguments, command, typed, alone))
+        finally:
+            if (display := sys.modules.get("flray.cli.display")) is not None:
+                display.to_stderr(False)  # another command of this process may print its own way
 
 
 def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) -> int:
