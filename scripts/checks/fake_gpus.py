@@ -27,7 +27,7 @@ from flray.algorithms.types import Message
 from flray.runs import runner
 
 CLIENTS, TRIALS = 10, 4
-WAIT_S = 15.0
+WAIT_S = {"run": 15.0, "sweep": 1.0}
 """How long a client stands still, so that no actor has trained it before the others have started."""
 
 
@@ -36,9 +36,10 @@ class Noting(FedAvg):
     """FedAvg whose clients note the GPU of their process in a file."""
 
     class Params(registry.Params):
-        """Options: where the files are."""
+        """Options: where the files are, and how many seconds a client stands still."""
 
         folder: str = ""
+        wait: float = 0.0
 
     hp: Params
 
@@ -48,18 +49,18 @@ class Noting(FedAvg):
             gpus = ",".join(context.get_accelerator_ids().get("GPU", []))
             cpus = context.get_assigned_resources().get("CPU", 0.0)
             (Path(self.hp.folder) / str(os.getpid())).write_text(f"{gpus} {cpus}")
-        time.sleep(WAIT_S)
+        time.sleep(self.hp.wait)
         return super().train(client)
 
 
-def experiment(folder: Path) -> dict[str, Any]:
+def experiment(folder: Path, wait: float) -> dict[str, Any]:
     return {
         "name": "fake",
         "rounds": 1,
         "data": {"name": "digits-sklearn", "samples": 200},
         "partition": {"name": "iid", "clients": CLIENTS},
         "model": "lenet",
-        "algorithm": {"name": "noting", "folder": str(folder)},
+        "algorithm": {"name": "noting", "folder": str(folder), "wait": wait},
         "local": {"epochs": 1, "batch_size": 32},
         "tracking": {"uri": None},
         "output": str(folder.parent / "runs"),
@@ -73,7 +74,7 @@ def seen(folder: Path) -> tuple[int, set[str], float]:
     return len(notes), used, sum(float(cpus) for _, cpus in notes)
 
 
-def check(gpus: int, cpus: int) -> bool:
+def check(gpus: int, cpus: int, kinds: list[str]) -> bool:
     fine = True
     ray.init(
         address="local",
@@ -84,15 +85,18 @@ def check(gpus: int, cpus: int) -> bool:
         log_to_driver=False,
     )
     try:
-        for kind in ("run", "sweep"):
+        for kind in kinds:
             with tempfile.TemporaryDirectory() as base:
                 folder = Path(base) / "seen"
                 folder.mkdir()
                 if kind == "run":
-                    runner.run({"experiment": experiment(folder)})
+                    runner.run({"experiment": experiment(folder, WAIT_S[kind])})
                 else:
                     tuning.tune(
-                        {"experiment": experiment(folder), "sweep": {"seeds": list(range(TRIALS))}}
+                        {
+                            "experiment": experiment(folder, WAIT_S[kind]),
+                            "sweep": {"seeds": list(range(TRIALS))},
+                        }
                     )
                 actors, used, asked = seen(folder)
             good = len(used) == min(gpus, cpus) and (kind == "sweep" or asked <= cpus)
@@ -113,9 +117,10 @@ def main() -> int:
     )
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--cpus", type=int, nargs="+", default=[4, 8, 64])
+    parser.add_argument("--kinds", nargs="+", choices=["run", "sweep"], default=["run", "sweep"])
     chosen = parser.parse_args()
     os.environ["FLRAY_FAKE_GPUS"] = "1"
-    fine = [check(gpus, cpus) for gpus in chosen.gpus for cpus in chosen.cpus]
+    fine = [check(gpus, cpus, chosen.kinds) for gpus in chosen.gpus for cpus in chosen.cpus]
     return 0 if all(fine) else 1
 
 
