@@ -280,9 +280,11 @@ def _shrink(experiment: Experiment, most: int, splits: set[str]) -> Experiment:
 
 
 def _stand_in(choice: Plain, absent: Collection[str]) -> Plain:
-    """Return a choice of data, by noise in their form if they are not here; a file of the user's own stays."""
+    """Return a choice of data, by noise in their form if they are not here; a file that is there stays."""
     given = {"name": choice} if isinstance(choice, str) else choice
-    if not isinstance(given, Mapping) or given.get("path") or given.get("name") not in absent:
+    if not isinstance(given, Mapping) or given.get("name") not in absent:
+        return choice
+    if given.get("path") and Path(str(given["path"])).expanduser().exists():
         return choice
     kept = {key: given[key] for key in _OF_ANY_FORM & given.keys() if given[key] is not None}
     return {"name": STAND_IN, "of": given["name"], **kept}

@@ -102,5 +102,7 @@ def test_a_smoke_form_runs_where_the_data_are_not_and_says_so(
     assert small.experiment.data.name == "stand-in"
     assert suites.stand_in_line(small.model_dump(mode="json")).endswith("not here: digits5")
     assert suites.stand_in_line(_loaded("fcclplus/table8").model_dump(mode="json")) == ""
-    own = load({"experiment": {**MINE, "data": {"name": "office31", "path": "here.zip"}}})
-    assert suites.smoke(own, FORMS).experiment.data.name == "office31"
+    (tmp_path / "here.zip").touch()
+    for path, name in ((tmp_path / "here.zip", "office31"), (tmp_path / "gone.zip", "stand-in")):
+        own = load({"experiment": {**MINE, "data": {"name": "office31", "path": str(path)}}})
+        assert suites.smoke(own, FORMS).experiment.data.name == name
