@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from flray import registry
 from flray.config.sections import Section
+from flray.errors import ConfigError
 
 
 class Weights(Section):
@@ -21,6 +22,37 @@ class Weights(Section):
 
     weights: str = Field(min_length=1, description="its full path")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="its digest")
+
+    def read(self, field: str) -> bytes:
+        """Return the file's content.
+
+        Parameters
+        ----------
+        field : str
+            The setting, for messages.
+
+        Raises
+        ------
+        ConfigError
+            If it is gone, or is not the one that was there at the beginning.
+        """
+        try:
+            data = Path(self.weights).read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                field,
+                self.weights,
+                f"it cannot be read: {error.strerror}; every machine that trains needs it there",
+            ) from None
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != self.sha256:
+            raise ConfigError(
+                field,
+                self.weights,
+                f"it is not the file that was there at the beginning (SHA-256 {digest[:12]}, then "
+                f"{self.sha256[:12]}); put that back, or start a new run",
+            )
+        return data
 
 
 def _resolve(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,19 +32,7 @@ def read_start(start: Start | None) -> dict[str, Weights]:
     """
     if start is None:
         return {}
-    path = Path(start.weights)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(FIELD, str(path), f"it cannot be read: {error.strerror}") from None
-    digest = hashlib.sha256(data).hexdigest()
-    if digest != start.sha256:
-        raise ConfigError(
-            FIELD,
-            str(path),
-            f"it is not the file that was there at the beginning (SHA-256 {digest[:12]}, then "
-            f"{start.sha256[:12]}); put that back, or start a new run",
-        )
+    path, data = Path(start.weights), start.read(FIELD)
     try:
         if path.name.startswith("server-"):  # of a run's checkpoint
             return dict(tree_from_bytes(data)["models"])

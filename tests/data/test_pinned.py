@@ -25,6 +25,7 @@ PARTITIONS = {
     "iid": "7de57d77acec59da",
     "pachinko": "b638972125f3905f",
     "pathological": "341bc12052bdd2ca",
+    "quantity": "3acae5ffcb03ecd4",
 }
 
 
