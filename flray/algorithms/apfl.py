@@ -9,7 +9,6 @@ from flray import functional, registry, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.gradients import gradient_at
-from flray.algorithms.common.optimizers import make_optimizer
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.types import Message, Predictor, View
 from flray.registry import hyper, register_algorithm
@@ -54,9 +53,7 @@ class APFL(Algorithm):
         }
         own = {name: nn.Parameter(v.pop(name)) for name in client.parameters}
         client.scratch.update(
-            own=own,
-            buffers=v,
-            optimizer=make_optimizer(list(own.values()), client.local, client.round),
+            own=own, buffers=v, optimizer=client.optimizer_for(list(own.values()))
         )
 
     def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:

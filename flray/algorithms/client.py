@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flray import rng, trees
 from flray.algorithms.common.batches import batch_indices
-from flray.algorithms.common.optimizers import make_optimizer
+from flray.algorithms.common.optimizers import learning_rate, make_optimizer
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Batch, Samples
 from flray.algorithms.common.task_record import TaskRecord
@@ -198,7 +198,7 @@ class Client(TaskRecord):
     @property
     def lr(self) -> float:
         """Learning rate of this round's training, without a phase's own settings."""
-        return self.local.lr * self.local.lr_decay**self.round
+        return learning_rate(self.local, self.round, self.config.rounds)
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -229,7 +229,8 @@ class Client(TaskRecord):
         try:
             if not self._trainable:
                 return
-            epochs, steps = phase.epochs, phase.steps
+            epochs: float | None = phase.epochs
+            steps = phase.steps
             if epochs is None and local.steps is not None:
                 steps = local.steps if steps is None else min(steps, local.steps)
             elif epochs is None:
@@ -284,7 +285,21 @@ class Client(TaskRecord):
         for name, norm in groups.batch_norm_modules(self.model):
             if not any(f"{name}.{entry}" in chosen for entry in norm.state_dict()):
                 norm.eval()
-        return make_optimizer(self._trainable, local, self.round)
+        return self.optimizer_for(self._trainable, local)
+
+    def optimizer_for(
+        self, parameters: list[nn.Parameter], local: Local | None = None
+    ) -> torch.optim.Optimizer:
+        """Return a fresh optimiser of some parameters at this round's learning rate.
+
+        Parameters
+        ----------
+        parameters : list of Parameter
+            What it may change.
+        local : Local, optional
+            Settings other than the experiment's, see `settings`.
+        """
+        return make_optimizer(parameters, local or self.local, self.round, self.config.rounds)
 
     def clip_gradients(self) -> None:
         """Clip the gradient's norm where ``local.clip_norm`` is set, for the phase or for all."""

@@ -188,7 +188,9 @@ class FCCLPlus(PublicCollaboration):
         local, epochs = self.local_settings(client), client.local.epochs
         if self.hp.epoch_optimizer == "kept":
             return (Phase(local=local),)
-        return tuple(Phase(f"epoch {number}", epochs=1, local=local) for number in range(epochs))
+        return tuple(
+            Phase(f"epoch {number}", epochs=1, local=local) for number in range(int(epochs))
+        )
 
     def needs_epochs(self) -> str:
         """Return that each epoch has an optimiser of its own, if so."""

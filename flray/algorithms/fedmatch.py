@@ -11,7 +11,6 @@ from flray import functional, registry, rng, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import average
-from flray.algorithms.common.optimizers import make_optimizer
 from flray.algorithms.common.public_exchange import public_subset
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Server
@@ -125,8 +124,8 @@ class FedMatch(Algorithm):
         for part, values in (("sigma", sigma), ("psi", psi)):
             leaves = {name: nn.Parameter(w.clone()) for name, w in values.items()}
             client.scratch[part] = leaves
-            client.scratch[f"{part}_optimizer"] = make_optimizer(
-                list(leaves.values()), settings, client.round
+            client.scratch[f"{part}_optimizer"] = client.optimizer_for(
+                list(leaves.values()), settings
             )
         if "helpers" in client.message:
             client.state["helpers"] = trees.clone(client.message["helpers"])

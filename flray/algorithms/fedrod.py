@@ -12,7 +12,6 @@ from flray import functional, registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.classifier_heads import classifier_of
-from flray.algorithms.common.optimizers import make_optimizer
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.types import Message, Predictor, View
 from flray.models import as_split
@@ -62,8 +61,7 @@ class FedRoD(Algorithm):
         """Take up the personal head."""
         head = self.head(client).train()
         client.scratch.update(
-            head=head,
-            head_optimizer=make_optimizer(list(head.parameters()), client.local, client.round),
+            head=head, head_optimizer=client.optimizer_for(list(head.parameters()))
         )
 
     def head(self, client: Client) -> nn.Module:

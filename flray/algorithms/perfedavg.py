@@ -88,6 +88,8 @@ class PerFedAvg(Algorithm):
             "optimizer": "sgd",
             "lr": self.hp.alpha,
             "lr_decay": 1.0,
+            "schedule": "constant",
+            "warmup": 0,
             "momentum": 0.0,
             "weight_decay": 0.0,
             "clip_norm": None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 from pydantic_core import PydanticCustomError
 
 from flray.config.components import (
@@ -46,12 +46,22 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+Epochs = Annotated[
+    float,
+    Field(ge=0),
+    # A whole number stays one, in files and identities too.
+    AfterValidator(lambda value: int(value) if value == int(value) else value),
+    PlainSerializer(lambda value: value),
+]
 
 
 class Local(Section):
     """Local training of a client."""
 
-    epochs: int = Field(1, ge=0, description="passes over the client's training data per round")
+    epochs: Epochs = Field(
+        1,
+        description="passes over the client's training data per round; 0.5: half of its batches, drawn anew each round",
+    )
     steps: int | None = Field(
         None,
         ge=1,
@@ -67,6 +77,15 @@ class Local(Section):
     lr: float = Field(0.01, gt=0, description="learning rate")
     lr_decay: float = Field(
         1.0, gt=0, le=1, description="the learning rate of round r is lr * lr_decay**r (r from 0)"
+    )
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant",
+        description="cosine: the learning rate falls to zero along half a cosine until after the last round",
+    )
+    warmup: int = Field(
+        0,
+        ge=0,
+        description="first rounds, in which the learning rate rises to its value in equal steps",
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD only")
     weight_decay: float = Field(0.0, ge=0)

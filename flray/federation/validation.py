@@ -177,11 +177,24 @@ def validate(spec: FederationSpec) -> None:
         )
     if config.stop is not None and config.stop.metric != AUTO:
         check_metric(spec, config.stop.metric, "experiment.stop.metric")
-    if config.local.steps is not None and (counted := algorithm.needs_epochs()):
+    counted = algorithm.needs_epochs()
+    if config.local.steps is not None and counted:
         raise ConfigError(
             "experiment.local.steps",
             str(config.local.steps),
             f"{name} counts epochs ({counted}); set null and local.epochs",
+        )
+    if config.local.epochs != int(config.local.epochs) and counted:
+        raise ConfigError(
+            "experiment.local.epochs",
+            f"{config.local.epochs:g}",
+            f"{name} counts epochs ({counted}); set a whole number",
+        )
+    if config.local.warmup >= config.rounds:
+        raise ConfigError(
+            "experiment.local.warmup",
+            str(config.local.warmup),
+            f"there are {config.rounds} rounds; set fewer than that",
         )
     algorithm.check(config)
     check_unseen(spec)

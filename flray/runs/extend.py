@@ -87,6 +87,8 @@ def check_extendable(spec: FederationSpec, before: int) -> None:
     """
     config, algorithm = spec.config, spec.algorithm
     reason = algorithm.needs_rounds()
+    if not reason and config.local.schedule == "cosine":
+        reason = "local.schedule: cosine"
     name = config.algorithm.name
     if not reason and registry.algorithms.is_own(name) and not _says(type(algorithm)):
         module = sys.modules.get(type(algorithm).__module__)

@@ -18,7 +18,6 @@ from torch.func import functional_call, vmap
 
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.common.optimizers import make_optimizer
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Batch
 from flray.config.experiment import Experiment
@@ -106,7 +105,7 @@ def train_batched(algorithm: Algorithm, clients: Sequence[Client]) -> list[dict[
     streams = [client.run(phase) for client in clients]
     values = {name: torch.stack([start[name] for start in done]) for name in done[0]}
     weights = {name: nn.Parameter(values.pop(name)) for name in first.parameters}
-    optimizer = make_optimizer(list(weights.values()), first.local, first.round)
+    optimizer = first.optimizer_for(list(weights.values()))
     loss, left = _Loss(algorithm, first), set(range(len(clients)))
     while True:
         same_size: dict[int, dict[int, Batch]] = defaultdict(dict)

@@ -19,7 +19,7 @@ def batch_indices(
     samples: Samples,
     task: Task,
     size: int,
-    epochs: int | None,
+    epochs: float | None,
     generator: torch.Generator,
     *,
     steps: int | None = None,
@@ -38,8 +38,8 @@ def batch_indices(
         as many samples.
     size : int
         Batch size.
-    epochs : int or None
-        Passes; None: as many as `steps` take.
+    epochs : float or None
+        Passes; None: as many as `steps` take. Of a part of one, as many batches as are begun.
     generator : torch.Generator
         Shuffles anew for every epoch.
     steps : int, optional
@@ -64,8 +64,9 @@ def batch_indices(
     )
     if not per_epoch:
         return
-    passes = math.inf if epochs is None else epochs
-    left = math.ceil(min(passes * per_epoch, math.inf if steps is None else steps) * work)
+    # Rounded first: 0.1 * 30 is a little more than 3.
+    most = math.inf if epochs is None else math.ceil(round(epochs * per_epoch, 9))
+    left = math.ceil(min(most, math.inf if steps is None else steps) * work)
     last = -(-left // per_epoch) - 1
     for epoch in range(last + 1):
         batches = (

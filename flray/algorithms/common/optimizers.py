@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -14,8 +15,30 @@ from flray.devices import transfers
 from flray.trees import Tree
 
 
+def learning_rate(local: Local, round: int, rounds: int) -> float:
+    """Return the learning rate of a round: ``lr * lr_decay**round``, times what schedule and warm-up leave of it.
+
+    With W rounds of warm-up it rises by ``(round + 1) / W``; then a cosine schedule has
+    ``(1 + cos(pi (round - W) / (rounds - W))) / 2`` (Loshchilov and Hutter, ICLR 2017, Eq. 5, once).
+
+    Parameters
+    ----------
+    local : Local
+        The settings.
+    round, rounds : int
+        From 0; how many there are.
+    """
+    lr = local.lr * local.lr_decay**round
+    if round < local.warmup:
+        return lr * (round + 1) / local.warmup
+    if local.schedule == "cosine":
+        done = (round - local.warmup) / (rounds - local.warmup)
+        return lr * (1 + math.cos(math.pi * done)) / 2
+    return lr
+
+
 def make_optimizer(
-    parameters: list[nn.Parameter], local: Local, round: int
+    parameters: list[nn.Parameter], local: Local, round: int, rounds: int
 ) -> torch.optim.Optimizer:
     """Return a fresh optimiser.
 
@@ -25,10 +48,10 @@ def make_optimizer(
         What it may change.
     local : Local
         Its settings.
-    round : int
-        From 0; the learning rate is ``lr * lr_decay**round``.
+    round, rounds : int
+        From 0; how many there are. They decide the `learning_rate`.
     """
-    lr = local.lr * local.lr_decay**round
+    lr = learning_rate(local, round, rounds)
     if not parameters:
         parameters = [nn.Parameter(torch.zeros(()))]
     if local.optimizer == "sgd":

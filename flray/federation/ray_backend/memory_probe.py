@@ -192,7 +192,8 @@ class _ShortExecutor(InlineExecutor):
         """Return a job reduced to two steps of local training, and to one of any other phase."""
         local, task = self._spec.config.local, job.client_task
         count = len(self._spec.training_rows(task.client)) if task.client >= 0 else 0
-        steps = local.steps or local.epochs * -(-count // local.batch_size)
+        batches = -(-count // local.batch_size)
+        steps = local.steps or -int(-local.epochs * batches // 1)
         work = 1.5 / steps if steps > 1 else 1.0
         return replace(job, client_task=replace(task, work=min(work, task.work)))
 
