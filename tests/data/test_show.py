@@ -115,6 +115,7 @@ CLIENTS = {
     "pachinko": 6,
     "iid": 6,
     "quantity": 6,
+    "flower": 6,
     "dirichlet": 6,
     "dirichlet-equal": 6,
     "pathological": 6,
@@ -129,6 +130,7 @@ def test_the_command_draws_every_partition(
     options = {
         "domains": "",
         "domain-dirichlet": "",
+        "flower": ", clients: 6, partitioner: LinearPartitioner",
         "pathological": ", clients: 6, classes_per_client: 4",
     }
     (tmp_path / "x.yaml").write_text(

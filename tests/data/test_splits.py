@@ -49,6 +49,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pathological": {"clients": 4},
     "pachinko": {"clients": 4},
     "quantity": {"clients": 4, "alpha": 2},
+    "flower": {
+        "partitioner": "ShardPartitioner",
+        "clients": 4,
+        "options": {"num_shards_per_partition": 2},
+    },
     "domains": {"clients_per_domain": 2},
     "domain-dirichlet": {"alpha": 2},
 }

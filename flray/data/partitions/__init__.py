@@ -15,6 +15,7 @@ from flray.data.arrays import Rows
 from flray.data.partitions.classes import pathological
 from flray.data.partitions.dirichlet import dirichlet, dirichlet_equal, iid, quantity
 from flray.data.partitions.domains import by_domain, domain_dirichlet
+from flray.data.partitions.flower import flower
 from flray.data.partitions.pachinko import pachinko
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "dirichlet",
     "dirichlet_equal",
     "domain_dirichlet",
+    "flower",
     "iid",
     "pachinko",
     "pathological",
