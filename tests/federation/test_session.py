@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from flray.federation.ray_backend.session import chosen_address
+from flray.errors import FlrayError
+from flray.federation.ray_backend.session import chosen_address, ray_session
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,18 @@ def test_the_environment_s_ray_is_joined_and_said(
     lines: list[str] = []
     assert chosen_address(given, lines.append) == expected
     assert len(lines) == said and all("10.0.0.1:6379" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"), [("a" * 100, "path length"), ("file", "NotADirectoryError")]
+)
+def test_a_ray_that_cannot_start_is_one_line(
+    folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / folder))
+    with pytest.raises(FlrayError, match=said) as refused, ray_session(None):
+        pass
+    text = str(refused.value)
+    assert text.startswith("no Ray on this machine: ") and "RAY_TMPDIR" in text
+    assert "\n" not in text

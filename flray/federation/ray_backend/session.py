@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from flray.errors import FlrayError
+from flray.errors import FlrayError, brief
 from flray.interrupts import preserve_handlers
 from flray.startup import environment, usable_cpus
 
@@ -98,11 +98,14 @@ def ray_session(
                         log_to_driver=True,
                         runtime_env={"env_vars": dict(variables)} if variables else None,
                     )
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (
+            Exception
+        ) as error:  # Ray raises plain ones too, as where its node does not start in time
             where = "on this machine" if address is None else f"at {address}"
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            folder = os.environ.get("RAY_TMPDIR") if address is None else None
+            said = f" (its folder is RAY_TMPDIR, {folder}: shorter, or unset?)" if folder else ""
             raise FlrayError(
-                f"no Ray {where}: {reason}; `flray doctor` shows what is there"
+                f"no Ray {where}: {brief(error)}{said}; `flray doctor` shows what is there"
             ) from None
         try:
             yield ray.cluster_resources()
