@@ -10,6 +10,8 @@ A callback is a class that is made for each run, or each trial of a sweep, in th
 
 Its keyword-only parameters are its options. It gets every round in order and once, as the journal has recorded it,
 whatever dies and is resumed in between; only where the process is killed within the very call is that call repeated.
+One whose log can lose what it was given sets ``self.rounds_in_log`` to the rounds that the log has, and is given the
+later ones again.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class RunInfo:
     Attributes
     ----------
     folder : Path
-        Its folder.
+        Its folder, in full.
     uid : str
         Names it for ever, also after a resume.
     name : str

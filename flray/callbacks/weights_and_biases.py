@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -15,7 +16,11 @@ from flray.registry import register_callback
 
 @register_callback("wandb")
 class WeightsAndBiases:
-    """Every metric by round, and all settings; a resumed run goes on in the same run there."""
+    """Every metric by round, and all settings; a resumed run goes on in the same run there.
+
+    Offline files are written by blocks, so that a process that is killed leaves some without their last
+    rounds: a resumed run writes them anew.
+    """
 
     def __init__(
         self,
@@ -32,6 +37,7 @@ class WeightsAndBiases:
     ) -> None:
         import wandb
 
+        former = list(run.folder.glob(f"wandb/offline-run-*-{run.uid}"))
         self._run = wandb.init(
             project=project,
             entity=entity,
@@ -45,6 +51,11 @@ class WeightsAndBiases:
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off"),
         )
+        self.rounds_in_log = run.rounds_done
+        if mode == "offline":
+            self.rounds_in_log = 0
+            for folder in former:
+                shutil.rmtree(folder, ignore_errors=True)
 
     @staticmethod
     def check() -> None:

@@ -59,7 +59,9 @@ class UserCallbacks(RunCallback):
         if self._seen:
             self._seen |= {k: v for k, v in journal.called().items() if k in self._seen}
         settings = dict(directory.flatten_settings(experiment.model_dump(mode="json")))
-        folder: Path = journal.path.parent
+        folder: Path = (
+            journal.path.parent.resolve()
+        )  # a service that they write through may be elsewhere
         self._items: dict[str, Any] = {}
         for choice in experiment.callbacks:
             info = RunInfo(
@@ -75,6 +77,8 @@ class UserCallbacks(RunCallback):
                 self._items[choice.name] = registry.callbacks.get(choice.name)(
                     info, **choice.options
                 )
+                has = int(getattr(self._items[choice.name], "rounds_in_log", info.rounds_done))
+            self._seen[choice.name] = min(has, info.rounds_done)
 
     def on_begin(self, rounds_done: int) -> None:
         """Give the callbacks the rounds that are recorded and that they have not seen."""

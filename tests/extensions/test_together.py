@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,7 +67,9 @@ def test_a_sweep_with_all_of_them_that_is_killed_and_resumed(
     )
     command = [sys.executable, "-m", "flray", "tune", "killed.yaml"]
     folder = tmp_cwd / "runs" / "digits" / "001"
-    killed = subprocess.run(command, capture_output=True, timeout=240, check=False)
+    # with a service of its own: one of this process would outlive it
+    own = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    killed = subprocess.run(command, capture_output=True, timeout=240, check=False, env=own)
     assert killed.returncode == -9, killed.stderr[-2000:]
     before = sum(one.rounds_recorded() for one in trial_folders(folder))
     resumed = tuning.resume(folder)
@@ -86,9 +89,7 @@ def test_a_sweep_with_all_of_them_that_is_killed_and_resumed(
         told = (trial.path / "lines.txt").read_text().splitlines()
         assert [int(line.split()[0]) for line in told[:-1]] == rounds and told[-1] == "finished"
         assert tensorboard_steps(trial.path) == rounds
-        # W&B writes offline files by blocks: a kill may cost it rounds, none is there twice.
-        kept = wandb_steps(trial.path)
-        assert kept and kept == rounds[-len(kept) :]
+        assert wandb_steps(trial.path) == rounds
     for trial in trial_folders(tmp_cwd / whole.folder):
         rounds = whole.history(trial.number)["round"].tolist()
         assert tensorboard_steps(trial.path) == wandb_steps(trial.path) == rounds
