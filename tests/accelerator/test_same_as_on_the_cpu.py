@@ -76,7 +76,6 @@ def overspent(found: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_method_and_task_gives_the_bits_of_the_cpu_and_waits_for_nothing(part: int) -> None:
     found = run_cases([*covering(), *tasks()][part::PARTS])

@@ -74,6 +74,7 @@ def test_features_gradients_and_velocity_are_float32() -> None:
     assert metrics["train/bytes"] == metrics["train/least_bytes"] == 4
 
 
+@pytest.mark.slow
 def test_it_learns_as_well_and_resumes_to_the_same_bits(
     digits: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def noted(process: subprocess.Popen[str], folder: Path) -> dict[str, Any]:
     return directory.read(folder / "runs/experiment/001")
 
 
+@pytest.mark.slow
 @wide
 def test_portable_bits_are_the_same_whatever_the_environment_says(tmp_path: Path) -> None:
     environments: dict[str, dict[str, str]] = {"none": {}, "lowest": LOWEST, "others": OTHERS}
@@ -195,7 +196,6 @@ def test_the_installed_versions_have_recorded_bits() -> None:
 
 
 @wide
-@pytest.mark.slow
 def test_a_pool_over_several_kinds_of_cpu_is_told(digits: dict[str, Any], pools: Pools) -> None:
     spec = build_spec(load({"experiment": digits}).experiment)
     executor = pools[1].executor_for(spec)

@@ -189,7 +189,6 @@ def test_a_client_that_kills_its_process_is_named_after_some_attempts(
     assert "client 0 (plain), round 1, train: its actor died 2 times" in lines[0]
 
 
-@pytest.mark.slow
 def test_a_dead_server_actor_is_replaced_and_the_bits_stay(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
@@ -289,7 +288,6 @@ def test_what_a_method_keeps_at_the_server_and_cannot_be_kept_is_named(
     assert f"mine at the server, round 1, {words}" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["server_setup", "refine"])
 def test_a_method_that_raises_in_the_server_actor_is_named_too(
     tmp_cwd: Path,
@@ -320,7 +318,6 @@ class HalfWay(Algorithm):
 '''
 
 
-@pytest.mark.slow
 def test_a_new_algorithm_from_a_string_runs_on_ray(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:

@@ -45,7 +45,6 @@ from tests.algorithms.test_identities import (
 from tests.end_to_end.pool import Pool, Pools
 from tests.end_to_end.test_same_bits import inline_digest, world_of
 
-pytestmark = pytest.mark.slow
 ACTORS = 2
 
 
@@ -247,6 +246,7 @@ class Killing:
         """Leave the pool as it is."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "at", "cpu_seconds"),
     [
@@ -312,6 +312,7 @@ def four_networks(digits: dict[str, Any]) -> FederationSpec:
     )
 
 
+@pytest.mark.slow
 def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(
     pool: Pool, digits: dict[str, Any]
 ) -> None:

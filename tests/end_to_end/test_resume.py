@@ -146,7 +146,6 @@ class Watched(registry.algorithms.get({method!r})):
 """A method that stands still once, in the middle of a stage of round 2: two clients have run it, two have not."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "options", "stage", "index", "executor"),
     [
@@ -159,7 +158,14 @@ class Watched(registry.algorithms.get({method!r})):
             1,
             "inline",
         ),
-        ("fcclplus", {"public_size": 40, "public_batch_size": 16}, "collaborate", 2, "ray"),
+        pytest.param(
+            "fcclplus",
+            {"public_size": 40, "public_batch_size": 16},
+            "collaborate",
+            2,
+            "ray",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_driver_killed_in_the_middle_of_a_round(

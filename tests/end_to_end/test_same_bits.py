@@ -57,7 +57,6 @@ def test_client_order_does_not_matter(digits: dict[str, Any], method: Any) -> No
     assert federation.sha256() == inline_digest(spec)
 
 
-@pytest.mark.slow
 @everywhere
 @pytest.mark.parametrize("actors", [1, 4])
 def test_number_of_actors_does_not_matter(
@@ -79,7 +78,6 @@ def test_the_server_may_be_an_actor_too(digits: dict[str, Any], ray_here: dict[s
         federation.close()
 
 
-@pytest.mark.slow
 def test_a_methods_warning_comes_from_the_server_actor_once(
     digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
@@ -95,7 +93,6 @@ def test_a_methods_warning_comes_from_the_server_actor_once(
     assert len(lines) == 1 and "algorithm.threshold=0.9" in lines[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
     digits: dict[str, Any], pools: Pools, method: str
@@ -123,7 +120,6 @@ def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
         del registry.augmentations._entries["upside-down"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_client_actor_killed_in_the_middle_of_a_round(
     digits: dict[str, Any], pools: Pools, method: str

@@ -55,7 +55,6 @@ EEG: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "view"),
     [("fedavg", "global/common"), ("fedbn", "personal/local"), ("lgmix", "personal/local")],
@@ -68,7 +67,6 @@ def test_dice_rises_over_the_rounds(tmp_cwd: Path, method: str, view: str) -> No
     assert history["train/loss"].iloc[-1] < history["train/loss"].iloc[0] - 0.1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedskc"])
 def test_unseen_characters_are_told_apart(tmp_cwd: Path, method: str) -> None:
     history = flray.run({"experiment": {**GLYPHS, "algorithm": method}}).history
@@ -76,7 +74,6 @@ def test_unseen_characters_are_told_apart(tmp_cwd: Path, method: str) -> None:
     assert accuracy.iloc[-1] > 0.6 and accuracy.iloc[-1] > accuracy.iloc[0] + 0.05  # chance is 0.2
 
 
-@pytest.mark.slow
 def test_auc_of_eeg(tmp_cwd: Path) -> None:
     result = flray.run({"experiment": EEG})
     assert result.metric == "personal/local/accuracy"
@@ -88,7 +85,6 @@ def test_auc_of_eeg(tmp_cwd: Path) -> None:
     } <= result.metrics.keys()
 
 
-@pytest.mark.slow
 def test_from_the_command_line(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {
         **FUNDUS,
@@ -159,7 +155,6 @@ def test_masks_lie_in_the_shared_samples_alone() -> None:
     assert digests[0] == digests[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "changes"),
     [

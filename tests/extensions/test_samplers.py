@@ -157,7 +157,6 @@ def test_a_resumed_federation_chooses_as_one_that_was_not(sampler: Any, tmp_path
         assert cohorts == [[0, 1], [2, 3], [0, 4], [1, 2]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_actors_give_the_bits_of_one_process(pools: Pools, method: str) -> None:
     inline = federation(POWER, method)

@@ -216,7 +216,6 @@ def test_what_is_wrong_is_told_in_one_line(
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_actors_give_the_values_of_one_process(pools: Pools) -> None:
     spec = spec_with(model={"name": "two-layer", "dropout": 0.2})
     inline: Federation = federation_of(spec)

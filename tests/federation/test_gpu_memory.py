@@ -162,7 +162,6 @@ def test_a_device_that_is_full_while_measured_is_said(tmp_path: Path) -> None:
         measure_footprint(spec_of(method(tmp_path, 2, client=-1)), torch.device("cpu"))
 
 
-@pytest.mark.slow
 def test_no_room_for_a_step_ends_before_the_run_begins(
     tmp_path: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
@@ -175,7 +174,6 @@ def test_no_room_for_a_step_ends_before_the_run_begins(
         survey_nodes(spec, node_resources())
 
 
-@pytest.mark.slow
 def test_a_task_that_could_not_be_measured_has_its_gpu_alone(
     digits: dict[str, Any], ray_here: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,7 +118,6 @@ def test_actors_and_server_are_where_the_plan_has_them(
         federation.close()
 
 
-@pytest.mark.slow
 def test_a_gpu_that_torch_does_not_see_is_an_error(
     digits: dict[str, Any], two_gpus: dict[str, float]
 ) -> None:

@@ -51,7 +51,6 @@ def test_shapes_are_compared() -> None:
         dice_loss(torch.zeros(1, 2, 4, 4), torch.zeros(1, 1, 4, 4))
 
 
-@pytest.mark.slow
 def test_equals_monai() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

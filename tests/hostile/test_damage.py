@@ -68,6 +68,7 @@ def run(tmp_cwd: Path) -> Path:
     return Path("runs/r/001")
 
 
+@pytest.mark.slow
 def test_files_of_another_form_are_named_in_one_line(run: Path) -> None:
     answers, chosen = {}, random.Random(0)
     for file in FILES:

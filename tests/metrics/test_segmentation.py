@@ -51,7 +51,6 @@ def masks(generator: np.random.Generator) -> np.ndarray:
     return made.reshape(6, 2, 24, 24)
 
 
-@pytest.mark.slow
 def test_equals_monai() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -76,8 +76,13 @@ def _narrow(experiment: Experiment) -> Experiment:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
+ONE_OF_EACH = ("fcclplus/table8", "fedco2/table1", "fedskc/table1", "lgmix/table1")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=() if one in ONE_OF_EACH else pytest.mark.slow) for one in FILES],
+)
 def test_the_first_run_of_a_suites_smoke_form(name: str) -> None:
     config = suites.smoke(_loaded(name), FORMS)
     experiment = _narrow(trial_specs(config, enumerate_settings(config)[:1])[0].experiment)

@@ -120,6 +120,7 @@ def test_the_command(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     )
 
 
+@pytest.mark.slow
 def test_the_command_s_values_for_scripts(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

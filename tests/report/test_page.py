@@ -182,6 +182,7 @@ def test_a_setting_without_traffic_is_not_in_the_legend_of_bytes(sweep: Path) ->
     assert section.caption.endswith("nothing to draw: none.")
 
 
+@pytest.mark.slow
 def test_what_was_not_tracked_is_said(sweep: Path, tmp_path: Path) -> None:
     assert "tracking.features=true" not in make(sweep, tmp_path / "a").files[2].read_text(
         encoding="utf-8"

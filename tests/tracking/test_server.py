@@ -20,12 +20,13 @@ from flray.tracking.background import Tracker
 from flray.tracking.exporter import MlflowExporter
 from flray.tracking.sync import sync
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 MakeRun = Callable[..., Journal]
 Points = Callable[[str, str, str], list[tuple[int, float, int]]]
 Recorded = Callable[[Journal, str], list[tuple[int, float, int]]]
 
 
+@pytest.mark.slow
 def test_the_server_is_killed_twice_in_mid_run(
     make_run: MakeRun, server: Any, tmp_path: Path, points: Points, recorded: Recorded
 ) -> None:
@@ -76,6 +77,7 @@ def test_the_server_is_killed_twice_in_mid_run(
     assert (artifact.path, artifact.file_size) == ("plots/curve.png", 7)
 
 
+@pytest.mark.slow
 def test_the_training_and_the_server_are_both_killed_and_the_run_is_resumed(
     make_run: MakeRun, server: Any, tmp_path: Path, points: Points, recorded: Recorded
 ) -> None:

@@ -59,6 +59,7 @@ def digests(result: tuning.SweepResult) -> dict[tuple[str, int], str]:
     return {(row["arms.method"], row["seed"]): row["sha256"] for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_runs_already")
 def test_two_seeds_and_a_method_more_and_only_they_are_run(
     armed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -114,6 +115,7 @@ def test_two_seeds_and_a_method_more_and_only_they_are_run(
     assert again.started == [] and digests(third) == digests(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_runs_already")
 def test_what_is_not_the_same_or_not_whole_is_run(armed: dict[str, Any], tmp_path: Path) -> None:
     armed["arms"], armed["sweep"] = {}, {"seeds": [0]}
@@ -157,6 +159,7 @@ def digests_of(result: tuning.SweepResult) -> list[str]:
     return list(result.results["sha256"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_runs_already")
 def test_a_kill_while_taking_over_leaves_nothing_by_half(
     armed: dict[str, Any], monkeypatch: pytest.MonkeyPatch

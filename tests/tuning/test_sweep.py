@@ -27,8 +27,6 @@ from flray.runs.journal import read_events
 from flray.runs.progress import NullProgress
 from flray.tuning.trial_store import trial_folders
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def ray_runs_already() -> Iterator[None]:
@@ -237,6 +235,7 @@ class Crash(Algorithm):
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_runs_already")
 def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(
     content: dict[str, Any], tmp_path: Path
@@ -275,6 +274,7 @@ def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(
     assert "no such luck" in console.export_text()
 
 
+@pytest.mark.slow
 def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path) -> None:
     content["experiment"]["tracking"] = {
         "uri": f"sqlite:///{tmp_path}/mlflow.db",
@@ -332,6 +332,7 @@ def test_an_unknown_metric_is_refused_before_the_first_trial(
     assert len(str(caught.value).splitlines()) == 1 and not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_runs_already")
 def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
     content: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -385,6 +386,7 @@ def test_a_mistake_creates_nothing(content: dict[str, Any], tmp_path: Path) -> N
     assert load(content).space  # the file itself is well-formed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_runs_already")
 def test_a_population_copies_and_perturbs_without_a_gap_and_a_kill_changes_nothing(
     content: dict[str, Any], tmp_path: Path
@@ -424,6 +426,7 @@ def test_a_population_copies_and_perturbs_without_a_gap_and_a_kill_changes_nothi
         assert history["setting/local.lr"].iloc[5] == pytest.approx(end["local.lr"])
 
 
+@pytest.mark.slow
 def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) -> None:
     import ray
 
