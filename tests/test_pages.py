@@ -129,6 +129,7 @@ def test_the_sweeps_of_a_page(
     run_block(block, capsys)
 
 
+@pytest.mark.slow
 def test_ones_own_files_reach_the_actors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     digests = set()
     for executor in ("ray", "inline"):

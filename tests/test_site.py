@@ -87,6 +87,7 @@ def test_every_module_function_component_and_setting_is_in_the_reference(built: 
     assert "flray data show" in commands and "--smoke" in commands
 
 
+@pytest.mark.slow
 def test_every_text_notebook_and_suite_is_a_page(built: Path) -> None:
     texts = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]
     wanted = {str(path.relative_to(ROOT).with_suffix("")) for path in texts}

@@ -139,6 +139,7 @@ def test_a_run_is_resumed_from_the_bucket_on_another_machine(
     assert directory.create(f"{BUCKET}/runs", "moved").name == "002"
 
 
+@pytest.mark.slow
 def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
     tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +185,7 @@ def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
     assert storage.names(f"{BUCKET}/hosts/turns") == {"001"}  # no lease is left
 
 
+@pytest.mark.slow
 def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
     tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -153,7 +155,11 @@ def test_domains_never_mix(labels: np.ndarray, seed: int, num_domains: int, each
         assert held.sum(1).max() - held.sum(1).min() <= 1
 
 
-OPTIONS = {"domains": {"clients_per_domain": 5}, "domain-dirichlet": {"parts": 2, "keep": 2}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "domains": {"clients_per_domain": 5},
+    "domain-dirichlet": {"parts": 2, "keep": 2},
+    "flower": {"partitioner": "DirichletPartitioner", "clients": 5, "options": {"alpha": 1}},
+}
 
 
 @pytest.mark.parametrize("name", partitions.names())

@@ -22,7 +22,7 @@ PARTITIONS = {
     "dirichlet-equal": "fd2329f05aacaa10",
     "domain-dirichlet": "7ea2266d95efd52b",
     "domains": "736c625f70172cf7",
-    "flower": "6d59973a6f2df536",
+    "flower": "0f848a228124e1dd",
     "iid": "7de57d77acec59da",
     "pachinko": "b638972125f3905f",
     "pathological": "341bc12052bdd2ca",

@@ -50,9 +50,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pachinko": {"clients": 4},
     "quantity": {"clients": 4, "alpha": 2},
     "flower": {
-        "partitioner": "ShardPartitioner",
+        "partitioner": "DirichletPartitioner",
         "clients": 4,
-        "options": {"num_shards_per_partition": 2},
+        "options": {"alpha": 2, "min_partition_size": 1},
     },
     "domains": {"clients_per_domain": 2},
     "domain-dirichlet": {"alpha": 2},

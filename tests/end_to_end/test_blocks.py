@@ -50,6 +50,7 @@ def inline(spec: FederationSpec, warn: Callable[[str], None] = print) -> Federat
     return federation
 
 
+@pytest.mark.slow
 @everywhere
 @pytest.mark.parametrize("actors", [2])
 def test_number_of_actors_does_not_matter(

@@ -95,6 +95,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert (folder / "journal.jsonl").read_bytes().startswith(before)
 
 
+@pytest.mark.slow
 def test_the_settings_of_a_run(tmp_path: Path) -> None:
     """They say everything: run anew they come to the same."""
     flray(tmp_path, "run", str(FIXTURES / "begun_run" / "config.yaml"), "name=again")

@@ -149,14 +149,15 @@ class Watched(registry.algorithms.get({method!r})):
 @pytest.mark.parametrize(
     ("method", "options", "stage", "index", "executor"),
     [
-        ("lgmix", {}, "mix", 0, "inline"),
+        pytest.param("lgmix", {}, "mix", 0, "inline", marks=pytest.mark.slow),
         ("fedco2", {}, "train", 0, "inline"),
-        (
+        pytest.param(
             "fccl",
             {"pretrain_epochs": 1, "public_size": 40, "public_batch_size": 16},
             "collaborate",
             1,
             "inline",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "fcclplus",

@@ -120,7 +120,10 @@ def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
         del registry.augmentations._entries["upside-down"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [one if one == "scaffold" else pytest.param(one, marks=pytest.mark.slow) for one in METHODS],
+)
 def test_client_actor_killed_in_the_middle_of_a_round(
     digits: dict[str, Any], pools: Pools, method: str
 ) -> None:

@@ -57,7 +57,11 @@ EEG: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("method", "view"),
-    [("fedavg", "global/common"), ("fedbn", "personal/local"), ("lgmix", "personal/local")],
+    [
+        pytest.param("fedavg", "global/common", marks=pytest.mark.slow),
+        pytest.param("fedbn", "personal/local", marks=pytest.mark.slow),
+        ("lgmix", "personal/local"),
+    ],
 )
 def test_dice_rises_over_the_rounds(tmp_cwd: Path, method: str, view: str) -> None:
     history = flray.run({"experiment": {**FUNDUS, "algorithm": method}}).history

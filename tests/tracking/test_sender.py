@@ -339,6 +339,7 @@ def test_http_limits_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(os.environ) == before
 
 
+@pytest.mark.slow
 def test_two_processes_on_a_fresh_database(
     make_run: MakeRun, tmp_path: Path, points: Points, recorded: Recorded
 ) -> None:

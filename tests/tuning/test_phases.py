@@ -146,7 +146,9 @@ def test_every_arm_has_the_same_budget_and_its_best_goes_on(
     assert statuses == {"finished", "stopped"} <= set(TERMINAL_STATUSES) | {"finished"}
 
 
-@pytest.mark.parametrize("killed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "killed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_killed_at_any_point_it_chooses_and_decides_alike(
     tuned: dict[str, Any], tmp_path: Path, killed: int
 ) -> None:

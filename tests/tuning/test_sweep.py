@@ -306,6 +306,7 @@ def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path)
     assert len(runs) == 6 and {run.info.status for run in runs} == {"FINISHED"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_runs_already")
 def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, Any]) -> None:
     content["experiment"]["rounds"] = 6
