@@ -162,6 +162,9 @@ def test_python_gives_a_history(file: str, tmp_cwd: Path) -> None:
     assert result.experiment.local.lr == 0.1
     assert result.history["global/common/accuracy"].between(0, 1).all()
     assert result.metrics["time/round"] > 0
+    assert 0 < result.metrics["system/server/cpu_utilization_percentage"] < 400
+    assert 0 < result.metrics["system/system_memory_usage_percentage"] <= 100
+    assert not any(name.startswith("system/actor") for name in result.metrics), "it is this process"
     assert (result.history["train/samples"] == 4 * 96).all()  # four clients, one epoch
     seen = result.history["time/samples_per_second"] * result.history["time/train"]
     assert seen.to_numpy() == pytest.approx(4 * 96)

@@ -26,6 +26,7 @@ from flray.federation.replies import BlockSums, StageReplies, into_blocks
 from flray.federation.round_metrics import RoundMetrics
 from flray.federation.spec import FederationSpec
 from flray.federation.state import FederationState, Notify
+from flray.federation.system_usage import SystemUsage
 from flray.federation.unseen import evaluate_unseen
 from flray.federation.worker.diagnostics import Diagnostics
 
@@ -67,6 +68,7 @@ class Federation(FederationState):
         self._diverged = self._mixed = self._mixed_gpus = False
         self._seconds: dict[str, float] = {}
         self._bytes = {"up": 0, "down": 0}
+        self._usage = SystemUsage()
         self._last: RoundResult | None = None
         self.between_rounds = True
 
@@ -118,6 +120,8 @@ class Federation(FederationState):
         metrics.update({f"bytes/{name}": float(count) for name, count in self._bytes.items()})
         metrics["memory/server"] = float(resident_bytes())
         metrics["memory/peak/server"] = float(peak_bytes())
+        actors = {} if isinstance(self.executor, InlineExecutor) else round_metrics.cpu
+        metrics.update(self._usage.since_last_round(actors))
         if self.early_stop is not None:
             self.early_stop.add(metrics)
             if self.early_stop.reason:

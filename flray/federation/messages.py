@@ -69,6 +69,8 @@ class TaskOutcome:
         Bytes of memory the process held afterwards, and its peak so far.
     gpu_peak : int
         Most GPU memory that the process has held so far; 0 without a GPU.
+    cpu : float
+        Seconds of CPU that the process has used so far.
     """
 
     client: int
@@ -83,6 +85,7 @@ class TaskOutcome:
     resident: int = 0
     peak: int = 0
     gpu_peak: int = 0
+    cpu: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class RoundMetrics:
         self.left_out: set[int] = set()
         self.diverged: set[int] = set()
         self.resident: dict[int, float] = {}
+        self.cpu: dict[int, float] = {}
         self.peaks: dict[str, dict[int, float]] = {"actor": {}, "gpu": {}}
 
     def add(self, result: TaskResult) -> None:
@@ -46,6 +47,7 @@ class RoundMetrics:
         self.metrics.setdefault("seconds", {}).setdefault(result.client_task.client, 0.0)
         self.metrics["seconds"][result.client_task.client] += result.outcome.seconds
         self.resident[result.client_task.client] = float(result.outcome.resident)
+        self.cpu[result.actor] = max(result.outcome.cpu, self.cpu.get(result.actor, 0.0))
         for kind, peak in (("actor", result.outcome.peak), ("gpu", result.outcome.gpu_peak)):
             if peak:
                 self.peaks[kind][result.actor] = max(

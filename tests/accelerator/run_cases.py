@@ -101,7 +101,7 @@ def run(spec: FederationSpec, device: torch.device, server: torch.device, case: 
             {
                 name: value
                 for name, value in federation.step().metrics.items()
-                if not name.startswith(("time/", "memory/", "train/seconds"))
+                if not name.startswith(("time/", "memory/", "system/", "train/seconds"))
             }
             for _ in range(spec.config.rounds)
         ]

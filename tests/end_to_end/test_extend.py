@@ -17,7 +17,7 @@ from flray.runs import directory
 from flray.runs.extend import parse_rounds
 from flray.runs.runner import Result
 
-MEASURED = ("time/", "memory/", "train/seconds")
+MEASURED = ("time/", "memory/", "system/", "train/seconds")
 
 
 def run(rounds: int, **more: Any) -> Result:

@@ -334,6 +334,8 @@ def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(
     )
     assert metrics["memory/peak/actor"] >= 0.9 * max(resident.values())
     assert metrics["memory/peak/server"] > 100e6
+    for who in ("server", *(f"actor/{number}" for number in range(ACTORS))):
+        assert 0 < metrics[f"system/{who}/cpu_utilization_percentage"] < 200, who
     assert federation.sha256() == inline_digest(spec)
 
 

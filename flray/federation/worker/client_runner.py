@@ -309,6 +309,7 @@ class ClientRunner:
             resident=self._process.memory_info().rss,
             peak=peak_bytes(),
             gpu_peak=reserved_bytes(self.device),
+            cpu=time.process_time(),
         )
         return outcome, bulk, state
 
