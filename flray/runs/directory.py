@@ -321,10 +321,9 @@ def source() -> dict[str, str]:
         ``user``, ``command``, and where the folder is in a git repository ``commit`` and
         ``branch``; ``changed`` is true where files differ from the commit.
     """
-    found = {
-        "user": _user(),
-        "command": " ".join(map(redact, [Path(sys.argv[0]).name, *sys.argv[1:]])),
-    }
+    program = Path(sys.argv[0])
+    name = "flray" if program.name == "__main__.py" else program.name  # python -m flray
+    found = {"user": _user(), "command": " ".join(map(redact, [name, *sys.argv[1:]]))}
     commit = _git("rev-parse", "HEAD")
     if commit:
         found |= {"commit": commit, "branch": _git("rev-parse", "--abbrev-ref", "HEAD")}
