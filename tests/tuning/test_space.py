@@ -209,7 +209,7 @@ def test_every_space_that_comes_with_flray_can_be_run(path: Path) -> None:
     config = resolve_sweep(load(path))
     made = trial_specs(config, enumerate_settings(config))
     assert config.experiment.name == path.stem and path.read_text().startswith("# ")
-    assert path.stem == "quickstart" or config.experiment.algorithm.name == path.stem
+    assert path.stem in ("quickstart", "tuned") or config.experiment.algorithm.name == path.stem
     assert len({point.experiment.model_dump_json() for point in made}) == len(made) >= 2
     digits = {
         "data": DatasetChoice.model_validate("digits-sklearn")
