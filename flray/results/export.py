@@ -27,7 +27,7 @@ PACKAGES = ("python", "flray", "torch", "numpy")
 COSTS = ("bytes_up", "bytes_down", "seconds")
 LAST = (*COSTS, "sha256", "data", "origins", "data_sha256", "partition_sha256", *PACKAGES)
 """Columns before the settings, after them, and after the domains'."""
-DOMAIN = "domain/"
+DOMAIN, TUNED = "domain/", "tuned."
 _NUMBERS = ("seed", "rounds", "value", "own", "others", "worst", *COSTS)
 _SHA = re.compile(r"[0-9a-f]{64}")
 _DIGITS = 4
@@ -55,7 +55,8 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         ``arms.AXIS``), ``seed``, ``rounds`` that ended, ``protocol`` (which of them count),
         ``metric`` and ``value`` (the primary metric, shares in percent), ``own`` and ``others``
         (the mean over clients, on their own and on the other clients' test parts), ``worst`` (the
-        client that is served worst on its own), ``domain/NAME`` (clients of a domain; on the
+        client that is served worst on its own), ``tuned.NAME`` (what ``sweep.tune`` chose),
+        ``domain/NAME`` (clients of a domain; on the
         others' test parts if ``metric`` says so), ``bytes_up`` and ``bytes_down`` in total,
         ``seconds`` of training, ``sha256`` of everything learnt, ``data`` with the ``origins`` of
         its domains, the SHA-256 of data and partition where they were tracked, and versions.
@@ -73,9 +74,10 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
     rows = read_csv(io.StringIO(content))
     names = list(dict.fromkeys([*existing.columns, *rows.columns]))
     domains = [name for name in names if name.startswith(DOMAIN)]
-    fixed = {*FIRST, *MEASURED, *LAST, *domains}
+    tuned = [name for name in names if name.startswith(TUNED)]
+    fixed = {*FIRST, *MEASURED, *LAST, *tuned, *domains}
     settings = source.in_order(name for name in names if name not in fixed)
-    columns = [*FIRST, *settings, *MEASURED, *domains, *LAST]
+    columns = [*FIRST, *settings, *MEASURED, *tuned, *domains, *LAST]
     existing, rows = (frame.reindex(columns=columns, fill_value="") for frame in (existing, rows))
     known = set(_identities(existing, settings))
     new = rows[[identity not in known for identity in _identities(rows, settings)]]
@@ -162,6 +164,7 @@ def _row(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "rounds": int(trial.history["round"].max()),
         "protocol": protocol,
         "metric": trial.metric,
+        **{f"{TUNED}{name}": value for name, value in trial.tuned.items()},
         **{name: round(value, _DIGITS) for name, value in measured.items()},
         "bytes_up": _total_bytes(trial, "up"),
         "bytes_down": _total_bytes(trial, "down"),

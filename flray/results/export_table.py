@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
+from flray.config import yaml_files
 from flray.config.arms import PREFIX
 from flray.config.setting_labels import is_name, setting_label
 from flray.config.suites import SMOKE
 from flray.results.build_studies import place_columns, without_gaps
 from flray.results.build_table import SMOKE_NOTE
 from flray.results.conclusions import conclude
-from flray.results.export import DOMAIN, FIRST, MEASURED, PACKAGES
+from flray.results.export import DOMAIN, FIRST, MEASURED, PACKAGES, TUNED
 from flray.results.measures import AVERAGE
 from flray.results.study import Studies, Study
 from flray.results.table import Cell, Column, Table
@@ -71,6 +72,7 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
             ("value of a run", frame["protocol"].unique()),
             ("rounds", frame["rounds"].unique()),
             ("data", data),
+            ("tuned", _tuned(frame)),
             ("versions", versions),
             ("kept more than once, of which the last counts", list(repeated)),
         )
@@ -97,6 +99,21 @@ def _studies(frame: pd.DataFrame, metric: str) -> Studies:
         seeds[int(record["seed"])] = float(record["value"])
     found = [Study(place, metric, settings) for place, settings in values.items()]
     return Studies([one for one in map(without_gaps, found) if one is not None])
+
+
+def _tuned(frame: pd.DataFrame) -> list[str]:
+    """Return what was tuned for each row of the table."""
+    columns = [str(name) for name in frame.columns if str(name).startswith(TUNED)]
+    found: dict[str, str] = {}
+    for label, record in zip(_labels(frame), frame.to_dict("records"), strict=True):
+        own = {
+            name.removeprefix(TUNED): yaml_files.parse(record[name])
+            for name in columns
+            if record[name] != ""
+        }
+        if own:
+            found[label] = f"{label} {setting_label(own)}"
+    return list(found.values())
 
 
 def _setting_columns(frame: pd.DataFrame) -> list[str]:

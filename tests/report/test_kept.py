@@ -59,6 +59,18 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
     assert len(made.rows["full CIFAR-100"][0].values) == 1  # the run that has not finished
 
 
+def test_what_was_tuned_is_kept_and_said(sweep: Path, tmp_path: Path) -> None:
+    source = load_folder(sweep)
+    for trial in source.trials[:2]:
+        trial.tuned["local.lr"] = 0.123456789
+    export_runs(source, tmp_path / "kept.csv")
+    frame = read_export(tmp_path / "kept.csv")
+    assert frame["tuned.local.lr"].tolist() == ["0.123456789"] * 2 + [""] * 6
+    table = build_export_table(frame)
+    assert list(table.rows) == list(build_export_table(frame.drop(columns="tuned.local.lr")).rows)
+    assert "tuned: none CIFAR-10 lr=0.1235" in table.notes
+
+
 def test_domains_have_the_mean_of_their_clients(sweep: Path, tmp_path: Path) -> None:
     for trial in sweep.glob("trials/*"):
         held = json.loads((trial / "partition.json").read_text())
