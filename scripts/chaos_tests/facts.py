@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from flray.tracking.sync import run_directories
 
-VARIES = ("time/", "memory/", "train/seconds")
+VARIES = ("time/", "memory/", "system/", "train/seconds")
 """Metrics that measure the machine."""
 MORE = 5
 """Differences of one kind that are listed."""

@@ -28,7 +28,7 @@ from typing import Any
 
 from digest_cases import Case, cases
 
-VARIES = ("time/", "memory/", "train/seconds")
+VARIES = ("time/", "memory/", "system/", "train/seconds")
 """Metrics that tell of the machine and not of the run: seconds and bytes of memory are never the same twice."""
 MEASURED = "seconds"
 """A column of results.csv, likewise."""
