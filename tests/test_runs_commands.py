@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,7 @@ import pytest
 
 import flray
 from flray.cli.main import invoke
+from flray.runs import directory
 from flray.runs.journal import JOURNAL, Journal
 
 SMALL: dict[str, Any] = {
@@ -64,6 +70,30 @@ def test_ls_compare_and_rm(runs: list[Path], capsys: pytest.CaptureFixture[str])
     assert invoke(["rm", "small/001", "--yes"]) == 0
     assert [row["run"] for row in shown(["ls"], capsys)] == ["small/002"]
     assert not list(runs[0].parent.glob(".*"))
+
+
+def test_one_that_runs_no_more_is_silent(
+    runs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory.update(runs[0], status="running")
+    assert shown(["ls"], capsys)[0]["status"] == "running"
+    before = time.time() - 20 * 60
+    os.utime(runs[0] / JOURNAL, (before, before))
+    assert shown(["ls"], capsys)[0]["status"] == "running, but silent for 20 min"
+
+
+def test_watching_goes_on_until_it_is_interrupted(runs: list[Path]) -> None:
+    command = [sys.executable, "-m", "flray", "ls", "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                watching.wait(6)
+            watching.send_signal(signal.SIGINT)
+            out, _ = watching.communicate(timeout=30)
+        finally:
+            watching.kill()
+    assert watching.returncode == 0 and "small/002" in out
+    assert invoke(["ls", "--watch", "--json"]) == 2
 
 
 def test_it_asks_before_it_removes(

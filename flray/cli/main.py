@@ -346,12 +346,15 @@ def export_command(
 @app.command("ls", epilog="Example: flray ls")
 def ls_command(
     output: Annotated[str, typer.Option(help="folder of runs and sweeps")] = "runs",
+    watch: Annotated[bool, typer.Option("--watch", help="look again every two seconds")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the runs and sweeps of a folder: status, rounds or trials, value."""
     from flray.cli.runs import show_runs
 
-    show_runs(output, as_json)
+    if watch and as_json:
+        raise FlrayError("--watch: found with --json; use one of them")
+    show_runs(output, as_json, watch)
 
 
 @app.command("compare", epilog="Example: flray compare demo/001 demo/002")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.live import Live
 from rich.table import Table
 
 from flray import registry
@@ -23,8 +27,31 @@ if TYPE_CHECKING:
 _OWN = ("name", "output")
 
 
-def show_runs(base: str, as_json: bool) -> None:
-    """Print the runs and sweeps of a folder, the newest last."""
+_SILENT, _REFRESH = 600.0, 2.0
+"""Seconds without a word after which a run says so, and between two looks."""
+
+
+def show_runs(base: str, as_json: bool, watch: bool = False) -> None:
+    """Print the runs and sweeps of a folder, the newest last; with `watch` until the user interrupts."""
+    table = _runs(base)
+    if not table.row_count and not as_json:
+        console.print(
+            f"{base}: no runs; begin one with flray run, or name their folder with --output"
+        )
+        return
+    if not watch:
+        show_table(table, as_json)
+        return
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(table, console=console, auto_refresh=False) as live,
+    ):
+        while True:
+            time.sleep(_REFRESH)
+            live.update(_runs(base), refresh=True)
+
+
+def _runs(base: str) -> Table:
     table = Table("run", "kind", "status", "what", "done", "value", "begun", title=f"{base}/")
     found = [
         folder
@@ -33,12 +60,7 @@ def show_runs(base: str, as_json: bool) -> None:
     ]
     for folder in sorted(found, key=lambda f: (str(_record(f).get("created", "")), str(f))):
         table.add_row(*_row(folder))
-    if not found and not as_json:
-        console.print(
-            f"{base}: no runs; begin one with flray run, or name their folder with --output"
-        )
-        return
-    show_table(table, as_json)
+    return table
 
 
 def _record(folder: Path) -> dict[str, Any]:
@@ -52,7 +74,7 @@ def _row(folder: Path) -> Iterator[str]:
     record, kind = _record(folder), str(directory.folder_kind(folder))
     yield f"{folder.parent.name}/{folder.name}"
     yield kind
-    yield str(record["status"])
+    yield _status(folder, str(record["status"]))
     try:
         experiment = directory.read_config(folder)["experiment"]
         events = read_events(folder / JOURNAL)
@@ -65,7 +87,13 @@ def _row(folder: Path) -> Iterator[str]:
             ended = sum(trial["status"] in ("finished", "stopped") for trial in trials)
             tags = {k: v for e in events if e["type"] == "tags" for k, v in e["tags"].items()}
             yield _name(experiment.get("data"))
-            yield f"{ended} of {len(trials)} trials"
+            others = Counter(
+                str(trial["status"]).partition(":")[0]
+                for trial in trials
+                if trial["status"] not in ("finished", "stopped")
+            )
+            more = "".join(f", {count} {status}" for status, count in sorted(others.items()))
+            yield f"{ended} of {len(trials)} trials{more}"
             yield f"{tags['best.score']}: {tags.get('best', '')}" if "best.score" in tags else ""
         else:
             rounds = {e["round"]: e["metrics"] for e in events if e["type"] == "round"}
@@ -73,6 +101,16 @@ def _row(folder: Path) -> Iterator[str]:
             yield f"{max(rounds, default=0)} of {experiment.get('rounds', '?')} rounds"
             yield _last_value(method, rounds)
     yield str(record.get("created", ""))[:16].replace("T", " ")
+
+
+def _status(folder: Path, status: str) -> str:
+    """Return a run's status; one whose process was killed is still said to run, but is silent."""
+    if status != "running":
+        return status
+    journals = [folder / JOURNAL, *folder.glob(f"trials/*/{JOURNAL}")]
+    changes = [path.stat().st_mtime for path in journals if path.exists()]
+    silent = time.time() - max(changes, default=time.time())
+    return status if silent < _SILENT else f"running, but silent for {silent / 60:.0f} min"
 
 
 def _last_value(method: str, rounds: Mapping[int, Mapping[str, float]]) -> str:
