@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -82,17 +79,22 @@ def test_one_that_runs_no_more_is_silent(
     assert shown(["ls"], capsys)[0]["status"] == "running, but silent for 20 min"
 
 
-def test_watching_goes_on_until_it_is_interrupted(runs: list[Path]) -> None:
-    command = [sys.executable, "-m", "flray", "ls", "--watch"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
-        try:
-            with pytest.raises(subprocess.TimeoutExpired):
-                watching.wait(6)
-            watching.send_signal(signal.SIGINT)
-            out, _ = watching.communicate(timeout=30)
-        finally:
-            watching.kill()
-    assert watching.returncode == 0 and "small/002" in out
+def test_watching_goes_on_until_it_is_interrupted(
+    runs: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            directory.update(runs[0], status="interrupted")  # by its own process, meanwhile
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("flray.cli.runs.time.sleep", sleep)
+    assert invoke(["ls", "--watch"]) == 0
+    out = capsys.readouterr().out
+    assert "small/002" in out and "interrupted" in out and len(looks) == 3
     assert invoke(["ls", "--watch", "--json"]) == 2
 
 
