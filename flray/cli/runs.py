@@ -108,7 +108,10 @@ def _status(folder: Path, status: str) -> str:
     if status != "running":
         return status
     journals = [folder / JOURNAL, *folder.glob(f"trials/*/{JOURNAL}")]
-    changes = [path.stat().st_mtime for path in journals if path.exists()]
+    changes = []
+    for path in journals:
+        with contextlib.suppress(OSError):  # it may be removed meanwhile
+            changes.append(path.stat().st_mtime)
     silent = time.time() - max(changes, default=time.time())
     return status if silent < _SILENT else f"running, but silent for {silent / 60:.0f} min"
 

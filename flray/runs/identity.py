@@ -37,6 +37,8 @@ DECIDING = (
 _BESIDES = ("federation/ray_backend",)
 """Parts of these that only decide where a task is run."""
 _LIBRARIES = ("torch", "torchvision", "numpy", "scikit-learn", "pillow")
+_LIBRARIES_OF = {("partitions", "flower"): ("flwr-datasets", "datasets")}
+"""Libraries that decide what one component gives, and nothing else."""
 
 Identity = dict[str, str]
 
@@ -80,7 +82,7 @@ def code_digest(plugins: Iterable[str] = (), components: Iterable[tuple[str, str
 
     That is the parts of flray in `DECIDING` without comments and docstrings, the user's files that
     are named as plug-ins or registered what is used (modules that these import are not looked at),
-    and the versions of Python and the libraries that compute.
+    and the versions of Python and the libraries that compute, or that a component is made of.
 
     Parameters
     ----------
@@ -89,6 +91,7 @@ def code_digest(plugins: Iterable[str] = (), components: Iterable[tuple[str, str
     components : iterable of tuple of str
         Kind and name of each component that is used.
     """
+    components = list(components)
     own: set[Path | None] = set(_files_of_components(components))
     own |= {Path(file) for file in plugins}
     parts = sorted(
@@ -96,6 +99,8 @@ def code_digest(plugins: Iterable[str] = (), components: Iterable[tuple[str, str
         uuid.uuid4().hex if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
         for file in own
     )
+    libraries = {name for component in components for name in _LIBRARIES_OF.get(component, ())}
+    parts += [f"{name} {metadata.version(name)}" for name in sorted(libraries)]
     return hashlib.sha256("\n".join([_package_digest(), *parts]).encode()).hexdigest()
 
 

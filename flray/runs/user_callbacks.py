@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from flray import registry
@@ -59,9 +58,8 @@ class UserCallbacks(RunCallback):
         if self._seen:
             self._seen |= {k: v for k, v in journal.called().items() if k in self._seen}
         settings = dict(directory.flatten_settings(experiment.model_dump(mode="json")))
-        folder: Path = (
-            journal.path.parent.resolve()
-        )  # a service that they write through may be elsewhere
+        # In full: a service that callbacks write through may run in another folder.
+        folder = journal.path.parent.resolve()
         self._items: dict[str, Any] = {}
         for choice in experiment.callbacks:
             info = RunInfo(

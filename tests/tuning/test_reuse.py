@@ -219,6 +219,21 @@ def test_only_the_components_that_are_used_belong_to_an_identity(content: dict[s
     assert code("in-no-file") == code("in-no-file") != before
 
 
+def test_the_versions_of_flower_s_libraries_belong_to_what_uses_its_partitioners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = identity.metadata.version
+
+    def codes(datasets: str, partition: str) -> str:
+        versions = {"flwr-datasets": "0.6.1", "datasets": datasets}
+        monkeypatch.setattr(identity.metadata, "version", lambda n: versions.get(n) or read(n))
+        return identity.code_digest(components=[("partitions", partition)])
+
+    assert codes("1", "dirichlet") == codes("2", "dirichlet")
+    assert codes("1", "flower") != codes("2", "flower")
+    assert codes("1", "flower") == codes("1", "flower") != codes("1", "dirichlet")
+
+
 def test_settings_that_decide_nothing_are_no_part_of_an_identity(content: dict[str, Any]) -> None:
     def of(**changes: Any) -> str:
         return json.dumps(
