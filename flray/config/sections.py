@@ -288,5 +288,8 @@ class Faults(Section):
         "and reported",
     )
     attempts: int = Field(
-        3, ge=1, description="times a task is run when its actor dies, before it counts as failed"
+        3,
+        ge=1,
+        description="times a task is run when its actor dies, before it counts as failed; the loss "
+        "of a node does not count",
     )

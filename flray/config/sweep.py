@@ -245,7 +245,10 @@ class Sweep(Section):
     scheduler: Scheduler | None = None
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     max_failures: int = Field(
-        2, ge=0, description="times a crashed trial is tried again from its checkpoint"
+        2,
+        ge=0,
+        description="times a crashed trial is tried again from its checkpoint; where it is 1 at least, "
+        "the loss of a node does not count",
     )
     seed: int = Field(0, ge=0, description="of the draws")
     reuse: bool = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import psutil
@@ -48,6 +48,17 @@ class Executor(Protocol):
         self, blocks: Sequence[TaskBlock], timeout: float | None = None
     ) -> Iterator[TaskBlockResult]:
         """Run all blocks; one unfinished after `timeout` seconds is a failure of all its clients."""
+
+    def watch_over(self, states: Callable[[], Iterable[Ref]], warn: Callable[[str], None]) -> None:
+        """Bring what must outlast its machine to safety if that is known to go away soon.
+
+        Parameters
+        ----------
+        states : callable
+            Returns the clients' states as they are.
+        warn : callable
+            Called with a line when it has happened.
+        """
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process that runs tasks."""
@@ -132,6 +143,9 @@ class InlineExecutor:
                 sums,
                 sums.nbytes if sums is not None else 0,
             )
+
+    def watch_over(self, states: Callable[[], Iterable[Ref]], warn: Callable[[str], None]) -> None:
+        """Do nothing: all is in this process."""
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of this process."""

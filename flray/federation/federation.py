@@ -47,11 +47,14 @@ class RoundResult:
         Everything tracked, by name.
     last : bool
         Whether the federation ends with it.
+    leaving : bool
+        Whether the server's node will soon be gone, so that it should be saved at once.
     """
 
     number: int
     metrics: dict[str, float] = field(default_factory=dict)
     last: bool = False
+    leaving: bool = False
 
 
 class Federation(FederationState):

@@ -142,6 +142,11 @@ class TaskResult:
         """Bytes that reach the server."""
         return self.outcome.up
 
+    @property
+    def references(self) -> tuple[Ref, ...]:
+        """The executor's references to what it holds of the outputs."""
+        return self.bulk, self.state
+
 
 @dataclass(frozen=True)
 class TaskBlockResult:
@@ -162,6 +167,11 @@ class TaskBlockResult:
     results: tuple[TaskResult, ...]
     sums: Ref = None
     up: int = 0
+
+    @property
+    def references(self) -> tuple[Ref, ...]:
+        """The executor's references to what it holds of the outputs."""
+        return self.sums, *(result.state for result in self.results)
 
 
 class ClientReply:

@@ -68,6 +68,7 @@ class FederationState:
         self._device = device or default_device(spec)
         make_repeatable(self._device, tf32=spec.config.local.precision == "tf32")
         self.reset()
+        executor.watch_over(lambda: self.states, warn)
 
     def reset(self) -> None:
         """Reset to the state before round 1."""

@@ -48,7 +48,7 @@ class RoundLoop:
         self._done, self._ended = 0, False
         self._saved_at = time.monotonic()
         self._saved_round = -1
-        self._begun = False
+        self._begun = self._warned = False
         self._losses = 0
 
     def run(self) -> str:
@@ -111,8 +111,9 @@ class RoundLoop:
                 callback.on_begin(self._done)
         self._ended = self._federation.has_ended()
         while not self._ended:
-            self._take(self._federation.step())
-            self._checkpoint()
+            result = self._federation.step()
+            self._take(result)
+            self._checkpoint(result.leaving)
         for callback in self._callbacks:
             callback.on_end()
         return self._federation.sha256()
@@ -122,14 +123,20 @@ class RoundLoop:
         for callback in self._callbacks:
             callback.on_round(result)
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, leaving: bool) -> None:
         settings = self._spec.config.checkpoint
-        last = self._ended or self._losses > 0
+        at_once = self._ended or self._losses > 0 or leaving
+        if leaving and not self._warned:
+            self._warned = True
+            self._notify(
+                "this node will soon be gone (Ray drains it): from now on every round is saved; "
+                f"elsewhere go on with: flray resume {self._folder}"
+            )
         due = (
             self._done % settings.every == 0
             and time.monotonic() - self._saved_at >= settings.min_seconds
         )
-        if last or due:
+        if at_once or due:
             self._save()
 
     def _save(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from ray.tune import Callback
 
 from flray.config.experiment import Config
+from flray.errors import one_line
 from flray.federation.diagnostics import (
     FINAL_DIAGNOSTICS,
     INITIAL_DIAGNOSTICS,
@@ -21,6 +22,7 @@ from flray.federation.diagnostics import (
     save_partition,
 )
 from flray.federation.federation import RoundResult
+from flray.federation.ray_backend.process_loss import NODE_DIED
 from flray.runs import directory
 from flray.runs.callbacks import JournalCallback
 from flray.runs.progress import SweepProgress, logged
@@ -73,6 +75,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._done: dict[str, int] = {}
         self._values: dict[str, Any] = {}
         self._metrics: dict[str, str] = {}
+        self._crashes: dict[str, int] = {}
         self._left = left
         self._begun: float | None = None
         self._rounds_run = 0
@@ -198,10 +201,15 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     def on_trial_recover(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object
     ) -> None:
-        """Notify the user that a trial crashed and is retried."""
-        self._say(
-            f"trial {trial} crashed ({_reason(trial)}); it is tried again from its last checkpoint"
-        )
+        """Notify the user that a trial crashed and is retried; the loss of its node does not count."""
+        reason, number = _reason(trial), str(trial)
+        if NODE_DIED in reason:
+            # Tune itself passes over some of these: those that came after a notice ran out.
+            trial.run_metadata.num_failures = self._crashes.get(number, 0)
+            self._say(f"trial {trial} lost its node; it goes on elsewhere from its last checkpoint")
+            return
+        self._crashes[number] = trial.run_metadata.num_failures
+        self._say(f"trial {trial} crashed ({reason}); it is tried again from its last checkpoint")
 
     def on_trial_error(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object
@@ -251,10 +259,12 @@ class TrialRecorder(Callback):  # type: ignore[misc]
 
 
 def _reason(trial: TuneTrial) -> str:
-    """Return in one line why a trial failed in Tune."""
-    error = trial.get_error()
-    cause = getattr(error, "cause", None) or error
-    text = str(cause).strip() if cause is not None else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    name = type(cause).__name__ if cause is not None else "unknown error"
-    return f"{name}: {lines[0]}" if lines else name
+    """Return in one line why a trial failed last, from what Tune notes in a file of this machine."""
+    text = ""
+    if trial.error_file is not None:
+        with contextlib.suppress(OSError):
+            text = Path(trial.error_file).read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.rpartition("\nFailure # ")[2].splitlines()]
+    said = [line for line in lines if line]
+    dead = next((line for line in said if NODE_DIED in line), None)
+    return one_line(dead or said[-1]) if said else "unknown error"

@@ -36,6 +36,7 @@ from flray.federation.diagnostics import (
 from flray.federation.executor import InlineExecutor
 from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, describe_failure
 from flray.federation.federation import Federation
+from flray.federation.ray_backend.draining import LOOK_SECONDS, NodeWatch
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.gauges import publish
 from flray.federation.ray_backend.granted import granted_device
@@ -138,6 +139,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         for kind, entries in shared.components.items():
             registry.ALL[kind].add(entries)
         self._shared = shared
+        self._nodes = NodeWatch()
         self._executor: InlineExecutor | RayExecutor | None = None
         self._bundles: Bundles = []
         self._open(config["point"])
@@ -402,6 +404,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         settings = self._checkpointing
         if self._interval is not None:  # a population can resume from its exchanges only
             return done % self._interval == 0
+        if self._nodes.leaves() and time.monotonic() - self._saved_at >= LOOK_SECONDS:
+            return True
         return (
             done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
         )

@@ -13,6 +13,7 @@ class RunMetadata(Protocol):
     """What Tune notes of a trial's course."""
 
     pickled_error_filename: str | None
+    num_failures: int
 
 
 class TuneTrial(Protocol):
@@ -21,9 +22,7 @@ class TuneTrial(Protocol):
     config: dict[str, Any]
     last_result: Report | None
     run_metadata: RunMetadata
-
-    def get_error(self) -> BaseException | None:
-        """Return why it was given up last."""
+    error_file: str | None
 
 
 class Controller(Protocol):

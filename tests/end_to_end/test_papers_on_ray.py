@@ -206,6 +206,9 @@ class Killing:
     def fetch(self, handle: Ref) -> Packed:
         return self.pool.fetch(handle)
 
+    def watch_over(self, *what: Any) -> None:
+        self.pool.watch_over(*what)
+
     def run_tasks(
         self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
     ) -> Iterator[TaskResult]:

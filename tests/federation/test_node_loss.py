@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -66,8 +68,20 @@ class Lines(NullProgress):
         self.lines.append(line)
 
 
-def disturbed(nodes: Any, call: Any, pattern: str) -> Any:
-    """Run in a thread, and replace the worker node a moment after the second round was recorded."""
+class Seen(Lines):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: list[tuple[str, int]] = []
+
+    def round(self, number: str, label: str, done: int, *more: Any) -> None:
+        self.rounds.append((number, done))
+
+
+def disturbed(nodes: Any, call: Any, pattern: str, notice: bool = False, last: int = 4) -> Any:
+    """Run in a thread, and replace the worker node a moment after the second round was recorded.
+
+    With notice, Ray is told some seconds before, as an autoscaler does for a spot instance.
+    """
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
     thread.start()
@@ -75,12 +89,27 @@ def disturbed(nodes: Any, call: Any, pattern: str) -> Any:
     while rounds(pattern) < 2 and thread.is_alive() and time.monotonic() < end:
         time.sleep(0.05)
     time.sleep(0.5)
-    assert 2 <= rounds(pattern) < 4
+    if notice:
+        drain(nodes)
+        time.sleep(4)
+    assert 2 <= rounds(pattern) < last
     nodes.remove_node(nodes.worker, allow_graceful=False)
     nodes.worker = nodes.add_node(num_cpus=1)
     thread.join(120)
     assert found, "the run did not end"
     return found[0]
+
+
+def drain(nodes: Any) -> None:
+    """Give the notice by Ray's own command."""
+    command = f"ray drain-node --address {nodes.address} --node-id {nodes.worker.node_id} "
+    command += "--reason DRAIN_NODE_REASON_PREEMPTION --reason-message spot "
+    subprocess.run(
+        [*command.split(), "--deadline-remaining-seconds", "60"],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
 
 
 def test_a_run_survives_the_loss_of_a_node(
@@ -123,3 +152,57 @@ def test_a_sweep_survives_the_loss_of_a_node(
     assert {lr: table.loc[lr, "sha256"] for lr in whole} == {
         lr: run.sha256 for lr, run in whole.items()
     }
+
+
+def test_a_node_that_is_drained_takes_no_client_state_with_it(
+    tmp_cwd: Path, digits: dict[str, Any], nodes: Any
+) -> None:
+    settings = {
+        **work(digits),
+        "rounds": 12,
+        "checkpoint": {"every": 12, "min_seconds": 0},
+        "faults": {"attempts": 1},  # which the loss of a node must not use up
+    }
+    whole = runner.run({"experiment": {**settings, "resources": {"executor": "inline"}}})
+    progress = Lines()
+    result = disturbed(
+        nodes,
+        lambda: runner.run({"experiment": {**settings, "name": "drained"}}, progress=progress),
+        "runs/drained/001/journal.jsonl",
+        notice=True,
+        last=12,
+    )
+    assert result.sha256 == whole.sha256 and list(result.history["round"]) == [*range(1, 13)]
+    assert any("a node will soon be gone" in line for line in progress.lines)
+    assert not any("lost with the node" in line for line in progress.lines)
+
+
+def test_a_trial_on_a_node_that_is_drained_loses_a_round_at_most(
+    tmp_cwd: Path, digits: dict[str, Any], nodes: Any
+) -> None:
+    content = {
+        "experiment": {
+            **work(digits),
+            "rounds": 20,
+            "name": "spot",
+            "output": str(tmp_cwd / "runs"),
+            "resources": {"executor": "inline"},
+            "checkpoint": {"every": 20, "min_seconds": 0},
+        },
+        "space": {"local.lr": {"grid": [0.02, 0.05]}},
+        "sweep": {"metric": "auto", "max_failures": 1},
+    }
+    progress = Seen()
+    result = disturbed(
+        nodes,
+        lambda: tuning.tune(content, progress=progress),
+        "runs/spot/001/trials/*/journal.jsonl",
+        notice=True,
+        last=20,
+    )
+    assert list(result.results["status"]) == ["finished", "finished"]
+    assert any("lost its node" in line for line in progress.lines), progress.lines
+    for number in ("0001", "0002"):
+        seen = [round_ for trial, round_ in progress.rounds if trial == number]
+        assert seen[-1] == 20
+        assert all(after >= before for before, after in itertools.pairwise(seen)), seen

@@ -26,6 +26,7 @@ class Description(TypedDict):
     """What a client actor tells of itself once it has started."""
 
     pid: int
+    node: str
     kind: str
     gpu: GpuIdentity | None
     resident: int
@@ -99,7 +100,7 @@ class ClientActor:
         return [(outcomes, sums.nbytes if sums is not None else None), sums, *states]
 
     def describe(self) -> Description:
-        """Return the process id, the kind of CPU and the resident bytes.
+        """Return the process id, the node, the kinds of CPU and GPU and the resident bytes.
 
         Raises
         ------
@@ -112,6 +113,7 @@ class ClientActor:
             raise DataError(self._lacking)
         return {
             "pid": os.getpid(),
+            "node": ray.get_runtime_context().get_node_id(),
             "kind": bits.kind(),
             "gpu": gpu_identity(self._runner.device),
             "resident": psutil.Process().memory_info().rss,

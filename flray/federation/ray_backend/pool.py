@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from flray import bits
 from flray.config.experiment import Experiment
 from flray.devices.identity import GpuIdentity, distinct
+from flray.federation.messages import Ref
 from flray.federation.ray_backend.client_actor import ClientActor, Description
+from flray.federation.ray_backend.draining import NodeWatch
 from flray.federation.ray_backend.handles import ClientHandle, ObjectRef, PlacementGroup
 from flray.federation.ray_backend.process_loss import ACTOR_DIED_ERRORS
 from flray.federation.worker.resources import thread_count
@@ -30,6 +33,7 @@ class PoolWorker:
     starting: ObjectRef | None
     number: int
     bundle: int
+    node: str = ""
     awaited: bool = False
     waiting: deque[InFlight] = field(default_factory=deque)
 
@@ -78,6 +82,9 @@ class ActorPool:
         self._spec, self.config, self._gpus, self._group = spec, config, gpus, group
         self._samples = samples
         self._closed = False
+        self.nodes = NodeWatch()
+        self._states: Callable[[], Iterable[Ref]] = tuple
+        self._warn: Callable[[str], None] = print
         self.kinds = {bits.kind()}
         self.gpu_kinds: set[str] = set()
         self.workers: list[PoolWorker] = [
@@ -183,8 +190,30 @@ class ActorPool:
             except ACTOR_DIED_ERRORS:
                 self.replace(worker)
 
-    def note(self, description: Description) -> None:
-        """Record a started actor's description of itself."""
+    def watch_over(self, states: Callable[[], Iterable[Ref]], warn: Callable[[str], None]) -> None:
+        """Watch over what must outlast its node; see `flray.federation.executor.Executor.watch_over`."""
+        self._states, self._warn = states, warn
+
+    def look_at_nodes(self, replies: Iterable[Ref]) -> None:
+        """If Ray says that a node will be gone, copy what only it holds, the clients' states and these replies."""
+        if not self.nodes.look():
+            return
+        copied = self.nodes.copy_here([*self._states(), *replies])
+        actors = sum(worker.node in self.nodes.leaving for worker in self.workers)
+        if actors or copied:
+            self._warn(
+                f"a node will soon be gone (Ray drains it): {copied} states and replies were copied "
+                f"from it, and its {actors} client actors get no work while there are others"
+            )
+
+    def ready_workers(self) -> list[PoolWorker]:
+        """Return the workers to give work to: started, and on nodes that stay if there are any such."""
+        started = [worker for worker in self.workers if worker.starting is None]
+        return [w for w in started if w.node not in self.nodes.leaving] or started
+
+    def started(self, worker: PoolWorker, description: Description) -> None:
+        """Record that an actor has started, and its description of itself."""
+        worker.starting, worker.node = None, description["node"]
         self.kinds.add(description["kind"])
         if description["gpu"] is not None:
             self.gpu_kinds.add(str(sorted(description["gpu"].items())))

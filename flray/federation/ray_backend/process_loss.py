@@ -13,18 +13,29 @@ ACTOR_DIED_ERRORS = (
 """Errors of a call whose actor or node died. Ray's memory monitor, which ends a process before the node
 runs out of memory, has its own error, which is not a `RayActorError`."""
 
+NODE_DIED = "its node has died"
+"""What Ray writes of an actor whose node is gone."""
+
 OBJECT_LOST_ERRORS = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFetchTimedOutError)
 """Errors of fetching an object whose only node is gone."""
 
 OBJECT_LOST_MESSAGE = "a client's state or reply was lost with the node that held it"
 
 
+def node_is_gone(error: BaseException) -> bool:
+    """Return whether a call failed because the node of its actor died, which is no fault of what was run."""
+    return isinstance(error, ray.exceptions.NodeDiedError) or (
+        isinstance(error, ray.exceptions.RayActorError)
+        and (error.preempted or NODE_DIED in str(error))
+    )
+
+
 def cause_of_loss(error: BaseException) -> str:
     """Return Ray's reason for the loss of a process, in a few words."""
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "OutOfMemoryError: its node had no memory left, and Ray's memory monitor ended it"
-    if isinstance(error, ray.exceptions.NodeDiedError):
-        return "NodeDiedError: its node is gone"
+    if node_is_gone(error):
+        return f"{type(error).__name__}: its node is gone"
     return f"{type(error).__name__}: out of memory, or a crash in native code?"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -23,6 +24,7 @@ from flray.federation.messages import (
     TaskResult,
     failed_block,
 )
+from flray.federation.ray_backend.draining import LOOK_SECONDS
 from flray.federation.ray_backend.handles import ClientHandle, ObjectRef
 from flray.federation.ray_backend.pool import ActorPool, InFlight, PoolWorker
 from flray.federation.ray_backend.process_loss import (
@@ -31,6 +33,7 @@ from flray.federation.ray_backend.process_loss import (
     OBJECT_LOST_MESSAGE,
     cause_of_loss,
     last_line,
+    node_is_gone,
 )
 
 SCHEDULING_WINDOW = 64
@@ -117,7 +120,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
     def _fill_queues(self) -> None:
         """Fill every actor's queue, the least busy first."""
         depth = self._pool.config.resources.queued
-        workers = [worker for worker in self._pool.workers if worker.starting is None]
+        workers = self._pool.ready_workers()
         while self._open and workers:
             worker = min(workers, key=lambda w: len(w.waiting))
             position = self._allowed()
@@ -148,14 +151,17 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
             worker.starting: worker for worker in self._pool.workers if worker.starting is not None
         }
         begun = time.monotonic()
-        left = None if self._deadline is None or not waiting else max(0.0, self._deadline - begun)
-        ready, _ = ray.wait([*waiting, *starting], num_returns=1, timeout=left)
+        left = math.inf if self._deadline is None or not waiting else self._deadline - begun
+        seconds = max(0.0, min(left, LOOK_SECONDS))
+        ready, _ = ray.wait([*waiting, *starting], num_returns=1, timeout=seconds)
+        self._pool.look_at_nodes(ref for done in self._done.values() for ref in done.references)
         if self._deadline is not None and not waiting:
             self._deadline += time.monotonic() - begun  # no actor could have answered
         elif self._idle is not None and ready:
             self._deadline = time.monotonic() + self._idle
         if not ready:
-            self._time_out()
+            if left <= seconds:
+                self._time_out()
             return
         if ready[0] in starting:
             self._on_actor_started(starting[ready[0]])
@@ -175,6 +181,8 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         else:
             answer = self._answer(self._jobs[call.position], outcome, call, worker.number)
             self._largest = max(self._largest, answer.up)
+            if worker.node in self._pool.nodes.leaving:
+                self._pool.nodes.copy_here(answer.references)
             self._done[call.position] = answer
         worker.waiting.remove(call)
         self._fill_queues()
@@ -182,8 +190,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
     def _on_actor_started(self, worker: PoolWorker) -> None:
         """Give a started actor its first work; restart one that died while starting."""
         try:
-            self._pool.note(ray.get(worker.starting))
-            worker.starting = None
+            self._pool.started(worker, ray.get(worker.starting))
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, DataError):
                 raise error.cause from None
@@ -201,11 +208,15 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         self._done[position] = self._failure(self._jobs[position], failure)
 
     def _on_actor_died(self, worker: PoolWorker, error: Exception) -> None:
-        """Replace a dead actor and requeue its tasks; only the oldest, which was running, is charged an attempt."""
+        """Replace a dead actor and requeue its tasks.
+
+        Only the oldest, which was running, is charged an attempt, and none if the node was lost.
+        """
         calls = list(worker.waiting)
         worker.waiting.clear()
         self._pool.replace(worker)
-        self._attempts[calls[0].position] += 1
+        if not node_is_gone(error):
+            self._attempts[calls[0].position] += 1
         for call in reversed(calls):
             if self._attempts[call.position] >= self._pool.config.faults.attempts:
                 times = self._attempts[call.position]

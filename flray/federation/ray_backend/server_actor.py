@@ -78,9 +78,10 @@ class ServerActor(Federation):
         return value, lines
 
     def step(self) -> RoundResult:
-        """Run a round, and show it in Ray's metrics."""
+        """Run a round, show it in Ray's metrics, and see whether this node is to be saved from."""
         result = super().step()
         publish(self.spec, result)
+        result.leaving = self._pool.nodes.leaves()
         return result
 
     def __repr__(self) -> str:
