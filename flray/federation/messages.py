@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flray import trees
 from flray.algorithms.types import Stage
 from flray.federation.failures import Failure
-from flray.trees import Packed
+from flray.trees import FlatTree, Packed
 
 Ref = Any
 """A packed tree, or an executor's reference to one."""
@@ -196,6 +196,10 @@ class ClientReply:
     def get(self, entry: str, default: Any = None) -> Any:
         """Return an entry, or `default` where the client sent none."""
         return self[entry] if entry in self._large or entry in self._small else default
+
+    def flat(self, entry: str) -> FlatTree | None:
+        """Return a large entry as one tensor of all its values; None for others."""
+        return trees.flat_entry(self._fetch(self._bulk), entry) if entry in self._large else None
 
 
 def failed_block(block: TaskBlock, failure: Failure) -> TaskBlockResult:

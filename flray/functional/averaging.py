@@ -27,6 +27,7 @@ class WeightedMean:
         self._layout: Layout | None = None
         self._first: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
+        self._terms: dict[str, Tensor] = {}
         self._total = 0.0
         self._seen = 0
         self._counted = 0
@@ -63,7 +64,9 @@ class WeightedMean:
         else:
             # A product and a sum rather than one fused operation, which would round differently
             # elsewhere.
-            self._accumulate((name, _weighted(tree[name].detach(), weight)) for name in layout)
+            self._accumulate(
+                (name, self._weighted(name, tree[name].detach(), weight)) for name in layout
+            )
         self._total += weight
 
     def partial(self) -> dict[str, Any]:
@@ -139,14 +142,26 @@ class WeightedMean:
         """Add weighted terms in float64; of counters take the maximum."""
         if self._first:
             self._sums = {
-                name: _weighted(value, self._total) for name, value in self._first.items()
+                name: self._weighted(name, value, self._total)
+                for name, value in self._first.items()
             }
+            self._terms = {}
             self._first = {}
         for name, term in terms:
             so_far = self._sums[name]
             self._sums[name] = (
                 so_far.add_(term) if term.is_floating_point() else torch.maximum(so_far, term)
             )
+
+    def _weighted(self, name: str, tensor: Tensor, weight: float) -> Tensor:
+        """Return an entry in float64 times a weight, in the memory of the one before: new memory costs as much."""
+        if not tensor.is_floating_point():
+            return tensor
+        if name not in self._terms:
+            self._terms[name] = torch.empty_like(
+                tensor, dtype=torch.float64, memory_format=torch.contiguous_format
+            )
+        return self._terms[name].copy_(tensor).mul_(weight)
 
     def result(self) -> dict[str, Tensor]:
         """Return the mean of the trees added so far; more may be added afterwards.
@@ -169,12 +184,6 @@ class WeightedMean:
             )
             for name, value in self._sums.items()
         }
-
-
-def _weighted(tensor: Tensor, weight: float) -> Tensor:
-    return (
-        tensor.to(torch.float64, copy=True).mul_(weight) if tensor.is_floating_point() else tensor
-    )
 
 
 def weighted_mean(

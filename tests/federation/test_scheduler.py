@@ -54,7 +54,8 @@ def test_replies_do_not_pile_up(
     try:
         for result in run_tasks.results():
             clients.append(result.client_task.client)
-            under_way = sum(len(worker.waiting) for worker in executor.workers)
+            calls = [call for worker in executor.workers for call in worker.waiting]
+            under_way = sum(len(call.positions) for call in calls)
             held = max(held, len(run_tasks._done) + under_way)
     finally:
         executor.close()

@@ -14,7 +14,7 @@ from flray import bits
 from flray.data.types import Pooled
 from flray.devices.identity import GpuIdentity, gpu_identity
 from flray.errors import DataError
-from flray.federation.messages import ClientTask, TaskInput, TaskOutcome
+from flray.federation.messages import TaskInput
 from flray.federation.ray_backend.granted import granted_device
 from flray.federation.ray_backend.node_cache import node_samples
 from flray.federation.spec import FederationSpec
@@ -34,6 +34,8 @@ class Description(TypedDict):
 
 class ClientActor:
     """A process that runs client tasks one at a time, on its share of the CPUs or of a GPU."""
+
+    _title = ""  # Ray asks for it also where the constructor fails
 
     def __init__(
         self, spec: FederationSpec, threads: int, samples: Pooled | None = None, share: float = 1.0
@@ -64,12 +66,28 @@ class ClientActor:
             spec = spec.with_samples(samples)
         self._runner = ClientRunner(spec, device, threads, share, "exit")
 
-    @ray.method(num_returns=3)  # type: ignore[untyped-decorator]
-    def run(
-        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
-    ) -> tuple[TaskOutcome, Packed | None, Packed | None]:
-        """Run a task; see `flray.federation.worker.client_runner.ClientRunner.run`."""
-        return self._runner.run(client_task, common, private, state)
+    def run(self, jobs: Sequence[TaskInput], *objects: Packed) -> list[object]:
+        """Run tasks in sequence; see `flray.federation.worker.client_runner.ClientRunner.run`.
+
+        Parameters
+        ----------
+        jobs : sequence of TaskInput
+            With indices into `objects` for references.
+        *objects : Packed
+            The messages and states that the jobs refer to by index.
+
+        Returns
+        -------
+        list
+            The outcomes, the large parts of the replies (both one per job), and each job's state:
+            separate objects.
+        """
+        done = [
+            self._runner.run(job.client_task, job.common, job.private, job.state)
+            for job in _resolve(jobs, objects)
+        ]
+        outcomes, replies, states = zip(*done, strict=True)
+        return [list(outcomes), list(replies), *states]
 
     def run_block(self, jobs: Sequence[TaskInput], *objects: Packed) -> list[object]:
         """Run a block; see `flray.federation.worker.client_runner.ClientRunner.run_block`.
@@ -87,16 +105,7 @@ class ClientActor:
             The outcomes with the bytes of the sums (None without sums), the sums, and each job's
             state: separate objects.
         """
-        outcomes, sums, states = self._runner.run_block(
-            [
-                replace(
-                    job,
-                    common=objects[job.common],
-                    state=None if job.state is None else objects[job.state],
-                )
-                for job in jobs
-            ]
-        )
+        outcomes, sums, states = self._runner.run_block(_resolve(jobs, objects))
         return [(outcomes, sums.nbytes if sums is not None else None), sums, *states]
 
     def describe(self) -> Description:
@@ -122,3 +131,12 @@ class ClientActor:
     def networks(self) -> dict[str, int]:
         """Return how many instances of each architecture this process holds."""
         return self._runner.networks()
+
+
+def _resolve(jobs: Sequence[TaskInput], objects: Sequence[Packed]) -> list[TaskInput]:
+    return [
+        replace(
+            job, common=objects[job.common], state=None if job.state is None else objects[job.state]
+        )
+        for job in jobs
+    ]

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import ray
 from ray._private.state import state as ray_state
 
+from flray.federation.ray_backend.handles import ReplyInCall
+
 LOOK_SECONDS = 1.0
 """Seconds between two looks; a cloud gives notice of 30 seconds at least."""
 
@@ -53,7 +55,8 @@ class NodeWatch:
         When the node of an object dies, Ray goes on with its copy. Nothing is copied to a node that
         will be gone itself.
         """
-        found = [one for one in objects if isinstance(one, ray.ObjectRef)]
+        whole = [one.call if isinstance(one, ReplyInCall) else one for one in objects]
+        found = list({one for one in whole if isinstance(one, ray.ObjectRef)})
         if not found or self.leaves():
             return 0
         places = ray.experimental.get_object_locations(found)

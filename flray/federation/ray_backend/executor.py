@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import ray
 
 from flray.federation.failures import ObjectLostError
 from flray.federation.messages import Ref, TaskBlock, TaskBlockResult, TaskInput, TaskResult
+from flray.federation.ray_backend.handles import ObjectRef, ReplyInCall
 from flray.federation.ray_backend.pool import ActorPool
 from flray.federation.ray_backend.process_loss import OBJECT_LOST_ERRORS, OBJECT_LOST_MESSAGE
 from flray.federation.ray_backend.scheduler import BlockTasks, SingleTasks
@@ -21,22 +23,40 @@ MAX_INLINE_ARG_BYTES = int(0.9 * int(os.environ.get("RAY_max_direct_call_object_
 class RayExecutor(ActorPool):
     """Runs client tasks on the pool; a dead actor's tasks are run again."""
 
+    _last_call: tuple[ObjectRef | None, list[Packed]] = (None, [])
+
     def put(self, packed: Packed) -> Ref:
         """Put a packed tree into the object store; a small one is sent with each call instead, which is quicker."""
         return packed if packed.data.nbytes <= MAX_INLINE_ARG_BYTES else ray.put(packed)
 
     def fetch(self, handle: Ref) -> Packed:
         """Return a packed tree from the object store, without a copy if it is on this node."""
+        if isinstance(handle, ReplyInCall):
+            return self._replies(handle)[handle.place]
+        if isinstance(handle, Packed):
+            return handle
+        packed: Packed = self._get(handle)
+        return packed
+
+    def _replies(self, handle: ReplyInCall) -> list[Packed]:
+        """Return the replies of a call; those of the last one are kept, until another's are asked for."""
+        call, replies = self._last_call
+        if call is not handle.call:
+            replies = self._get(handle.call)
+            self._last_call = (handle.call, replies) if handle.number > 1 else (None, [])
+        return replies
+
+    def _get(self, reference: ObjectRef) -> Any:
         try:
-            packed: Packed = handle if isinstance(handle, Packed) else ray.get(handle)
+            return ray.get(reference)
         except OBJECT_LOST_ERRORS as error:
             raise ObjectLostError(OBJECT_LOST_MESSAGE) from error
-        return packed
 
     def run_tasks(
         self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
     ) -> Iterator[TaskResult]:
-        """Run all jobs, longest first; two queue at each actor, so that none idles between jobs."""
+        """Run all jobs, longest first; two calls queue at each actor, so that none idles between jobs."""
+        self._last_call = (None, [])
         return SingleTasks(self, jobs, timeout, idle).results()
 
     def run_blocks(

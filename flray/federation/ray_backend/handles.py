@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 ObjectRef = object
 """A reference to an object in Ray's store."""
+
+
+class ReplyInCall(NamedTuple):
+    """A reference to one reply among those of a call."""
+
+    call: ObjectRef
+    place: int
+    number: int
+
 
 PlacementGroup = object
 """A reserved set of bundles."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from flray import bits
 from flray.config.experiment import Experiment
 from flray.devices.identity import GpuIdentity, distinct
-from flray.federation.messages import Ref
+from flray.federation.messages import Ref, TaskInput
 from flray.federation.ray_backend.client_actor import ClientActor, Description
 from flray.federation.ray_backend.draining import NodeWatch
 from flray.federation.ray_backend.handles import ClientHandle, ObjectRef, PlacementGroup
@@ -40,9 +41,9 @@ class PoolWorker:
 
 @dataclass
 class InFlight:
-    """One unit of work in flight: its small results, and references to its large ones."""
+    """One call in flight: the positions of its units, its small results, and references to its large ones."""
 
-    position: int
+    positions: list[int]
     outcome: ObjectRef
     bulk: ObjectRef
     states: list[ObjectRef]
@@ -85,6 +86,7 @@ class ActorPool:
         self.nodes = NodeWatch()
         self._states: Callable[[], Iterable[Ref]] = tuple
         self._warn: Callable[[str], None] = print
+        self._pace: dict[str, float] = {}
         self.kinds = {bits.kind()}
         self.gpu_kinds: set[str] = set()
         self.workers: list[PoolWorker] = [
@@ -179,6 +181,7 @@ class ActorPool:
             As in the constructor.
         """
         self._spec, self.config, self._samples = spec, config, samples
+        self._pace = {}
         calls = [
             worker.actor.reset.remote(spec, self._threads, samples, self._share)
             for worker in self.workers
@@ -210,6 +213,15 @@ class ActorPool:
         """Return the workers to give work to: started, and on nodes that stay if there are any such."""
         started = [worker for worker in self.workers if worker.starting is None]
         return [w for w in started if w.node not in self.nodes.leaving] or started
+
+    def note_pace(self, job: TaskInput, seconds: float) -> None:
+        """Record how long a task took, by its kind."""
+        kind, pace = job.client_task.kind, seconds / max(job.cost, 1e-9)
+        self._pace[kind] = pace + 0.8 * (self._pace.get(kind, pace) - pace)
+
+    def expected_seconds(self, job: TaskInput) -> float:
+        """Return how long a task is expected to take, by the last of its kind; infinite before the first."""
+        return self._pace.get(job.client_task.kind, math.inf) * job.cost
 
     def started(self, worker: PoolWorker, description: Description) -> None:
         """Record that an actor has started, and its description of itself."""

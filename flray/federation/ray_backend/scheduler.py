@@ -1,4 +1,8 @@
-"""Schedule client tasks on the actor pool: longest first, bounded queue per actor, bounded reordering."""
+"""Schedule client tasks on the actor pool: longest first, bounded queue per actor, bounded reordering.
+
+A call of an actor costs the server about a millisecond, whatever it does. Short tasks are therefore
+sent several to a call, in which the actor runs them one after another; their replies stay apart.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,12 @@ from flray.federation.messages import (
     failed_block,
 )
 from flray.federation.ray_backend.draining import LOOK_SECONDS
-from flray.federation.ray_backend.handles import ClientHandle, ObjectRef
+from flray.federation.ray_backend.handles import (
+    ClientHandle,
+    MultipleResults,
+    ObjectRef,
+    ReplyInCall,
+)
 from flray.federation.ray_backend.pool import ActorPool, InFlight, PoolWorker
 from flray.federation.ray_backend.process_loss import (
     ACTOR_DIED_ERRORS,
@@ -41,6 +50,9 @@ SCHEDULING_WINDOW = 64
 
 MAX_BUFFERED_REPLY_BYTES = 512 * 2**20
 """Bytes of replies that may be buffered until those before them arrive."""
+
+CALL_SECONDS, CALL_TASKS, CALL_BYTES = 0.05, 16, 16 * 2**20
+"""Expected seconds of a call, tasks in it and bytes of their replies, beyond which no task is added to it."""
 
 
 Work = TypeVar("Work", bound=TaskInput | TaskBlock)
@@ -91,15 +103,22 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         self._next, self._largest = 0, 1
         self._attempts = [0] * len(jobs)
         self._failed_starts = 0
+        self._alone: set[int] = set()  # after a failed call, whose other units are not to blame
         self._done: dict[int, WorkResult] = {}
 
     @abstractmethod
-    def _call(self, actor: ClientHandle, job: Work) -> list[ObjectRef]:
-        """Submit a unit to an actor; return references to small results, large results and client states."""
+    def _call(self, actor: ClientHandle, jobs: Sequence[Work]) -> list[ObjectRef]:
+        """Submit units to an actor; return references to small results, large results and client states."""
 
     @abstractmethod
-    def _answer(self, job: Work, outcome: Any, call: InFlight, actor: int) -> WorkResult:
-        """Return the result of a finished unit."""
+    def _answers(
+        self, jobs: Sequence[Work], outcome: Any, call: InFlight, actor: int
+    ) -> list[WorkResult]:
+        """Return the results of a finished call's units."""
+
+    def _expected_seconds(self, job: Work) -> float:
+        """Return how long a unit is expected to take; infinite where several are no call."""
+        return math.inf
 
     @abstractmethod
     def _failure(self, job: Work, failure: Failure) -> WorkResult:
@@ -123,24 +142,35 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         workers = self._pool.ready_workers()
         while self._open and workers:
             worker = min(workers, key=lambda w: len(w.waiting))
-            position = self._allowed()
-            if len(worker.waiting) >= depth or position is None:
+            if len(worker.waiting) >= depth:
                 return
-            self._open.remove(position)
-            self._submit(worker, position)
+            positions = self._next_call()
+            if not positions:
+                return
+            for position in positions:
+                self._open.remove(position)
+            outcome, bulk, *states = self._call(worker.actor, [self._jobs[p] for p in positions])
+            worker.waiting.append(InFlight(positions, outcome, bulk, states))
 
-    def _allowed(self) -> int | None:
-        """Return the next job within the reordering bound; the one waited for always is."""
-        depth = self._pool.config.resources.queued + 1
-        ahead = max(
-            depth * len(self._pool.workers),
-            min(SCHEDULING_WINDOW, MAX_BUFFERED_REPLY_BYTES // self._largest),
-        )
-        return next((position for position in self._open if position < self._next + ahead), None)
-
-    def _submit(self, worker: PoolWorker, position: int) -> None:
-        outcome, bulk, *states = self._call(worker.actor, self._jobs[position])
-        worker.waiting.append(InFlight(position, outcome, bulk, states))
+    def _next_call(self) -> list[int]:
+        """Return the units of the next call: the first within the reordering bound, and short ones behind it."""
+        least = (self._pool.config.resources.queued + 1) * len(self._pool.workers)
+        window = max(SCHEDULING_WINDOW, 4 * least)
+        ahead = max(least, min(window, MAX_BUFFERED_REPLY_BYTES // self._largest))
+        # The fewer are left, the shorter the calls: all actors should end at the same time.
+        # What limits the time of single units must see them end.
+        most = len(self._open) // (4 * len(self._pool.workers)) if self._deadline is None else 1
+        most = min(most, CALL_TASKS, CALL_BYTES // self._largest)
+        seconds, found = 0.0, list[int]()
+        for position in self._open:
+            if position < self._next + ahead:
+                seconds += self._expected_seconds(self._jobs[position])
+                if found and (seconds > CALL_SECONDS or position in self._alone):
+                    break
+                found.append(position)
+                if len(found) >= most or position in self._alone:
+                    break
+        return found
 
     def _advance(self) -> None:
         """Wait for an event, and handle it."""
@@ -177,13 +207,17 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, OBJECT_LOST_ERRORS):
                 raise ObjectLostError(OBJECT_LOST_MESSAGE) from error
-            self._fail(call.position, Failure(error_summary(error.cause), trace=str(error)))
+            if len(call.positions) > 1:
+                self._run_alone(call)
+            else:
+                self._fail(call.positions[0], Failure(error_summary(error.cause), trace=str(error)))
         else:
-            answer = self._answer(self._jobs[call.position], outcome, call, worker.number)
-            self._largest = max(self._largest, answer.up)
+            jobs = [self._jobs[position] for position in call.positions]
+            answers = self._answers(jobs, outcome, call, worker.number)
+            self._done.update(zip(call.positions, answers, strict=True))
+            self._largest = max(self._largest, *(answer.up for answer in answers))
             if worker.node in self._pool.nodes.leaving:
-                self._pool.nodes.copy_here(answer.references)
-            self._done[call.position] = answer
+                self._pool.nodes.copy_here(ref for one in answers for ref in one.references)
         worker.waiting.remove(call)
         self._fill_queues()
 
@@ -204,24 +238,35 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
             self._pool.replace(worker)
         self._fill_queues()
 
+    def _run_alone(self, call: InFlight) -> None:
+        """Run the units of a failed call once more, each by itself."""
+        self._alone.update(call.positions)
+        self._open.extendleft(reversed(call.positions))
+
     def _fail(self, position: int, failure: Failure) -> None:
         self._done[position] = self._failure(self._jobs[position], failure)
 
     def _on_actor_died(self, worker: PoolWorker, error: Exception) -> None:
         """Replace a dead actor and requeue its tasks.
 
-        Only the oldest, which was running, is charged an attempt, and none if the node was lost.
+        Only the oldest, which was running, is charged an attempt, and none if the node was lost, or
+        if it is not known which of several units was running.
         """
         calls = list(worker.waiting)
         worker.waiting.clear()
         self._pool.replace(worker)
-        if not node_is_gone(error):
-            self._attempts[calls[0].position] += 1
-        for call in reversed(calls):
-            if self._attempts[call.position] >= self._pool.config.faults.attempts:
-                times = self._attempts[call.position]
+        first, *queued = calls
+        for call in reversed(queued):
+            self._open.extendleft(reversed(call.positions))
+        position = first.positions[0]
+        if len(first.positions) > 1:
+            self._run_alone(first)
+        else:
+            if not node_is_gone(error):
+                self._attempts[position] += 1
+            if (times := self._attempts[position]) >= self._pool.config.faults.attempts:
                 self._fail(
-                    call.position,
+                    position,
                     Failure(
                         f"its actor died {times} times while running this {self.unit} "
                         f"({cause_of_loss(error)})",
@@ -229,7 +274,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
                     ),
                 )
             else:
-                self._open.appendleft(call.position)
+                self._open.appendleft(position)
         self._fill_queues()
 
     def _time_out(self) -> None:
@@ -239,10 +284,9 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
             for worker in self._pool.workers:
                 if worker.waiting:
                     first, *others = worker.waiting
-                    self._fail(
-                        first.position, Failure(f"no answer within {self._idle:g} s", "timeout")
-                    )
-                    self._open.extendleft(call.position for call in reversed(others))
+                    failure = Failure(f"no answer within {self._idle:g} s", "timeout")
+                    self._fail(first.positions[0], failure)
+                    self._open.extendleft(call.positions[0] for call in reversed(others))
                     worker.waiting.clear()
                     self._pool.replace(worker)
             self._deadline = time.monotonic() + self._idle
@@ -262,7 +306,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
 
     def _is_running(self, position: int) -> bool:
         return any(
-            call.position == position for worker in self._pool.workers for call in worker.waiting
+            position in call.positions for worker in self._pool.workers for call in worker.waiting
         )
 
     def _cancel_all(self) -> None:
@@ -277,20 +321,32 @@ class SingleTasks(TaskScheduler[TaskInput, TaskResult]):
 
     unit = "task"
 
-    def _call(self, actor: ClientHandle, job: TaskInput) -> list[ObjectRef]:
-        return list(actor.run.remote(job.client_task, job.common, job.private, job.state))
+    def _call(self, actor: ClientHandle, jobs: Sequence[TaskInput]) -> list[ObjectRef]:
+        return _send(actor.run, jobs)
 
-    def _answer(
-        self, job: TaskInput, outcome: TaskOutcome, call: InFlight, actor: int
-    ) -> TaskResult:
-        failed = outcome.failure is not None
-        return TaskResult(
-            job.client_task,
-            outcome,
-            bulk=call.bulk if not failed and outcome.entries else None,
-            state=call.states[0] if not failed and outcome.stateful else None,
-            actor=actor,
-        )
+    def _answers(
+        self, jobs: Sequence[TaskInput], outcome: Any, call: InFlight, actor: int
+    ) -> list[TaskResult]:
+        outcomes: list[TaskOutcome] = outcome
+        for job, done in zip(jobs, outcomes, strict=True):
+            self._pool.note_pace(job, done.seconds)
+        return [
+            TaskResult(
+                job.client_task,
+                done,
+                bulk=ReplyInCall(call.bulk, place, len(jobs))
+                if done.failure is None and done.entries
+                else None,
+                state=state if done.failure is None and done.stateful else None,
+                actor=actor,
+            )
+            for place, (job, done, state) in enumerate(
+                zip(jobs, outcomes, call.states, strict=True)
+            )
+        ]
+
+    def _expected_seconds(self, job: TaskInput) -> float:
+        return self._pool.expected_seconds(job)
 
     def _failure(self, job: TaskInput, failure: Failure) -> TaskResult:
         return TaskResult(job.client_task, TaskOutcome(job.client_task.client, failure=failure))
@@ -301,31 +357,41 @@ class BlockTasks(TaskScheduler[TaskBlock, TaskBlockResult]):
 
     unit = "block"
 
-    def _call(self, actor: ClientHandle, job: TaskBlock) -> list[ObjectRef]:
-        # Ray resolves references that are arguments of their own, so the jobs hold indices
-        # into these instead.
-        objects: list[Ref] = []
-        places: dict[int, int] = {}
+    def _call(self, actor: ClientHandle, jobs: Sequence[TaskBlock]) -> list[ObjectRef]:
+        (block,) = jobs
+        return _send(actor.run_block, block.jobs)
 
-        def place(handle: Ref) -> int | None:
-            if handle is None:
-                return None
-            if id(handle) not in places:
-                places[id(handle)] = len(objects)
-                objects.append(handle)
-            return places[id(handle)]
-
-        jobs = [replace(one, common=place(one.common), state=place(one.state)) for one in job.jobs]
-        # A state is a separate object: it is sent alone to the actor that runs its client next.
-        return list(actor.run_block.options(num_returns=2 + len(jobs)).remote(jobs, *objects))
-
-    def _answer(self, job: TaskBlock, outcome: Any, call: InFlight, actor: int) -> TaskBlockResult:
+    def _answers(
+        self, jobs: Sequence[TaskBlock], outcome: Any, call: InFlight, actor: int
+    ) -> list[TaskBlockResult]:
+        (job,) = jobs
         outcomes, up = outcome
         results = tuple(
             TaskResult(one.client_task, done, state=state if done.stateful else None, actor=actor)
             for one, done, state in zip(job.jobs, outcomes, call.states, strict=False)
         )
-        return TaskBlockResult(results) if up is None else TaskBlockResult(results, call.bulk, up)
+        return [TaskBlockResult(results, *(() if up is None else (call.bulk, up)))]
 
     def _failure(self, job: TaskBlock, failure: Failure) -> TaskBlockResult:
         return failed_block(job, failure)
+
+
+def _send(method: MultipleResults, jobs: Sequence[TaskInput]) -> list[ObjectRef]:
+    """Call an actor's method with jobs; return references to its results, and to each client's state.
+
+    Ray resolves references that are arguments of their own, so the jobs hold indices into these
+    instead. A state is a separate object: it is sent alone to the actor that runs its client next.
+    """
+    objects: list[Ref] = []
+    places: dict[int, int] = {}
+
+    def place(handle: Ref) -> int | None:
+        if handle is None:
+            return None
+        if id(handle) not in places:
+            places[id(handle)] = len(objects)
+            objects.append(handle)
+        return places[id(handle)]
+
+    placed = [replace(one, common=place(one.common), state=place(one.state)) for one in jobs]
+    return list(method.options(num_returns=2 + len(placed)).remote(placed, *objects))

@@ -34,6 +34,8 @@ class ServerActor(Federation):
         Bundle of the first client actor.
     """
 
+    _title = ""  # Ray asks for it also where the constructor fails
+
     def __init__(
         self,
         spec: FederationSpec,

@@ -1,0 +1,178 @@
+"""Short tasks go several to a call of an actor, and large replies are added as one tensor: the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flray import trees
+from flray.algorithms.common.aggregation import average
+from flray.config.loader import load
+from flray.config.plugins import load_plugins
+from flray.federation.building import build_spec
+from flray.federation.executor import InlineExecutor
+from flray.federation.federation import Federation
+from flray.federation.messages import ClientReply, ClientTask, TaskOutcome, TaskResult
+from flray.federation.ray_backend import scheduler
+from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.ray_backend.handles import ReplyInCall
+from flray.federation.ray_backend.user_modules import ship_user_modules
+from flray.functional import weighted_mean
+
+
+def a_reply(client: int, tree: dict[str, Any], architecture: str = "a") -> ClientReply:
+    packed = trees.pack({"weights": tree})
+    outcome = TaskOutcome(client, entries=("weights",))
+    result = TaskResult(ClientTask("stage", client, 0, architecture), outcome, packed)
+    return ClientReply(result, client + 3, lambda bulk: bulk)
+
+
+def a_tree(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        "weight": torch.randn(7, 5, generator=draw).to(dtype),
+        "seen": torch.tensor(seed * 3, dtype=torch.int64),
+        "bias": torch.randn(3, generator=draw).to(dtype),
+        "none": torch.zeros(0, dtype=dtype),
+    }
+
+
+def by_tensors(all_trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return weighted_mean(all_trees, [client + 3 for client in range(len(all_trees))])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_one_tensor_of_all_values_gives_the_bits_of_tensor_by_tensor(
+    dtype: torch.dtype, count: int
+) -> None:
+    all_trees = [a_tree(seed, dtype) for seed in range(count)]
+    replies = [a_reply(client, tree) for client, tree in enumerate(all_trees)]
+    assert all(reply.flat("weights") is not None for reply in replies)
+    mean = average(replies, lambda reply: reply.num_samples)["a"]
+    wanted = by_tensors(all_trees)
+    assert list(mean) == list(wanted)
+    for name, tensor in wanted.items():
+        assert mean[name].dtype == tensor.dtype and mean[name].shape == tensor.shape
+        assert torch.equal(mean[name], tensor)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("weightless", [False, True])
+def test_a_reply_that_is_laid_out_differently_is_added_all_the_same(
+    at: int, weightless: bool
+) -> None:
+    all_trees = [a_tree(seed) for seed in range(4)]
+    other = {name: all_trees[at][name] for name in reversed(all_trees[at])}
+    sent = [other if client == at else tree for client, tree in enumerate(all_trees)]
+    replies = [a_reply(client, tree) for client, tree in enumerate(sent)]
+    weights = [0.0 if weightless and client < 2 else client + 3.0 for client in range(4)]
+    mean = average(replies, lambda reply: weights[reply.client])["a"]
+    wanted = weighted_mean(all_trees, weights)
+    assert mean.keys() == wanted.keys()
+    assert all(torch.equal(mean[name], wanted[name]) for name in wanted)
+
+
+def test_what_is_no_tree_of_one_kind_of_float_is_added_by_tensors() -> None:
+    mixed = {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.float64)}
+    nested = {"a": torch.ones(3), "more": {"b": torch.ones(2)}}
+    scalar = {"a": torch.ones(3), "n": 3}
+    for tree in (mixed, nested, scalar, {}):
+        assert a_reply(0, tree).flat("weights") is None
+    assert average([a_reply(0, mixed), a_reply(1, mixed)], lambda _: 1.0)["a"]["b"].dtype == (
+        torch.float64
+    )
+    assert average([a_reply(0, {})], lambda _: 1.0) == {}
+
+
+def test_different_shapes_are_refused_by_name() -> None:
+    wrong = {**a_tree(1), "bias": torch.zeros(4)}
+    with pytest.raises(ValueError, match="'bias'"):
+        average([a_reply(0, a_tree(0)), a_reply(1, wrong)], lambda _: 1.0)
+
+
+OWN = '''
+import os
+
+from flray import register_algorithm
+from flray.algorithms.base import Algorithm
+
+MARK = {mark!r}
+
+
+@register_algorithm("ends-its-process")
+class Ending(Algorithm):
+    """Ends the process of one client, once."""
+
+    def loss(self, client, batch):
+        if client.id == 150 and not os.path.exists(MARK):
+            open(MARK, "w").close()
+            os._exit(1)
+        return super().loss(client, batch)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [False, True])
+def test_short_tasks_share_calls_and_a_process_that_ends_costs_its_neighbours_nothing(
+    digits: dict[str, Any],
+    ray_here: dict[str, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: bool,
+) -> None:
+    import ray
+
+    config = {
+        **digits,
+        "rounds": 2,
+        "partition": {"name": "iid", "clients": 192},
+        "local": {"epochs": 1, "batch_size": 2},
+        "resources": {"actors": 2},
+        # One attempt: of a call with several tasks nobody knows which one was at fault.
+        "faults": {"attempts": 1},
+    }
+    if ending:
+        mark = tmp_path / "mark"
+        (tmp_path / "own.py").write_text(OWN.format(mark=str(mark)))
+        load_plugins([str(tmp_path / "own.py")])
+        mark.touch()
+        ship_user_modules()
+        config["algorithm"] = "ends-its-process"
+    spec = build_spec(load({"experiment": config}).experiment)
+    inline = Federation(spec, InlineExecutor(spec), print)
+    for _ in range(2):
+        inline.step()
+    calls: list[int] = []
+    send = scheduler._send
+    monkeypatch.setattr(
+        scheduler, "_send", lambda method, jobs: calls.append(len(jobs)) or send(method, jobs)
+    )
+    monkeypatch.setattr(scheduler, "CALL_SECONDS", 60.0)  # however busy this machine is
+    executor = RayExecutor(ray.put(spec), spec.config, 2, 0.0)
+    federation = Federation(spec, executor, print)
+    try:
+        federation.step()
+        if ending:
+            mark.unlink()
+        federation.step()
+        assert federation.sha256() == inline.sha256()
+        assert max(calls) > 4 and len(calls) < sum(calls) / 3
+        assert mark.exists() if ending else True
+    finally:
+        executor.close()
+
+
+def test_a_call_s_replies_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = object.__new__(RayExecutor)
+    packed = [trees.pack({"a": torch.full((3,), float(i))}) for i in range(3)]
+    asked: list[object] = []
+    monkeypatch.setattr(executor, "_get", lambda call: asked.append(call) or packed, raising=False)
+    call = object()
+    for place in range(3):
+        assert executor.fetch(ReplyInCall(call, place, 3)) is packed[place]
+    assert asked == [call]
