@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from flray.errors import one_line
 from flray.metrics.direction import lower_is_better
@@ -89,11 +90,23 @@ def table_rows(table: Table) -> list[dict[str, str]]:
     return [dict(zip(headings, map(str, row), strict=True)) for row in rows]
 
 
+class _Bar(Progress):
+    """A bar with a line below it."""
+
+    below = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Yield the bar, and the line if there is one."""
+        yield from super().get_renderables()
+        if self.below:
+            yield Text(self.below, no_wrap=True, overflow="ellipsis")
+
+
 class _Display:
     """A bar on a terminal, otherwise lines; closed at the end of a ``with`` block."""
 
     def __init__(self) -> None:
-        self._bar: Progress | None = None
+        self._bar: _Bar | None = None
         self._task: TaskID | None = None
         self._printed = time.monotonic()
 
@@ -129,7 +142,7 @@ class _Display:
                 TextColumn("{task.fields[news]}", markup=False),
                 *after,
             )
-            self._bar = Progress(*columns, console=console)
+            self._bar = _Bar(*columns, console=console)
             self._task = self._bar.add_task(unit, total=total, completed=done, news="")
             self._bar.start()
 
@@ -256,6 +269,10 @@ def _format_percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f}"
 
 
+_STANDING_SECONDS = 60.0
+"""Between two lines on how a sweep stands, where there is no bar."""
+
+
 class SweepProgress(_Display):
     """A bar over trials with the running ones' newest scores; on a file, a line per trial and now and then a round."""
 
@@ -263,6 +280,7 @@ class SweepProgress(_Display):
         super().__init__()
         self._total = self._done = 0
         self._printed = 0.0
+        self._stood = time.monotonic()
 
     def begin(self, total: int, done: int) -> None:
         """Show that `total` trials run, `done` of them already."""
@@ -297,6 +315,14 @@ class SweepProgress(_Display):
             f"trial {number} {status} after {rounds_done} rounds, score {score:.4f}: {label} "
             f"({self._done}/{self._total})"
         )
+
+    def standing(self, line: str) -> None:
+        """Show how the sweep stands: below the bar, or in a log now and then."""
+        if self._bar is not None:
+            self._bar.below = one_line(line)
+        elif time.monotonic() - self._stood >= _STANDING_SECONDS:
+            self._stood = time.monotonic()
+            self.say(line)
 
 
 def _minutes(seconds: float) -> str:

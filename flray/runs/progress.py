@@ -57,6 +57,9 @@ class SweepProgress(Protocol):
     ) -> None:
         """Show that a trial is finished, stopped (early) or failed."""
 
+    def standing(self, line: str) -> None:
+        """Show how the sweep stands; said again whenever a trial begins or ends."""
+
     def say(self, line: str) -> None:
         """Show a line for the user."""
 
@@ -77,6 +80,9 @@ class NullProgress:
         """Do nothing."""
 
     def trial_done(self, *info: Any) -> None:
+        """Do nothing."""
+
+    def standing(self, *info: Any) -> None:
         """Do nothing."""
 
     def say(self, line: str) -> None:

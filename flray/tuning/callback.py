@@ -33,6 +33,7 @@ from flray.tracking.sync import parent_of
 from flray.tuning.reuse import file_digests
 from flray.tuning.setting_runs import SettingRuns
 from flray.tuning.space import TrialSpec
+from flray.tuning.standing import ReportPage, Standing
 from flray.tuning.trial_store import TrialFolder
 from flray.tuning.tune_types import Report, TuneTrial
 
@@ -54,6 +55,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         Sender of the journals.
     progress : SweepProgress
         The display.
+    reports : bool
+        Whether the report page is rewritten now and then.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         left: int,
         tracker: Tracker | None,
         progress: SweepProgress,
+        reports: bool = False,
     ) -> None:
         self._config = config
         self._sweep, self._points, self._tracker, self._progress = sweep, points, tracker, progress
@@ -76,6 +80,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._values: dict[str, Any] = {}
         self._metrics: dict[str, str] = {}
         self._crashes: dict[str, int] = {}
+        self._standing = Standing(sweep, points)
+        self._report = ReportPage(sweep) if reports else None
         self._left = left
         self._begun: float | None = None
         self._rounds_run = 0
@@ -112,6 +118,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             self._tracker.register(setting, parent_dir=self._sweep)
             self._tracker.register(folder.path, parent_dir=parent_of(folder.path))
         self._progress.trial_started(number, point.label, self._done[number])
+        self._stands(number, "running", math.nan)
 
     def on_trial_result(
         self,
@@ -232,6 +239,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             session.close()
         self._sessions.clear()
         self._settings.close()
+        if self._report is not None:
+            self._report.close()
 
     def _end(self, trial: TuneTrial, status: EndStatus, **values: Any) -> None:
         number = str(trial)
@@ -253,9 +262,15 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         scores = [score for round_, score in folder.scores() if round_ <= done]
         if values.get("failure"):
             self._say(f"trial {number} ({point.label}) failed: {values['failure'].splitlines()[0]}")
-        self._progress.trial_done(
-            number, point.label, status, done, scores[-1] if scores else math.nan
-        )
+        score = scores[-1] if scores else math.nan
+        self._progress.trial_done(number, point.label, status, done, score)
+        self._stands(number, status, score)
+        if self._report is not None:
+            self._report.trial_ended()
+
+    def _stands(self, number: str, status: str, score: float) -> None:
+        self._standing.add(number, status, score, self._metrics.get(number, ""))
+        self._progress.standing(self._standing.line())
 
 
 def _reason(trial: TuneTrial) -> str:

@@ -384,6 +384,7 @@ class _Sweep:
                     rounds * (batch.until or self._config.experiment.rounds),
                     tracker,
                     self._progress,
+                    self._write_report is not None,
                 )
                 try:
                     SweepTuner(

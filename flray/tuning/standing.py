@@ -1,0 +1,127 @@
+"""How a sweep stands while it runs: what has ended, which setting is best so far, and a page of both."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from flray.errors import FlrayError
+from flray.metrics.direction import lower_is_better
+from flray.tuning import naming
+from flray.tuning.space import TrialSpec
+from flray.tuning.trial_store import TrialFolder
+
+REPORT_SECONDS = 300.0
+"""Seconds between two report pages of a sweep that runs; each takes some seconds of one CPU."""
+
+
+class Standing:
+    """What a sweep's trials have come to so far.
+
+    Parameters
+    ----------
+    sweep : Path
+        The sweep's folder; what ended before is read from there.
+    points : mapping of str to TrialSpec
+        The trials by number; new ones may be added while the sweep runs.
+    """
+
+    def __init__(self, sweep: Path, points: Mapping[str, TrialSpec]) -> None:
+        self._points = points
+        self._statuses: dict[str, str] = {}
+        self._scores: dict[str, float] = {}
+        self._metric = ""
+        for number in points:
+            with contextlib.suppress(FlrayError):  # a search creates some folders later
+                folder = TrialFolder(sweep, number)
+                scores = folder.scores()
+                metric = str(folder.identity.get("metric") or "")
+                self.add(number, folder.status, scores[-1][1] if scores else math.nan, metric)
+
+    def add(self, number: str, status: str, score: float, metric: str) -> None:
+        """Take in that a trial has this status, and its score (NaN where it has none)."""
+        self._statuses[number] = status
+        self._metric = metric or self._metric
+        if status == "finished" and not math.isnan(score):
+            self._scores[number] = score
+
+    def line(self) -> str:
+        """Return what has ended, what runs and what failed, and the best setting with the interval of its mean."""
+        found = Counter(self._statuses.get(number, "waiting") for number in self._points)
+        ended = sum(found[status] for status in ("finished", "stopped", "failed"))
+        parts = [f"{ended} of {len(self._points)} trials ended", f"{found['running']} running"]
+        parts += [f"{found['failed']} failed"] if found["failed"] else []
+        best = self._best()
+        return ", ".join(parts) + (f"; best so far: {best}" if best else "")
+
+    def _best(self) -> str:
+        compared = {
+            number: score
+            for number, score in self._scores.items()
+            if self._points[number].phase != "tuning"
+        }
+        settings: dict[str, list[float]] = {}
+        for number, score in (compared or self._scores).items():
+            settings.setdefault(naming.setting_title(self._points[number]), []).append(score)
+        if not settings:
+            return ""
+        sign = -1 if lower_is_better(self._metric) else 1
+        title, scores = max(
+            settings.items(), key=lambda item: (sign * statistics.fmean(item[1]), item[0])
+        )
+        mean = statistics.fmean(scores)
+        if len(scores) == 1:
+            return f"{title}, {mean:.4f} (1 seed)"
+        from scipy import special  # start-up: not before a setting has two seeds
+
+        half = statistics.stdev(scores) / math.sqrt(len(scores))
+        half *= float(special.stdtrit(len(scores) - 1, 0.975))
+        interval = f"95 % interval {mean - half:.4f} to {mean + half:.4f}"
+        return f"{title}, {mean:.4f} ({interval}, {len(scores)} seeds)"
+
+
+class ReportPage:
+    """Rewrites the report page now and then while a sweep runs, in a process of its own with low priority.
+
+    Parameters
+    ----------
+    sweep : Path
+        The sweep's folder.
+    every : float
+        Seconds between the beginnings of two.
+    """
+
+    def __init__(self, sweep: Path, every: float = REPORT_SECONDS) -> None:
+        self._sweep, self._every = sweep, every
+        self._begun = time.monotonic()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def trial_ended(self) -> None:
+        """Begin a new page if the last one is old enough."""
+        if time.monotonic() - self._begun < self._every or self._is_writing():
+            return
+        self._begun = time.monotonic()
+        with contextlib.suppress(OSError):  # the page at the end says more
+            self._process = subprocess.Popen(
+                ["nice", sys.executable, "-m", "flray", "report", str(self._sweep.resolve())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        """End the process, if it still writes: the last page is written by the sweep itself."""
+        if self._process is not None and self._is_writing():
+            self._process.kill()
+            self._process.wait()
+
+    def _is_writing(self) -> bool:
+        return self._process is not None and self._process.poll() is None

@@ -1,0 +1,100 @@
+"""What is said of a sweep while it runs, and its page."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flray import tuning
+from flray.cli.display import SweepProgress
+from flray.config.loader import load
+from flray.runs.progress import NullProgress
+from flray.tuning import standing
+from flray.tuning.space import trial_specs
+from flray.tuning.standing import ReportPage, Standing
+
+
+def points_of(content: dict[str, Any]) -> dict[str, Any]:
+    specs = trial_specs(load(content), [{"local.lr": 0.02}, {"local.lr": 0.1}])
+    return {point.number: point for point in specs}
+
+
+def test_a_sweep_s_line_counts_and_names_the_best_with_its_interval(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    content["sweep"]["seeds"] = [0, 1, 2]
+    found = Standing(tmp_path, points_of(content))
+    assert found.line() == "0 of 6 trials ended, 0 running"
+    accuracy = "personal/local/accuracy"
+    found.add("0001", "finished", 0.8, accuracy)
+    found.add("0004", "running", math.nan, accuracy)
+    assert found.line() == (
+        "1 of 6 trials ended, 1 running; best so far: fedavg · digits-sklearn · lr=0.02, 0.8000 (1 seed)"
+    )
+    for number, score in (("0002", 0.82), ("0003", 0.84), ("0004", 0.79), ("0005", 0.8)):
+        found.add(number, "finished", score, accuracy)
+    found.add("0006", "failed", math.nan, accuracy)
+    # the t quantile of 2 degrees of freedom, 4.3027, times 0.02 / sqrt(3)
+    assert found.line() == (
+        "6 of 6 trials ended, 0 running, 1 failed; best so far: fedavg · digits-sklearn · lr=0.02, "
+        "0.8200 (95 % interval 0.7703 to 0.8697, 3 seeds)"
+    )
+    for number in found._points:
+        found.add(number, "finished", found._scores.get(number, 0.5), "global/common/loss")
+    assert "lr=0.1" in found.line()
+
+
+def test_a_trial_that_was_stopped_early_is_not_the_best(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    found = Standing(tmp_path, points_of(content))
+    found.add("0001", "stopped", 0.99, "global/common/accuracy")
+    found.add("0003", "finished", 0.5, "global/common/accuracy")
+    assert "lr=0.1, 0.5000" in found.line() and "2 of 4 trials ended" in found.line()
+
+
+class Lines(NullProgress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def standing(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.mark.slow
+def test_a_sweep_says_how_it_stands_and_a_resumed_one_knows_what_ended(
+    content: dict[str, Any],
+) -> None:
+    progress = Lines()
+    result = tuning.tune(content, progress=progress)
+    assert progress.lines[-1].startswith("4 of 4 trials ended, 0 running; best so far: fedavg")
+    points = points_of(content)
+    again = Standing(result.folder, points)
+    assert again.line() == progress.lines[-1]
+    page = ReportPage(result.folder, every=0.0)
+    page.trial_ended()
+    end = time.monotonic() + 120
+    written = result.folder / "report" / "report.html"
+    while not written.exists() and time.monotonic() < end:
+        time.sleep(0.2)
+    assert "fedavg" in written.read_text()
+    page.close()
+    assert page._process is not None and page._process.poll() is not None
+    assert standing.REPORT_SECONDS >= 60
+
+
+def test_in_a_log_a_line_is_said_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flray.cli import display
+
+    progress = SweepProgress()
+    progress.standing("1 of 4 trials ended")
+    monkeypatch.setattr(display, "_STANDING_SECONDS", 0.0)
+    progress.standing("2 of 4 trials ended")
+    said = capsys.readouterr().out
+    assert "2 of 4" in said and "1 of 4" not in said
