@@ -168,11 +168,12 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(
     left = {0: 1, 2: 1}
 
     class Ended(SingleTasks):
-        def _call(self, actor: Any, job: Any) -> list[Any]:
+        def _call(self, actor: Any, jobs: Any) -> list[Any]:
+            (job,) = jobs
             if left.get(job.client_task.client, 0) and job.client_task.kind == "stage":
                 left[job.client_task.client] -= 1
                 return list(end.remote())
-            return super()._call(actor, job)
+            return super()._call(actor, jobs)
 
     executor.run_tasks = lambda jobs, timeout=None, idle=None: Ended(
         executor, jobs, timeout, idle
