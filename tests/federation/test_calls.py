@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from flray import trees
 from flray.algorithms.common.aggregation import average
+from flray.algorithms.types import Stage
 from flray.config.loader import load
 from flray.config.plugins import load_plugins
 from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.messages import ClientReply, ClientTask, TaskOutcome, TaskResult
+from flray.federation.messages import ClientReply, ClientTask, TaskInput, TaskOutcome, TaskResult
 from flray.federation.ray_backend import scheduler
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.handles import ReplyInCall
@@ -176,3 +178,18 @@ def test_a_call_s_replies_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> N
     for place in range(3):
         assert executor.fetch(ReplyInCall(call, place, 3)) is packed[place]
     assert asked == [call]
+
+
+def test_what_one_stage_takes_says_nothing_of_another() -> None:
+    pool = object.__new__(RayExecutor)
+    pool._pace = {}
+    train, publish = (
+        TaskInput(ClientTask("stage", 0, 0, "a", Stage(name), cost=10.0), None)
+        for name in ("train", "publish")
+    )
+    assert pool.expected_seconds(publish) == math.inf
+    pool.note_pace(publish, 0.02)
+    assert pool.expected_seconds(publish) == pytest.approx(0.02)
+    assert pool.expected_seconds(train) == math.inf
+    pool.note_pace(publish, 0.07)
+    assert pool.expected_seconds(publish) == pytest.approx(0.03)  # a fifth of the way

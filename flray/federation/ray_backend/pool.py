@@ -86,7 +86,7 @@ class ActorPool:
         self.nodes = NodeWatch()
         self._states: Callable[[], Iterable[Ref]] = tuple
         self._warn: Callable[[str], None] = print
-        self._pace: dict[str, float] = {}
+        self._pace: dict[tuple[str, str], float] = {}
         self.kinds = {bits.kind()}
         self.gpu_kinds: set[str] = set()
         self.workers: list[PoolWorker] = [
@@ -215,13 +215,13 @@ class ActorPool:
         return [w for w in started if w.node not in self.nodes.leaving] or started
 
     def note_pace(self, job: TaskInput, seconds: float) -> None:
-        """Record how long a task took, by its kind."""
-        kind, pace = job.client_task.kind, seconds / max(job.cost, 1e-9)
+        """Record how long a task took, by its kind and stage."""
+        kind, pace = _kind_of(job), seconds / max(job.cost, 1e-9)
         self._pace[kind] = pace + 0.8 * (self._pace.get(kind, pace) - pace)
 
     def expected_seconds(self, job: TaskInput) -> float:
         """Return how long a task is expected to take, by the last of its kind; infinite before the first."""
-        return self._pace.get(job.client_task.kind, math.inf) * job.cost
+        return self._pace.get(_kind_of(job), math.inf) * job.cost
 
     def started(self, worker: PoolWorker, description: Description) -> None:
         """Record that an actor has started, and its description of itself."""
@@ -243,3 +243,7 @@ class ActorPool:
             ray.kill(worker.actor)
         worker.actor, worker.starting = self._start(worker.bundle)
         worker.awaited = False
+
+
+def _kind_of(job: TaskInput) -> tuple[str, str]:
+    return job.client_task.kind, job.client_task.stage.name
