@@ -2,8 +2,11 @@
 
 A checkpoint is a manifest (JSON) that names files of tensors (safetensors) with their checksums.
 Files are written under a temporary name, synced and renamed, the manifest last: at every moment the
-newest manifest is complete. Client states that did not change since the last checkpoint are not
-written again.
+newest manifest is complete.
+
+Clients' states are packed, many to a file. A state that did not change since the last checkpoint is
+not written again, unless most of those it lies among did: so at most half of what is kept is of no
+use.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,12 +24,17 @@ from safetensors import SafetensorError
 
 from flray import trees
 from flray.errors import FlrayError
-from flray.federation.state import FederationState, Notify
+from flray.federation.state import FederationState, Notify, StoredFile, StoredState
 from flray.federation.tree_files import tree_from_bytes, tree_to_bytes
 from flray.files.atomic import sync_folder, write_atomically
 from flray.trees import Packed
 
-FORMAT = 1
+FORMAT = 2
+FORMATS = (1, FORMAT)
+"""Those that are read; in the first each client's state has a file of its own."""
+
+PACK_BYTES = 32 * 2**20
+"""Bytes of clients' states in a file, beyond which none is added."""
 
 
 class DamagedCheckpointError(FlrayError):
@@ -65,32 +74,29 @@ def save(federation: FederationState, folder: Path, keep: int = 2) -> Path:
         The manifest.
     """
     done = federation.rounds_done
-    known = _known_sums(folder)
     files: dict[str, str] = {}
 
-    def store(name: str, tree: Mapping[str, Any]) -> None:
+    def store(name: str, tree: Mapping[str, Any]) -> StoredFile:
         data = tree_to_bytes(tree)
+        digest = hashlib.sha256(data).hexdigest()
+        # Named by its content too: a round that is run again may be packed otherwise.
+        name = name.format(digest[:12])
         write_atomically(folder / name, data, keep_name=False)
-        files[name] = hashlib.sha256(data).hexdigest()
+        files[name] = digest
+        return StoredFile(name, digest, len(tree))
 
     store(f"server-{done:06d}.safetensors", federation.snapshot())
-    clients: dict[str, str] = {}
-    for client, (handle, version) in enumerate(
-        zip(federation.states, federation.versions, strict=True)
-    ):
-        if handle is None:
-            continue
-        name = f"client-{client:05d}-{version:06d}.safetensors"
-        clients[str(client)] = name
-        if name in known and (folder / name).is_file():
-            files[name] = known[name]
-        else:
-            store(name, trees.unpack(federation.executor.fetch(handle)))
+    stored = _still_stored(federation, folder)
+    for pack in _packs(federation, stored):
+        file = store(f"clients-{done:06d}-{{}}.safetensors", pack)
+        for client in map(int, pack):
+            stored[client] = StoredState(file, federation.versions[client])
+    files |= {state.file.name: state.file.digest for state in stored.values()}
     manifest = {
         "format": FORMAT,
         "round": done,
         "files": files,
-        "clients": clients,
+        "clients": {str(client): state.file.name for client, state in sorted(stored.items())},
         "versions": federation.versions,
         "data": federation.spec.data.fingerprint,
         "partition": federation.spec.data.partition_fingerprint,
@@ -98,8 +104,44 @@ def save(federation: FederationState, folder: Path, keep: int = 2) -> Path:
     path = folder / f"round-{done:06d}.json"
     sync_folder(folder)
     write_atomically(path, json.dumps(manifest, indent=1).encode())
+    federation.stored = stored
     _remove_old(folder, keep)
     return path
+
+
+def _still_stored(federation: FederationState, folder: Path) -> dict[int, StoredState]:
+    """Return where states lie that need not be written again."""
+    same = {
+        client: state
+        for client, state in federation.stored.items()
+        if federation.states[client] is not None and state.version == federation.versions[client]
+    }
+    used = Counter(state.file for state in same.values())
+    kept = {
+        file
+        for file, count in used.items()
+        if 2 * count >= file.states and (folder / file.name).is_file()
+    }
+    return {client: state for client, state in same.items() if state.file in kept}
+
+
+def _packs(
+    federation: FederationState, stored: Mapping[int, StoredState]
+) -> Iterator[dict[str, dict[str, Any]]]:
+    """Yield the states that are not stored, by client, as many together as belong into a file."""
+    pack: dict[str, dict[str, Any]] = {}
+    size = 0
+    for client, handle in enumerate(federation.states):
+        if handle is None or client in stored:
+            continue
+        packed = federation.executor.fetch(handle)
+        if pack and size + packed.nbytes > PACK_BYTES:
+            yield pack
+            pack, size = {}, 0
+        pack[str(client)] = trees.unpack(packed)
+        size += packed.nbytes
+    if pack:
+        yield pack
 
 
 def manifests(folder: Path) -> list[Path]:
@@ -139,13 +181,20 @@ def restore(federation: FederationState, folder: Path, warn: Notify = lambda lin
     damage: list[DamagedCheckpointError] = []
     for path in newest_first:
         try:
-            tree, states, versions = _load_verified(federation, path)
+            manifest, tree, states, among = _load_verified(federation, path)
         except DamagedCheckpointError as error:
             damage.append(error)
             continue
         for passed in damage:
             warn(f"{passed}; resuming from the checkpoint before it, {path.name}")
-        federation.load_snapshot(tree, states, versions)
+        federation.load_snapshot(tree, states, manifest.versions)
+        if manifest.format > 1:  # others are written anew
+            federation.stored = {
+                client: StoredState(
+                    StoredFile(name, manifest.files[name], among[name]), manifest.versions[client]
+                )
+                for client, name in manifest.clients.items()
+            }
         return federation.rounds_done
     if damage:
         raise DamagedCheckpointError(
@@ -157,8 +206,8 @@ def restore(federation: FederationState, folder: Path, warn: Notify = lambda lin
 
 def _load_verified(
     federation: FederationState, path: Path
-) -> tuple[dict[str, Any], dict[int, Packed], list[int]]:
-    """Verify and load a checkpoint: the server's tree, the clients' states and their versions."""
+) -> tuple[_Manifest, dict[str, Any], dict[int, Packed], dict[str, int]]:
+    """Verify and load a checkpoint; see `_load_trees`."""
     manifest = _load_manifest(path)
     data = federation.spec.data
     for what, ours in (("data", data.fingerprint), ("partition", data.partition_fingerprint)):
@@ -167,20 +216,43 @@ def _load_verified(
                 f"{path}: the {what} differ from those the run began with (fingerprint "
                 f"{ours[:12]}, then {theirs[:12]}); bring them back, or start a new run"
             )
-    return *_load_trees(path, manifest), manifest.versions
+    return manifest, *_load_trees(path, manifest)
 
 
-def _load_trees(path: Path, manifest: _Manifest) -> tuple[dict[str, Any], dict[int, Packed]]:
-    """Verify and load the files of a manifest: the server's tree, and the clients' states."""
-    blobs = {name: _read(path.parent / name, digest) for name, digest in manifest.files.items()}
+def _load_trees(
+    path: Path, manifest: _Manifest
+) -> tuple[dict[str, Any], dict[int, Packed], dict[str, int]]:
+    """Verify and load the files of a manifest, one after another.
+
+    Returns
+    -------
+    server : dict
+        The server's tree.
+    states : dict of int to Packed
+        The clients' states.
+    among : dict of str to int
+        How many states lie in each file, those included that are of no use any more.
+    """
+    server: dict[str, Any] | None = None
+    states: dict[int, Packed] = {}
+    among: dict[str, int] = {}
+    of_file: dict[str, list[int]] = {}
+    for client, name in manifest.clients.items():
+        of_file.setdefault(name, []).append(client)
     try:
-        server = next(name for name in blobs if name.startswith("server-"))
-        states = {
-            client: trees.pack(tree_from_bytes(blobs[name]))
-            for client, name in manifest.clients.items()
-        }
-        return tree_from_bytes(blobs[server]), states
-    except (StopIteration, KeyError, ValueError, SafetensorError) as error:
+        for name, digest in manifest.files.items():
+            tree = tree_from_bytes(_read(path.parent / name, digest))
+            if name.startswith("server-"):
+                server = tree
+                continue
+            packed = manifest.format > 1
+            among[name] = len(tree) if packed else 1
+            for client in of_file.pop(name):
+                states[client] = trees.pack(tree[str(client)] if packed else tree)
+        if server is None or of_file:
+            raise KeyError(next(iter(of_file), "server"))
+        return server, states, among
+    except (KeyError, ValueError, SafetensorError) as error:
         raise DamagedCheckpointError(
             f"{path}: the checkpoint's list of files is damaged ({error!r})"
         ) from None
@@ -197,7 +269,7 @@ def learnt_sha256(folder: Path) -> str:
     newest = next(reversed(manifests(folder)), None)
     if newest is None:
         raise DamagedCheckpointError(f"{folder}: no checkpoint is here")
-    server, states = _load_trees(newest, _load_manifest(newest))
+    server, states, _ = _load_trees(newest, _load_manifest(newest))
     clients = ({str(client): trees.unpack(states[client])} for client in sorted(states))
     return trees.sha256(server.get("models", {}), server.get("state", {}), *clients)
 
@@ -214,9 +286,10 @@ def _load_manifest(path: Path) -> _Manifest:
     """
     try:
         content = json.loads(path.read_text())
-        if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
+        if isinstance(content, dict) and content.get("format", FORMAT) not in FORMATS:
             raise FlrayError(
-                f"{path}: found checkpoint format {content['format']!r}; this flray reads {FORMAT}"
+                f"{path}: found checkpoint format {content['format']!r}; this flray reads "
+                f"{' and '.join(map(str, FORMATS))}"
             )
         return _Manifest.model_validate(content)
     except ValueError:  # not JSON, or not this schema
@@ -243,12 +316,6 @@ def _named_files(path: Path) -> dict[str, str]:
         return dict(_load_manifest(path).files)
     except (OSError, FlrayError):
         return {}
-
-
-def _known_sums(folder: Path) -> dict[str, str]:
-    return {
-        name: digest for path in manifests(folder) for name, digest in _named_files(path).items()
-    }
 
 
 def _remove_old(folder: Path, keep: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +25,21 @@ from flray.trees import Packed
 
 Notify = Callable[[str], None]
 """A callback for one line that the user should see."""
+
+
+class StoredFile(NamedTuple):
+    """A file of clients' states in a checkpoint: its name, its SHA-256, and how many states are in it."""
+
+    name: str
+    digest: str
+    states: int
+
+
+class StoredState(NamedTuple):
+    """Where a client's state lies in the last checkpoint, and the round in which it was replaced last."""
+
+    file: StoredFile
+    version: int
 
 
 class FederationState:
@@ -50,6 +65,8 @@ class FederationState:
         The clients' states, by client; None before the first.
     versions : list of int
         The round in which each client's state was last replaced.
+    stored : dict of int to StoredState
+        The clients' states of the last checkpoint that was written or restored.
     sampler_state : dict
         What the sampler remembers.
     """
@@ -119,6 +136,7 @@ class FederationState:
         self.early_stop = self._early_stop()
         self.states: list[Ref] = [None] * len(self.spec.data.clients)
         self.versions: list[int] = [0] * len(self.spec.data.clients)
+        self.stored: dict[int, StoredState] = {}
 
     def _early_stop(self) -> EarlyStop | None:
         stop = self.spec.config.stop

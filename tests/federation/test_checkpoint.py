@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from flray import trees
 from flray.config.loader import load
 from flray.federation import checkpoint
 from flray.federation.building import build_spec
@@ -76,3 +79,96 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
         write_atomically(tmp_path / "a", "no bytes")  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_bytes() == b"old"
+
+
+@pytest.fixture
+def with_states(digits: dict[str, Any]) -> FederationSpec:
+    """Six clients that keep their whole model."""
+    settings = {
+        **digits,
+        "algorithm": "local",
+        "model": "linear",
+        "rounds": 9,
+        "partition": {"name": "iid", "clients": 6},
+        "local": {"lr": 0.05},
+    }
+    return build_spec(load({"experiment": settings}).experiment)
+
+
+def trained(federation: Federation, clients: list[int]) -> Federation:
+    """Do as if a round had replaced these clients' states."""
+    federation.server.round += 1
+    for client in clients:
+        values = {"weights": {"a": torch.full((50,), float(client + 10 * federation.server.round))}}
+        federation.states[client] = trees.pack(values)
+        federation.versions[client] = federation.server.round
+    return federation
+
+
+def files_of(folder: Path) -> dict[str, list[str]]:
+    """Return the clients of each file of the newest manifest."""
+    manifest = json.loads(checkpoint.manifests(folder)[-1].read_text())
+    found: dict[str, list[str]] = {}
+    for client, name in manifest["clients"].items():
+        found.setdefault(name, []).append(client)
+    assert set(found) == {name for name in manifest["files"] if name.startswith("clients-")}
+    return found
+
+
+def test_states_lie_together_and_only_new_ones_are_written_until_most_are_old(
+    with_states: FederationSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = trained(inline_federation(with_states, print), [0, 1, 2, 3, 4])
+    checkpoint.save(federation, tmp_path, keep=1)
+    assert [*files_of(tmp_path).values()] == [["0", "1", "2", "3", "4"]]
+    checkpoint.save(trained(federation, [1, 5]), tmp_path, keep=1)
+    assert sorted(files_of(tmp_path).values()) == [["0", "2", "3", "4"], ["1", "5"]]
+    before = federation.sha256()
+    # of five in the first file three are left, then two: these two are written again
+    checkpoint.save(trained(federation, [0]), tmp_path, keep=1)
+    assert len(files_of(tmp_path)) == 3
+    restored = inline_federation(with_states, print)
+    checkpoint.restore(restored, tmp_path)
+    assert restored.sha256() == federation.sha256() != before
+    for one in (federation, restored):  # one that was restored knows as much
+        folder = tmp_path / str(id(one))
+        shutil.copytree(
+            tmp_path, folder, ignore=lambda path, names: [n for n in names if n.isdigit()]
+        )
+        checkpoint.save(trained(one, [2]), folder, keep=1)
+        assert sorted(files_of(folder).values()) == [["0"], ["1", "5"], ["2", "3", "4"]]
+        assert len(list(folder.glob("clients-*"))) == 3
+    monkeypatch.setattr(checkpoint, "PACK_BYTES", 500)  # two states of 200 bytes
+    checkpoint.save(trained(federation, [0, 1, 2, 3, 4, 5]), tmp_path, keep=1)
+    assert sorted(files_of(tmp_path).values()) == [["0", "1"], ["2", "3"], ["4", "5"]]
+
+
+def test_a_file_that_was_damaged_is_not_taken_for_a_state_that_is_stored(
+    with_states: FederationSpec, tmp_path: Path
+) -> None:
+    federation = trained(inline_federation(with_states, print), [0, 1, 2, 3, 4, 5])
+    checkpoint.save(federation, tmp_path)
+    checkpoint.save(trained(federation, [4, 5]), tmp_path)
+    (newest,) = (name for name, held in files_of(tmp_path).items() if held == ["4", "5"])
+    (tmp_path / newest).write_bytes(b"damaged")
+    again = inline_federation(with_states, print)
+    assert checkpoint.restore(again, tmp_path) == 1
+    checkpoint.save(trained(again, [4, 5]), tmp_path)
+    last = inline_federation(with_states, print)
+    assert checkpoint.restore(last, tmp_path) == 2
+    assert last.sha256() == federation.sha256()
+
+
+def test_a_manifest_that_names_a_client_its_file_lacks_is_damaged(
+    with_states: FederationSpec, tmp_path: Path
+) -> None:
+    federation = trained(inline_federation(with_states, print), [0, 1])
+    path = checkpoint.save(federation, tmp_path)
+    manifest = json.loads(path.read_text())
+    for clients in (
+        {**manifest["clients"], "3": manifest["clients"]["0"]},
+        {**manifest["clients"], "3": "clients-of-no-file.safetensors"},
+    ):
+        path.write_text(json.dumps({**manifest, "clients": clients}))
+        with pytest.raises(checkpoint.DamagedCheckpointError, match="list of files is damaged"):
+            checkpoint.restore(inline_federation(with_states, print), tmp_path)
