@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the numbers here too")
     options = parser.parse_args()
-    console = Console(width=150)
+    console = Console(width=170)
     rows: list[Row] = []
     with ray_session(None) as available:
         for block in options.block:
@@ -119,6 +119,9 @@ def measured(spec: FederationSpec, available: dict[str, float], rounds: int) -> 
         begun = time.perf_counter()
         federation.save(Path(folder), 1)
         saving = time.perf_counter() - begun
+        begun = time.perf_counter()
+        federation.restore(Path(folder))
+        restoring = time.perf_counter() - begun
         kept = [file.stat().st_size for file in Path(folder).iterdir()]
         federation.close()
     middle = {
@@ -139,6 +142,7 @@ def measured(spec: FederationSpec, available: dict[str, float], rounds: int) -> 
         "opened": opened,
         "server": held,
         "saving": saving,
+        "restoring": restoring,
         "checkpoint": sum(kept),
         "files": len(kept),
         "journal": len(json.dumps(finished[-1])),
@@ -208,6 +212,9 @@ def show(console: Console, rows: list[Row], options: argparse.Namespace) -> None
         "server MiB: open",
         "after rounds",
         "checkpoint MiB",
+        "files",
+        "saved in s",
+        "restored in s",
         "journal KiB",
         title=f"{options.algorithm}, {options.model}, {options.actors} actors",
     )
@@ -221,6 +228,9 @@ def show(console: Console, rows: list[Row], options: argparse.Namespace) -> None
             *(f"{row['bytes/' + n] / 2**20:,.1f}" for n in ("down", "up")),
             *(f"{row[n] / 2**20:.0f}" for n in ("opened", "server")),
             f"{row['checkpoint'] / 2**20:.1f}",
+            f"{row['files']:.0f}",
+            f"{row['saving']:.1f}",
+            f"{row['restoring']:.1f}",
             f"{row['journal'] / 1024:.1f}",
         )
     console.print(table)
