@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from flray import registry
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
+from flray.federation.ray_backend.draining import NodeWatch
 from flray.federation.ray_backend.server_actor import ServerActor
 from tests.algorithms.helpers import Arrays, gaussian_clients, models_sha, run_federation, spec_of
 
@@ -98,6 +100,7 @@ def test_lines_of_the_server_actor_come_with_its_answers() -> None:
     """On Ray the server keeps its lines until the next call returns; run here without Ray."""
     actor = ServerActor.__new__(ServerActor)
     actor._lines, actor._error = [], None
+    actor._pool = SimpleNamespace(nodes=NodeWatch())  # type: ignore[assignment]
     spec = spec_of({"name": "fedrs"}, EVEN)
     Federation.__init__(actor, spec, InlineExecutor(spec), actor._lines.append)
     assert actor.call("step")[1] == [
