@@ -1,7 +1,7 @@
 """Schedule client tasks on the actor pool: longest first, bounded queue per actor, bounded reordering.
 
-A call of an actor costs the server about a millisecond, whatever it does. Short tasks are therefore
-sent several to a call, in which the actor runs them one after another; their replies stay apart.
+A call of an actor costs the server more than adding up a small reply. Short tasks are therefore sent
+several to a call, in which the actor runs them one after another; their replies stay apart.
 """
 
 from __future__ import annotations
@@ -370,7 +370,7 @@ class BlockTasks(TaskScheduler[TaskBlock, TaskBlockResult]):
             TaskResult(one.client_task, done, state=state if done.stateful else None, actor=actor)
             for one, done, state in zip(job.jobs, outcomes, call.states, strict=False)
         )
-        return [TaskBlockResult(results, *(() if up is None else (call.bulk, up)))]
+        return [TaskBlockResult(results, None if up is None else call.bulk, up or 0)]
 
     def _failure(self, job: TaskBlock, failure: Failure) -> TaskBlockResult:
         return failed_block(job, failure)
