@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
-from ray import tune
-from ray.tune.schedulers import (
-    ASHAScheduler,
-    FIFOScheduler,
-    MedianStoppingRule,
-    PopulationBasedTraining,
-)
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
 from ray.tune.search import Searcher
 
 from flray import rng
 from flray.config.experiment import Config, Experiment
 from flray.config.sweep import Asha, Choice, Domain, Grid, LogUniform, Median, Pbt, RandInt, Uniform
 from flray.errors import FlrayError
+from flray.tuning.population import TIME, Population
 from flray.tuning.space import TrialSpec, Values
-from flray.tuning.tune_types import Controller, EarlyStopRule, Report, TuneTrial
+from flray.tuning.tune_types import Controller, EarlyStopRule, Report
 
-TIME = "training_iteration"
 MAX_INFEASIBLE = 50
 """Consecutive infeasible suggestions before the search gives up."""
 Scores = Sequence[tuple[int, float]]
@@ -71,7 +63,7 @@ class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
         self._make, self._group, self._past = make, group, past
         self._rules: dict[str, EarlyStopRule] = {}
         for name in ended:
-            self.on_trial_add(None, _PastTrial(name))
+            self.on_trial_add(cast(Controller, None), _PastTrial(name))
 
     def on_trial_add(self, controller: Controller, trial: object) -> None:
         """Add a trial with its scores of earlier sessions; decisions on those were made then."""
@@ -118,55 +110,6 @@ def comparison_group(experiment: Experiment) -> str:
     return json.dumps({**content, "algorithm": experiment.algorithm.name}, sort_keys=True)
 
 
-class Population(PopulationBasedTraining):  # type: ignore[misc]
-    """Tune's synchronous population based training, with the same exchanges in a resumed sweep.
-
-    Tune draws from one global stream, and assumes that a population resumed in the middle has had
-    no exchange yet: members would then copy each other at different rounds, and lose those in
-    between.
-
-    Parameters
-    ----------
-    seed : int
-        The sweep's seed. A draw is keyed by it, the member and the round.
-    start : int
-        The round of an exchange at which all members resume: they report it again, and it is
-        repeated.
-    **options
-        Options of Tune's scheduler.
-    """
-
-    def __init__(self, seed: int, start: int, **options: Any) -> None:
-        super().__init__(**options, synch=True, log_config=False)
-        self._seed, self._start = seed, start
-        if start:
-            self._next_perturbation_sync = start
-
-    def on_trial_add(self, tune_controller: Controller, trial: TuneTrial, **options: Any) -> None:
-        """Add a member, with its last exchange set to the one before `start`."""
-        super().on_trial_add(tune_controller, trial, **options)
-        if self._start:
-            self._trial_state[trial].last_perturbation_time = (
-                self._start - self._perturbation_interval
-            )
-
-    def _checkpoint_or_exploit(self, trial: TuneTrial, *arguments: Any) -> None:
-        key = rng.key(
-            self._seed,
-            "sampling",
-            round=self._trial_state[trial].last_train_time,
-            extra=f"population/{trial}",
-        )
-        before, numbers = random.getstate(), np.random.get_state()
-        random.seed(key)
-        np.random.seed(key % 2**32)  # Tune resamples intervals from this
-        try:
-            super()._checkpoint_or_exploit(trial, *arguments)
-        finally:
-            random.setstate(before)
-            np.random.set_state(numbers)
-
-
 def scheduler(
     config: Config,
     points: Mapping[str, TrialSpec],
@@ -192,18 +135,7 @@ def scheduler(
     chosen, rounds = config.sweep.scheduler, config.experiment.rounds
     common = {"time_attr": TIME, "metric": "score", "mode": config.sweep.mode}
     if isinstance(chosen, Pbt):
-        # In step: members copy each other at the same round, so no member's history has a gap.
-        return Population(
-            config.sweep.seed,
-            start,
-            **common,
-            perturbation_interval=chosen.perturbation_interval,
-            quantile_fraction=chosen.quantile,
-            custom_explore_fn=_Bounds(config.space),
-            hyperparam_mutations={
-                "point": {"values": {p: mutation(d) for p, d in config.space.items()}}
-            },
-        )
+        return Population(config, chosen, start)
 
     def rule() -> EarlyStopRule:
         made: EarlyStopRule
@@ -229,42 +161,6 @@ def scheduler(
         return comparison_group(points[number].experiment) if chosen.compared == "alike" else ""
 
     return None if chosen is None else EarlyStopping(rule, group, past, ended)
-
-
-def mutation(domain: Domain) -> Any:
-    """Return a domain in Tune's form, for resampling by population based training."""
-    match domain:
-        case Grid():
-            return list(domain.grid)
-        case Choice():
-            return list(domain.choice)
-        case Uniform():
-            return tune.uniform(*domain.uniform)
-        case LogUniform():
-            return tune.loguniform(*domain.loguniform)
-        case RandInt():
-            return tune.randint(*domain.randint)
-
-
-class _Bounds:
-    """Limits perturbed values to their domains."""
-
-    def __init__(self, space: Mapping[str, Domain]) -> None:
-        self._ends: dict[str, tuple[float, float]] = {}
-        for path, domain in space.items():
-            match domain:
-                case Uniform():
-                    self._ends[path] = domain.uniform
-                case LogUniform():
-                    self._ends[path] = domain.loguniform
-                case RandInt():
-                    self._ends[path] = (domain.randint[0], domain.randint[1] - 1)
-
-    def __call__(self, config: dict[str, Any]) -> dict[str, Any]:
-        values = config["point"]["values"]
-        for path, (low, high) in self._ends.items():
-            values[path] = min(max(values[path], low), high)
-        return config
 
 
 def _failed_state() -> Any:

@@ -185,12 +185,14 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             "failure": self._failure,
             "paused": self._failure is None and self._pause <= done and not over,
         }
+        if self._interval is not None and self._opened is not None:
+            report["course"] = self._course.state()
         self._lines.clear()
         ended = self._failure is not None or done >= self._pause or over
         # Tune keeps statistics of every number: all but the few it needs are sent as text.
         return {
             "report": json.dumps(report),
-            "score": math.nan if self._failure else self._score,
+            "score": math.nan if self._failure else self._course.value,
             "training_iteration": done,
             "done": ended,
             "should_checkpoint": not ended and self._due(done),
@@ -202,7 +204,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         publish(self._federation.spec, result)
         metrics = result.metrics
         self._check_measured(metrics)
-        self._score = metrics["score"] = self._course.add(metrics)
+        metrics["score"] = self._course.add(metrics)
         if self._interval is not None:
             metrics.update(
                 {
@@ -223,7 +225,6 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._recent = [entry for entry in self._recent if entry[0] >= since]
         note = {
             "values": self._values,
-            "score": self._score,
             "course": self._course.state(),
             "trial": self.trial_name,
             "rounds": [[round_, metrics] for _, round_, metrics in self._recent],
@@ -277,12 +278,13 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._failure: str | None = None
         self._opened: Federation | None = None
         self._lines: list[str] = []
-        self._score, self._metric = math.nan, ""
+        self._metric = ""
         self._recent, self._carried, self._gpus = [], [], []
         self._recorded, self._start = int(point.get("recorded", 0)), point.get("start")
         self._report_again = False
         self._saved_at = time.monotonic()
         self._values = dict(point["values"])
+        self._course_before: Mapping[str, Any] | None = point.get("course")
         scheduler = self._shared.config.sweep.scheduler
         self._interval = scheduler.perturbation_interval if isinstance(scheduler, Pbt) else None
         self._step_seconds = STEP_SECONDS if scheduler is None else 0.0
@@ -384,14 +386,16 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     def _restore(self, folder: Path, note: Mapping[str, Any]) -> None:
         self._check_gpus(note)
         checkpoint.restore(self._federation, folder)
-        self._score = float(note.get("score", self._score))
-        if (
-            note.get("trial") == self.trial_name
-        ):  # not another's, which population based training copies
+        if note.get("trial") == self.trial_name:
             self._course.restore(note["course"])
             self._recent = [
                 (time.monotonic(), round_, metrics) for round_, metrics in note["rounds"]
             ]
+        elif self._course_before is not None:
+            # The model is another's; the rounds before it, which the score reports, stay its own.
+            self._course.restore(self._course_before)
+            if self._recent and self._recent[-1][1] != self._federation.rounds_done:
+                self._recent = []  # a checkpoint carries no rounds with a gap
         self._saved_at = time.monotonic()
 
     def _diagnose(self, final: bool) -> str | None:

@@ -234,11 +234,16 @@ class CheckpointRef:
 
 
 def checkpoints(folder: str, trial: str) -> list[CheckpointRef]:
-    """Return a trial's checkpoints of all sessions, newest first; some may be incomplete after a kill."""
-    found: list[tuple[int, str, str]] = []
+    """Return a trial's checkpoints of all sessions, newest first; some may be incomplete after a kill.
+
+    A folder that Tune wrote twice into holds the later round only: all of it is read as one.
+    """
+    found: dict[str, tuple[int, str]] = {}
     for session in storage.names(folder):
         for name in storage.files(f"{folder}/{session}/{trial}"):
             inside, _, file = name.partition("/")
             if match := re.fullmatch(r"round-(\d+)\.json", file):
-                found.append((int(match[1]), session, f"{folder}/{session}/{trial}/{inside}"))
-    return [CheckpointRef(uri, done) for done, _, uri in sorted(found, reverse=True)]
+                uri = f"{folder}/{session}/{trial}/{inside}"
+                found[uri] = max(found.get(uri, (0, "")), (int(match[1]), session))
+    newest = sorted(((*place, uri) for uri, place in found.items()), reverse=True)
+    return [CheckpointRef(uri, done) for done, _, uri in newest]

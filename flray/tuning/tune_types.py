@@ -16,17 +16,38 @@ class RunMetadata(Protocol):
     num_failures: int
 
 
+class Saving(Protocol):
+    """A checkpoint that is being written."""
+
+    def resolve(self) -> object | None:
+        """Wait for it; None if it could not be written."""
+
+
+class TemporaryState(Protocol):
+    """What Tune knows of a trial's processes."""
+
+    saving_to: Saving | None
+
+
 class TuneTrial(Protocol):
     """A trial as Tune sees it; its text is its number."""
 
     config: dict[str, Any]
+    status: str
     last_result: Report | None
     run_metadata: RunMetadata
+    temporary_state: TemporaryState
     error_file: str | None
+
+    def on_checkpoint(self, checkpoint_result: object) -> None:
+        """Take note of a checkpoint that was written."""
 
 
 class Controller(Protocol):
     """Tune's loop over trials."""
+
+    def _schedule_trial_save(self, trial: TuneTrial, result: Report | None) -> Saving | None:
+        """Begin to write a trial's checkpoint."""
 
 
 class EarlyStopRule(Protocol):

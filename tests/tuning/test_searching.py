@@ -7,7 +7,8 @@ import pytest
 from ray.tune.schedulers import TrialScheduler
 
 from flray.config.loader import load
-from flray.tuning.search import OptunaSearch, _Bounds, scheduler
+from flray.tuning.population import Bounds
+from flray.tuning.search import OptunaSearch, scheduler
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 
 
@@ -163,7 +164,7 @@ def test_perturbed_values_stay_in_their_domains(content: dict[str, Any]) -> None
         "local.epochs": {"randint": [1, 4]},
     }
     content["sweep"] = {"samples": 4, "scheduler": "pbt"}
-    bounds = _Bounds(resolve_sweep(load(content)).space)
+    bounds = Bounds(resolve_sweep(load(content)).space)
     values = {"local.momentum": 1.08, "local.epochs": 4, "seed": 0}
     assert bounds({"point": {"values": values}})["point"]["values"] == {
         "local.momentum": 0.9,
