@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flray.config import yaml_files
 from flray.config.experiment import Config
 from flray.config.loader import load, parse_override
 from flray.config.shapes import copy_plain
@@ -167,3 +169,13 @@ def test_plain_values_are_read_as_yaml_means_them_and_dates_as_text(text: str, v
 
 def test_an_exponent_without_a_point_is_a_number_though_yaml_takes_it_for_text() -> None:
     assert load(with_value(("experiment", "local"), {"lr": "1e-3"})).experiment.local.lr == 0.001
+
+
+def test_without_libyaml_every_file_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [
+        path.read_text()
+        for path in sorted((Path(__file__).parents[2] / "search_spaces").rglob("*.yaml"))
+    ]
+    quick = [yaml_files.parse(text) for text in texts]
+    monkeypatch.setattr(yaml_files, "_FastLoader", yaml_files.Loader)
+    assert len(texts) > 60 and quick == [yaml_files.parse(text) for text in texts]
