@@ -63,7 +63,10 @@ class Mutation:
 
 def mutate(node: ast.expr) -> ast.expr | None:
     """Return a changed copy of an expression, or None if it is not of a kind that is changed."""
-    copy = ast.parse(ast.unparse(node), mode="eval").body
+    try:
+        copy = ast.parse(ast.unparse(node), mode="eval").body
+    except SyntaxError:  # slices and starred expressions cannot stand alone
+        return None
     if isinstance(copy, ast.Compare) and type(copy.ops[0]) in COMPARISONS:
         copy.ops[0] = COMPARISONS[type(copy.ops[0])]()
     elif isinstance(copy, ast.BinOp) and type(copy.op) in ARITHMETIC:
