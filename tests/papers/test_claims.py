@@ -12,20 +12,21 @@ from flray.results.export_table import build_export_table
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "search_spaces"
-_NUMBER = r"(-?\d+\.\d)"
+_NUMBER = r"(-?\d+\.\d\d?)"
 _INTERVAL = re.compile(rf"\((?:95 % interval )?{_NUMBER}\s+to\s+{_NUMBER}")
 _AMOUNT = re.compile(
-    rf"{_NUMBER}(?: points?)?(?: above)?\s+\((?:95 % interval )?{_NUMBER}\s+to\s+{_NUMBER}"
+    rf"{_NUMBER}(?: points?)?(?: above| apart)?\s+\((?:95 % interval )?{_NUMBER}\s+to\s+{_NUMBER}"
 )
 
 
 def intervals(files: list[Path]) -> set[tuple[str, ...]]:
-    """Mean and interval of every pair as sentences have them, the better one first."""
+    """Mean and interval of every pair as sentences have them, with one digit or two, the better one first."""
     return {
-        tuple(f"{number:.1f}" for number in (one.mean, one.low, one.high))
+        tuple(f"{number:.{digits}f}" for number in (one.mean, one.low, one.high))
         for file in files
         for study in build_export_table(read_export(file)).studies.each
         for one in (pair.better_first() for pair in study.differences)
+        for digits in (1, 2)
     }
 
 
