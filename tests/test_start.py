@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flray import registry
+from flray.cli import tables
 from flray.config import declarations
 
 HEAVY = ("torch", "ray", "mlflow", "pandas", "sklearn", "scipy", "matplotlib", "torchvision")
@@ -91,6 +92,7 @@ def test_declarations_are_those_of_the_imported_components(kind: str) -> None:
             vars(p) for p in getattr(expected, "presets", ())
         ], name
         if kind == "algorithms":
+            assert tables.when_added_up(read) == real.adds_up(), name
             for attribute in ("shared", "needs", "views"):
                 ours, theirs = getattr(read, attribute), getattr(real, attribute)
                 assert ours == theirs or (

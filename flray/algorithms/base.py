@@ -10,7 +10,7 @@ method.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,10 @@ class Algorithm:
     normalise : bool
         Whether images are normalised by the data set's mean and deviation, or only scaled to [0,
         1].
+    averages_waited : bool
+        Whether `aggregate` takes of the replies' weights nothing but means of all, by
+        `flray.algorithms.common.aggregation.average` after ``replies.wait()``: what decides about
+        them may follow from the other entries of every reply.
     hp : Params
         The hyper-parameters, with those filled in that follow from others (see `Params.resolved`).
     """
@@ -75,6 +79,7 @@ class Algorithm:
     trains_at_server: bool = False
     pools: bool = False
     normalise: bool = True
+    averages_waited: bool = False
 
     def __init__(self, hp: registry.Params | None = None) -> None:
         self.hp = (hp if hp is not None else self.Params()).resolved()
@@ -83,9 +88,16 @@ class Algorithm:
     def takes_mean_only(cls) -> bool:
         """Tell whether the server takes nothing of a stage's replies but the default weighted mean of their weights.
 
-        Only then can the weights be added up near the clients, as ``aggregation.block`` does.
+        Only then can ``aggregation.block`` add the weights up as the clients train.
         """
         return cls.aggregate is Algorithm.aggregate and cls.weigh is Algorithm.weigh
+
+    @classmethod
+    def adds_up(cls) -> Literal["as clients train", "when all have replied", "at the server"]:
+        """Tell when ``aggregation.block`` adds up weights near the clients; at the server: it cannot."""
+        if cls.takes_mean_only():
+            return "as clients train"
+        return "when all have replied" if cls.averages_waited else "at the server"
 
     def check(self, config: Experiment) -> None:
         """Refuse settings that the method cannot run with, before round 0. Default: nothing.

@@ -27,6 +27,7 @@ class COPA(Algorithm):
     """
 
     needs = frozenset({"split", "homogeneous", "classification"})
+    averages_waited = True
     shared = "features"
     views = ("personal",)
 

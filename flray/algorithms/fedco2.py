@@ -95,6 +95,7 @@ class FedCO2(Algorithm):
 
     hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})
+    averages_waited = True
     views = ("personal",)
 
     def __init__(self, hp: Params | None = None) -> None:

@@ -56,6 +56,7 @@ class FedHKD(Algorithm):
 
     hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})
+    averages_waited = True
     views = ("personal", "global")
 
     def loss(self, client: Client, batch: Batch) -> Tensor:

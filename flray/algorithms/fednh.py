@@ -74,6 +74,7 @@ class FedNH(Algorithm):
 
     hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})
+    averages_waited = True
     weighting = "uniform"
 
     def __init__(self, hp: Params | None = None) -> None:

@@ -47,6 +47,7 @@ class FedProc(Algorithm):
 
     hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})
+    averages_waited = True
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return CE and the prototypical contrast in the round's proportion."""

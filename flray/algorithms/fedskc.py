@@ -126,6 +126,7 @@ class FedSKC(Algorithm):
 
     hp: Params
     needs = frozenset({"homogeneous", "labels"})
+    averages_waited = True
 
     def check(self, config: Experiment) -> None:
         """Refuse a local learning rate that the variant would override."""

@@ -44,6 +44,7 @@ class Scaffold(Algorithm):
 
     hp: Params
     needs = frozenset({"homogeneous"})
+    averages_waited = True
     weighting = "uniform"
 
     def check(self, config: Experiment) -> None:

@@ -89,6 +89,8 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
         show_table(table, as_json)
         return
     console.print(table if options.get("properties") else "it has no options")
+    if what == "algorithms":
+        console.print(f"aggregation.block adds up weights: {when_added_up(item)}")
     for preset in getattr(entries.params(name), "presets", ()):
         values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
         console.print(f"preset {preset.name}: {values} ({preset.source})")
@@ -110,6 +112,17 @@ def _summary_line(method: type) -> str:
         sys.modules.get(method.__module__), "__doc__", None
     )
     return (not is_form and _first_line(module)) or _first_line(method)
+
+
+def when_added_up(method: Any) -> str:
+    """Return what `flray.algorithms.base.Algorithm.adds_up` does, also of a method that is not imported."""
+    if hasattr(method, "adds_up"):
+        return str(method.adds_up())
+    own = [base for base in method.__mro__ if base.__name__ != "Algorithm"]
+    defined = {name for base in own for name in vars(base).get("defines", ())}
+    if not defined & {"aggregate", "weigh"}:
+        return "as clients train"
+    return "when all have replied" if method.averages_waited else "at the server"
 
 
 def _first_line(item: Any) -> str:

@@ -95,9 +95,9 @@ class Module:
     def component(self, kind: str, name: str) -> Any:
         """Return a class or function as declared under a registered name: without its code.
 
-        A class has its docstring, its ``Params`` and the attributes of which the values can be
-        read; a function its docstring and signature of keyword-only parameters. Either has the
-        module's docstring as ``module_doc``.
+        A class has its docstring, its ``Params``, the attributes of which the values can be read
+        and the names of its methods as ``defines``; a function its docstring and signature of
+        keyword-only parameters. Either has the module's docstring as ``module_doc``.
         """
         for statement in self._parsed().values():
             for decorator in getattr(statement, "decorator_list", ()):
@@ -174,6 +174,8 @@ class Module:
         except NameError as error:
             raise UnreadableError(f"{self.name}.{node.name}: {error}") from error
         declared: type = namespace[node.name]
+        methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
+        declared.defines = frozenset(methods)  # type: ignore[attr-defined]
         made_by = [one for one in node.body if getattr(one, "name", "") == "__init__"]
         if made_by and isinstance(made_by[0], ast.FunctionDef) and made_by[0].args.kwonlyargs:
             declared.__signature__ = self._function(made_by[0]).__signature__  # type: ignore[attr-defined]

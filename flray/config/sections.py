@@ -87,8 +87,8 @@ class Aggregation(Section):
         None,
         ge=1,
         description="add the weights up in blocks of so many neighbouring clients (client number // block) "
-        "near the clients, so that the server gets one sum per block; for methods that take "
-        "nothing but the mean. The "
+        "near the clients, so that the server gets one sum per block: as they train, or, for methods "
+        "whose weights follow from all replies, when all have arrived (flray list algorithms NAME says which). The "
         "last bits depend on it, and on nothing else. A block is one actor's unit of work, and "
         "what a crash or "
         "faults.round_timeout leaves out: have several blocks per actor. bytes/up counts what "

@@ -9,10 +9,13 @@ from typing import Protocol
 import psutil
 import torch
 
+from flray.algorithms.common.aggregation import add_up
 from flray.devices.identity import GpuIdentity, distinct, gpu_identity
 from flray.federation.failures import Failure
 from flray.federation.messages import (
     Ref,
+    SumResult,
+    SumTask,
     TaskBlock,
     TaskBlockResult,
     TaskInput,
@@ -48,6 +51,9 @@ class Executor(Protocol):
         self, blocks: Sequence[TaskBlock], timeout: float | None = None
     ) -> Iterator[TaskBlockResult]:
         """Run all blocks; one unfinished after `timeout` seconds is a failure of all its clients."""
+
+    def add_up(self, tasks: Sequence[SumTask]) -> Iterator[SumResult]:
+        """Add up entries of replies where they lie."""
 
     def watch_over(self, states: Callable[[], Iterable[Ref]], warn: Callable[[str], None]) -> None:
         """Bring what must outlast its machine to safety if that is known to go away soon.
@@ -143,6 +149,12 @@ class InlineExecutor:
                 sums,
                 sums.nbytes if sums is not None else 0,
             )
+
+    def add_up(self, tasks: Sequence[SumTask]) -> Iterator[SumResult]:
+        """Add up entries of replies, one task after another."""
+        for task in tasks:
+            sums = add_up(task.entry, task.parts)
+            yield SumResult(sums, sums.nbytes)
 
     def watch_over(self, states: Callable[[], Iterable[Ref]], warn: Callable[[str], None]) -> None:
         """Do nothing: all is in this process."""

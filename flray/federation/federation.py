@@ -22,7 +22,7 @@ from flray.federation.failures import NobodyAnsweredError
 from flray.federation.hooks import iterate_hook
 from flray.federation.memory import peak_bytes, resident_bytes
 from flray.federation.messages import ClientTask, TaskInput
-from flray.federation.replies import BlockSums, StageReplies, into_blocks
+from flray.federation.replies import BlockSums, BlockwiseReplies, StageReplies, into_blocks
 from flray.federation.round_metrics import RoundMetrics
 from flray.federation.spec import FederationSpec
 from flray.federation.state import FederationState, Notify
@@ -198,8 +198,13 @@ class Federation(FederationState):
             )
         replies: StageReplies | BlockSums
         begun = time.perf_counter()
-        if (size := self.spec.config.aggregation.block) is None:
-            replies = StageReplies(self, jobs, stage, round_metrics)
+        size = self.spec.config.aggregation.block
+        if size is None or not algorithm.takes_mean_only():
+            replies = (
+                StageReplies(self, jobs, stage, round_metrics)
+                if size is None
+                else BlockwiseReplies(self, jobs, stage, round_metrics, size)
+            )
             with self.hook("aggregate"):
                 algorithm.aggregate(server, stage, replies)
             replies.wait()

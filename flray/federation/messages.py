@@ -174,6 +174,49 @@ class TaskBlockResult:
         return self.sums, *(result.state for result in self.results)
 
 
+@dataclass(frozen=True)
+class SumTask:
+    """One entry of a block's replies, to be added up in one process.
+
+    Attributes
+    ----------
+    entry : str
+        Its name.
+    parts : tuple of (str, float, Ref)
+        In client order: architecture, weight, and a packed tree that has the entry.
+    """
+
+    entry: str
+    parts: tuple[tuple[str, float, Ref], ...]
+
+    @property
+    def cost(self) -> float:
+        """Expected length, for scheduling."""
+        return float(len(self.parts))
+
+
+@dataclass(frozen=True)
+class SumResult:
+    """The sums of a block's replies.
+
+    Attributes
+    ----------
+    sums : Ref
+        The tree of `flray.algorithms.common.aggregation.BlockSum`, packed.
+    up : int
+        Bytes of its tensors, which reach the server.
+    """
+
+    sums: Ref = None
+    up: int = 0
+    failure: Failure | None = None
+
+    @property
+    def references(self) -> tuple[Ref, ...]:
+        """The executor's references to what it holds of the outputs."""
+        return (self.sums,)
+
+
 class ClientReply:
     """A client's reply as aggregation sees it; see `flray.algorithms.types.Reply`."""
 
@@ -196,6 +239,12 @@ class ClientReply:
     def get(self, entry: str, default: Any = None) -> Any:
         """Return an entry, or `default` where the client sent none."""
         return self[entry] if entry in self._large or entry in self._small else default
+
+    def packed(self, entry: str) -> Ref | None:
+        """Return a packed tree that has the entry, or the executor's reference to one; None without the entry."""
+        if entry in self._large:
+            return self._bulk
+        return trees.pack({entry: self._small[entry]}) if self._small.get(entry) else None
 
     def flat(self, entry: str) -> FlatTree | None:
         """Return a large entry as one tensor of all its values; None for others."""

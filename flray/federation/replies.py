@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
 from flray import trees
-from flray.algorithms.common.aggregation import average_blocks
-from flray.algorithms.types import Stage
+from flray.algorithms.common.aggregation import InBlocks, average_blocks
+from flray.algorithms.types import Reply, Stage
+from flray.errors import RunFailedError
 from flray.federation.failures import ClientError
-from flray.federation.messages import ClientReply, Ref, TaskBlock, TaskInput, TaskResult
+from flray.federation.messages import ClientReply, Ref, SumTask, TaskBlock, TaskInput, TaskResult
 from flray.federation.round_metrics import RoundMetrics
 from flray.federation.state import FederationState
-from flray.trees import Packed, Weights
+from flray.trees import Packed, Tree, Weights
 
 Collected = TypeVar("Collected")
 
@@ -117,13 +118,82 @@ class StageReplies(_Collector):
             self._kept = list(self._arrivals())
         return self._kept
 
+    def _received(self, result: TaskResult) -> int:
+        """Return the bytes of a reply that reach the server."""
+        return result.outcome.up
+
     def _arrivals(self) -> Iterator[ClientReply]:
         self._started = True
         for result in self._await(self._results):
             if self._take(result):
-                self.up += result.outcome.up
+                self.up += self._received(result)
                 samples = self._federation.server.clients[result.client_task.client].num_samples
                 yield ClientReply(result, samples, self._fetch)
+
+
+class _ArrivedReplies(list[ClientReply], InBlocks):
+    """All replies of a stage, whose large entries are added up in blocks."""
+
+    def __init__(self, found: Sequence[ClientReply], replies: BlockwiseReplies) -> None:
+        super().__init__(found)
+        self._replies = replies
+
+    def block_sums(self, weigh: Callable[[Reply], float], entry: str) -> Iterator[Tree]:
+        """Yield the sums of each block."""
+        return self._replies.block_sums(weigh, entry)
+
+
+class BlockwiseReplies(StageReplies, InBlocks):
+    """A stage's replies whose means are added up in blocks near the clients once all have arrived.
+
+    Single replies can be looked at too; what is fetched of them, and the sums, count as received.
+    """
+
+    def __init__(
+        self,
+        federation: FederationState,
+        jobs: Sequence[TaskInput],
+        stage: Stage,
+        round_metrics: RoundMetrics,
+        size: int,
+    ) -> None:
+        super().__init__(federation, jobs, stage, round_metrics)
+        self._size = size
+
+    def wait(self) -> Sequence[ClientReply]:
+        """Return all replies once the last has arrived; large entries are not fetched yet."""
+        if self._kept is None:
+            self._kept = _ArrivedReplies(list(self._arrivals()), self)
+        return self._kept
+
+    def block_sums(self, weigh: Callable[[Reply], float], entry: str) -> Iterator[Tree]:
+        """Yield the sums of each block of clients with the same ``client // size``."""
+        tasks = [
+            SumTask(entry, parts)
+            for _, block in groupby(self.wait(), lambda reply: reply.client // self._size)
+            if (
+                parts := tuple(
+                    (reply.architecture, weigh(reply), packed)
+                    for reply in block
+                    if (packed := reply.packed(entry)) is not None
+                )
+            )
+        ]
+        for result in self._await(self._federation.executor.add_up(tasks)):
+            if result.failure is not None:
+                raise RunFailedError(
+                    f"{self._stage.name}: replies could not be added up: {result.failure.what}\n"
+                    f"{result.failure.trace}".rstrip()
+                )
+            yield trees.unpack(self._fetch(result.sums))
+
+    def _received(self, result: TaskResult) -> int:
+        return result.outcome.small.nbytes if result.outcome.small is not None else 0
+
+    def _fetch(self, handle: Ref) -> Packed:
+        packed = super()._fetch(handle)
+        self.up += packed.nbytes
+        return packed
 
 
 class BlockSums(_Collector):

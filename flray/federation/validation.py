@@ -164,9 +164,11 @@ def validate(spec: FederationSpec) -> None:
             f"{spec.cohort_size} of {count}",
             f"{name} needs all clients",
         )
-    if config.aggregation.block is not None and not algorithm.takes_mean_only():
+    if config.aggregation.block is not None and algorithm.adds_up() == "at the server":
         able = [
-            n for n in registry.algorithms.names() if registry.algorithms.get(n).takes_mean_only()
+            n
+            for n in registry.algorithms.names()
+            if registry.algorithms.get(n).adds_up() != "at the server"
         ]
         raise ConfigError(
             "experiment.aggregation.block",

@@ -84,7 +84,7 @@ def _declared(name: str, method: Any, measured: Mapping[str, tuple[str, ...]]) -
         ("weights of the mean", method.weighting),
         ("needs", ", ".join(sorted(method.needs)) or "nothing"),
         ("models evaluated", ", ".join(method.views)),
-        ("server needs only the mean", "yes" if method.takes_mean_only() else "no"),
+        ("`aggregation.block` adds up weights", method.adds_up()),
     ]
     if name in measured:
         time, _, down, up, *_ = measured[name]

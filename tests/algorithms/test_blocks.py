@@ -49,6 +49,8 @@ ABLE = (
     "perfedavg",
     "pooled",
 )
+WAITED = ("copa", "fedco2", "fedhkd", "fednh", "fedproc", "fedskc", "scaffold")
+"""Added up when all have replied: what weighs them follows from every reply, or they send more besides."""
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 SIZES = (12, 9, 15, 7, 10)
 
@@ -69,12 +71,14 @@ def rounds(
 
 
 def test_the_methods_that_allow_it_are_these() -> None:
-    assert (
-        tuple(name for name in BUILT_IN if registry.algorithms.get(name).takes_mean_only()) == ABLE
-    )
+    when: dict[str, list[str]] = {}
+    for name in BUILT_IN:
+        when.setdefault(registry.algorithms.get(name).adds_up(), []).append(name)
+    assert tuple(when["as clients train"]) == ABLE
+    assert tuple(when["when all have replied"]) == WAITED
 
 
-@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(ABLE)))
+@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {*ABLE, *WAITED}))
 def test_a_method_whose_server_sees_replies_is_refused(name: str) -> None:
     with pytest.raises(
         ConfigError,
@@ -84,14 +88,14 @@ def test_a_method_whose_server_sees_replies_is_refused(name: str) -> None:
         spec_of(name, aggregation={"block": 2}, **settings_for(name))
 
 
-@pytest.mark.parametrize("name", ABLE)
+@pytest.mark.parametrize("name", ABLE + WAITED)
 def test_is_the_mean_to_the_accuracy_of_float64(name: str) -> None:
     whole, blocked = rounds(name, None), rounds(name, 2)
     for architecture, weights in whole.server.models.items():
         assert_weights(blocked.server.models[architecture], weights)
 
 
-@pytest.mark.parametrize("name", ABLE)
+@pytest.mark.parametrize("name", ABLE + WAITED)
 @pytest.mark.parametrize("block", [1, 5])
 def test_blocks_of_one_client_or_of_all_have_the_bits_of_the_plain_mean(
     name: str, block: int
@@ -165,17 +169,15 @@ def test_blocks_follow_the_client_number_not_the_cohort() -> None:
 
 
 def test_several_architectures_in_one_block() -> None:
-    sums = [BlockSum("samples"), BlockSum("samples")]
+    sums = [BlockSum(), BlockSum()]
     for client, (architecture, value, samples) in enumerate(
         [("a", 1.0, 1), ("b", 5.0, 2), ("a", 4.0, 2), ("a", 9.0, 1), ("b", 2.0, 0)]
     ):
-        sums[client // 3].add(
-            architecture, {"weights": {"w": torch.tensor([value])}, "other": 3}, samples
-        )
+        sums[client // 3].add(architecture, {"w": torch.tensor([value])}, samples)
     sums[1].add("a", {}, 100)
     packed = [trees.unpack(trees.pack(one.tree())) for one in sums]
     assert {a: mean["w"].item() for a, mean in average_blocks(packed).items()} == {
         "a": 4.5,
         "b": 5.0,
     }
-    assert average_blocks([{}, {}]) == {} and BlockSum("uniform").tree() == {}
+    assert average_blocks([{}, {}]) == {} and BlockSum().tree() == {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.failures import ClientError
 from flray.federation.federation import Federation, inline_federation
+from flray.federation.messages import SumResult, SumTask
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import PoolPlanner
 from flray.federation.spec import FederationSpec
@@ -20,7 +23,7 @@ from tests.end_to_end.killing import step_while_an_actor_is_killed
 from tests.end_to_end.pool import Pools
 from tests.end_to_end.test_failures import BROKEN
 
-everywhere = pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedadam"])
+everywhere = pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedadam", "fedskc", "scaffold"])
 
 
 def world_of(digits: dict[str, Any], method: str, **changes: Any) -> FederationSpec:
@@ -82,7 +85,7 @@ def test_restored_from_a_checkpoint(tmp_path: Path, digits: dict[str, Any], meth
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedskc"])
 def test_client_actor_killed_in_the_middle_of_a_block(
     digits: dict[str, Any], pools: Pools, method: str
 ) -> None:
@@ -94,6 +97,39 @@ def test_client_actor_killed_in_the_middle_of_a_block(
     federation.step()
     assert victim not in executor.pids()
     assert federation.sha256() == inline(spec).sha256()
+
+
+@pytest.mark.slow
+def test_client_actor_killed_before_it_adds_up(
+    digits: dict[str, Any], pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = world_of(digits, "fedskc")
+    executor = pools[2].executor_for(spec)
+    federation, add_up, victims = Federation(spec, executor), executor.add_up, []
+
+    def kill_one(tasks: Sequence[SumTask]) -> Iterator[SumResult]:
+        if not victims:
+            victims.append(min(executor.pids()))
+            os.kill(victims[0], signal.SIGKILL)
+        return add_up(tasks)
+
+    monkeypatch.setattr(executor, "add_up", kill_one)
+    for _ in range(spec.config.rounds):
+        federation.step()
+    assert victims and victims[0] not in executor.pids()
+    assert federation.sha256() == inline(spec).sha256()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedskc", "scaffold"])
+def test_one_sum_of_a_block_reaches_the_server(digits: dict[str, Any], method: str) -> None:
+    up = {
+        block: inline_federation(world_of(digits, method, aggregation={"block": block}), print)
+        .step()
+        .metrics["bytes/up"]
+        for block in (None, 1, 10)
+    }
+    assert 0.99 < up[1] / up[None] < 1.01
+    assert 7.9 < up[None] / up[10] < 8.1  # eight clients in one block
 
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from flray import trees
 from flray.algorithms.types import Reply, Weighting
 from flray.devices import transfers
 from flray.functional.averaging import WeightedMean
-from flray.trees import FlatLayout, Tree
+from flray.trees import FlatLayout, Packed, Tree
 
 _VALUES = "/"
 """Name of the one tensor that stands for all of an entry; no entry's own tensor can have it."""
@@ -22,6 +23,14 @@ def weight_of(weighting: Weighting, num_samples: int) -> float:
     return float(num_samples) if weighting == "samples" else 1.0
 
 
+class InBlocks(ABC):
+    """Replies that are added up in blocks, near the clients, once all have arrived."""
+
+    @abstractmethod
+    def block_sums(self, weigh: Callable[[Reply], float], entry: str) -> Iterator[Tree]:
+        """Yield what `BlockSum.tree` returns of each block's replies."""
+
+
 def average(
     replies: Iterable[Reply], weigh: Callable[[Reply], float], entry: str = "weights"
 ) -> dict[str, dict[str, Tensor]]:
@@ -30,7 +39,8 @@ def average(
     Parameters
     ----------
     replies : iterable of Reply
-        In client order; consumed one by one, so that one reply's tensors are held at a time.
+        In client order; consumed one by one, so that one reply's tensors are held at a time. Those
+        that come in blocks are added up where they lie.
     weigh : callable
         A reply's weight, on any scale; the weights are divided by their sum.
     entry : str
@@ -41,6 +51,8 @@ def average(
     dict of str to tree
         By architecture; nothing for an architecture without replies.
     """
+    if isinstance(replies, InBlocks):
+        return average_blocks(replies.block_sums(weigh, entry))
     means: dict[str, _EntryMean] = {}
     for reply in replies:
         mean = means.get(reply.architecture) or _EntryMean()
@@ -106,30 +118,36 @@ def average_outputs(replies: Iterable[Reply], entry: str) -> dict[str, Tensor]:
 
 
 class BlockSum:
-    """The weights of one block's clients on their way to the mean, added up where the clients train.
+    """One entry of a block's clients on its way to the mean, added up outside the server."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, WeightedMean] = {}
+
+    def add(self, architecture: str, tree: Tree, weight: float) -> None:
+        """Add a client's entry, in client order; an empty one adds nothing, as in `average`."""
+        if tree:
+            on_cpu = dict(zip(tree, transfers.to_host(list(tree.values())), strict=True))
+            self._sums.setdefault(architecture, WeightedMean()).add(on_cpu, weight)
+
+    def tree(self) -> dict[str, Tree]:
+        """Return the sums so far, by architecture; empty if no client sent the entry."""
+        return {architecture: sums.partial() for architecture, sums in self._sums.items()}
+
+
+def add_up(entry: str, parts: Iterable[tuple[str, float, Packed]]) -> Packed:
+    """Return the packed sums of one entry of a block's replies.
 
     Parameters
     ----------
-    weighting : {"samples", "uniform"}
-        Weights of the mean.
+    entry : str
+        Its name.
+    parts : iterable of (str, float, Packed)
+        In client order: architecture, weight, and a packed tree that has the entry.
     """
-
-    def __init__(self, weighting: Weighting) -> None:
-        self._weighting = weighting
-        self._sums: dict[str, WeightedMean] = {}
-
-    def add(self, architecture: str, reply: Tree, num_samples: int) -> None:
-        """Add a client's reply, in client order; one without weights adds nothing, as in `average`."""
-        tree = reply.get("weights")
-        if tree:
-            on_cpu = dict(zip(tree, transfers.to_host(list(tree.values())), strict=True))
-            self._sums.setdefault(architecture, WeightedMean()).add(
-                on_cpu, weight_of(self._weighting, num_samples)
-            )
-
-    def tree(self) -> dict[str, Tree]:
-        """Return the sums so far, by architecture; empty if no client sent weights."""
-        return {architecture: sums.partial() for architecture, sums in self._sums.items()}
+    sums = BlockSum()
+    for architecture, weight, packed in parts:
+        sums.add(architecture, trees.unpack(packed)[entry], weight)
+    return trees.pack(sums.tree())
 
 
 def average_blocks(blocks: Iterable[Tree]) -> dict[str, dict[str, Tensor]]:

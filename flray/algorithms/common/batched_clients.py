@@ -63,6 +63,8 @@ def check_batchable(
         reason = f"{name} has its own {', '.join(changed)}; set it to 1"
     elif block is None or block < count:
         reason = f"they are neighbours of one block: set aggregation.block to {count} or more (it is {block})"
+    elif not kind.takes_mean_only():
+        reason = f"the server of {name} looks at single replies; set it to 1"
     elif config.local.compile:
         reason = "local.compile holds for one client's batch; set one of the two"
     elif isinstance(task, FewShot):

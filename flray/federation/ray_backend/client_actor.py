@@ -11,11 +11,13 @@ import ray
 import torch
 
 from flray import bits
+from flray.algorithms.common.aggregation import add_up
 from flray.data.types import Pooled
 from flray.devices.identity import GpuIdentity, gpu_identity
 from flray.errors import DataError
 from flray.federation.messages import TaskInput
 from flray.federation.ray_backend.granted import granted_device
+from flray.federation.ray_backend.handles import Place
 from flray.federation.ray_backend.node_cache import node_samples
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner
@@ -107,6 +109,40 @@ class ClientActor:
         """
         outcomes, sums, states = self._runner.run_block(_resolve(jobs, objects))
         return [(outcomes, sums.nbytes if sums is not None else None), sums, *states]
+
+    def add_up(
+        self, entry: str, parts: Sequence[tuple[str, float, Packed | Place]], *calls: object
+    ) -> tuple[int, Packed]:
+        """Add up an entry of replies; see `flray.algorithms.common.aggregation.add_up`.
+
+        Parameters
+        ----------
+        entry : str
+            Its name.
+        parts : sequence of (str, float, Packed or Place)
+            Architecture, weight, and a packed tree or where it is among `calls`.
+        *calls : list of Packed
+            The replies of the calls that the places refer to.
+
+        Returns
+        -------
+        up : int
+            Bytes of the sums.
+        sums : Packed
+            A separate object.
+        """
+        sums = add_up(
+            entry,
+            (
+                (
+                    architecture,
+                    weight,
+                    part if isinstance(part, Packed) else calls[part.call][part.place],  # type: ignore[index]
+                )
+                for architecture, weight, part in parts
+            ),
+        )
+        return sums.nbytes, sums
 
     def describe(self) -> Description:
         """Return the process id, the node, the kinds of CPU and GPU and the resident bytes.

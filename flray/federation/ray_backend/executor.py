@@ -9,11 +9,19 @@ from typing import Any
 import ray
 
 from flray.federation.failures import ObjectLostError
-from flray.federation.messages import Ref, TaskBlock, TaskBlockResult, TaskInput, TaskResult
+from flray.federation.messages import (
+    Ref,
+    SumResult,
+    SumTask,
+    TaskBlock,
+    TaskBlockResult,
+    TaskInput,
+    TaskResult,
+)
 from flray.federation.ray_backend.handles import ObjectRef, ReplyInCall
 from flray.federation.ray_backend.pool import ActorPool
 from flray.federation.ray_backend.process_loss import OBJECT_LOST_ERRORS, OBJECT_LOST_MESSAGE
-from flray.federation.ray_backend.scheduler import BlockTasks, SingleTasks
+from flray.federation.ray_backend.scheduler import BlockTasks, SingleTasks, SumTasks
 from flray.trees import Packed
 
 MAX_INLINE_ARG_BYTES = int(0.9 * int(os.environ.get("RAY_max_direct_call_object_size", 100 * 1024)))  # noqa: SIM112
@@ -64,3 +72,7 @@ class RayExecutor(ActorPool):
     ) -> Iterator[TaskBlockResult]:
         """Run all blocks, each on one actor, scheduled as `run_tasks` does."""
         return BlockTasks(self, blocks, timeout).results()
+
+    def add_up(self, tasks: Sequence[SumTask]) -> Iterator[SumResult]:
+        """Add up entries of replies, each task on one actor, which reads the replies where they lie."""
+        return SumTasks(self, tasks, None).results()

@@ -16,6 +16,13 @@ class ReplyInCall(NamedTuple):
     number: int
 
 
+class Place(NamedTuple):
+    """Where a reply is among the arguments of a call: which of them, and where in its list."""
+
+    call: int
+    place: int
+
+
 PlacementGroup = object
 """A reserved set of bundles."""
 
@@ -45,6 +52,7 @@ class ClientHandle(Protocol):
 
     run: MultipleResults
     run_block: MultipleResults
+    add_up: MultipleResults
     describe: RemoteMethod
     networks: RemoteMethod
     reset: RemoteMethod

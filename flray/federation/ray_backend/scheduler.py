@@ -21,6 +21,8 @@ from flray.errors import DataError, RunFailedError
 from flray.federation.failures import Failure, ObjectLostError, error_summary
 from flray.federation.messages import (
     Ref,
+    SumResult,
+    SumTask,
     TaskBlock,
     TaskBlockResult,
     TaskInput,
@@ -33,6 +35,7 @@ from flray.federation.ray_backend.handles import (
     ClientHandle,
     MultipleResults,
     ObjectRef,
+    Place,
     ReplyInCall,
 )
 from flray.federation.ray_backend.pool import ActorPool, InFlight, PoolWorker
@@ -55,8 +58,8 @@ CALL_SECONDS, CALL_TASKS, CALL_BYTES = 0.05, 16, 16 * 2**20
 """Expected seconds of a call, tasks in it and bytes of their replies, beyond which no task is added to it."""
 
 
-Work = TypeVar("Work", bound=TaskInput | TaskBlock)
-WorkResult = TypeVar("WorkResult", bound=TaskResult | TaskBlockResult)
+Work = TypeVar("Work", bound=TaskInput | TaskBlock | SumTask)
+WorkResult = TypeVar("WorkResult", bound=TaskResult | TaskBlockResult | SumResult)
 
 
 class TaskScheduler(ABC, Generic[Work, WorkResult]):
@@ -374,6 +377,32 @@ class BlockTasks(TaskScheduler[TaskBlock, TaskBlockResult]):
 
     def _failure(self, job: TaskBlock, failure: Failure) -> TaskBlockResult:
         return failed_block(job, failure)
+
+
+class SumTasks(TaskScheduler[SumTask, SumResult]):
+    """Sums of replies: one call of `flray.federation.ray_backend.executor.RayExecutor.add_up`."""
+
+    unit = "sum"
+
+    def _call(self, actor: ClientHandle, jobs: Sequence[SumTask]) -> list[ObjectRef]:
+        (task,) = jobs
+        calls: dict[int, tuple[int, ObjectRef]] = {}
+        parts: list[tuple[str, float, Ref]] = []
+        for architecture, weight, part in task.parts:
+            if isinstance(part, ReplyInCall):
+                number, _ = calls.setdefault(id(part.call), (len(calls), part.call))
+                part = Place(number, part.place)
+            parts.append((architecture, weight, part))
+        held = [call for _, call in calls.values()]
+        return list(actor.add_up.options(num_returns=2).remote(task.entry, parts, *held))
+
+    def _answers(
+        self, jobs: Sequence[SumTask], outcome: Any, call: InFlight, actor: int
+    ) -> list[SumResult]:
+        return [SumResult(call.bulk, outcome)]
+
+    def _failure(self, job: SumTask, failure: Failure) -> SumResult:
+        return SumResult(failure=failure)
 
 
 def _send(method: MultipleResults, jobs: Sequence[TaskInput]) -> list[ObjectRef]:

@@ -20,7 +20,7 @@ import torch
 from flray import rng, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.common.aggregation import BlockSum
+from flray.algorithms.common.aggregation import BlockSum, weight_of
 from flray.algorithms.common.batched_clients import train_batched
 from flray.algorithms.types import Phase, Predictor
 from flray.data.arrays import Rows
@@ -187,7 +187,7 @@ class ClientRunner:
         states : list of Packed or None
             The clients' new states, one per job.
         """
-        sums = BlockSum(self.spec.weighting)
+        sums = BlockSum()
         outcomes: list[TaskOutcome] = []
         states: list[Packed | None] = [None] * len(jobs)
         for position, (outcome, _, state) in enumerate(self._run_in_order(jobs, sums)):
@@ -282,11 +282,9 @@ class ClientRunner:
             client.state["personal"] = client.weights(client.resident.personal)
         if sums is not None:
             # The task's last step: a client that fails is not in the sums.
-            sums.add(
-                client_task.architecture,
-                reply,
-                len(self.spec.data.clients[client_task.client].train),
-            )
+            samples = len(self.spec.data.clients[client_task.client].train)
+            weight = weight_of(self.spec.weighting, samples)
+            sums.add(client_task.architecture, reply.get("weights", {}), weight)
             reply = {}
         small, large = split_small(reply)
         packed_small, packed_large, packed_state = trees.pack_all(small, large, client.state)
