@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,12 +18,11 @@ from flray.results.frames import TEST
 from flray.results.sweep import SweepResult
 from flray.results.tuned import tuning_frame
 from flray.runs import directory
-from flray.runs.figures import draw_figures
-from flray.runs.journal import Journal, read_events
-from flray.runs.mlflow_model import save_mlflow_models
+from flray.runs.journal import Journal
 from flray.runs.session import NOTE
 from flray.tuning.setting_runs import complete_settings
-from flray.tuning.trial_store import RESULTS, SUMMARY, TABLE, TrialFolder, trial_folders
+from flray.tuning.trial_figures import draw_trials
+from flray.tuning.trial_store import RESULTS, SUMMARY, TABLE
 
 OVERVIEW_LIMIT, REPORT, TUNING = 40, "report", "tuning.csv"
 _NOTE_LENGTH = 4000
@@ -35,7 +33,11 @@ ReportWriter = Callable[[Path, Path], Sequence[Path]]
 
 
 def finish(
-    folder: Path, config: Config, journal: Journal, write_report: ReportWriter | None = None
+    folder: Path,
+    config: Config,
+    journal: Journal,
+    write_report: ReportWriter | None = None,
+    notify: Callable[[str], None] = lambda line: None,
 ) -> SweepResult:
     """Write the tables and figures of a sweep whose trials have all ended, and attach them to its runs.
 
@@ -49,13 +51,14 @@ def finish(
         The parent run's.
     write_report : callable, optional
         Writes the report of a sweep's folder into another folder and returns its files.
+    notify : callable
+        Called with a line on what takes long.
     """
     result = SweepResult(folder)
     (folder / RESULTS).write_text(csv_text(result.results), encoding="utf-8", newline="")
     (folder / SUMMARY).write_text(csv_text(result.summary), encoding="utf-8", newline="")
     (folder / TABLE).write_text(text_table(result), encoding="utf-8")
-    for trial in trial_folders(folder):
-        _trial_figures(trial)
+    draw_trials(folder, notify)
     (folder / CURVES).write_text(csv_text(result.curves), encoding="utf-8", newline="")
     made = [directory.CONFIG, RESULTS, SUMMARY, CURVES, TABLE]
     if result.data.tuning:
@@ -130,19 +133,3 @@ def text_table(result: SweepResult) -> str:
         console.print(line)
     console.print(result.table())
     return buffer.getvalue()
-
-
-def _trial_figures(trial: TrialFolder) -> None:
-    """Draw a trial's figures, those of a single run, and list them for MLflow, once."""
-    listed = {
-        event["path"]
-        for event in read_events(trial.path / directory.JOURNAL)
-        if event["type"] == "artifact"
-    }
-    if directory.CONFIG in listed:
-        return
-    with Journal(trial.path / directory.JOURNAL) as journal:
-        tracking = directory.read_config(trial.path)["experiment"].get("tracking") or {}
-        if tracking.get("model") and trial.status == "finished":
-            save_mlflow_models(trial.path, journal, logging.getLogger("flray").info)
-        draw_figures(trial.path, journal, str(trial.identity.get("metric") or ""))

@@ -1,0 +1,147 @@
+"""Run a sweep of many small trials over several nodes while nodes are killed and added; compare it with a quiet one.
+
+    python scripts/checks/many_nodes.py --trials 200 --nodes 4 --seconds 4
+
+The nodes are processes of this machine, started by Ray's own cluster tool. Every few seconds one of them, never the
+head, is killed with SIGKILL, and another is added a moment later. The same sweep then runs undisturbed: every trial
+must have ended once, with every round once, the same values and the same digest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+MEASURED = ("score", "train/loss", "bytes/up")
+
+
+def sweep_of(trials: int, output: Path, name: str) -> dict[str, Any]:
+    """Return the sweep: FedAvg on small digits, a learning rate and a seed per trial."""
+    rates = [round(0.01 * 1.02**i, 6) for i in range(-(-trials // 4))]
+    return {
+        "experiment": {
+            "name": name,
+            "rounds": 6,
+            "data": {"name": "digits-sklearn", "samples": 120},
+            "partition": "domains",
+            "model": "lenet",
+            "algorithm": "fedavg",
+            "local": {"lr": 0.05, "batch_size": 16},
+            "resources": {"executor": "inline"},
+            "checkpoint": {"min_seconds": 0},
+            "tracking": {"uri": None},
+            "output": str(output),
+        },
+        "space": {"local.lr": {"grid": rates}},
+        "sweep": {"seeds": [0, 1, 2, 3], "reuse": False, "metric": "auto"},
+    }
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """Return what each trial ended with: status, digest, and its rounds with what they measured."""
+    from flray.runs.journal import read_events
+    from flray.tuning.trial_store import trial_folders
+
+    found = {}
+    for trial in trial_folders(folder):
+        events = read_events(trial.path)
+        rounds = [event for event in events if event["type"] == "round"]
+        identity = trial.identity
+        found[trial.number] = (
+            identity["status"],
+            identity.get("sha256"),
+            sum(event["type"] == "end" for event in events),
+            [(one["round"], *(one["metrics"][name] for name in MEASURED)) for one in rounds],
+        )
+    return found
+
+
+class Killer(threading.Thread):
+    """Kills a worker node every few seconds and adds another."""
+
+    def __init__(self, cluster: Any, seconds: float, seed: int) -> None:
+        super().__init__(daemon=True)
+        self._cluster, self._seconds, self._draw = cluster, seconds, random.Random(seed)
+        self._stopped = threading.Event()
+        self.killed = 0
+
+    def run(self) -> None:
+        """Go on until stopped."""
+        while not self._stopped.wait(self._seconds * self._draw.uniform(0.5, 1.5)):
+            workers = sorted(self._cluster.worker_nodes, key=lambda node: node.node_id)
+            self._cluster.remove_node(self._draw.choice(workers), allow_graceful=False)
+            self.killed += 1
+            time.sleep(self._draw.uniform(0.0, 2.0))
+            self._cluster.add_node(num_cpus=1)
+
+    def stop(self) -> None:
+        """Kill no more."""
+        self._stopped.set()
+        self.join()
+
+
+def main() -> int:
+    """Run both sweeps and compare them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--nodes", type=int, default=4, help="with the head")
+    parser.add_argument("--seconds", type=float, default=4.0, help="between two kills, about")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    # A node is known to be gone after a second or two.
+    os.environ |= {
+        "RAY_health_check_period_ms": "500",
+        "RAY_health_check_timeout_ms": "2000",
+        "RAY_health_check_failure_threshold": "2",
+    }
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from flray import tuning
+
+    with tempfile.TemporaryDirectory() as place:
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+        )
+        for _ in range(options.nodes - 1):
+            cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+        found, seconds, killed = {}, {}, 0
+        for name in ("disturbed", "quiet"):
+            killer = Killer(cluster, options.seconds, options.seed)
+            if name == "disturbed":
+                killer.start()
+            begun = time.monotonic()
+            result = tuning.tune(sweep_of(options.trials, Path(place), name))
+            seconds[name] = time.monotonic() - begun
+            if name == "disturbed":
+                killer.stop()
+                killed = killer.killed
+            found[name] = facts(result.folder)
+        ray.shutdown()
+        cluster.shutdown()
+    disturbed, quiet = found["disturbed"], found["quiet"]
+    wrong = [number for number in quiet if disturbed.get(number) != quiet[number]]
+    whole = all(
+        status == "finished" and ends == 1 and [one[0] for one in rounds] == [1, 2, 3, 4, 5, 6]
+        for status, _, ends, rounds in disturbed.values()
+    )
+    for number in wrong[:5]:
+        print(f"trial {number}: found {disturbed.get(number)}, and quiet {quiet[number]}")
+    print(
+        f"{len(disturbed)} trials on {options.nodes} nodes, {killed} nodes killed: "
+        f"{len(wrong)} differ from the quiet sweep, every trial whole: {whole}; "
+        f"{seconds['disturbed']:.0f} s, quiet {seconds['quiet']:.0f} s"
+    )
+    return 0 if not wrong and whole and len(disturbed) == len(quiet) >= options.trials else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
