@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from flray.metrics.direction import is_share
-from flray.metrics.summary import reported_rounds, rounds_to_target
+from flray.metrics.summary import rounds_to_target
 from flray.results.result_set import Trial
 
 AVERAGE = "avg"
@@ -38,15 +38,22 @@ def value(trial: Trial, measure: str, client: str = AVERAGE) -> float:
     client : str
         A client's or domain's name, or ``avg``.
     """
+    if (known := trial.values.get((measure, client))) is None:
+        known = trial.values[measure, client] = _value(trial, measure, client)
+    return known
+
+
+def _value(trial: Trial, measure: str, client: str) -> float:
     if measure == "hours":
         return total(trial, "time/round") / 3600
     if measure == "memory":
         return peak_memory(trial) / 2**20
     if match := _TARGET.match(measure):
         return rounds_to_target(series(trial, match[1], client), float(match[2]) / 100)
-    rounds = reported_rounds(trial.history, trial.metric, trial.protocol, trial.last)
     metric = trial.metric if measure == "auto" else measure
-    return rounds.value(series(trial, measure, client)) * (100.0 if is_share(metric) else 1.0)
+    return trial.reported.value(series(trial, measure, client)) * (
+        100.0 if is_share(metric) else 1.0
+    )
 
 
 def first_available(trial: Trial, measure: str, clients: Sequence[str]) -> float:
@@ -168,7 +175,8 @@ def _client_column(trial: Trial, name: str, client: str) -> pd.Series[float]:
     ]
     if not mine:
         return pd.Series(dtype=float)
-    return pd.concat([_column(trial, f"{name}/client/{one}") for one in mine], axis=1).mean(axis=1)
+    columns = [_column(trial, f"{name}/client/{one}") for one in mine]
+    return columns[0] if len(columns) == 1 else pd.concat(columns, axis=1).mean(axis=1)
 
 
 def _mean_of_others(trial: Trial, name: str, client: str) -> pd.Series[float]:

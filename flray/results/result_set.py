@@ -17,7 +17,7 @@ from flray.config.paper import PaperTable
 from flray.config.setting_labels import setting_label
 from flray.config.shapes import read_partition
 from flray.federation.diagnostics import FINAL_DIAGNOSTICS, PARTITION
-from flray.metrics.summary import Protocol
+from flray.metrics.summary import Protocol, ReportedRounds, reported_rounds
 
 COMPARISON = "comparison"
 """The phase of trials that are compared."""
@@ -111,6 +111,16 @@ class Trial:
         path = self.folder / PARTITION
         return read_partition(path) if path.is_file() else None
 
+    @cached_property
+    def reported(self) -> ReportedRounds:
+        """The rounds whose values are reported; a history does not change once it is loaded."""
+        return reported_rounds(self.history, self.metric, self.protocol, self.last)
+
+    @cached_property
+    def values(self) -> dict[tuple[str, str], float]:
+        """Reported values by measure and client that were asked for, see `flray.results.measures.value`."""
+        return {}
+
     @property
     def domains(self) -> dict[str, str]:
         """The domain of each client, in the order of the federation; empty where it was not tracked."""
@@ -183,22 +193,30 @@ class ResultSet:
         return self.in_order({name for trial in self.trials for name in trial.setting})
 
     def varying(self, ignore_missing: bool = False) -> list[str]:
-        """Return the columns of the settings that differ.
+        """Return the columns of the settings that differ; settings do not change once they are loaded.
 
         Parameters
         ----------
         ignore_missing : bool
             Whether a column with one value, which some trials lack, does not count as varying.
         """
-        values = {
-            name: {
-                str(t.setting.get(name))
-                for t in self.trials
-                if not ignore_missing or name in t.setting
+        if ignore_missing not in self._varying:
+            values = {
+                name: {
+                    str(t.setting.get(name))
+                    for t in self.trials
+                    if not ignore_missing or name in t.setting
+                }
+                for name in self.settings
             }
-            for name in self.settings
-        }
-        return [name for name, found in values.items() if len(found) > 1]
+            self._varying[ignore_missing] = [
+                name for name, found in values.items() if len(found) > 1
+            ]
+        return self._varying[ignore_missing]
+
+    @cached_property
+    def _varying(self) -> dict[bool, list[str]]:
+        return {}
 
     def in_order(self, names: Iterable[str]) -> list[str]:
         """Return columns of settings as the file has them: arms, then the space, then the rest."""

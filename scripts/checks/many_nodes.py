@@ -63,28 +63,18 @@ def facts(folder: Path) -> dict[str, Any]:
     return found
 
 
-class Killer(threading.Thread):
-    """Kills a worker node every few seconds and adds another."""
-
-    def __init__(self, cluster: Any, seconds: float, seed: int) -> None:
-        super().__init__(daemon=True)
-        self._cluster, self._seconds, self._draw = cluster, seconds, random.Random(seed)
-        self._stopped = threading.Event()
-        self.killed = 0
-
-    def run(self) -> None:
-        """Go on until stopped."""
-        while not self._stopped.wait(self._seconds * self._draw.uniform(0.5, 1.5)):
-            workers = sorted(self._cluster.worker_nodes, key=lambda node: node.node_id)
-            self._cluster.remove_node(self._draw.choice(workers), allow_graceful=False)
-            self.killed += 1
-            time.sleep(self._draw.uniform(0.0, 2.0))
-            self._cluster.add_node(num_cpus=1)
-
-    def stop(self) -> None:
-        """Kill no more."""
-        self._stopped.set()
-        self.join()
+def kill_while(thread: threading.Thread, cluster: Any, seconds: float, seed: int) -> int:
+    """Kill a worker node every few seconds and add another, as long as the thread lives; return how many."""
+    draw, killed = random.Random(seed), 0
+    while True:
+        thread.join(seconds * draw.uniform(0.5, 1.5))
+        if not thread.is_alive():
+            return killed
+        workers = sorted(cluster.worker_nodes, key=lambda node: str(node.node_id))
+        cluster.remove_node(draw.choice(workers), allow_graceful=False)
+        killed += 1
+        time.sleep(draw.uniform(0.0, 2.0))
+        cluster.add_node(num_cpus=1)
 
 
 def main() -> int:
@@ -115,16 +105,16 @@ def main() -> int:
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
         found, seconds, killed = {}, {}, 0
         for name in ("disturbed", "quiet"):
-            killer = Killer(cluster, options.seconds, options.seed)
-            if name == "disturbed":
-                killer.start()
+            content = sweep_of(options.trials, Path(place), name)
+            thread = threading.Thread(target=lambda: tuning.tune(content), daemon=True)  # noqa: B023
             begun = time.monotonic()
-            result = tuning.tune(sweep_of(options.trials, Path(place), name))
-            seconds[name] = time.monotonic() - begun
+            thread.start()
             if name == "disturbed":
-                killer.stop()
-                killed = killer.killed
-            found[name] = facts(result.folder)
+                # In this thread, for Ray starts a node's processes from the main one only.
+                killed = kill_while(thread, cluster, options.seconds, options.seed)
+            thread.join()
+            seconds[name] = time.monotonic() - begun
+            found[name] = facts(Path(place) / name / "001")
         ray.shutdown()
         cluster.shutdown()
     disturbed, quiet = found["disturbed"], found["quiet"]
