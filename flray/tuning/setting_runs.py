@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -163,13 +164,19 @@ def complete_settings(sweep: Path) -> None:
 
 
 def mean_and_deviation(seeds: list[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over seeds, and its sample deviation under ``NAME/seed_std``."""
+    """Return the mean of each metric over seeds, and its sample deviation under ``NAME/seed_std``.
+
+    A metric that is not a finite number at every seed has neither: no score where a round is not
+    evaluated, and nothing to average where a seed's loss has diverged.
+    """
     return dict(_over_seeds(seeds))
 
 
 def _over_seeds(seeds: list[dict[str, float]]) -> Iterator[tuple[str, float]]:
     for name in seeds[0]:
         values = [one[name] for one in seeds if name in one]
+        if not all(map(math.isfinite, values)):
+            continue
         yield name, statistics.fmean(values)
         if len(values) > 1:
             yield f"{name}/{STD}", statistics.stdev(values)
@@ -180,7 +187,7 @@ def _compared(metrics: Mapping[str, float]) -> dict[str, float]:
     return {
         name: value
         for name, value in metrics.items()
-        if name in _BESIDES or (name.rpartition("/")[0] in VIEWS and value == value)
+        if name in _BESIDES or name.rpartition("/")[0] in VIEWS
     }
 
 

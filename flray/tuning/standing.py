@@ -77,8 +77,8 @@ class Standing:
             settings.items(), key=lambda item: (sign * statistics.fmean(item[1]), item[0])
         )
         mean = statistics.fmean(scores)
-        if len(scores) == 1:
-            return f"{title}, {mean:.4f} (1 seed)"
+        if len(scores) == 1 or not math.isfinite(mean):
+            return f"{title}, {mean:.4f} ({len(scores)} seed{'s' if len(scores) > 1 else ''})"
         from scipy import special  # start-up: not before a setting has two seeds
 
         half = statistics.stdev(scores) / math.sqrt(len(scores))

@@ -46,6 +46,9 @@ def test_a_sweep_s_line_counts_and_names_the_best_with_its_interval(
     for number in found._points:
         found.add(number, "finished", found._scores.get(number, 0.5), "global/common/loss")
     assert "lr=0.1" in found.line()
+    for number in found._points:
+        found.add(number, "finished", math.inf, "global/common/loss")
+    assert found.line().endswith(", inf (3 seeds)")
 
 
 def test_a_trial_that_was_stopped_early_is_not_the_best(

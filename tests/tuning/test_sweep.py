@@ -324,6 +324,33 @@ def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, 
     assert result.best["local.lr"] == 0.1
 
 
+@pytest.mark.usefixtures("ray_runs_already")
+def test_rounds_without_evaluation_and_a_setting_that_diverges(content: dict[str, Any]) -> None:
+    content["experiment"]["evaluation"] = {"every": 2}
+    content["space"] = {"local.lr": {"grid": [0.05, 1e30]}}
+    result = tuning.tune(content)
+    assert list(result.results["status"]) == ["finished"] * 4
+    curves = {
+        name: {event["round"]: event["metrics"] for event in events if event["type"] == "round"}
+        for path in (result.folder / "settings").iterdir()
+        for events in [read_events(path)]
+        for name in [events[0]["name"]]
+    }
+    assert sorted(curves) == [
+        "fedavg · digits-sklearn · lr=0.05",
+        "fedavg · digits-sklearn · lr=1e+30",
+    ]
+    good, bad = (curves[name] for name in sorted(curves))
+    assert sorted(good) == sorted(bad) == [1, 2, 3]
+    assert [set(good[round_]) >= {"score", "score/seed_std"} for round_ in (1, 2, 3)] == [
+        False,
+        True,
+        True,
+    ]
+    assert all("train/loss/seed_std" in good[round_] for round_ in good)
+    assert "train/loss" not in bad[3] and "score" in bad[3]
+
+
 def test_an_unknown_metric_is_refused_before_the_first_trial(
     content: dict[str, Any], tmp_path: Path
 ) -> None:
