@@ -274,10 +274,17 @@ _STANDING_SECONDS = 60.0
 
 
 class SweepProgress(_Display):
-    """A bar over trials with the running ones' newest scores; on a file, a line per trial and now and then a round."""
+    """A bar over trials with the running ones' newest scores; on a file, a line per trial and now and then a round.
+
+    Attributes
+    ----------
+    has_values : bool
+        Whether what the sweep came to has been shown.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.has_values = False
         self._total = self._done = 0
         self._printed = 0.0
         self._stood = time.monotonic()
@@ -324,6 +331,12 @@ class SweepProgress(_Display):
             self._stood = time.monotonic()
             self.say(line)
 
+    def values(self, result: SweepResult) -> None:
+        """Print what can be concluded and the table, once; figures and report follow."""
+        self.has_values = True
+        show_values(result)
+        self.say("drawing the figures and writing the report (the values above are final)")
+
 
 def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
@@ -352,14 +365,19 @@ def _report_lines(folder: Path) -> Iterator[str]:
         yield f"report: {report / 'report.html'}"
 
 
-def show_sweep(result: SweepResult) -> None:
-    """Print a finished sweep's table, and where to see more."""
+def show_values(result: SweepResult) -> None:
+    """Print what can be concluded from a sweep, and its table."""
     from flray.results.formatting import conclusion_text
-    from flray.tracking.links import ui_links
 
     for line in conclusion_text(result.conclusions).splitlines():
         console.print(line)
     console.print(result.table())
+
+
+def show_places(result: SweepResult) -> None:
+    """Print where a finished sweep's files lie, and where to see more."""
+    from flray.tracking.links import ui_links
+
     console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)")
     for line in _report_lines(result.folder):
         console.print(line, soft_wrap=True)

@@ -159,17 +159,19 @@ def tune_command(
         return
     with display.SweepProgress() as progress:
         result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)
-    _show_sweep(result, as_json)
+    _show_sweep(result, progress.has_values, as_json)
 
 
-def _show_sweep(result: SweepResult, as_json: bool = False) -> None:
-    """Show a sweep's result; a sweep without results ends like a failed run."""
+def _show_sweep(result: SweepResult, has_values: bool, as_json: bool = False) -> None:
+    """Show the rest of a sweep's result; a sweep without results ends like a failed run."""
     from flray.cli import display
 
     if as_json:
         display.print_json(display.sweep_values(result))
     else:
-        display.show_sweep(result)
+        if not has_values:  # it had ended before
+            display.show_values(result)
+        display.show_places(result)
     if result.all_failed:
         raise typer.Exit(1)
 
@@ -235,7 +237,7 @@ def resume_command(
                 plugins=plugin or (),
                 other_cpu=other_cpu,
             )
-        _show_sweep(swept)
+        _show_sweep(swept, sweep_progress.has_values)
 
 
 @app.command("report", epilog="Example: flray report demo --to tables")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flray.federation.federation import RoundResult
 from flray.federation.spec import FederationSpec
+
+if TYPE_CHECKING:
+    from flray.results.sweep import SweepResult
 
 _LOG = logging.getLogger("flray")
 
@@ -60,6 +63,9 @@ class SweepProgress(Protocol):
     def standing(self, line: str) -> None:
         """Show how the sweep stands; said again whenever a trial begins or ends."""
 
+    def values(self, result: SweepResult) -> None:
+        """Show what all trials came to; figures and report follow."""
+
     def say(self, line: str) -> None:
         """Show a line for the user."""
 
@@ -83,6 +89,9 @@ class NullProgress:
         """Do nothing."""
 
     def standing(self, *info: Any) -> None:
+        """Do nothing."""
+
+    def values(self, *info: Any) -> None:
         """Do nothing."""
 
     def say(self, line: str) -> None:

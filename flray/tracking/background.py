@@ -16,10 +16,9 @@ from flray.tracking.exporter import MlflowExporter
 from flray.tracking.secrets import without_secrets
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-_REST, _LONGEST_REST = 50.0, 1.0
+_REST, _LONGEST_REST = 200.0, 5.0
 """After sending, so many times the processor time it took is left to the training, but no more than so many seconds:
-many rounds in one request cost little more than one, and a round should be seen within two
-seconds."""
+many rounds in one request cost little more than one."""
 
 
 class Tracker:

@@ -38,6 +38,7 @@ def finish(
     journal: Journal,
     write_report: ReportWriter | None = None,
     notify: Callable[[str], None] = lambda line: None,
+    show: Callable[[SweepResult], None] = lambda result: None,
 ) -> SweepResult:
     """Write the tables and figures of a sweep whose trials have all ended, and attach them to its runs.
 
@@ -53,11 +54,14 @@ def finish(
         Writes the report of a sweep's folder into another folder and returns its files.
     notify : callable
         Called with a line on what takes long.
+    show : callable, optional
+        Called once the tables are written, before the figures and the report, which take longer.
     """
     result = SweepResult(folder)
     (folder / RESULTS).write_text(csv_text(result.results), encoding="utf-8", newline="")
     (folder / SUMMARY).write_text(csv_text(result.summary), encoding="utf-8", newline="")
     (folder / TABLE).write_text(text_table(result), encoding="utf-8")
+    show(result)
     draw_trials(folder, notify)
     (folder / CURVES).write_text(csv_text(result.curves), encoding="utf-8", newline="")
     made = [directory.CONFIG, RESULTS, SUMMARY, CURVES, TABLE]

@@ -281,7 +281,15 @@ class _Sweep:
         ):
             try:
                 self._run(folder, tracker)
-                result = finish(folder, config, session.journal, self._write_report, notify)
+                self._progress.end()
+                result = finish(
+                    folder,
+                    config,
+                    session.journal,
+                    self._write_report,
+                    notify,
+                    self._progress.values,
+                )
             finally:
                 self._progress.end()
             session.end("finished", tracked_as="FAILED" if result.all_failed else None)

@@ -77,10 +77,10 @@ def test_the_page_is_whole_and_needs_nothing_else(sweep: Path, tmp_path: Path) -
 def test_a_sweep_ends_with_its_picture_and_its_page(
     sweep: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    display.show_sweep(SweepResult(sweep))
+    display.show_places(SweepResult(sweep))
     assert "report" not in capsys.readouterr().out.rpartition("sweep: ")[2]
     make(sweep, sweep / "report")
-    display.show_sweep(SweepResult(sweep))
+    display.show_places(SweepResult(sweep))
     last = capsys.readouterr().out.splitlines()[-2:]
     figure, page = sweep / "report/figures/differences.png", sweep / "report/report.html"
     assert last == [

@@ -22,7 +22,7 @@ from flray import tuning
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.errors import FlrayError
-from flray.runs import directory, runner
+from flray.runs import directory, runner, sweeps
 from flray.runs.journal import read_events
 from flray.runs.progress import NullProgress
 from flray.tuning.trial_store import trial_folders
@@ -349,6 +349,24 @@ def test_rounds_without_evaluation_and_a_setting_that_diverges(content: dict[str
     ]
     assert all("train/loss/seed_std" in good[round_] for round_ in good)
     assert "train/loss" not in bad[3] and "score" in bad[3]
+
+
+class _FirstShown(NullProgress):
+    def values(self, result: tuning.SweepResult) -> None:
+        self.summary = pd.read_csv(result.folder / "summary.csv")
+        self.drawn = sorted(path.name for path in result.folder.rglob("*.png"))
+
+
+@pytest.mark.usefixtures("ray_runs_already")
+def test_values_are_shown_before_figures_are_drawn(content: dict[str, Any]) -> None:
+    content["experiment"]["rounds"], content["space"] = 1, {}
+    progress = _FirstShown()
+    result = sweeps.tune(content, progress=progress)
+    pd.testing.assert_frame_equal(
+        progress.summary, pd.read_csv(result.folder / "summary.csv"), check_exact=True
+    )
+    assert progress.drawn == []
+    assert (result.folder / "report" / "report.html").is_file()
 
 
 def test_an_unknown_metric_is_refused_before_the_first_trial(
