@@ -23,6 +23,8 @@ from flray.metrics.summary import AUTO, score_metric
 from flray.tuning.space import TrialSpec
 
 Bundles = list[dict[str, float]]
+DRIVER_SECONDS = 0.015
+"""What Tune and the recording of rounds take of the driver's one thread for a step."""
 
 
 class TrialResources:
@@ -111,6 +113,11 @@ class TrialResources:
             if (need := sum(bundle.get(kind, 0.0) for bundle in bundles))
         ]
         return max(1, min([*rooms, self._slots]))
+
+    @property
+    def step_seconds(self) -> float:
+        """What a trial's step lasts at least, so that steps of all concurrent trials take the driver half its time."""
+        return max(1.0, 2 * DRIVER_SECONDS * self.slots)
 
     def share(self) -> dict[str, Any]:
         """Put the data sets into Ray's object store, once each, and return their references by `data_key`."""

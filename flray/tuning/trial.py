@@ -51,9 +51,6 @@ TRIAL_NOTE = "trial.json"
 TRANSIENT_ERRORS = (ray.exceptions.RayError, ObjectLostError, OSError, MemoryError, *MACHINE_ERRORS)
 """Transient errors: Tune retries the trial. All others fail it."""
 
-STEP_SECONDS = 1.0
-"""What a step lasts at least, in rounds, where no scheduler compares rounds."""
-
 CARRIED_SECONDS = 300.0
 """A checkpoint carries the metrics of the rounds of so many seconds before it, and of those since the one before it.
 
@@ -81,6 +78,8 @@ class SweepContext:
         object storage.
     other_gpus : bool
         Whether a trial may go on on other GPUs than it began on.
+    step_seconds : float
+        What a step lasts at least, in rounds, where no scheduler compares rounds.
     """
 
     config: Config
@@ -88,6 +87,7 @@ class SweepContext:
     components: Mapping[str, Mapping[str, Any]]
     folder: str
     other_gpus: bool = False
+    step_seconds: float = 1.0
 
 
 def _silence_sigterm_traceback() -> None:
@@ -105,10 +105,10 @@ def _silence_sigterm_traceback() -> None:
 
 
 class FederationTrial(tune.Trainable):  # type: ignore[misc]
-    """One trial; a step is one round, or a second's worth of short ones if no scheduler compares rounds.
+    """One trial; a step is one round, or some seconds' worth of short ones if no scheduler compares rounds.
 
     Tune and Ray use the trials' CPUs briefly at each step, which would slow down rounds of half a
-    second.
+    second, and the driver of many trials takes one step after another.
 
     A trial started without a checkpoint looks for its newest one of earlier sessions, so that a
     sweep whose driver was killed resumes from the disk, whatever Tune had recorded.
@@ -287,7 +287,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._course_before: Mapping[str, Any] | None = point.get("course")
         scheduler = self._shared.config.sweep.scheduler
         self._interval = scheduler.perturbation_interval if isinstance(scheduler, Pbt) else None
-        self._step_seconds = STEP_SECONDS if scheduler is None else 0.0
+        self._step_seconds = self._shared.step_seconds if scheduler is None else 0.0
         with self._failures():
             experiment = experiment_at(self._shared.config, self._values)
             if lacking := bits.problem(experiment):

@@ -138,6 +138,7 @@ class SweepTuner:
             user_components(),
             self._storage,
             self._other_gpus,
+            self._resources.step_seconds,
         )
         return tune.with_resources(tune.with_parameters(FederationTrial, shared=shared), _resources)
 

@@ -44,6 +44,19 @@ def test_the_machine_is_dealt_out_to_the_trials(
     ]
 
 
+def test_steps_of_many_trials_leave_the_driver_time(content: dict[str, Any]) -> None:
+    content["experiment"]["resources"] = {"executor": "inline"}
+
+    def seconds(cpus: int, trials: int, concurrency: int | str = "auto") -> float:
+        resources = TrialResources({"CPU": cpus}, trials, concurrency)
+        resources.bundles(load(content).experiment)
+        return resources.step_seconds
+
+    assert seconds(2, 10_000) == 1.0
+    assert seconds(4_000, 10_000) == pytest.approx(4_000 * 0.03)
+    assert seconds(4_000, 50) == seconds(4_000, 10_000, concurrency=50) == pytest.approx(1.5)
+
+
 def test_a_trial_in_one_process_is_one_bundle(content: dict[str, Any]) -> None:
     assert _bundles(content, {"CPU": 4}, 8, executor="inline") == [{"CPU": 1.0}]
     assert _bundles(content, {"CPU": 4}, 8) == [{"CPU": 1.0}]

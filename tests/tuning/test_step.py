@@ -27,7 +27,7 @@ def trial_of(
         trial_name = "0001"
 
         def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
-            super().setup(config, SweepContext(load(content), {}, {}, folder, others))
+            super().setup(config, SweepContext(load(content), {}, {}, folder, others, 600.0))
 
     return Trial(
         config={
@@ -51,11 +51,10 @@ def rounds_reported(trial: FederationTrial) -> tuple[list[int], list[int]]:
 
 
 @pytest.fixture(autouse=True)
-def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def hook_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         sys, "unraisablehook", sys.unraisablehook
     )  # a trial puts its own in its place
-    monkeypatch.setattr(trial_module, "STEP_SECONDS", 600.0)
 
 
 def test_short_rounds_share_a_step(content: dict[str, Any], tmp_cwd: Any) -> None:
