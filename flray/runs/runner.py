@@ -22,7 +22,8 @@ from flray.federation.building import build_spec
 from flray.federation.diagnostics import partition_summary, save_partition
 from flray.federation.federation import inline_federation
 from flray.federation.handle import FederationHandle
-from flray.federation.ray_backend.gpu_nodes import NO_GPU_NOW, await_gpus
+from flray.federation.ray_backend.first_node import await_first_node
+from flray.federation.ray_backend.gpu_nodes import NO_GPU_NOW
 from flray.federation.ray_backend.placement import PoolPlanner, check_address, uses_ray
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
 from flray.federation.spec import FederationSpec
@@ -170,7 +171,7 @@ def start(
         if address is not None:  # joined before anything is created: it may be missing or too small
             available = stack.enter_context(ray_session(address, bits.variables(experiment)))
             say = logged((progress or NullProgress()).say)
-            PoolPlanner(spec, await_gpus(experiment, available, say)).plan()
+            PoolPlanner(spec, await_first_node(experiment, available, say)).plan()
         with directory.new_folder(experiment.output, experiment.name) as folder:
             directory.save_config(folder, config)
             save_partition(partition_summary(spec), folder)
@@ -336,7 +337,7 @@ def _federate(
 
             available = stack.enter_context(ray_session(address, bits.variables(spec.config)))
             joined = address is not None
-            have = await_gpus(spec.config, available, say) if joined else available
+            have = await_first_node(spec.config, available, say) if joined else available
             plan = PoolPlanner(spec, have).plan()
             say(str(plan))
             if joined and plan.lacks_gpus(spec.config):

@@ -19,7 +19,7 @@ from flray.config.setting_labels import flatten_setting
 from flray.config.sweep import Pbt
 from flray.data.inventory import stood_in_for
 from flray.errors import ConfigError, RunFailedError, nearest
-from flray.federation.ray_backend.gpu_nodes import await_gpus
+from flray.federation.ray_backend.first_node import await_first_node
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
 from flray.files.mirror import mirrored
 from flray.interrupts import resume_hint
@@ -428,4 +428,4 @@ class _Sweep:
         )
         if self._address is None:
             return available
-        return dict(await_gpus(experiment, available, logged(self._progress.say)))
+        return dict(await_first_node(experiment, available, logged(self._progress.say)))

@@ -13,8 +13,9 @@ from flray.config.loader import load
 from flray.devices.identity import check_alike
 from flray.errors import ConfigError, FlrayError
 from flray.federation.building import build_spec
-from flray.federation.ray_backend import gpu_nodes
-from flray.federation.ray_backend.gpu_nodes import await_gpus, only_model
+from flray.federation.ray_backend import first_node
+from flray.federation.ray_backend.first_node import await_first_node
+from flray.federation.ray_backend.gpu_nodes import only_model
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import PoolPlanner
 
@@ -63,27 +64,45 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.mark.slow
+def test_a_cluster_without_workers_is_waited_for(
+    digits: dict[str, Any], cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    there = ray.cluster_resources()
+    assert await_first_node(experiment(digits), there, lines.append) is there and not lines
+    monkeypatch.setattr(first_node, "NODE_WAIT_S", 1.0)
+    nothing = {name: value for name, value in there.items() if name != "CPU"}
+    wants = experiment(digits, cpus_per_actor=3)  # more than the head has
+    with pytest.raises(FlrayError, match="no CPU came to the cluster within 1 s"):
+        await_first_node(wants, nothing, lines.append)
+    assert len(lines) == 1 and "has no CPU now; waiting up to 1 s" in lines[0]
+    assert await_first_node(experiment(digits), nothing, lines.append)["CPU"] == 2.0
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_first_gpu_is_waited_for_and_then_one_model_is_used(
     digits: dict[str, Any], cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asks = experiment(digits, gpus_per_actor=0.5)
     lines: list[str] = []
-    monkeypatch.setattr(gpu_nodes, "GPU_WAIT_S", 1.0)
+    monkeypatch.setattr(first_node, "NODE_WAIT_S", 1.0)
     with pytest.raises(FlrayError, match="no GPU came to the cluster within 1 s"):
-        await_gpus(asks, ray.cluster_resources(), lines.append)
+        await_first_node(asks, ray.cluster_resources(), lines.append)
     assert len(lines) == 1 and "waiting up to 1 s for its autoscaler" in lines[0]
-    assert not await_gpus(experiment(digits), ray.cluster_resources(), lines.append).get("GPU")
+    assert not await_first_node(experiment(digits), ray.cluster_resources(), lines.append).get(
+        "GPU"
+    )
     assert (
         PoolPlanner(build_spec(experiment(digits)), ray.cluster_resources())
         .plan()
         .lacks_gpus(experiment(digits))
     )
 
-    monkeypatch.setattr(gpu_nodes, "GPU_WAIT_S", 120.0)
+    monkeypatch.setattr(first_node, "NODE_WAIT_S", 120.0)
     node = {"num_cpus": 2, "num_gpus": 1}
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(await_gpus, asks, ray.cluster_resources(), lines.append)
+        waiting = pool.submit(await_first_node, asks, ray.cluster_resources(), lines.append)
         cluster.add_node(**node, resources={"accelerator_type:L4": 1})
         assert waiting.result(120)["GPU"] == 1.0
 
