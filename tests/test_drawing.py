@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.artist import Artist
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 from flray.drawing.canvas import render_svg, save_figure, theme_svg
@@ -157,6 +159,25 @@ def test_files_drawn_by_threads_at_once_are_the_same(tmp_path: Path, kind: str) 
     alone = draw("alone")
     with ThreadPoolExecutor(2) as pool:
         assert set(pool.map(draw, map(str, range(6)))) == {alone}
+
+
+def test_a_figure_is_laid_out_once_and_then_drawn_once_a_format(tmp_path: Path) -> None:
+    draws = []
+
+    class Counted(Artist):
+        def draw(self, renderer: object) -> None:
+            draws.append(renderer)
+
+        def get_window_extent(self, renderer: object = None) -> Bbox:
+            return Bbox.null()
+
+    figure = draw_lines([LinePanel("", [curve("fedavg", 0.5)])], "round", "accuracy")
+    figure.add_artist(Counted())
+    save_figure(figure, tmp_path / "a.png")
+    after_first = len(draws)
+    for number, suffix in enumerate([".svg", ".pdf", ".png"], 1):
+        save_figure(figure, tmp_path / f"b{suffix}")
+        assert len(draws) == after_first + number
 
 
 def test_drawing_opens_no_pyplot_figure_and_changes_no_setting(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def _themed_tag(tag: re.Match[str]) -> str:
 def _save(figure: Figure, file: IO[bytes], kind: str) -> None:
     if figure.get_layout_engine() is not None:  # once, not again for every format
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)  # "none" leaves a placeholder: every save draws thrice
     if kind == "png":
         figure.savefig(file, format="png")
         return
