@@ -1,0 +1,140 @@
+"""Commands that show what there is: list, schema, doctor, and those of data sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flray.cli.arguments import AsJson, Overrides, complete
+
+commands = typer.Typer()
+data_commands = typer.Typer(
+    no_args_is_help=True,
+    help="Fetch data sets and look at partitions.",
+    epilog="Example: flray data show digits-sklearn",
+)
+
+
+@commands.command("list", epilog="Example: flray list algorithms fedprox")
+def list_command(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="algorithms, augmentations, callbacks, datasets, metrics, models, partitions, samplers or papers",
+            autocompletion=complete("kinds"),
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="one with its options; papers: those that start so; metrics: those of a YAML file",
+            autocompletion=complete("names"),
+        ),
+    ] = None,
+    time: Annotated[
+        bool, typer.Option("--time", help="papers: estimate hours from a small timed round")
+    ] = False,
+    plugins: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.py", help="your own file: what it registers is listed, too, as (own)"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a YAML file may name, or the suites that make the papers' tables again."""
+    if plugins:
+        from flray.config.plugins import load_plugins
+
+        load_plugins(plugins)
+    if what == "papers":
+        from flray.cli.papers import show_papers
+
+        show_papers(name, time, as_json)
+    elif what == "metrics":
+        from flray.cli.metrics import show_metrics
+
+        show_metrics(name, as_json)
+    else:
+        from flray.cli.tables import show_list
+
+        show_list(what, name, as_json)
+
+
+@commands.command("schema", epilog="Example: flray schema > schema.json")
+def schema_command() -> None:
+    """Print the JSON schema of the YAML file, for editors that complete it."""
+    from flray.config.loader import schema
+
+    typer.echo(json.dumps(schema(), indent=1))
+
+
+@commands.command("doctor", epilog="Example: flray doctor --gpu")
+def doctor_command(
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu",
+            help="check the GPU instead, or without one the CPU: PASS or FAIL for equal bits, memory "
+            "and speed; exit code 1 if anything fails",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show versions, CPUs, GPUs, data and what is missing."""
+    from flray.cli import tables
+
+    if not gpu:
+        tables.show_doctor(as_json)
+    elif not tables.show_gpu_check():
+        raise typer.Exit(1)
+
+
+@data_commands.command("get", epilog="Example: flray data get digits5-local")
+def data_get(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a data set, for example digits5-local", autocompletion=complete("datasets")
+        ),
+    ],
+) -> None:
+    """Download a data set into the cache, checked by checksum."""
+    from flray.data.fetching import get
+    from flray.data.sources.cache import data_root
+
+    get(name, data_root())
+
+
+@data_commands.command("list", epilog="Example: flray data list")
+def data_list(as_json: AsJson = False) -> None:
+    """Show every data set: its source, what must be done for it, whether it is there."""
+    from flray.cli import tables
+
+    tables.show_datasets(as_json)
+
+
+@data_commands.command(
+    "show", epilog="Example: flray data show demo.yaml partition=domains --plot partition.png"
+)
+def data_show(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.yaml|NAME",
+            help="an experiment, or a data set by its name",
+            autocompletion=complete("files_and_datasets"),
+        ),
+    ],
+    overrides: Overrides = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="write a bubble chart of the partition here (PNG)")
+    ] = None,
+) -> None:
+    """Show who holds which samples under a file's partition, or the samples of each domain of a data set."""
+    from flray.cli import tables
+
+    tables.show_partition(file, overrides or [], plot)

@@ -1,0 +1,180 @@
+"""Commands for what was trained: report, export, ls, compare, rm, sync."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flray.cli.arguments import AsJson, OutputFolder, RunName, complete
+from flray.errors import FlrayError
+
+if TYPE_CHECKING:
+    from flray.results.costs import Cost
+
+commands = typer.Typer()
+
+
+@commands.command("report", epilog="Example: flray report demo --to tables")
+def report_command(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="SWEEP",
+            help="a sweep's or run's folder, NAME/NUMBER, NAME for the "
+            "newest, with --uri an MLflow experiment, or a file that --keep wrote",
+            autocompletion=complete("runs"),
+        ),
+    ],
+    to: Annotated[
+        Path | None, typer.Option(help="folder to write to; default: report/ in the sweep's folder")
+    ] = None,
+    reach: Annotated[
+        float | None,
+        typer.Option(
+            help="accuracy in percent for rounds-to-target; default: 90 % of the best setting's"
+        ),
+    ] = None,
+    uri: Annotated[
+        str | None, typer.Option(help="read from this MLflow address instead of from a folder")
+    ] = None,
+    output: OutputFolder = "runs",
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="also add a row per finished run here, with "
+            "versions and SHA-256, to be kept in a repository",
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTING",
+            help="compare all others with this row of the table; default: sweep.reference, "
+            "else all pairs",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Table beside the printed numbers, costs, figures: here, as Markdown, LaTeX and one HTML page."""
+    from flray import reporting
+    from flray.cli import display
+    from flray.reporting.build import report_file
+    from flray.reporting.values import report_values
+
+    display.to_stderr(as_json)
+    if target.endswith(".csv"):
+        table, files = report_file(Path(target), to, reference)
+        costs: Sequence[Cost] = ()
+        notice = ""
+    else:
+        made = reporting.report(
+            target,
+            to=to,
+            target=None if reach is None else reach / 100,
+            uri=uri,
+            base=output,
+            keep=keep,
+            reference=reference,
+        )
+        table, costs, files, notice = made.table, made.costs, made.files, made.notice
+    if as_json:
+        display.print_json(report_values(table, costs, files))
+        return
+    display.console.print(reporting.terminal(table, costs))
+    if notice:
+        typer.echo(notice)
+    for path in files:
+        typer.echo(str(path))
+
+
+@commands.command("export", epilog="Example: flray export demo --client mnist")
+def export_command(
+    target: RunName,
+    client: Annotated[
+        str | None, typer.Option(metavar="NAME", help="a client, for what it is tested with")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="the global model and those of all clients")
+    ] = False,
+    to: Annotated[
+        Path | None, typer.Option(help="folder to write to; default: export/ in the run's folder")
+    ] = None,
+    output: OutputFolder = "runs",
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py", help="your own file in place of those of the settings"),
+    ] = None,
+) -> None:
+    """Write trained models as safetensors, with plain PyTorch code that builds them without flray."""
+    from flray.runs import directory, export
+
+    folder = directory.find(target, output)
+    if directory.folder_kind(folder) != "run":
+        raise FlrayError(
+            f"{folder}: a sweep has a model for each trial; name one, for example "
+            f"{folder.parent.name}/{folder.name}/trials/0000"
+        )
+    for path in export.export(folder, to, client=client, every=every, plugins=tuple(plugin or ())):
+        typer.echo(str(path))
+
+
+@commands.command("ls", epilog="Example: flray ls")
+def ls_command(
+    output: OutputFolder = "runs",
+    watch: Annotated[bool, typer.Option("--watch", help="look again every two seconds")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the runs and sweeps of a folder: status, rounds or trials, value."""
+    from flray.cli.runs import show_runs
+
+    if watch and as_json:
+        raise FlrayError("--watch: found with --json; use one of them")
+    show_runs(output, as_json, watch)
+
+
+@commands.command("compare", epilog="Example: flray compare demo/001 demo/002")
+def compare_command(
+    first: RunName, second: RunName, output: OutputFolder = "runs", as_json: AsJson = False
+) -> None:
+    """Show in which settings two runs or sweeps differ, and their values with intervals."""
+    from flray.cli.runs import show_comparison
+    from flray.runs import directory
+
+    show_comparison(directory.find(first, output), directory.find(second, output), as_json)
+
+
+@commands.command("rm", epilog="Example: flray rm demo/001")
+def rm_command(
+    target: RunName,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    output: OutputFolder = "runs",
+) -> None:
+    """Remove the folder of a run or sweep; it asks first."""
+    from flray.cli.runs import remove
+
+    typer.echo(remove(target, output, yes) or "nothing was removed")
+
+
+@commands.command("sync", epilog="Example: flray sync demo --uri http://127.0.0.1:5000")
+def sync_command(
+    target: RunName,
+    uri: Annotated[
+        str | None, typer.Option(help="another tracking server than the one in the run's settings")
+    ] = None,
+    output: OutputFolder = "runs",
+) -> None:
+    """Send what could not be sent to MLflow while the run went on."""
+    from flray.runs import directory
+    from flray.tracking.sync import sync
+
+    folder = directory.find(target, output)
+    uri = uri or directory.tracking_uri(folder)
+    if uri is None:
+        raise FlrayError(
+            f"{folder}: tracking.uri is null in its settings; name a server with --uri"
+        )
+    typer.echo(str(sync(folder, uri)))

@@ -1,0 +1,155 @@
+"""Commands that train: run, tune, resume."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flray.cli.arguments import Address, AsJson, ConfigFile, OutputFolder, Overrides, RunName
+from flray.errors import FlrayError
+from flray.startup import gc_disabled
+
+if TYPE_CHECKING:
+    from flray.results.sweep import SweepResult
+
+commands = typer.Typer()
+
+
+@commands.command("run", epilog="Example: flray run demo.yaml algorithm=fedprox local.lr=0.05")
+def run_command(
+    file: ConfigFile, overrides: Overrides = None, address: Address = None, as_json: AsJson = False
+) -> None:
+    """Run one federation."""
+    from flray.cli import display
+    from flray.config import loader
+
+    display.to_stderr(as_json)
+
+    config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
+    loader.check_single(config, file)
+    with gc_disabled("flray.runs.runner"):
+        from flray.runs import runner
+
+    with display.RunProgress() as progress:
+        result = runner.start(config, address=address, progress=progress)
+    if as_json:
+        display.print_json(display.result_values(result))
+    else:
+        display.show_result(result)
+
+
+@commands.command("tune", epilog="Example: flray tune quickstart sweep.seeds=[0]")
+def tune_command(
+    file: ConfigFile,
+    overrides: Overrides = None,
+    address: Address = None,
+    smoke: Annotated[
+        bool,
+        typer.Option(
+            "--smoke",
+            help="only prove that every method runs: two small rounds, on noise where data are missing",
+        ),
+    ] = False,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan", help="only list the trials, and which of them other sweeps have finished"
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a sweep over the file's space; what sweeps in its output folder have finished is taken over."""
+    from flray.cli import display
+    from flray.config import loader
+
+    display.to_stderr(as_json)
+
+    config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
+    with gc_disabled("flray.runs.sweeps"):
+        from flray.runs import sweeps
+
+    if plan:
+        display.show_plan(sweeps.plan(config, address=address, smoke=smoke))
+        return
+    with display.SweepProgress() as progress:
+        result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)
+    _show_sweep(result, progress.has_values, as_json)
+
+
+def _show_sweep(result: SweepResult, has_values: bool, as_json: bool = False) -> None:
+    """Show the rest of a sweep's result; a sweep without results ends like a failed run."""
+    from flray.cli import display
+
+    if as_json:
+        display.print_json(display.sweep_values(result))
+    else:
+        if not has_values:  # it had ended before
+            display.show_values(result)
+        display.show_places(result)
+    if result.all_failed:
+        raise typer.Exit(1)
+
+
+@commands.command("resume", epilog="Example: flray resume demo rounds=200")
+def resume_command(
+    target: RunName,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[rounds=N]", help="more rounds for a run, as if it had begun with them"
+        ),
+    ] = None,
+    address: Address = None,
+    output: OutputFolder = "runs",
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.py",
+            help="your own file in place of those that the "
+            "run's settings name (may be given several times)",
+        ),
+    ] = None,
+    other_cpu: Annotated[
+        bool,
+        typer.Option(
+            "--other-hardware",
+            "--other-cpu",
+            help="go on even if the CPU or the GPUs here compute other last bits than those it began on",
+        ),
+    ] = False,
+) -> None:
+    """Go on with an interrupted run or sweep, to the same bits; a finished run with more rounds."""
+    with gc_disabled("flray.cli.display", "flray.runs.runner"):
+        from flray.cli import display
+        from flray.runs import directory, extend, runner
+
+    folder = directory.find(target, output)
+    rounds = extend.parse_rounds(settings or ())
+    if directory.folder_kind(folder) == "run":
+        with display.RunProgress() as progress:
+            result = runner.resume(
+                folder,
+                address=address,
+                progress=progress,
+                plugins=plugin or (),
+                other_cpu=other_cpu,
+                rounds=rounds,
+            )
+        display.show_result(result)
+    elif rounds is not None:
+        raise FlrayError(
+            f"{folder}: rounds={rounds}: a sweep keeps its number of rounds; start one with more"
+        )
+    else:
+        from flray.runs import sweeps
+
+        with display.SweepProgress() as sweep_progress:
+            swept = sweeps.resume_sweep(
+                folder,
+                address=address,
+                progress=sweep_progress,
+                plugins=plugin or (),
+                other_cpu=other_cpu,
+            )
+        _show_sweep(swept, sweep_progress.has_values)
