@@ -383,6 +383,7 @@ class MlflowExporter:
         except TrackingUnavailableError:
             raise
         except Exception as error:  # every artifact store has its own errors
+            self._call("get_run", self._run_id(cursor))  # a run that is gone is no such error
             self.notices.append(
                 f"{path} is not uploaded: {one_line(without_secrets(str(error), self._address))}"
             )

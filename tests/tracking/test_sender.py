@@ -253,6 +253,30 @@ def test_a_run_the_server_forgot_is_sent_again(
     assert points(store, run_id_of(sender), "loss") == recorded(journal, "loss")
 
 
+def test_a_run_the_server_forgot_is_sent_again_where_only_files_were_left(
+    make_run: MakeRun, tmp_path: Path, points: Points, recorded: Recorded
+) -> None:
+    database = tmp_path / "store" / "mlflow.db"
+    database.parent.mkdir()
+    journal = make_run()
+    journal.record_round(0, {"loss": 0.5})
+    MlflowExporter(tmp_path / "run", f"sqlite:///{database}").flush()
+    address = f"sqlite:///{database.with_name('new.db')}"  # its cursor's run is not known there
+    known = cursor.load(tmp_path / "run", resolve_uri(f"sqlite:///{database}"))
+    cursor.save(
+        tmp_path / "run",
+        cursor.Cursor(resolve_uri(address), known.run_id, known.experiment_id, known.offset),
+    )
+    (tmp_path / "run" / "curve.png").write_bytes(b"picture")
+    journal.artifact("curve.png", "figures")
+    sender = MlflowExporter(tmp_path / "run", address)
+    assert sender.flush() == 0 and not sender.notices
+    assert points(address, run_id_of(sender), "loss") == recorded(journal, "loss")
+    client = MlflowClient(tracking_uri=address)
+    (artifact,) = client.list_artifacts(run_id_of(sender), "figures")
+    assert artifact.path == "figures/curve.png"
+
+
 def test_a_deleted_experiment_and_a_deleted_run_are_said_clearly(
     make_run: MakeRun, store: str, tmp_path: Path
 ) -> None:
