@@ -13,7 +13,8 @@ import pytest
 import flray
 from flray.cli.main import invoke
 from flray.runs import directory
-from flray.runs.journal import JOURNAL, Journal
+from flray.runs.events import JOURNAL
+from flray.runs.journal import Journal
 
 SMALL: dict[str, Any] = {
     "data": "digits-sklearn",

@@ -19,7 +19,8 @@ from flray.cli.display import console, print_json, show_table, table_rows
 from flray.errors import FlrayError
 from flray.metrics.names import PRIMARY_VIEWS, VIEWS
 from flray.runs import directory
-from flray.runs.journal import JOURNAL, Journal, read_events
+from flray.runs.events import JOURNAL, read_events
+from flray.runs.journal import Journal
 
 if TYPE_CHECKING:
     from flray.results.sweep import SweepResult
@@ -206,7 +207,7 @@ def _reported(folder: Path) -> dict[str, float]:
     """Return the values that a table would report of a run."""
     from flray.metrics.summary import summarise_history
     from flray.results.load import find_primary_metric
-    from flray.runs.journal import history_of
+    from flray.runs.events import history_of
 
     experiment = directory.read_config(folder)["experiment"]
     history = history_of(read_events(folder / JOURNAL))

@@ -19,7 +19,7 @@ from flray.metrics.names import PRIMARY_VIEWS
 from flray.metrics.summary import Protocol
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.runs import directory
-from flray.runs.journal import history_of, read_events
+from flray.runs.events import history_of, read_events
 
 
 def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:

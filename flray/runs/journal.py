@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
-from flray.config.shapes import shape_problem
-from flray.errors import DataError, FlrayError
+from flray.errors import FlrayError
 from flray.files.locks import BusyError, take_lock
 from flray.metrics.names import clean_name
+from flray.runs.events import Event, encode, history_of, parse_events, read_events
 
 if TYPE_CHECKING:
     import pandas as pd
 
-JOURNAL = "journal.jsonl"
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-Event = dict[str, Any]
-
-
-_FORMS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "start": {
-        "time": int,
-        "uid": str,
-        "experiment": str,
-        "name": str,
-        "parent": (str, NoneType),
-        "params": dict,
-        "tags": dict,
-    },
-    "round": {"time": int, "round": int, "metrics": dict},
-    "artifact": {"path": str, "to": str},
-    "data": {"name": str, "digest": str, "source": str, "profile": dict},
-    "tags": {"tags": dict},
-    "params": {"params": dict},
-    "resume": {"time": int},
-    "called": {"callback": str, "round": int},
-    "end": {"time": int, "status": str},
-}
 Listener = Callable[[Path], None]
-
 _listeners: list[Listener] = []
 
 
@@ -70,110 +43,6 @@ def listen(listener: Listener) -> Callable[[], None]:
 def milliseconds() -> int:
     """Return the current time in milliseconds since 1970, MLflow's unit."""
     return time.time_ns() // 1_000_000
-
-
-def encode(event: Mapping[str, Any]) -> bytes:
-    """Return an event as one line of strict JSON; metrics that are not finite become strings."""
-    if "metrics" in event:
-        metrics = {
-            name: value if math.isfinite(value) else str(value)
-            for name, value in event["metrics"].items()
-        }
-        event = {**event, "metrics": metrics}
-    return (
-        json.dumps(event, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-        + b"\n"
-    )
-
-
-def decode(line: bytes) -> Event:
-    """Return the event of one line; every metric is restored bit for bit.
-
-    Raises
-    ------
-    ValueError
-        If the line is not an event.
-    """
-    try:
-        event: Event = json.loads(line)
-    except RecursionError:
-        raise ValueError("not an event") from None
-    kind = event.get("type") if isinstance(event, dict) else None
-    if (
-        not isinstance(kind, str)
-        or shape_problem(event, _FORMS.get(kind, {}))
-        or any(
-            not isinstance(text, str)
-            for part in ("params", "tags")
-            if isinstance(event.get(part), dict)
-            for text in event[part].values()
-        )
-    ):
-        raise ValueError("not an event")
-    if "metrics" in event:
-        try:
-            event["metrics"] = {name: float(value) for name, value in event["metrics"].items()}
-        except (AttributeError, TypeError):
-            raise ValueError("not an event") from None
-    return event
-
-
-def read_events(path: Path) -> list[Event]:
-    """Return all complete events of a journal; a last line truncated by a kill is left out.
-
-    Parameters
-    ----------
-    path : Path
-        The journal file, or a run directory. A missing file is an empty journal.
-
-    Raises
-    ------
-    DataError
-        If a line in the middle is not an event.
-    """
-    file = path / JOURNAL if path.is_dir() else path
-    return _parse(file.read_bytes(), file)[0] if file.exists() else []
-
-
-def history_of(events: Iterable[Event]) -> pd.DataFrame:
-    """Return the rounds among `events` as a table: column ``round`` first, then one column per metric."""
-    import pandas as pd  # takes a second; processes that only write journals do not need it
-
-    rounds = {
-        event["round"]: event["metrics"] for event in events if event["type"] == "round"
-    }  # later records win
-    rows = [{"round": round_, **metrics} for round_, metrics in rounds.items()]
-    table = pd.DataFrame(rows) if rows else pd.DataFrame({"round": pd.Series(dtype="int64")})
-    return table.sort_values("round", ignore_index=True)
-
-
-def _parse(data: bytes, path: Path) -> tuple[list[Event], int]:
-    """Return the complete events in `data` and their length in bytes."""
-    events: list[Event] = []
-    end = 0
-    while (newline := data.find(b"\n", end)) >= 0:
-        try:
-            events.append(decode(data[end:newline]))
-        except ValueError as error:
-            # A machine crash may leave a garbage tail (blocks never written). Garbage
-            # followed by a good event is another matter: somebody edited the file, and cutting
-            # there would lose history.
-            if any(_whole(line) for line in data[newline + 1 :].split(b"\n")):
-                line_number = len(events) + 1
-                raise DataError(
-                    f"{path}, line {line_number}: not an event; mend or remove that line"
-                ) from error
-            break
-        end = newline + 1
-    return events, end
-
-
-def _whole(line: bytes) -> bool:
-    try:
-        decode(line)
-    except ValueError:
-        return False
-    return True
 
 
 class Journal:
@@ -208,7 +77,7 @@ class Journal:
         self._file = -1
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            events, end = _parse(path.read_bytes(), path)
+            events, end = parse_events(path.read_bytes(), path)
             os.ftruncate(self._file, end)
         except BaseException:
             self.close()

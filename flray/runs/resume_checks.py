@@ -13,7 +13,7 @@ from flray.config.yaml_files import read_yaml
 from flray.devices.identity import GpuIdentity, difference
 from flray.errors import FlrayError
 from flray.runs import directory
-from flray.runs.journal import read_events
+from flray.runs.events import read_events
 from flray.tracking.address import redact
 
 RESUMABLE_SETTINGS = (

@@ -373,7 +373,7 @@ def _federate(
 
 
 def _result(folder: Path, spec: FederationSpec) -> Result:
-    from flray.runs.journal import history_of, read_events
+    from flray.runs.events import history_of, read_events
 
     history = history_of(
         event for event in read_events(folder / directory.JOURNAL) if event["type"] == "round"

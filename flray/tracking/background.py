@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flray.errors import FlrayError
-from flray.runs.journal import JOURNAL, listen
+from flray.runs.events import JOURNAL
+from flray.runs.journal import listen
 from flray.tracking.address import redact, resolve_uri
 from flray.tracking.client import HTTP_TIMEOUT, http_limits
 from flray.tracking.exporter import MlflowExporter

@@ -11,7 +11,7 @@ from types import NoneType
 from flray.config.shapes import read_json
 from flray.errors import FlrayError
 from flray.files.atomic import write_atomically
-from flray.runs.journal import JOURNAL
+from flray.runs.events import JOURNAL
 
 CURSOR = "tracking.json"
 

@@ -12,7 +12,7 @@ from typing import Any
 from flray.errors import one_line
 from flray.files.atomic import sync_file
 from flray.metrics.names import clean_name
-from flray.runs.journal import JOURNAL, Event, decode
+from flray.runs.events import JOURNAL, Event, decode
 from flray.tracking.address import database_path, redact, resolve_uri
 from flray.tracking.client import (  # fmt: skip
     TrackingRejectedError,

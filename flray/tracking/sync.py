@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flray.errors import DataError, FlrayError
-from flray.runs.journal import JOURNAL, decode, read_events
+from flray.runs.events import JOURNAL, decode, read_events
 from flray.tracking import cursor
 from flray.tracking.client import http_limits
 from flray.tracking.exporter import MlflowExporter

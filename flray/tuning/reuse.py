@@ -26,8 +26,8 @@ from flray.federation.checkpoint import learnt_sha256
 from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.files import storage
 from flray.runs import directory
+from flray.runs.events import read_events
 from flray.runs.identity import Identity
-from flray.runs.journal import read_events
 from flray.runs.session import record_held
 from flray.tuning.space import TrialSpec
 from flray.tuning.trial_store import TRIALS, TUNE, TrialFolder, checkpoints

@@ -18,7 +18,8 @@ from flray.errors import FlrayError
 from flray.files import storage
 from flray.runs import directory
 from flray.runs.directory import RunStatus
-from flray.runs.journal import Journal, read_events
+from flray.runs.events import read_events
+from flray.runs.journal import Journal
 from flray.runs.session import EndStatus, RunSession
 from flray.tuning import naming
 from flray.tuning.setting_runs import begin_setting

@@ -51,7 +51,7 @@ def sweep_of(trials: int, output: Path, name: str) -> dict[str, Any]:
 
 def facts(folder: Path) -> dict[str, Any]:
     """Return what each trial ended with: status, digest, and its rounds with what they measured."""
-    from flray.runs.journal import read_events
+    from flray.runs.events import read_events
     from flray.tuning.trial_store import trial_folders
 
     found = {}

@@ -14,7 +14,7 @@ import pytest
 
 from flray import tuning
 from flray.runs import runner
-from flray.runs.journal import read_events
+from flray.runs.events import read_events
 from flray.runs.progress import NullProgress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -25,7 +25,8 @@ from flray.results.measures import value
 from flray.results.result_set import ResultSet
 from flray.results.sweep import SweepResult
 from flray.runs import directory
-from flray.runs.journal import Journal, read_events
+from flray.runs.events import read_events
+from flray.runs.journal import Journal
 from flray.tuning.summary import finish, text_table
 
 

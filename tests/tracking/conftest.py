@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from flray.runs.journal import JOURNAL, Journal
+from flray.runs.events import JOURNAL
+from flray.runs.journal import Journal
 
 Point = tuple[int, float, int]  # step, value, time [ms]
 

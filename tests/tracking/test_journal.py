@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from flray.errors import DataError, FlrayError
-from flray.runs.journal import Journal, history_of, listen, read_events
+from flray.runs.events import history_of, read_events
+from flray.runs.journal import Journal, listen
 
 
 def test_rounds_come_back_bit_for_bit_with_values_that_are_not_finite(tmp_path: Path) -> None:

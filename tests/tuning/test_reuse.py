@@ -16,7 +16,7 @@ from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.federation.checkpoint import learnt_sha256
 from flray.runs import directory, identity, sweeps
-from flray.runs.journal import read_events
+from flray.runs.events import read_events
 from flray.runs.progress import NullProgress
 from flray.samplers.sampling import Sampling
 from flray.tuning.trial_store import checkpoints, trial_folders

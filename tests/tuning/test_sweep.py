@@ -23,7 +23,7 @@ from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.runs import directory, runner, sweeps
-from flray.runs.journal import read_events
+from flray.runs.events import read_events
 from flray.runs.progress import NullProgress
 from flray.tuning.trial_store import trial_folders
 

@@ -19,7 +19,7 @@ from flray.results.build_table import build_table
 from flray.results.load import load_folder
 from flray.results.load_mlflow import load_mlflow
 from flray.runs import sweeps
-from flray.runs.journal import read_events
+from flray.runs.events import read_events
 from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders
 
