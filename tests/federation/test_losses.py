@@ -149,8 +149,8 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(
     """The monitor watches the whole machine, so a test cannot have it strike; its error comes by a real reference."""
     import ray
 
+    from flray.federation.ray_backend.calls import SingleTasks
     from flray.federation.ray_backend.executor import RayExecutor
-    from flray.federation.ray_backend.scheduler import SingleTasks
 
     spec = build_spec(
         load({"experiment": {**digits, "rounds": 1, "resources": {"actors": 1}}}).experiment

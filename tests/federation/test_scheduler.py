@@ -11,8 +11,9 @@ from flray.algorithms.types import Stage
 from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.messages import ClientTask, TaskInput
+from flray.federation.ray_backend.calls import SingleTasks
 from flray.federation.ray_backend.executor import RayExecutor
-from flray.federation.ray_backend.scheduler import SCHEDULING_WINDOW, SingleTasks
+from flray.federation.ray_backend.scheduler import SCHEDULING_WINDOW
 
 
 @pytest.mark.slow
