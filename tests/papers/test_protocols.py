@@ -15,6 +15,7 @@ from flray.config.loader import experiment_at, load
 from flray.tuning.space import enumerate_settings, resolve_sweep
 from tests.papers.protocols import Suite, fcclplus, fedco2, fedco2_labels, fedskc, lgmix
 from tests.papers.protocols.facts import as_facts, facts, matches
+from tests.papers.protocols.measures import WRITTEN as MEASURES
 
 FILES = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
 WRITTEN: dict[str, Suite] = {
@@ -50,7 +51,7 @@ def _runs(name: str) -> list[tuple[dict[str, str], Experiment]]:
 
 
 def test_every_suite_is_written_down() -> None:
-    assert set(WRITTEN) == set(FILES)
+    assert set(WRITTEN) == set(FILES) and set(MEASURES) <= set(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -82,6 +83,13 @@ def test_a_suite_uses_its_papers_preset_wherever_a_method_has_one(name: str) -> 
         ]
         options = experiment.algorithm.options
         assert not presets or any(values.items() <= options.items() for values in presets), arms
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_suite_prints_what_its_paper_measures(name: str) -> None:
+    paper = _config(name).paper
+    wanted, source = MEASURES.get(name, (None, "a suite without printed numbers"))
+    assert (paper and paper.measures) == wanted, source
 
 
 def test_a_written_arm_is_one_of_a_suite_of_its_paper() -> None:
