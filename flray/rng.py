@@ -76,6 +76,27 @@ def torch_generator(
     return generator
 
 
+def seed_default_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators that dropout draws from: torch's own of the CPU and of a device.
+
+    `torch.manual_seed` seeds those of all accelerators, which a fork of one device's state does not
+    restore, and where there is none it formats the stack three times for a message.
+
+    Parameters
+    ----------
+    seed : int
+        As `key` returns it.
+    device : torch.device
+        Where the model is.
+    """
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
 def numpy_generator(
     seed: int, purpose: Purpose, *, round: int = 0, client: int = 0, extra: int | str = 0
 ) -> np.random.Generator:

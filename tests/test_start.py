@@ -60,6 +60,12 @@ def test_what_only_shows_imports_nothing_heavy(command: str, tmp_path: Path) -> 
     assert loaded_by(command.split(), tmp_path) == (0, [])
 
 
+def test_a_report_needs_none_of_what_trains(tmp_path: Path) -> None:
+    kept = Path(__file__).parents[1] / "search_spaces" / "tuned.results.csv"
+    code, loaded = loaded_by(["report", str(kept), "--to", "tables"], tmp_path)
+    assert code == 0 and not {"torch", "ray", "mlflow", "torchvision"} & set(loaded)
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 @pytest.mark.parametrize("command", ["run", "tune"])
 def test_a_mistake_in_a_file_is_told_before_anything_heavy_is_imported(

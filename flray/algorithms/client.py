@@ -248,7 +248,7 @@ class Client(TaskRecord):
             )
             for step, (where, epoch, last) in enumerate(batches):
                 if reseed is not None:
-                    torch.manual_seed(reseed + step)
+                    rng.seed_default_generators(reseed + step, self.device)
                 self.record_samples(len(where))
                 x, y = samples.take(where)
                 if local.augment != "none":

@@ -68,7 +68,7 @@ class PartitionRecord(BaseModel, strict=True):
 
 
 def read_partition(path: Path) -> dict[str, Plain]:
-    """Read a partition written by `flray.federation.diagnostics.save_partition`.
+    """Read a partition written by `flray.federation.diagnostic_files.save_partition`.
 
     Raises
     ------

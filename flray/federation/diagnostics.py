@@ -5,11 +5,7 @@ Collected from the models that are evaluated; the federation is unchanged.
 
 from __future__ import annotations
 
-import base64
-import io
-import json
 import uuid
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +18,6 @@ from flray.federation.spec import FederationSpec
 from flray.federation.state import FederationState
 from flray.federation.worker.diagnostics import MAX_CLIENTS, Diagnostics
 from flray.functional import cross_correlation
-
-PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS = (
-    "partition.json",
-    "portrait-before.npz",
-    "portrait.npz",
-)
 
 
 def collect_diagnostics(federation: FederationState, final: bool = True) -> Diagnostics:
@@ -135,20 +125,3 @@ def partition_summary(spec: FederationSpec) -> dict[str, Any]:
             for k, client in enumerate(spec.data.clients)
         ],
     }
-
-
-def save_partition(summary: dict[str, Any], folder: Path) -> None:
-    """Write a summary from `partition_summary`."""
-    (folder / PARTITION).write_text(json.dumps(summary), encoding="utf-8")
-
-
-def encode(diagnostics: Diagnostics) -> str:
-    """Encode diagnostics as base64 text, for a worker's report."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **diagnostics)
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
-def save_encoded(text: str, path: Path) -> None:
-    """Write diagnostics encoded by `encode` as an ``.npz`` file."""
-    path.write_bytes(base64.b64decode(text))

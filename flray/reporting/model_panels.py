@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.drawing.grids import GridPanel, PointPanel
-from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
+from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
 from flray.results.result_set import Trial
 
 _MAX_CLASS_NAMES, _MIN_POINTS = 30, 10

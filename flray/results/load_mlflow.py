@@ -11,7 +11,7 @@ import pandas as pd
 
 from flray.config.arms import PREFIX
 from flray.errors import FlrayError
-from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
+from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.results.load import find_primary_metric, read_fingerprints
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.runs import directory

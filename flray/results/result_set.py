@@ -16,7 +16,7 @@ from flray.config.arms import PREFIX
 from flray.config.paper import PaperTable
 from flray.config.setting_labels import setting_label
 from flray.config.shapes import read_partition
-from flray.federation.diagnostics import FINAL_DIAGNOSTICS, PARTITION
+from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, PARTITION
 from flray.metrics.summary import Protocol, ReportedRounds, reported_rounds
 
 COMPARISON = "comparison"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flray.federation.diagnostics import (
+from flray.federation.diagnostic_files import (
     FINAL_DIAGNOSTICS,
     INITIAL_DIAGNOSTICS,
     encode,

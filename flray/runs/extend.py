@@ -11,7 +11,7 @@ from flray import registry
 from flray.config.experiment import Config
 from flray.config.loader import parse_override
 from flray.errors import ConfigError
-from flray.federation.diagnostics import FINAL_DIAGNOSTICS
+from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS
 from flray.federation.spec import FederationSpec
 from flray.runs import directory, resume_checks
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flray.config.shapes import read_partition
-from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
+from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.metrics.direction import measure_name
 from flray.metrics.names import TEST_VIEWS
 from flray.runs import directory

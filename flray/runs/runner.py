@@ -19,7 +19,8 @@ from flray.config.loader import check_single, load
 from flray.devices.identity import check_alike
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
-from flray.federation.diagnostics import partition_summary, save_partition
+from flray.federation.diagnostic_files import save_partition
+from flray.federation.diagnostics import partition_summary
 from flray.federation.federation import inline_federation
 from flray.federation.handle import FederationHandle
 from flray.federation.ray_backend.first_node import await_first_node

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from flray.config.experiment import Experiment
 from flray.config.shapes import read_partition
-from flray.federation.diagnostics import PARTITION
+from flray.federation.diagnostic_files import PARTITION
 from flray.runs import directory
 from flray.runs.directory import RunStatus
 from flray.runs.journal import Journal

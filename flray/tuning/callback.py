@@ -14,7 +14,7 @@ from ray.tune import Callback
 
 from flray.config.experiment import Config
 from flray.errors import one_line
-from flray.federation.diagnostics import (
+from flray.federation.diagnostic_files import (
     FINAL_DIAGNOSTICS,
     INITIAL_DIAGNOSTICS,
     PARTITION,

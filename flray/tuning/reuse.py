@@ -23,7 +23,7 @@ from flray import bits
 from flray.config.experiment import Config
 from flray.errors import FlrayError
 from flray.federation.checkpoint import learnt_sha256
-from flray.federation.diagnostics import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
+from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.files import storage
 from flray.runs import directory
 from flray.runs.events import read_events

@@ -25,14 +25,13 @@ from flray.devices.identity import GpuIdentity, check_alike, difference
 from flray.errors import FlrayError, nearest
 from flray.federation import checkpoint
 from flray.federation.building import build_spec
-from flray.federation.diagnostics import (
+from flray.federation.diagnostic_files import (
     FINAL_DIAGNOSTICS,
     INITIAL_DIAGNOSTICS,
     PARTITION,
-    collect_diagnostics,
     encode,
-    partition_summary,
 )
+from flray.federation.diagnostics import collect_diagnostics, partition_summary
 from flray.federation.executor import InlineExecutor
 from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, describe_failure
 from flray.federation.federation import Federation

@@ -224,15 +224,14 @@ class PublicCollaboration(PublicExchange):
             self.public_order(client.seed, client.round, len(client.public))[index]
         )
         if client.resident.random:
-            torch.manual_seed(
-                rng.key(
-                    client.seed,
-                    "dropout",
-                    round=client.round,
-                    client=client.id,
-                    extra=f"public/{index}",
-                )
+            seed = rng.key(
+                client.seed,
+                "dropout",
+                round=client.round,
+                client=client.id,
+                extra=f"public/{index}",
             )
+            rng.seed_default_generators(seed, client.device)
         how = client.settings(Phase(local=self.public_settings(client))).of_public_images
         generator = rng.torch_generator(
             client.seed, "augmentation", round=client.round, client=-1, extra=f"public/{index}"

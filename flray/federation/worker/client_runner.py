@@ -106,15 +106,14 @@ class ClientRunner:
         try:
             cuda = [self.device] if self.device.type == "cuda" else []
             with torch.random.fork_rng(devices=cuda):
-                torch.manual_seed(
-                    rng.key(
-                        self.spec.config.seed,
-                        "dropout",
-                        round=client_task.round,
-                        client=client_task.client,
-                        extra=f"{client_task.kind}/{client_task.stage.name}/{client_task.stage.index}",
-                    )
+                seed = rng.key(
+                    self.spec.config.seed,
+                    "dropout",
+                    round=client_task.round,
+                    client=client_task.client,
+                    extra=f"{client_task.kind}/{client_task.stage.name}/{client_task.stage.index}",
                 )
+                rng.seed_default_generators(seed, self.device)
                 if client_task.kind == "stage":
                     return again_without_cache(
                         lambda: self._stage(client_task, common, private, state, started, sums)
