@@ -14,6 +14,7 @@ from typing import Any
 
 from flray.config.experiment import Config
 from flray.config.shapes import shape_problem
+from flray.config.sweep import Sweep
 from flray.errors import FlrayError
 from flray.files import storage
 from flray.runs import directory
@@ -67,9 +68,9 @@ class TrialFolder:
                 directory.update(self.path, identity=None if began else identity)
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        alone = {"seeds": (point.seed,), "tune": None, "until": None}
-        sweep = config.sweep.model_copy(update=alone)
-        directory.save_config(self.path, Config(experiment=point.experiment, sweep=sweep))
+        # Nothing of what lays out the sweep: `flray run` takes the file as it is.
+        alone = Sweep(seeds=(point.seed,), metric=config.sweep.metric, mode=config.sweep.mode)
+        directory.save_config(self.path, Config(experiment=point.experiment, sweep=alone))
         directory.write(
             self.path,
             "run",

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from flray.config.loader import load
+from flray.config.loader import check_single, load
 from flray.config.setting_labels import flatten_setting, label
 from flray.config.suites import smoke
 from flray.config.yaml_files import read_with_base
 from flray.errors import FlrayError
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
+from flray.tuning.trial_store import TrialFolder
 
 
 @pytest.fixture
@@ -165,6 +166,22 @@ def test_what_is_saved_is_loaded_again_alike(armed: dict[str, Any]) -> None:
     assert [p.experiment for p in trial_specs(again, enumerate_settings(again))] == [
         p.experiment for p in trial_specs(config, enumerate_settings(config))
     ]
+
+
+def test_the_file_of_a_trial_is_that_of_a_run(armed: dict[str, Any], tmp_path: Path) -> None:
+    armed["sweep"] |= {
+        "only": {"method": ["fccl", "prox"]},
+        "skip": [{"method": ["prox"], "data": ["iid"]}],
+        "where": [{"arms": {"data": ["skewed"]}, "settings": {"local.momentum": 0.5}}],
+        "scheduler": "median",
+    }
+    config = resolve_sweep(load(armed))
+    for spec in trial_specs(config, enumerate_settings(config)):
+        trial = TrialFolder(tmp_path, spec.number)
+        trial.create(spec, config)
+        alone = load(trial.path / "config.yaml")
+        check_single(alone, "")
+        assert alone.experiment == spec.experiment
 
 
 def test_a_file_lies_over_its_base(armed: dict[str, Any], tmp_path: Path) -> None:
