@@ -16,6 +16,7 @@ from flray.config.experiment import Config
 from flray.config.sweep import Pbt
 from flray.runs import directory
 from flray.tuning.callback import TrialRecorder
+from flray.tuning.memory_losses import memory_losses_are_crashes
 from flray.tuning.phases import metric_of
 from flray.tuning.resources import TrialResources, user_components
 from flray.tuning.search import OptunaSearch, scheduler
@@ -127,7 +128,7 @@ class SweepTuner:
                 callbacks=[callback],
             ),
         )
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), memory_losses_are_crashes():
             warnings.simplefilter("ignore")
             tuner.fit()
 
