@@ -205,9 +205,12 @@ class Federation(FederationState):
                 if size is None
                 else BlockwiseReplies(self, jobs, stage, round_metrics, size)
             )
-            with self.hook("aggregate"):
-                algorithm.aggregate(server, stage, replies)
-            replies.wait()
+            try:
+                with self.hook("aggregate"):
+                    algorithm.aggregate(server, stage, replies)
+                replies.wait()
+            finally:
+                replies.release()
         else:
             replies = BlockSums(self, into_blocks(jobs, size), stage, round_metrics)
             for architecture, mean in replies.means().items():

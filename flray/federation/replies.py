@@ -118,6 +118,14 @@ class StageReplies(_Collector):
             self._kept = list(self._arrivals())
         return self._kept
 
+    def release(self) -> None:
+        """Forget the replies, whose way to their large entries leads through this object.
+
+        Else these, and the states that came with them, stay in memory until Python looks for
+        cycles: several rounds of them, where a round makes few objects.
+        """
+        self._kept, self._started = None, True
+
     def _received(self, result: TaskResult) -> int:
         """Return the bytes of a reply that reach the server."""
         return result.outcome.up

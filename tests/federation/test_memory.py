@@ -1,11 +1,20 @@
-"""What a process says of its own memory."""
+"""What a process says of its own memory, and what a round leaves there."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from typing import Any
 
+import pytest
+from torch import Tensor
+
+from flray.config.loader import load
+from flray.federation.building import build_spec
+from flray.federation.federation import inline_federation
 from flray.federation.memory import resident_bytes
+from flray.trees import Packed
 
 SIZE = 200 * 2**20
 
@@ -32,3 +41,25 @@ def test_the_peak_is_the_process_s_own_and_not_its_parent_s() -> None:
     )
     assert len(held) == 3 * SIZE
     assert int(done.stdout) < resident_bytes() - SIZE
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedskc", "fedco2", "fednh", "lgmix", "scaffold"])
+@pytest.mark.parametrize("block", [None, 2])
+def test_a_round_leaves_nothing_to_the_search_for_cycles(
+    digits: dict[str, Any], algorithm: str, block: int | None
+) -> None:
+    """Replies and states of large networks would fill the memory before Python looks for them."""
+    content = {**digits, "algorithm": algorithm, "aggregation": {"block": block}}
+    federation = inline_federation(build_spec(load({"experiment": content}).experiment))
+    federation.step()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        federation.step()
+        gc.collect()
+        assert not [one for one in gc.garbage if isinstance(one, Packed | Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
