@@ -13,6 +13,9 @@ from flray.functional.checks import check_names
 
 Layout: TypeAlias = dict[str, tuple[torch.Size, torch.dtype]]
 
+PIECE = 2**18
+"""Values that are computed at a time on a CPU, so that what lies between two steps stays in its cache."""
+
 
 class WeightedMean:
     """Weighted mean of named trees that arrive one after another; holds one tree in float64, whatever their number.
@@ -62,11 +65,9 @@ class WeightedMean:
             # Kept unweighted until a second one comes: w * x / w is not always x.
             self._first = {name: tree[name].detach().clone() for name in layout}
         else:
-            # A product and a sum rather than one fused operation, which would round differently
-            # elsewhere.
-            self._accumulate(
-                (name, self._weighted(name, tree[name].detach(), weight)) for name in layout
-            )
+            self._scale_first()
+            for name in layout:
+                self._add(name, tree[name].detach(), weight)
         self._total += weight
 
     def partial(self) -> dict[str, Any]:
@@ -121,7 +122,9 @@ class WeightedMean:
             if self._counted == count:
                 self._sums = {name: sums[name].clone() for name in layout}
             else:
-                self._accumulate((name, sums[name]) for name in layout)
+                self._scale_first()
+                for name in layout:
+                    self._add(name, sums[name], None)
             self._total += partial["weight"]
 
     def _layout_of(self, found: Layout, what: str) -> Layout:
@@ -138,30 +141,39 @@ class WeightedMean:
                 raise ValueError(f"{what}[{name!r}]: dtype {found[name][1]}, expected {dtype}")
         return self._layout
 
-    def _accumulate(self, terms: Iterable[tuple[str, Tensor]]) -> None:
-        """Add weighted terms in float64; of counters take the maximum."""
-        if self._first:
-            self._sums = {
-                name: self._weighted(name, value, self._total)
-                for name, value in self._first.items()
-            }
-            self._terms = {}
-            self._first = {}
-        for name, term in terms:
-            so_far = self._sums[name]
-            self._sums[name] = (
-                so_far.add_(term) if term.is_floating_point() else torch.maximum(so_far, term)
-            )
+    def _scale_first(self) -> None:
+        """Turn the first tree into weighted sums, once there is a second one."""
+        for name, value in self._first.items():
+            if value.is_floating_point():
+                self._sums[name] = torch.empty(
+                    value.shape, dtype=torch.float64, device=value.device
+                )
+                for total, values in _pieces(self._sums[name], value):
+                    total.copy_(values).mul_(self._total)
+            else:
+                self._sums[name] = value
+        self._first = {}
 
-    def _weighted(self, name: str, tensor: Tensor, weight: float) -> Tensor:
-        """Return an entry in float64 times a weight, in the memory of the one before: new memory costs as much."""
+    def _add(self, name: str, tensor: Tensor, weight: float | None) -> None:
+        """Add an entry times a weight, or one that has its weight; of counters take the maximum."""
+        so_far = self._sums[name]
         if not tensor.is_floating_point():
-            return tensor
-        if name not in self._terms:
-            self._terms[name] = torch.empty_like(
-                tensor, dtype=torch.float64, memory_format=torch.contiguous_format
-            )
-        return self._terms[name].copy_(tensor).mul_(weight)
+            self._sums[name] = torch.maximum(so_far, tensor)
+        elif weight is None:
+            so_far.add_(tensor)
+        else:
+            # A product and a sum rather than one fused operation, which would round differently
+            # elsewhere.
+            for total, values in _pieces(so_far, tensor):
+                total.add_(self._term(name, values).copy_(values).mul_(weight))
+
+    def _term(self, name: str, values: Tensor) -> Tensor:
+        """Return memory for values in float64, the same every time: new memory costs as much as the sum."""
+        held = self._terms.get(name)
+        if held is None or held.shape != values.shape:
+            held = torch.empty(values.shape, dtype=torch.float64, device=values.device)
+            self._terms[name] = held
+        return held
 
     def result(self) -> dict[str, Tensor]:
         """Return the mean of the trees added so far; more may be added afterwards.
@@ -178,12 +190,23 @@ class WeightedMean:
         if self._counted == 1:
             return {name: value.clone() for name, value in self._first.items()}
         dtypes = {name: dtype for name, (_, dtype) in (self._layout or {}).items()}
-        return {
-            name: (value / self._total if value.is_floating_point() else value.clone()).to(
-                dtypes[name]
-            )
-            for name, value in self._sums.items()
-        }
+        return {name: self._mean(value, dtypes[name]) for name, value in self._sums.items()}
+
+    def _mean(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return an entry's sum divided by the weights' in its own dtype; a copy of a counter's maximum."""
+        if not value.is_floating_point():
+            return value.clone()
+        mean = torch.empty(value.shape, dtype=dtype, device=value.device)
+        for rounded, total in _pieces(mean, value):
+            rounded.copy_(total / self._total)
+        return mean
+
+
+def _pieces(written: Tensor, read: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Return two tensors of one shape piece by piece; the first is contiguous, and its pieces are views."""
+    if read.device.type != "cpu" or read.numel() <= PIECE:
+        return ((written, read),)
+    return zip(written.view(-1).split(PIECE), read.reshape(-1).split(PIECE), strict=True)
 
 
 def weighted_mean(

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from flray.functional import WeightedMean, weighted_mean
+from flray.functional.averaging import PIECE
 
 
 def trees(number: int, dtype: torch.dtype = torch.float32) -> list[dict[str, torch.Tensor]]:
@@ -183,3 +184,22 @@ def test_merging_blocks_without_weight_and_unequal_ones() -> None:
         ValueError, match=r"partial\['w'\]: dtype torch.float64, expected torch.float32"
     ):
         whole.merge(other.partial())
+
+
+def test_large_tensors_get_the_same_bits_piece_by_piece() -> None:
+    """Those of a network such as AlexNet are computed a part at a time."""
+    shapes = {"long": (2 * PIECE + 5,), "kernels": (3, PIECE // 4, 2, 1), "one": (), "none": (0, 7)}
+    generator = torch.Generator().manual_seed(0)
+    made = [
+        {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        for _ in range(3)
+    ]
+    made[1]["kernels"] = made[1]["kernels"].to(memory_format=torch.channels_last)
+    weights = [3.0, 0.1, 7.0]
+    mean = weighted_mean(made, weights)
+    for name in shapes:
+        total = made[0][name].double() * weights[0]
+        for tree, weight in zip(made[1:], weights[1:], strict=True):
+            total = total + tree[name].double() * weight
+        assert torch.equal(mean[name], (total / sum(weights)).float())
+        assert mean[name].is_contiguous()
