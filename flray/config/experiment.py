@@ -177,9 +177,16 @@ class Checkpointing(Section):
 
     every: int = Field(1, ge=1, description="rounds between checkpoints")
     min_seconds: float = Field(
-        10.0, ge=0, description="but not sooner than this after the last one"
+        10.0,
+        ge=0,
+        description="but not sooner than this after the last one, nor than ten times as long as that "
+        "took to write; 0: whatever it takes",
     )
     keep: int = Field(2, ge=1, description="checkpoints kept")
+
+    def pause(self, writing: float) -> float:
+        """Return the seconds after a checkpoint that took so many to write in which no other is due."""
+        return max(self.min_seconds, 10.0 * writing) if self.min_seconds else 0.0
 
 
 class Stop(Section):

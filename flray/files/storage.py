@@ -117,6 +117,13 @@ def remove(uri: str) -> None:
         found.delete_file(path)
 
 
+def remove_folder(uri: str) -> None:
+    """Remove a folder with all that is in it; a missing one is no error."""
+    found, path = filesystem(uri)
+    with storage_errors(uri), contextlib.suppress(FileNotFoundError):
+        found.delete_dir(path)
+
+
 def written_at(uri: str) -> float | None:
     """Return a file's write time [s since 1970, by the storage's clock]; None if unknown."""
     found, path = filesystem(uri)

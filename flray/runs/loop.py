@@ -46,7 +46,7 @@ class RoundLoop:
         self._spec, self._federation, self._folder = spec, federation, folder
         self._callbacks, self._notify = callbacks, notify
         self._done, self._ended = 0, False
-        self._saved_at = time.monotonic()
+        self._saved_at, self._pause = time.monotonic(), spec.config.checkpoint.pause(0.0)
         self._saved_round = -1
         self._begun = self._warned = False
         self._losses = 0
@@ -132,20 +132,17 @@ class RoundLoop:
                 "this node will soon be gone (Ray drains it): from now on every round is saved; "
                 f"elsewhere go on with: flray resume {self._folder}"
             )
-        due = (
-            self._done % settings.every == 0
-            and time.monotonic() - self._saved_at >= settings.min_seconds
-        )
+        due = self._done % settings.every == 0 and time.monotonic() - self._saved_at >= self._pause
         if at_once or due:
             self._save()
 
     def _save(self) -> None:
         for callback in self._callbacks:
             callback.on_checkpoint(self._done)
-        self._federation.save(
-            self._folder / directory.CHECKPOINT, self._spec.config.checkpoint.keep
-        )
+        settings, begun = self._spec.config.checkpoint, time.monotonic()
+        self._federation.save(self._folder / directory.CHECKPOINT, settings.keep)
         self._saved_at, self._saved_round = time.monotonic(), self._done
+        self._pause = settings.pause(self._saved_at - begun)
         self._losses = 0
 
     def _save_after_interrupt(self) -> None:

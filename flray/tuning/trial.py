@@ -126,6 +126,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     _recent: list[tuple[float, int, dict[str, float]]]
     _carried: list[tuple[int, dict[str, float]]]
     _saved_at: float
+    _unsaved: float
     _checkpointing: Checkpointing
     _gpus: list[GpuIdentity]
 
@@ -215,6 +216,14 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._recent.append((time.monotonic(), self._federation.rounds_done, dict(metrics)))
         return dict(metrics)
 
+    def save(self, checkpoint_dir: str | None = None) -> Any:
+        """Write a checkpoint and bring it to Tune's storage; see how long that takes."""
+        begun = time.monotonic()
+        saved = super().save(checkpoint_dir)
+        if self._opened is not None:
+            self._unsaved = self._checkpointing.pause(time.monotonic() - begun)
+        return saved
+
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write the federation's checkpoint; see `flray.federation.checkpoint`."""
         if self._opened is not None:
@@ -292,6 +301,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             if lacking := bits.problem(experiment):
                 raise FlrayError(lacking)
             self._rounds, self._checkpointing = experiment.rounds, experiment.checkpoint
+            self._unsaved = self._checkpointing.pause(0.0)
             self._pause = min(self._rounds, point.get("until") or self._rounds)
             data = self._shared.data.get(data_key(experiment))
             outline, samples, fingerprint = data if data is not None else (None, None, "")
@@ -409,9 +419,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             return done % self._interval == 0
         if self._nodes.leaves() and time.monotonic() - self._saved_at >= LOOK_SECONDS:
             return True
-        return (
-            done % settings.every == 0 and time.monotonic() - self._saved_at >= settings.min_seconds
-        )
+        return done % settings.every == 0 and time.monotonic() - self._saved_at >= self._unsaved
 
     def _check_measured(self, metrics: Mapping[str, float]) -> None:
         """Reject the user's metric if an evaluated round does not have it."""

@@ -249,3 +249,13 @@ def checkpoints(folder: str, trial: str) -> list[CheckpointRef]:
                 found[uri] = max(found.get(uri, (0, "")), (int(match[1]), session))
     newest = sorted(((*place, uri) for uri, place in found.items()), reverse=True)
     return [CheckpointRef(uri, done) for done, _, uri in newest]
+
+
+def remove_old_checkpoints(folder: str, trial: str, keep: int = 3) -> None:
+    """Remove a trial's checkpoints but the newest: every session leaves two, and large models' fill a disk.
+
+    The newest may be incomplete, and those before it too far behind the trial's journal or ahead
+    of it, hence three.
+    """
+    for old in checkpoints(folder, trial)[keep:]:
+        storage.remove_folder(old.uri)

@@ -28,6 +28,7 @@ from flray.tuning.trial_store import (
     TrialFolder,
     checkpoints,
     next_session,
+    remove_old_checkpoints,
     trial_folders,
 )
 from flray.tuning.tune_types import TuneTrial
@@ -97,6 +98,9 @@ class SweepTuner:
         self._until = until
         left = [point for number, point in self._points.items() if number not in self._over]
         scores = {folder.number: folder.scores() for folder in trial_folders(self._sweep)}
+        if self._start is None:  # members of a population go back to where all were
+            for number in (point.number for point in left if scores.get(point.number)):
+                remove_old_checkpoints(self._storage, number)
         searching = sweep.search == "optuna"
         search = (
             OptunaSearch(config, self._suggested(scores), self._suggest, self._configuration)

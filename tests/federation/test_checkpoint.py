@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from flray import trees
 from flray.config.loader import load
 from flray.federation import checkpoint
 from flray.federation.building import build_spec
+from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.spec import FederationSpec
 from flray.files.atomic import write_atomically
+from flray.runs.loop import RoundLoop
 
 
 @pytest.fixture
@@ -172,3 +175,30 @@ def test_a_manifest_that_names_a_client_its_file_lacks_is_damaged(
         path.write_text(json.dumps({**manifest, "clients": clients}))
         with pytest.raises(checkpoint.DamagedCheckpointError, match="list of files is damaged"):
             checkpoint.restore(inline_federation(with_states, print), tmp_path)
+
+
+class SlowlySaved(Federation):
+    """A federation whose checkpoints take long to write."""
+
+    def __init__(self, spec: FederationSpec) -> None:
+        super().__init__(spec, InlineExecutor(spec), print)
+        self.saved: list[int] = []
+
+    def save(self, folder: Path, keep: int) -> None:
+        """Take a while."""
+        time.sleep(0.3)
+        super().save(folder, keep)
+        self.saved.append(self.rounds_done)
+
+
+@pytest.mark.parametrize(
+    ("min_seconds", "saved"), [(0.001, [1, 6]), (0, [1, 2, 3, 4, 5, 6]), (600, [6])]
+)
+def test_writing_takes_a_tenth_of_the_time_at_most(
+    digits: dict[str, Any], tmp_path: Path, min_seconds: float, saved: list[int]
+) -> None:
+    settings = {"model": "linear", "rounds": 6, "checkpoint": {"min_seconds": min_seconds}}
+    spec = build_spec(load({"experiment": {**digits, **settings}}).experiment)
+    federation = SlowlySaved(spec)
+    RoundLoop(spec, federation, tmp_path, [], print).run()
+    assert federation.saved == saved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from flray.config.loader import load
 from flray.metrics.summary import summarise_history
 from flray.tuning import trial as trial_module
 from flray.tuning.trial import FederationTrial, SweepContext
-from flray.tuning.trial_store import checkpoints
+from flray.tuning.trial_store import checkpoints, remove_old_checkpoints
 
 
 def trial_of(
@@ -65,6 +66,23 @@ def test_short_rounds_share_a_step(content: dict[str, Any], tmp_cwd: Any) -> Non
     assert (result["training_iteration"], result["done"]) == (3, True)
     assert result["score"] == told["rounds"][-1]["score"] != told["rounds"][0]["score"]
     assert len(told["sha256"]) == 64
+
+
+def test_a_step_is_not_ended_for_a_checkpoint_that_takes_long_to_write(
+    content: dict[str, Any], tmp_cwd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content["experiment"]["checkpoint"] = {"min_seconds": 0.001}
+    trial = trial_of(content, str(tmp_cwd))
+    assert rounds_reported(trial) == ([], [1])
+    written = FederationTrial.save_checkpoint
+
+    def slowly(self: FederationTrial, folder: str) -> None:
+        time.sleep(0.5)
+        written(self, folder)
+
+    monkeypatch.setattr(FederationTrial, "save_checkpoint", slowly)
+    trial.save(str(tmp_cwd / "checkpoint"))
+    assert rounds_reported(trial) == ([], [2, 3])
 
 
 @pytest.mark.parametrize(
@@ -254,3 +272,19 @@ def test_a_folder_that_was_written_twice_is_the_later_rounds(tmp_path: Path) -> 
         for round_ in rounds:
             (folder / name / f"round-{round_}.json").touch()
     assert [reference.round for reference in checkpoints(str(tmp_path), "0001")] == [4, 3]
+
+
+def test_sessions_leave_three_checkpoints_of_a_trial(
+    content: dict[str, Any], tmp_cwd: Path
+) -> None:
+    content["experiment"] |= {"rounds": 6, "checkpoint": {"min_seconds": 0}}
+    trial, folder = trial_of(content, str(tmp_cwd)), str(tmp_cwd)
+    for number in range(1, 6):
+        trial.step()
+        trial.save_checkpoint(str(tmp_cwd / f"00{number}" / "0001" / "checkpoint_1"))
+    (tmp_cwd / "005" / "0002").mkdir()
+    remove_old_checkpoints(folder, "0001")
+    assert [found.round for found in checkpoints(folder, "0001")] == [5, 4, 3]
+    assert not (tmp_cwd / "002" / "0001" / "checkpoint_1").exists()
+    remove_old_checkpoints(folder, "0002")
+    assert rounds_reported(trial_of(content, folder, recorded=5)) == ([], [6])
