@@ -22,7 +22,7 @@ from flray.federation.diagnostic_files import (
     save_partition,
 )
 from flray.federation.federation import RoundResult
-from flray.federation.ray_backend.process_loss import NODE_DIED
+from flray.federation.ray_backend.process_loss import NODE_DIED, PROBABLE_CAUSE, PROCESS_DIED
 from flray.runs import directory
 from flray.runs.callbacks import JournalCallback
 from flray.runs.progress import SweepProgress, logged
@@ -222,6 +222,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object
     ) -> None:
         """Record that a trial crashed for the last time."""
+        if str(trial) not in self._sessions:  # its process ended each time before it had begun
+            self.on_trial_start(iteration, trials, trial)
         self._end(trial, "failed", failure=_reason(trial))
 
     def on_experiment_end(self, trials: list[TuneTrial], **info: object) -> None:
@@ -282,4 +284,6 @@ def _reason(trial: TuneTrial) -> str:
     lines = [line.strip() for line in text.rpartition("\nFailure # ")[2].splitlines()]
     said = [line for line in lines if line]
     dead = next((line for line in said if NODE_DIED in line), None)
+    if dead is None and any(PROCESS_DIED in line for line in said):
+        return f"its process has died: {PROBABLE_CAUSE}"
     return one_line(dead or said[-1]) if said else "unknown error"

@@ -16,6 +16,11 @@ runs out of memory, has its own error, which is not a `RayActorError`."""
 NODE_DIED = "its node has died"
 """What Ray writes of an actor whose node is gone."""
 
+PROCESS_DIED = "its worker process has died"
+"""What Ray writes of an actor whose process is gone; pages of advice follow."""
+
+PROBABLE_CAUSE = "out of memory, or a crash in native code?"
+
 OBJECT_LOST_ERRORS = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFetchTimedOutError)
 """Errors of fetching an object whose only node is gone."""
 
@@ -36,7 +41,7 @@ def cause_of_loss(error: BaseException) -> str:
         return "OutOfMemoryError: its node had no memory left, and Ray's memory monitor ended it"
     if node_is_gone(error):
         return f"{type(error).__name__}: its node is gone"
-    return f"{type(error).__name__}: out of memory, or a crash in native code?"
+    return f"{type(error).__name__}: {PROBABLE_CAUSE}"
 
 
 def last_line(error: BaseException) -> str:

@@ -1,7 +1,8 @@
-"""A trial that Ray's own memory monitor ends, for a node that is nearly full."""
+"""Trials whose processes end: at each start, or by Ray's own memory monitor on a node that is nearly full."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import yaml
 from flray import tuning
 from flray.runs.progress import NullProgress
 
-FREE, TAKEN = 2 * 2**30, 4 * 2**30
+FREE, TAKEN = 5 * 2**30, 8 * 2**30  # other tests run beside this one
 
 OWN_METHODS = """
 import time
@@ -49,6 +50,23 @@ class Insatiable(Algorithm):
 """
 
 
+UNABLE = """
+import os
+import signal
+
+from flray.algorithms.base import Algorithm
+from flray.registry import register_algorithm
+
+
+@register_algorithm("own-unable")
+class Unable(Algorithm):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        if os.getpid() != DRIVER:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 class Lines(NullProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -63,8 +81,9 @@ def nearly_full_node() -> Iterator[None]:
     import ray
 
     memory = psutil.virtual_memory()
-    if memory.available < FREE + 2 * TAKEN:
+    if memory.available < FREE + TAKEN + 2 * 2**30:
         pytest.skip("the machine has too little memory left")
+    ray.shutdown()
     ray.init(
         address="local",
         num_cpus=2,
@@ -78,6 +97,24 @@ def nearly_full_node() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_here")
+def test_a_trial_whose_processes_never_begin_fails_and_the_others_go_on(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(f"DRIVER = {os.getpid()}\n{UNABLE}")
+    content["experiment"]["plugins"] = ["own.py"]
+    content["space"] = {"algorithm": {"grid": ["own-unable", "fedavg"]}}
+    content["sweep"] = {"seeds": [0], "max_failures": 1}
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump(content))
+    progress = Lines()
+    rows = tuning.tune(file, progress=progress).results.set_index("algorithm")
+    assert dict(rows["status"]) == {"own-unable": "failed", "fedavg": "finished"}
+    assert rows.loc["own-unable", "failure"].startswith("its process has died: out of memory")
+    assert [line[:18] for line in progress.lines if "tried again" in line] == ["trial 0001 crashed"]
 
 
 @pytest.mark.slow
