@@ -82,7 +82,7 @@ class ClientRunner:
         torch.set_num_threads(threads)
         tf32 = spec.config.local.precision == "tf32"
         make_repeatable(device, tf32=tf32, share=share)
-        keep_freed_memory()
+        keep_freed_memory(large=True)
         spec.register_components()
         self.spec, self.device = spec, device
         self.task = spec.task
