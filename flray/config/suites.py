@@ -324,6 +324,6 @@ def _repetitions(config: Config) -> Iterator[dict[str, tuple[str, ...]]]:
     covered: set[tuple[str, str]] = set()
     for named in arms.combine_arms(config):
         parts = {(axis, named[f"{arms.PREFIX}{axis}"]) for axis in axes}
-        if parts <= covered:
+        if axes and parts <= covered:
             yield {axis: (name,) for axis, name in parts}
         covered |= parts

@@ -14,6 +14,8 @@ from flray.errors import FlrayError
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import TrialFolder
 
+SPACES = Path(__file__).parents[2] / "search_spaces"
+
 
 @pytest.fixture
 def armed(content: dict[str, Any]) -> dict[str, Any]:
@@ -234,3 +236,14 @@ def test_smoke_keeps_validation_samples_where_an_arms_split_had_set_them_apart(
     made = trial_specs(config := resolve_sweep(smoke(load(armed))), enumerate_settings(config))
     assert {one.experiment.split for one in made} == {"official"}
     assert {one.experiment.evaluation.validation for one in made} == {0.2}
+
+
+@pytest.mark.parametrize("file", sorted(SPACES.glob("*.yaml")), ids=lambda file: str(file.stem))
+def test_smoke_of_a_sweep_without_arms_has_its_settings(file: Path) -> None:
+    config = resolve_sweep(load(file))
+    small = smoke(config, ["digits5-local"])
+    made = trial_specs(small, enumerate_settings(small))
+    assert made and {one.experiment.rounds for one in made} == {2}
+    varied = [one.setting for one in trial_specs(config, enumerate_settings(config))]
+    for one in made:
+        assert any(one.setting.items() <= setting.items() for setting in varied)
