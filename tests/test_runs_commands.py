@@ -111,6 +111,16 @@ def test_json_for_scripts(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> 
     (tmp_cwd / "one.yaml").write_text(json.dumps({"experiment": SMALL}))
     made = shown(["run", "one.yaml"], capsys)
     assert made["value"] == made["values"][made["metric"]] and len(made["sha256"]) == 64
+    assert shown(["resume", "small"], capsys)["sha256"] == made["sha256"]
+    space = {"local.lr": {"grid": [0.1, 0.2]}}
+    (tmp_cwd / "two.yaml").write_text(json.dumps({"experiment": SMALL, "space": space}))
+    assert [row["number"] for row in shown(["tune", "two.yaml", "--plan"], capsys)] == [
+        "0001",
+        "0002",
+    ]
+    assert invoke(["list", "nothing"]) == 2
+    kinds = capsys.readouterr().err.rpartition("one of ")[2].split(", ")
+    assert len(kinds) == len(set(kinds)) > 8
     methods = shown(["list", "algorithms"], capsys)
     assert {"fedavg", "fedskc"} <= {row["name"] for row in methods}
     assert shown(["list", "algorithms", "fedprox"], capsys)[0]["option"] == "mu"

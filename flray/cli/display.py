@@ -189,8 +189,11 @@ class RunProgress(_Display):
             )
 
 
-def show_result(result: Result) -> None:
+def show_result(result: Result, as_json: bool = False) -> None:
     """Print a finished run's table, where it lies, and its digest."""
+    if as_json:
+        print_json(result_values(result))
+        return
     from flray.metrics.summary import trajectory
     from flray.tracking.links import ui_links
 
@@ -342,8 +345,11 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def show_plan(trials: Sequence[PlannedTrial]) -> None:
+def show_plan(trials: Sequence[PlannedTrial], as_json: bool = False) -> None:
     """Print the trials of a sweep, and which of them are taken over from where."""
+    if as_json:
+        print_json([trial._asdict() for trial in trials])
+        return
     table = Table("trial", "setting", "taken over from")
     for trial in trials:
         table.add_row(trial.number, one_line(trial.label), one_line(trial.taken_over))

@@ -23,7 +23,7 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
         If the kind or the name is unknown.
     """
     if what not in registry.ALL:
-        kinds = sorted((*registry.ALL, "metrics", "papers"))
+        kinds = sorted({*registry.ALL, "papers"})
         raise FlrayError(
             f"nothing called {what!r} to list{nearest(what, kinds)}; one of {', '.join(kinds)}"
         )

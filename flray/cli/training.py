@@ -33,10 +33,7 @@ def run_command(
 
     with display.RunProgress() as progress:
         result = runner.start(config, address=address, progress=progress)
-    if as_json:
-        display.print_json(display.result_values(result))
-    else:
-        display.show_result(result)
+    display.show_result(result, as_json)
 
 
 @commands.command("tune", epilog="Example: flray tune quickstart sweep.seeds=[0]")
@@ -70,7 +67,7 @@ def tune_command(
         from flray.runs import sweeps
 
     if plan:
-        display.show_plan(sweeps.plan(config, address=address, smoke=smoke))
+        display.show_plan(sweeps.plan(config, address=address, smoke=smoke), as_json)
         return
     with display.SweepProgress() as progress:
         result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)
@@ -118,12 +115,14 @@ def resume_command(
             help="go on even if the CPU or the GPUs here compute other last bits than those it began on",
         ),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Go on with an interrupted run or sweep, to the same bits; a finished run with more rounds."""
     with gc_disabled("flray.cli.display", "flray.runs.runner"):
         from flray.cli import display
         from flray.runs import directory, extend, runner
 
+    display.to_stderr(as_json)
     folder = directory.find(target, output)
     rounds = extend.parse_rounds(settings or ())
     if directory.folder_kind(folder) == "run":
@@ -136,7 +135,7 @@ def resume_command(
                 other_cpu=other_cpu,
                 rounds=rounds,
             )
-        display.show_result(result)
+        display.show_result(result, as_json)
     elif rounds is not None:
         raise FlrayError(
             f"{folder}: rounds={rounds}: a sweep keeps its number of rounds; start one with more"
@@ -152,4 +151,4 @@ def resume_command(
                 plugins=plugin or (),
                 other_cpu=other_cpu,
             )
-        _show_sweep(swept, sweep_progress.has_values)
+        _show_sweep(swept, sweep_progress.has_values, as_json)
