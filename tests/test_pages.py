@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 import yaml
 from PIL import Image
 
 from flray import registry
-from flray.cli.main import invoke
+from flray.cli.main import app, invoke
+from flray.config import loader
 from flray.config.experiment import Experiment
 from flray.data.sources.cache import data_root
 from tests.pages import BLOCKS, FILES, PAGES, README, ROOT, Block
 
 SMALL = ("rounds=1", "tracking.uri=null")
+IN_A_SENTENCE = re.compile(r"`(flray [^`]+)`")
 LINK = re.compile(r"""(?:\]\(|src=")([^)"#\s]+)(?:#[^)\s]*)?[)"]""")
 
 
@@ -148,6 +152,37 @@ def test_a_piece_of_python(folder: Path, block: Block) -> None:
     names: dict[str, object] = {}
     exec(compile(block.text, name_of(block.page), "exec"), names)
     assert len(names["result"].history) == 5  # type: ignore[attr-defined]
+
+
+def commands_that_no_test_runs() -> list[list[str]]:
+    """Return the command lines in sentences, in blocks that are not run, and below help texts."""
+    texts = [page.read_text(encoding="utf-8") for page in (*PAGES, ROOT / "CONTRIBUTING.md")]
+    lines = [" ".join(line.split()) for text in texts for line in IN_A_SENTENCE.findall(text)]
+    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    lines += [command.epilog.removeprefix("Example: ") for command in commands if command.epilog]
+    typed = {tuple(shlex.split(line)) for line in lines}
+    shown = [words for block in BLOCKS if block.not_run for words in block.commands]
+    typed |= {tuple(words) for words in shown if words[0] == "flray"}
+    return [list(words) for words in sorted(typed)]
+
+
+@pytest.mark.parametrize("words", commands_that_no_test_runs(), ids=" ".join)
+def test_a_command_that_is_shown_can_be_typed(folder: Path, words: list[str]) -> None:
+    command = typer.main.get_command(app)
+    rest = words[1:]
+    while rest and hasattr(command, "commands"):
+        if rest[0] in command.commands:
+            command = command.commands[rest.pop(0)]
+        else:
+            break
+    _, arguments, _ = command.make_parser(command.context_class(command)).parse_args(rest)
+    assert not (arguments and hasattr(command, "commands")), f"no command {arguments[0]}"
+    if command.name not in ("run", "tune") or not arguments or arguments[0].isupper():
+        return
+    file, *settings = arguments
+    config = loader.load(ROOT / file if (ROOT / file).is_file() else file, settings)
+    if command.name == "run":
+        loader.check_single(config, file)
 
 
 @pytest.mark.parametrize(

@@ -149,23 +149,20 @@ def check_single(config: Config, source: object) -> None:
     Raises
     ------
     FlrayError
-        If it has arms, a space or several seeds.
+        If it has arms, a space, or other seeds than the experiment's.
     """
-    several = [
-        *(["arms"] if config.arms else []),
-        *(["space"] if config.space else []),
-        *(
-            [f"{len(config.sweep.seeds)} seeds in sweep.seeds"]
-            if len(config.sweep.seeds) > 1
-            else []
-        ),
-    ]
+    own, seeds = config.experiment.seed, config.sweep.seeds
+    found = f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}" if seeds else ""
+    several = {
+        **({"arms": "arms={}"} if config.arms else {}),
+        **({"space": "space={}"} if config.space else {}),
+        **({f"{found} in sweep.seeds": "sweep.seeds=[]"} if {*seeds} - {own} else {}),
+    }
     if several:
         file = source if isinstance(source, str | Path) else "FILE.yaml"
         raise FlrayError(
             f"{file}: found {' and '.join(several)}; that is a sweep: run it with flray tune "
-            f"{file}, or "
-            "take it out to run one federation"
+            f"{file}, or one federation of it with {' '.join(several.values())}"
         )
 
 
@@ -265,7 +262,7 @@ def _check_size(config: Config) -> None:
     )
     count = (
         sweep.samples
-        * len(sweep.seeds)
+        * max(1, len(sweep.seeds))
         * math.prod(values)
         * math.prod(map(len, arms.select_arms(config).values()))
     )

@@ -174,7 +174,7 @@ def run_count(content: Mapping[str, Plain]) -> int:
             for rule in sweep.get("skip", ())
         )
     ]
-    return len(selected) * len(sweep.get("seeds", (0,)))
+    return len(selected) * max(1, len(sweep.get("seeds", ())))
 
 
 def unknown_names(content: Mapping[str, Plain]) -> list[str]:

@@ -204,7 +204,7 @@ class Sweep(Section):
 
     samples: int = Field(1, ge=1, description="draws from the space (each with every grid value)")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (0,), min_length=1, description="repetitions of each setting"
+        (), description="repetitions of each setting; none: once, at the experiment's own seed"
     )
     only: dict[str, tuple[str, ...]] = Field(
         default_factory=dict, description="by axis of arms: those to run"
@@ -280,11 +280,5 @@ class Sweep(Section):
         if len(set(self.seeds)) < len(self.seeds):
             raise PydanticCustomError(
                 "seeds", "seeds must differ from each other", {"sub": ("seeds",)}
-            )
-        if self.tune is not None and set(self.seeds) & set(self.tune.seeds):
-            raise PydanticCustomError(
-                "seeds",
-                "they choose settings, and none of sweep.seeds may: give others, such as [100, 101]",
-                {"sub": ("tune", "seeds")},
             )
         return self

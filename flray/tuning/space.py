@@ -71,10 +71,19 @@ def resolve_sweep(config: Config) -> Config:
     ConfigErrors
         One line per mistake.
     """
-    if "seeds" not in config.sweep.model_fields_set:
+    if not config.sweep.seeds:
         sweep = config.sweep.model_copy(update={"seeds": (config.experiment.seed,)})
         config = config.model_copy(update={"sweep": sweep})
     errors: list[ConfigError] = []
+    tune = config.sweep.tune
+    if tune is not None and set(config.sweep.seeds) & set(tune.seeds):
+        errors.append(
+            ConfigError(
+                "sweep.tune.seeds",
+                str(list(tune.seeds)),
+                "they choose settings, and none of sweep.seeds may: give others, such as [100, 101]",
+            )
+        )
     spelled: dict[str, str] = {}
     for path in config.space:
         relative = path.removeprefix("experiment.")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import yaml
 
 from flray import registry
 from flray.config.components import DatasetChoice
-from flray.config.loader import ConfigErrors, load
+from flray.config.loader import ConfigErrors, check_single, load
 from flray.config.setting_labels import flatten_setting, label
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
@@ -96,6 +97,27 @@ def test_every_seed_of_every_setting_is_a_trial(content: dict[str, Any]) -> None
 def test_without_seeds_the_experiments_own_is_used(content: dict[str, Any]) -> None:
     content["experiment"]["seed"], content["sweep"] = 5, {}
     assert resolve_sweep(load(content)).sweep.seeds == (5,)
+    again = load(load(content), ["seed=6"])
+    assert again.sweep.seeds == ()
+    assert resolve_sweep(again).sweep.seeds == (6,)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "found", "way"),
+    [
+        ({"seeds": [0, 5]}, "space and 2 seeds in sweep.seeds", ["space={}", "sweep.seeds=[]"]),
+        ({"seeds": [7]}, "space and seed 7 in sweep.seeds", ["space={}", "sweep.seeds=[]"]),
+        ({"seeds": [5]}, "found space;", ["space={}"]),
+    ],
+)
+def test_one_run_of_a_sweeps_file_takes_the_way_that_is_said(
+    content: dict[str, Any], sweep: dict[str, Any], found: str, way: list[str]
+) -> None:
+    content["experiment"]["seed"], content["sweep"] = 5, sweep
+    with pytest.raises(FlrayError, match=re.escape(found)) as said:
+        check_single(load(content), "x.yaml")
+    assert str(said.value).endswith(f"with {' '.join(way)}")
+    check_single(load(content, way), "x.yaml")
 
 
 def test_whole_components_can_vary(content: dict[str, Any]) -> None:
