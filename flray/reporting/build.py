@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from flray.drawing.canvas import render_svg, save_figure
 from flray.files.csv_files import csv_text
 from flray.reporting import latex, text
-from flray.reporting.html import render_page
+from flray.reporting.html import render_page, render_summary
 from flray.reporting.sections import create_sections
 from flray.results.build_table import build_table
 from flray.results.costs import Cost, costs
@@ -37,10 +39,12 @@ class Report:
         The main table.
     costs : sequence of Cost
         By setting.
+    figures : dict of str to matplotlib Figure
+        What the page shows, to be changed or saved by you: ``report.figures["curves"]``.
     files : tuple of Path
         Markdown, LaTeX, HTML and all comparisons, and the CSV file if one was given.
-    figures : tuple of Path
-        The figures of the page as files.
+    pictures : tuple of Path
+        The figures as SVG, PDF and PNG.
     notice : str
         One line on the runs that were added to a CSV file, if one was given.
     """
@@ -48,9 +52,14 @@ class Report:
     source: ResultSet
     table: Table
     costs: Sequence[Cost]
+    figures: Mapping[str, Figure]
     files: tuple[Path, ...]
-    figures: tuple[Path, ...] = ()
+    pictures: tuple[Path, ...]
     notice: str = ""
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: what can be concluded, and the main table."""
+        return render_summary(self.table)
 
 
 def report(
@@ -134,14 +143,14 @@ def make(
     source = load_folder(source) if isinstance(source, Path) else source
     table, spent = build_table(source, reference), costs(source, target)
     sections = list(create_sections(source, table.studies))
-    drawings = {name: one for section in sections for name, one in section.figures.items()}
-    vectors = {name: render_svg(figure) for name, figure in drawings.items()}
-    folder, figures = output / directory.FIGURES, []
+    figures = {name: one for section in sections for name, one in section.figures.items()}
+    vectors = {name: render_svg(figure) for name, figure in figures.items()}
+    folder, pictures = output / directory.FIGURES, []
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in drawings.items():
-        figures += [folder / f"{name}{suffix}" for suffix in (".svg", ".pdf", ".png")]
-        figures[-3].write_text(vectors[name], encoding="utf-8")
-        for path in figures[-2:]:
+    for name, figure in figures.items():
+        pictures += [folder / f"{name}{suffix}" for suffix in (".svg", ".pdf", ".png")]
+        pictures[-3].write_text(vectors[name], encoding="utf-8")
+        for path in pictures[-2:]:
             save_figure(figure, path)
     contents = {
         MARKDOWN: text.markdown(table, spent),
@@ -152,7 +161,8 @@ def make(
         contents[COMPARISONS] = csv_text(table.studies.frame())
     for name, content in contents.items():
         (output / name).write_text(content, encoding="utf-8")
-    return Report(source, table, spent, tuple(output / name for name in contents), tuple(figures))
+    files = tuple(output / name for name in contents)
+    return Report(source, table, spent, figures, files, tuple(pictures))
 
 
 def report_file(

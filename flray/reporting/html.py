@@ -49,12 +49,9 @@ def render_page(
     return _render(
         "page.html",
         source=source,
-        table=table,
-        heads=formatting.head_rows(table),
+        **_summary(table),
         seeds=sorted({trial.seed for trial in source.trials}),
         data=_describe_data(source),
-        legend=formatting.legend(table),
-        concluded=CONCLUSIONS,
         notes=formatting.notes(table),
         listings=formatting.listings(table, costs),
         sections=[
@@ -77,9 +74,18 @@ def render_page(
     )
 
 
-def render_table(table: Table) -> str:
-    """Return the main table alone."""
-    return _render("table.html", table=table, heads=formatting.head_rows(table))
+def render_summary(table: Table) -> str:
+    """Return what is concluded and the main table, for a page that has its own style."""
+    return _render("summary.html", **_summary(table))
+
+
+def _summary(table: Table) -> dict[str, object]:
+    return {
+        "table": table,
+        "heads": formatting.head_rows(table),
+        "legend": formatting.legend(table),
+        "concluded": CONCLUSIONS,
+    }
 
 
 def _render(template: str, **values: object) -> str:

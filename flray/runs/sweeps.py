@@ -204,4 +204,4 @@ def write_report(folder: Path, output: Path) -> Sequence[Path]:
     from flray.reporting.build import make  # start-up: scikit-learn and matplotlib, at the end only
 
     made = make(folder, output)
-    return [*made.files, *made.figures]
+    return [*made.files, *made.pictures]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import html
 import itertools
 import re
 from html.parser import HTMLParser
@@ -64,7 +65,14 @@ def test_the_page_is_whole_and_needs_nothing_else(sweep: Path, tmp_path: Path) -
     assert parser.loaded and "var(--c0)" in text
     names = {path.name for path in (tmp_path / "report" / "figures").iterdir()}
     assert {"curves.svg", "curves.pdf", "curves.png", "differences.pdf", "ranks.svg"} <= names
-    assert names == {path.name for path in made.figures}
+    assert names == {path.name for path in made.pictures}
+    assert set(made.figures) == {path.stem for path in made.pictures}
+    assert made.figures["curves"].axes[0].get_xlabel() == "round"
+    shown = made._repr_html_()
+    parser.feed(shown)
+    assert parser.open == []
+    assert all(line in html.unescape(shown) for line in made.table.conclusions)
+    assert all(label in html.unescape(shown) for label in made.table.rows)
     assert (
         not re.search(r"https?://(?!www\.w3\.org)", text)
         and "<script" not in text
