@@ -22,7 +22,7 @@ def heads_of(client: Client) -> list[nn.Module]:
     if not heads:
         return []
     classifier = as_split(client.model).classifier
-    skeleton = copy.deepcopy(classifier).to("meta")  # shapes only, so that no head is copied
+    skeleton = _shapes_of(classifier)  # so that no head is copied
     modules: list[nn.Module] = []
     for index in sorted(map(int, heads)):
         module = copy.deepcopy(skeleton)
@@ -32,3 +32,12 @@ def heads_of(client: Client) -> list[nn.Module]:
         module.load_state_dict(state, assign=True)
         modules.append(module.requires_grad_(False).eval())
     return modules
+
+
+def _shapes_of(module: nn.Module) -> nn.Module:
+    """Return a copy of a module whose tensors have no values."""
+    empty: dict[int, Tensor] = {
+        id(one): nn.Parameter(one.to("meta"), requires_grad=False) for one in module.parameters()
+    }
+    empty |= {id(one): one.to("meta") for one in module.buffers()}
+    return copy.deepcopy(module, {**empty})
