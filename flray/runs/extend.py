@@ -33,8 +33,8 @@ def parse_rounds(settings: Iterable[str]) -> int | None:
             raise ConfigError(
                 path,
                 repr(text),
-                "a resume keeps all settings but one: rounds=N gives a run more of them; start a "
-                "new run with flray run for others",
+                "a resume keeps all settings but one: rounds=N gives a run more of them; for others "
+                "start a new run (flray run) or sweep (flray tune, which takes over what is finished)",
             )
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(ROUNDS, repr(value), "a whole number, for example rounds=200")
