@@ -95,7 +95,10 @@ def _row(folder: Path) -> Iterator[str]:
             )
             more = "".join(f", {count} {status}" for status, count in sorted(others.items()))
             yield f"{ended} of {len(trials)} trials{more}"
-            yield f"{tags['best.score']}: {tags.get('best', '')}" if "best.score" in tags else ""
+            if "best.score" in tags:
+                yield f"{tags['best.score']}: {tags.get('best', '')}"
+            else:
+                yield f"so far: {record['best']}" if record.get("best") else ""
         else:
             rounds = {e["round"]: e["metrics"] for e in events if e["type"] == "round"}
             yield f"{method} on {_name(experiment.get('data'))}"

@@ -80,7 +80,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._values: dict[str, Any] = {}
         self._metrics: dict[str, str] = {}
         self._crashes: dict[str, int] = {}
-        self._standing = Standing(sweep, points)
+        self._standing, self._best = Standing(sweep, points), ""
         self._report = ReportPage(sweep) if reports else None
         self._left = left
         self._begun: float | None = None
@@ -273,6 +273,10 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     def _stands(self, number: str, status: str, score: float) -> None:
         self._standing.add(number, status, score, self._metrics.get(number, ""))
         self._progress.standing(self._standing.line())
+        best = self._standing.best()
+        if best != self._best:  # for those who look from elsewhere
+            self._best = best
+            directory.update(self._sweep, best=best)
 
 
 def _reason(trial: TuneTrial) -> str:

@@ -58,10 +58,11 @@ class Standing:
         ended = sum(found[status] for status in ("finished", "stopped", "failed"))
         parts = [f"{ended} of {len(self._points)} trials ended", f"{found['running']} running"]
         parts += [f"{found['failed']} failed"] if found["failed"] else []
-        best = self._best()
+        best = self.best()
         return ", ".join(parts) + (f"; best so far: {best}" if best else "")
 
-    def _best(self) -> str:
+    def best(self) -> str:
+        """Return the best setting of those that ended, with the interval of its mean; empty while none has."""
         compared = {
             number: score
             for number, score in self._scores.items()

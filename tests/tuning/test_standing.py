@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from flray import tuning
 from flray.cli.display import SweepProgress
+from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.runs.progress import NullProgress
 from flray.tuning import standing
@@ -70,10 +72,24 @@ class Lines(NullProgress):
 
 @pytest.mark.slow
 def test_a_sweep_says_how_it_stands_and_a_resumed_one_knows_what_ended(
-    content: dict[str, Any],
+    content: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    progress = Lines()
+    listed: list[str] = []
+
+    class Watched(Lines):
+        def standing(self, line: str) -> None:
+            super().standing(line)
+            capsys.readouterr()
+            assert invoke(["ls", "--json", "--output", content["experiment"]["output"]]) == 0
+            (row,) = json.loads(capsys.readouterr().out)
+            listed.append(row["value"])
+
+    progress = Watched()
     result = tuning.tune(content, progress=progress)
+    assert listed[0] == ""  # before any trial ended; each then sees what the line before it said
+    for line, value in zip(progress.lines, listed[1:], strict=False):
+        assert value.removeprefix("so far: ") == line.partition("best so far: ")[2]
+    assert listed[-1].startswith("so far: fedavg")
     assert progress.lines[-1].startswith("4 of 4 trials ended, 0 running; best so far: fedavg")
     points = points_of(content)
     again = Standing(result.folder, points)
