@@ -30,6 +30,8 @@ VIEWS = (
 """Whose models on which data: the start of the names of all evaluations, in the order of tables."""
 TEST_VIEWS = tuple(view for view in VIEWS if not view.endswith("/validation"))
 PRIMARY_VIEWS = {"global": "global/common", "personal": "personal/local"}
+ALIKE = ("global/local", "personal/local")
+"""How global and personal models are compared: each on every client's test part, mean over clients."""
 
 #: MLflow's longest name of a metric, parameter or tag, in characters.
 LONGEST_NAME = 250

@@ -12,7 +12,7 @@ from flray.results.build_studies import build_studies
 from flray.results.conclusions import conclude
 from flray.results.measures import AVERAGE, client_measure
 from flray.results.paper_table import build_paper_table
-from flray.results.result_set import ENDED, ResultSet, Trial
+from flray.results.result_set import ENDED, ResultSet, Trial, alike_notes
 from flray.results.table import Cell, Column, Table
 from flray.results.tuned import tuned_settings
 from flray.results.variance import variances
@@ -46,6 +46,8 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
     table.mark_best()
     chosen = selects_on_test(source.config)
     table.notes += [chosen] if chosen else choice_notes(source)
+    if paper is None:
+        table.notes += alike_notes(trial.metric for trial in source.trials)
     table.notes += [one.line for one in tuned_settings(source)]
     table.notes += [*_seed_notes(table), *_protocol_notes(source), *_status_notes(source)]
     if source.name.endswith(SMOKE):

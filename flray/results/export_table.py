@@ -13,6 +13,7 @@ from flray.results.build_table import SMOKE_NOTE
 from flray.results.conclusions import conclude
 from flray.results.export import DOMAIN, FIRST, MEASURED, PACKAGES, TUNED
 from flray.results.measures import AVERAGE
+from flray.results.result_set import alike, alike_notes
 from flray.results.study import Studies, Study
 from flray.results.table import Cell, Column, Table
 
@@ -40,6 +41,7 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
     reference : str, optional
         The setting that all others are compared with; default: all pairs are compared.
     """
+    frame = _alike(frame)
     metrics = " or ".join(sorted(set(frame["metric"])))
     domains = [str(name) for name in frame.columns if str(name).startswith(DOMAIN)]
     shown = ["value", *domains, *(["own"] if "/others/" in metrics else [])]
@@ -66,7 +68,7 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
         ", ".join(f"{name} {version}" for name, version in zip(PACKAGES, one, strict=True))
         for one in frame[list(PACKAGES)].to_numpy()
     )
-    table.notes = [
+    table.notes = alike_notes(frame["metric"]) + [
         f"{title}: {'; '.join(map(str, found))}"
         for title, found in (
             ("value of a run", frame["protocol"].unique()),
@@ -81,6 +83,14 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
     if any(str(name).endswith(SMOKE) for name in frame["suite"]):
         table.notes.append(SMOKE_NOTE)
     return table
+
+
+def _alike(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with values that may be compared with each other, see `flray.results.result_set.alike`."""
+    metrics = pd.Series(alike(list(frame["metric"])), index=frame.index)
+    return frame.assign(
+        metric=metrics, value=frame["value"].where(metrics == frame["metric"], frame["own"])
+    )
 
 
 def _studies(frame: pd.DataFrame, metric: str) -> Studies:

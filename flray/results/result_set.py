@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from flray.config.paper import PaperTable
 from flray.config.setting_labels import setting_label
 from flray.config.shapes import read_partition
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, PARTITION
+from flray.metrics.names import ALIKE, PRIMARY_VIEWS
 from flray.metrics.summary import Protocol, ReportedRounds, reported_rounds
 
 COMPARISON = "comparison"
 """The phase of trials that are compared."""
+ALIKE_NOTE = "global models are tested as clients' own ones are: on each client's test part, mean over clients"
 ENDED = ("finished", "stopped", "failed")
 """Values of `Trial.status` of trials that are over."""
 
@@ -137,6 +139,29 @@ class Trial:
             return {key: found[key] for key in found.files}
 
 
+def alike(metrics: Sequence[str]) -> list[str]:
+    """Return what runs are reported by, so that they may be compared with each other.
+
+    A global model's own metric is its value on the common test set, in which clients count by their
+    samples; that of clients' models is the mean over clients. Where both stand beside each other the
+    global model, too, is tested on each client's part, and the mean over clients is taken.
+
+    Parameters
+    ----------
+    metrics : sequence of str
+        The primary metric of each run.
+    """
+    personal = {one.rpartition("/")[2] for one in metrics if one.startswith(f"{ALIKE[1]}/")}
+    swapped = {f"{PRIMARY_VIEWS['global']}/{name}": f"{ALIKE[0]}/{name}" for name in personal}
+    return [swapped.get(one, one) for one in metrics]
+
+
+def alike_notes(metrics: Iterable[str]) -> list[str]:
+    """Return a note where global models are reported as clients' own ones are, see `alike`."""
+    views = {one.rpartition("/")[0] for one in metrics}
+    return [ALIKE_NOTE] if views >= set(ALIKE) else []
+
+
 @dataclass
 class ResultSet:
     """The trials of a sweep, or a single run.
@@ -163,6 +188,15 @@ class ResultSet:
     versions: dict[str, str] = field(default_factory=dict)
     where: str = ""
     tuning: list[Trial] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Have all trials judged on the same test data."""
+        metrics = alike([trial.metric for trial in (*self.trials, *self.tuning)])
+        of = dict(zip(map(id, (*self.trials, *self.tuning)), metrics, strict=True))
+        self.trials, self.tuning = (
+            [one if of[id(one)] == one.metric else replace(one, metric=of[id(one)]) for one in some]
+            for some in (self.trials, self.tuning)
+        )
 
     @cached_property
     def paper(self) -> PaperTable | None:

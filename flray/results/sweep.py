@@ -30,7 +30,7 @@ from flray.results.formatting import format_mean_std, rich_table
 from flray.results.frames import CLIENT, OVER_CLIENTS, TEST, curve_frame, setting_frame, trial_frame
 from flray.results.load import load_folder
 from flray.results.measures import clients_stay
-from flray.results.result_set import ResultSet
+from flray.results.result_set import ResultSet, alike_notes
 from flray.results.tuned import tuned_settings
 
 PROTOCOLS = {
@@ -223,6 +223,7 @@ class SweepResult:
                 f"* {len(stopped)} of {len(table)} trials stopped early, after {span} "
                 f"round{'s' if high > 1 else ''}"
             )
+        notes += alike_notes(trial.metric for trial in self.data.trials)
         if with_clients and any(metric.startswith("global/") for metric in self.metrics):
             notes.append(
                 "per client: the global model for methods with one, the client's own for the others"
