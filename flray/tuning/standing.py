@@ -37,7 +37,7 @@ class Standing:
         self._points = points
         self._statuses: dict[str, str] = {}
         self._scores: dict[str, float] = {}
-        self._metric = ""
+        self._metrics: dict[str, str] = {}
         for number in points:
             with contextlib.suppress(FlrayError):  # a search creates some folders later
                 folder = TrialFolder(sweep, number)
@@ -48,9 +48,9 @@ class Standing:
     def add(self, number: str, status: str, score: float, metric: str) -> None:
         """Take in that a trial has this status, and its score (NaN where it has none)."""
         self._statuses[number] = status
-        self._metric = metric or self._metric
         if status == "finished" and not math.isnan(score):
             self._scores[number] = score
+            self._metrics[number] = metric or next(iter(self._metrics.values()), "")
 
     def line(self) -> str:
         """Return what has ended, what runs and what failed, and the best setting with the interval of its mean."""
@@ -62,30 +62,42 @@ class Standing:
         return ", ".join(parts) + (f"; best so far: {best}" if best else "")
 
     def best(self) -> str:
-        """Return the best setting of those that ended, with the interval of its mean; empty while none has."""
+        """Return the best setting of those that ended, with the interval of its mean; empty while none has.
+
+        Scores of different metrics say nothing of each other: with global and clients' own models in
+        one sweep, that is the best by each.
+        """
         compared = {
             number: score
             for number, score in self._scores.items()
             if self._points[number].phase != "tuning"
         }
-        settings: dict[str, list[float]] = {}
+        found: dict[str, dict[str, list[float]]] = {}
         for number, score in (compared or self._scores).items():
-            settings.setdefault(naming.setting_title(self._points[number]), []).append(score)
-        if not settings:
-            return ""
-        sign = -1 if lower_is_better(self._metric) else 1
-        title, scores = max(
-            settings.items(), key=lambda item: (sign * statistics.fmean(item[1]), item[0])
+            title = naming.setting_title(self._points[number])
+            found.setdefault(self._metrics[number], {}).setdefault(title, []).append(score)
+        if len(found) == 1:
+            return _best(*found.popitem())
+        return "; ".join(
+            f"by {metric}: {_best(metric, settings)}" for metric, settings in sorted(found.items())
         )
-        mean = statistics.fmean(scores)
-        if len(scores) == 1 or not math.isfinite(mean):
-            return f"{title}, {mean:.4f} ({len(scores)} seed{'s' if len(scores) > 1 else ''})"
-        from scipy import special  # start-up: not before a setting has two seeds
 
-        half = statistics.stdev(scores) / math.sqrt(len(scores))
-        half *= float(special.stdtrit(len(scores) - 1, 0.975))
-        interval = f"95 % interval {mean - half:.4f} to {mean + half:.4f}"
-        return f"{title}, {mean:.4f} ({interval}, {len(scores)} seeds)"
+
+def _best(metric: str, settings: Mapping[str, list[float]]) -> str:
+    """Return the best of settings by the mean of their scores, with its interval."""
+    sign = -1 if lower_is_better(metric) else 1
+    title, scores = max(
+        settings.items(), key=lambda item: (sign * statistics.fmean(item[1]), item[0])
+    )
+    mean = statistics.fmean(scores)
+    if len(scores) == 1 or not math.isfinite(mean):
+        return f"{title}, {mean:.4f} ({len(scores)} seed{'s' if len(scores) > 1 else ''})"
+    from scipy import special  # start-up: not before a setting has two seeds
+
+    half = statistics.stdev(scores) / math.sqrt(len(scores))
+    half *= float(special.stdtrit(len(scores) - 1, 0.975))
+    interval = f"95 % interval {mean - half:.4f} to {mean + half:.4f}"
+    return f"{title}, {mean:.4f} ({interval}, {len(scores)} seeds)"
 
 
 class ReportPage:

@@ -62,6 +62,18 @@ def test_a_trial_that_was_stopped_early_is_not_the_best(
     assert "lr=0.1, 0.5000" in found.line() and "2 of 4 trials ended" in found.line()
 
 
+def test_scores_of_different_metrics_are_not_compared(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    found = Standing(tmp_path, points_of(content))
+    found.add("0001", "finished", 0.8, "personal/local/accuracy")
+    found.add("0003", "finished", 0.7, "global/common/accuracy")
+    assert found.best() == (
+        "by global/common/accuracy: fedavg · digits-sklearn · lr=0.1, 0.7000 (1 seed); "
+        "by personal/local/accuracy: fedavg · digits-sklearn · lr=0.02, 0.8000 (1 seed)"
+    )
+
+
 class Lines(NullProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
