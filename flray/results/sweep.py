@@ -143,7 +143,7 @@ class SweepResult:
     def label(self, row: pd.Series[Any]) -> str:
         """Return the label of a row: the settings that vary."""
         flat = {name: row[name] for name in self._varying if not _missing(row[name])}
-        return setting_label(flat) or str(self.data.config["experiment"]["algorithm"]["name"])
+        return setting_label(flat) or self.data.trials[0].method
 
     @cached_property
     def conclusions(self) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from flray import tune
 from flray.config.loader import load
 from flray.results.sweep import SweepResult
 from flray.runs import directory
@@ -181,3 +182,18 @@ def test_the_protocol_decides_the_score(
         "mean-last": "mean of the last evaluations",
     }
     assert str(result.table().title).endswith(note[protocol])
+
+
+def test_one_arm_that_was_chosen_is_named_by_its_own_method(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    """Where nothing varies, the name is the method that ran, which need not be the base's."""
+    del content["space"]
+    content["arms"] = {"method": {"plain": None, "prox": {"algorithm": "fedprox"}}}
+    content["sweep"] = {"seeds": [0], "only": {"method": ["prox"]}}
+    content["experiment"]["rounds"] = 1
+    result = tune(content)
+    assert list(result.scores()) == ["fedprox"]
+    console = Console(file=(shown := io.StringIO()), width=200)
+    console.print(result.table())
+    assert "fedprox" in shown.getvalue() and "fedavg" not in shown.getvalue()
