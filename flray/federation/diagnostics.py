@@ -64,6 +64,7 @@ def collect_diagnostics(federation: FederationState, final: bool = True) -> Diag
         )
     parts = []
     for result in federation.executor.run_tasks(tasks, idle=spec.config.faults.round_timeout):
+        federation.usage.add(result)
         if result.outcome.failure is not None:
             federation.warn(f"no diagnostics of the models: {result.outcome.failure.what}")
             return {}

@@ -298,6 +298,7 @@ def predict(
     predictions: list[Mapping[str, Predictions] | None] = []
     faults = federation.spec.config.faults
     for result in federation.executor.run_tasks(jobs, idle=faults.round_timeout):
+        federation.usage.add(result)
         failure = result.outcome.failure
         if failure is None:
             predictions.append(result.outcome.predictions)

@@ -20,13 +20,11 @@ from flray.federation.evaluation import evaluate
 from flray.federation.executor import InlineExecutor
 from flray.federation.failures import NobodyAnsweredError
 from flray.federation.hooks import iterate_hook
-from flray.federation.memory import peak_bytes, resident_bytes
 from flray.federation.messages import ClientTask, TaskInput
 from flray.federation.replies import BlockSums, BlockwiseReplies, StageReplies, into_blocks
 from flray.federation.round_metrics import RoundMetrics
 from flray.federation.spec import FederationSpec
 from flray.federation.state import FederationState, Notify
-from flray.federation.system_usage import SystemUsage
 from flray.federation.unseen import evaluate_unseen
 from flray.federation.worker.diagnostics import Diagnostics
 
@@ -71,7 +69,6 @@ class Federation(FederationState):
         self._diverged = self._mixed = self._mixed_gpus = False
         self._seconds: dict[str, float] = {}
         self._bytes = {"up": 0, "down": 0}
-        self._usage = SystemUsage()
         self._last: RoundResult | None = None
         self.between_rounds = True
 
@@ -121,10 +118,8 @@ class Federation(FederationState):
         if metrics.get("train/samples") and self._seconds["train"]:
             metrics["time/samples_per_second"] = metrics["train/samples"] / self._seconds["train"]
         metrics.update({f"bytes/{name}": float(count) for name, count in self._bytes.items()})
-        metrics["memory/server"] = float(resident_bytes())
-        metrics["memory/peak/server"] = float(peak_bytes())
-        actors = {} if isinstance(self.executor, InlineExecutor) else round_metrics.cpu
-        metrics.update(self._usage.since_last_round(actors))
+        inline = isinstance(self.executor, InlineExecutor)
+        metrics.update(self.usage.since_last_round(inline=inline))
         if self.early_stop is not None:
             self.early_stop.add(metrics)
             if self.early_stop.reason:

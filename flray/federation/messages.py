@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,25 @@ class ClientTask:
     cost: float = 1.0
 
 
+class ProcessUsage(NamedTuple):
+    """What the process of a task had used when it was done.
+
+    Attributes
+    ----------
+    resident, peak : int
+        Bytes of memory that it held, and the most that it has held.
+    gpu_peak : int
+        Most bytes of GPU memory that it has held; 0 without a GPU.
+    cpu : float
+        Seconds of CPU.
+    """
+
+    resident: int = 0
+    peak: int = 0
+    gpu_peak: int = 0
+    cpu: float = 0.0
+
+
 @dataclass(frozen=True)
 class TaskOutcome:
     """The small part of a task's result.
@@ -65,12 +84,8 @@ class TaskOutcome:
         Duration of the task in its process.
     up : int
         Bytes of the reply's tensors.
-    resident, peak : int
-        Bytes of memory the process held afterwards, and its peak so far.
-    gpu_peak : int
-        Most GPU memory that the process has held so far; 0 without a GPU.
-    cpu : float
-        Seconds of CPU that the process has used so far.
+    usage : ProcessUsage
+        Its process so far; nothing where the task failed.
     """
 
     client: int
@@ -82,10 +97,7 @@ class TaskOutcome:
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     up: int = 0
-    resident: int = 0
-    peak: int = 0
-    gpu_peak: int = 0
-    cpu: float = 0.0
+    usage: ProcessUsage = field(default_factory=ProcessUsage)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class _Collector:
             self._failed(result)
             return False
         self._metrics.add(result)
+        self._federation.usage.add(result)
         self.states[result.client_task.client] = result.state
         return True
 

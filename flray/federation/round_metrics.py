@@ -29,8 +29,6 @@ class RoundMetrics:
         self.left_out: set[int] = set()
         self.diverged: set[int] = set()
         self.resident: dict[int, float] = {}
-        self.cpu: dict[int, float] = {}
-        self.peaks: dict[str, dict[int, float]] = {"actor": {}, "gpu": {}}
 
     def add(self, result: TaskResult) -> None:
         """Add one client's outcome of a stage: steps and samples are summed, others are the last stage's."""
@@ -46,13 +44,7 @@ class RoundMetrics:
                 values[client] = value
         self.metrics.setdefault("seconds", {}).setdefault(result.client_task.client, 0.0)
         self.metrics["seconds"][result.client_task.client] += result.outcome.seconds
-        self.resident[result.client_task.client] = float(result.outcome.resident)
-        self.cpu[result.actor] = max(result.outcome.cpu, self.cpu.get(result.actor, 0.0))
-        for kind, peak in (("actor", result.outcome.peak), ("gpu", result.outcome.gpu_peak)):
-            if peak:
-                self.peaks[kind][result.actor] = max(
-                    float(peak), self.peaks[kind].get(result.actor, 0.0)
-                )
+        self.resident[result.client_task.client] = float(result.outcome.usage.resident)
 
     def summary(self) -> dict[str, float]:
         """Return means over the cohort and single clients' values."""
@@ -63,13 +55,6 @@ class RoundMetrics:
         }
         if self.resident:
             summary["memory/client"] = max(self.resident.values())
-        for kind, peaks in self.peaks.items():
-            if peaks:
-                summary[f"memory/peak/{kind}"] = max(peaks.values())
-            if len(peaks) <= MAX_CLIENT_METRICS:
-                summary.update(
-                    {f"memory/peak/{kind}/{number}": peak for number, peak in sorted(peaks.items())}
-                )
         for name, values in sorted(self.metrics.items()):
             if name in ADDITIVE_METRICS:
                 summary[f"train/{name}"] = float(sum(values.values()))

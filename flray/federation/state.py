@@ -19,6 +19,7 @@ from flray.federation.hooks import method_hook
 from flray.federation.memory import keep_freed_memory
 from flray.federation.messages import Ref
 from flray.federation.spec import FederationSpec
+from flray.federation.system_usage import SystemUsage
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.metrics.summary import AUTO, VALIDATION, score_metric
 from flray.trees import Packed
@@ -67,6 +68,8 @@ class FederationState:
         The round in which each client's state was last replaced.
     stored : dict of int to StoredState
         The clients' states of the last checkpoint that was written or restored.
+    usage : SystemUsage
+        What the processes used in the round so far.
     sampler_state : dict
         What the sampler remembers.
     """
@@ -132,6 +135,7 @@ class FederationState:
             self.server.model_for, self.server.public = resources.resident, resources.public
         with self.hook("server_setup"):
             algorithm.server_setup(self.server)
+        self.usage = SystemUsage()
         self.sampler_state: dict[str, Any] = {}
         self.early_stop = self._early_stop()
         self.states: list[Ref] = [None] * len(self.spec.data.clients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 from typing import Any
@@ -63,3 +64,35 @@ def test_a_round_leaves_nothing_to_the_search_for_cycles(
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
+
+
+def test_the_peak_of_a_round_includes_its_evaluation(digits: dict[str, Any]) -> None:
+    """A round trains on a batch of 16 and is tested on 400 samples at once, which takes far more memory."""
+    content = {
+        **digits,
+        "rounds": 1,
+        "data": {"name": "digits-sklearn", "samples": 400},
+        "model": {"name": "resnet8"},
+        "evaluation": {"batch_size": 2048},
+        "local": {**digits["local"], "batch_size": 16, "epochs": 1},
+    }
+    program = (
+        "import json, sys\n"
+        "from flray.config.loader import load\n"
+        "from flray.federation.building import build_spec\n"
+        "from flray.federation.federation import inline_federation\n"
+        "from flray.federation.memory import peak_bytes\n"
+        "spec = build_spec(load({'experiment': json.load(sys.stdin)}).experiment)\n"
+        "metrics = inline_federation(spec).step().metrics\n"
+        "print(metrics['memory/peak/actor'], peak_bytes())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(content),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    told, peak = map(float, done.stdout.split()[-2:])
+    assert told > 0.97 * peak

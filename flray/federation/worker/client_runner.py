@@ -30,6 +30,7 @@ from flray.federation.failures import MACHINE_ERRORS, describe_failure
 from flray.federation.memory import keep_freed_memory, peak_bytes
 from flray.federation.messages import (
     ClientTask,
+    ProcessUsage,
     TaskInput,
     TaskOutcome,
     join_predictions,
@@ -126,7 +127,7 @@ class ClientRunner:
                     client_task.client,
                     predictions=predictions,
                     seconds=time.perf_counter() - started,
-                    resident=self._process.memory_info().rss,
+                    usage=self._usage(),
                 ),
                 None,
                 None,
@@ -303,12 +304,18 @@ class ClientRunner:
             },
             up=packed_small.nbytes + (bulk.nbytes if bulk is not None else 0),
             seconds=time.perf_counter() - started,
+            usage=self._usage(),
+        )
+        return outcome, bulk, state
+
+    def _usage(self) -> ProcessUsage:
+        """Return what this process has used so far."""
+        return ProcessUsage(
             resident=self._process.memory_info().rss,
             peak=peak_bytes(),
             gpu_peak=reserved_bytes(self.device),
             cpu=time.process_time(),
         )
-        return outcome, bulk, state
 
     def _client(
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
