@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from flray.results.build_table import describe_seeds
 from flray.results.costs import Cost
 from flray.results.formatting import MISSING, NOT_REACHED, format_mean_std
@@ -26,7 +28,9 @@ COST_HEADS = (
 
 
 def format_measured(cell: Cell) -> str:
-    """Return ``80.12 ± 0.30``; a dash where nothing was measured."""
+    """Return ``80.12 ± 0.30``; a dash where nothing was measured, and how many seeds reach a target if not all."""
+    if math.isinf(cell.mean) and cell.finite:
+        return _of_some(f"{np.mean(cell.finite):.2f}", len(cell.finite), len(cell.values))
     return format_mean_std(cell.mean, cell.std)
 
 
@@ -142,22 +146,20 @@ def _shares(variances: Sequence[Variance]) -> Listing:
 
 def cost_row(cost: Cost) -> list[str]:
     """Return a setting's costs under `COST_HEADS`."""
-    target = (
-        NOT_REACHED
-        if math.isinf(cost.rounds)
-        else MISSING
-        if math.isnan(cost.rounds)
-        else f"{cost.rounds:.1f}"
-    )
+    rounds = _of_some(f"{cost.rounds:.1f}", cost.reached, cost.seeds)
     return [
         cost.label,
-        target,
+        rounds if cost.reached else NOT_REACHED,
         format_bytes(cost.up),
         format_bytes(cost.down),
         format_number(cost.seconds),
         format_number(cost.round_seconds),
         format_bytes(cost.memory),
     ]
+
+
+def _of_some(text: str, reached: int, seeds: int) -> str:
+    return text if reached == seeds else f"{text} ({reached} of {seeds} seeds)"
 
 
 def target_text(cost: Cost) -> str:

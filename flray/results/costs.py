@@ -29,7 +29,9 @@ class Cost:
     target : float
         Of the primary metric, as it was tracked: a share between 0 and 1, anything else as it is.
     rounds : float
-        First round that reaches the target; infinite where a seed never does.
+        First round that reaches the target, mean over the seeds that do; infinite where none does.
+    reached, seeds : int
+        How many seeds reach it, of how many.
     up, down : float
         Total bytes, from and to the clients.
     seconds, round_seconds : float
@@ -44,6 +46,8 @@ class Cost:
     group: str
     target: float
     rounds: float
+    reached: int
+    seeds: int
     up: float
     down: float
     seconds: float
@@ -77,7 +81,8 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
         goal = target if target is not None else SHARE * max(finite, default=math.nan)
         for label, trials in settings.items():
             lower = lower_is_better(trials[0].metric)
-            reached = [rounds_to_target(one, goal, lower) for one in curves[label]]
+            firsts = [rounds_to_target(one, goal, lower) for one in curves[label]]
+            reached = [first for first in firsts if math.isfinite(first)]
             seconds = [s for trial in trials for s in trial.history.get("time/round", ())]
             memory = [measures.peak_memory(trial) for trial in trials]
             found.append(
@@ -85,7 +90,9 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
                     label,
                     group,
                     goal,
-                    float(np.mean(reached)),
+                    float(np.mean(reached)) if reached else math.inf,
+                    len(reached),
+                    len(firsts),
                     _mean_total(trials, "bytes/up"),
                     _mean_total(trials, "bytes/down"),
                     _mean_total(trials, "time/round"),

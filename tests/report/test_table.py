@@ -14,16 +14,19 @@ from rich.console import Console
 
 from flray.config.loader import load
 from flray.errors import FlrayError
+from flray.reporting.formatting import cost_row, format_measured
 from flray.reporting.html import render_page
 from flray.reporting.latex import render_table as latex
 from flray.reporting.text import markdown, terminal
 from flray.results.build_table import SMOKE_NOTE, build_table
 from flray.results.costs import costs
+from flray.results.formatting import NOT_REACHED
 from flray.results.frames import setting_frame, trial_frame
 from flray.results.load import load_folder
 from flray.results.measures import value
 from flray.results.result_set import ResultSet
 from flray.results.sweep import SweepResult
+from flray.results.table import Cell
 from flray.runs import directory
 from flray.runs.events import read_events
 from flray.runs.journal import Journal
@@ -170,6 +173,17 @@ def test_costs(sweep: Path) -> None:
     assert (one.up, one.down, one.seconds, one.round_seconds) == (4e6, 8e6, 6.0, 1.5)
     assert found["CIFAR-10", "none"].rounds == math.inf
     assert costs(load_folder(sweep), 0.55)[0].rounds == pytest.approx(3.0)
+
+
+def test_rounds_to_a_target_say_how_many_seeds_reach_it(sweep: Path) -> None:
+    """Full ends with 0.80 and 0.84: a mean above the target, which one of two seeds reaches."""
+    found = {(cost.group, cost.label): cost for cost in costs(load_folder(sweep), 0.81)}
+    full, none = found["CIFAR-10", "full"], found["CIFAR-10", "none"]
+    assert (full.rounds, full.reached, full.seeds) == (4.0, 1, 2)
+    assert cost_row(full)[1] == "4.0 (1 of 2 seeds)"
+    assert (none.reached, cost_row(none)[1]) == (0, NOT_REACHED)
+    assert format_measured(Cell({0: math.inf, 1: 4.0, 2: 6.0})) == "5.00 (2 of 3 seeds)"
+    assert format_measured(Cell({0: math.inf, 1: math.inf})) == NOT_REACHED
 
 
 def test_markdown_and_latex_hold_the_table(sweep: Path) -> None:
