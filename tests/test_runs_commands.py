@@ -12,6 +12,8 @@ import pytest
 
 import flray
 from flray.cli.main import invoke
+from flray.results.result_set import ALIKE_NOTE
+from flray.results.sweep import SweepResult
 from flray.runs import directory
 from flray.runs.events import JOURNAL
 from flray.runs.journal import Journal
@@ -68,6 +70,47 @@ def test_ls_compare_and_rm(runs: list[Path], capsys: pytest.CaptureFixture[str])
     assert invoke(["rm", "small/001", "--yes"]) == 0
     assert [row["run"] for row in shown(["ls"], capsys)] == ["small/002"]
     assert not list(runs[0].parent.glob(".*"))
+
+
+def test_a_global_model_is_compared_with_clients_own_ones_on_the_same_data(
+    tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = (
+        flray.run({"experiment": {**SMALL, "algorithm": name}}).metrics
+        for name in ("fedavg", "local")
+    )
+    found = shown(["compare", "small/001", "small/002"], capsys)
+    row = found["values"][0]
+    assert row["value"] == "global/local/accuracy, personal/local/accuracy"
+    difference = other["personal/local/accuracy"] - one["global/local/accuracy"]
+    assert one["global/local/accuracy"] != pytest.approx(one["global/common/accuracy"], abs=1e-3)
+    assert float(row["difference"]) == pytest.approx(difference, abs=1e-4)
+    assert row["95 % interval"].endswith("(n=3)")
+    assert invoke(["compare", "small/002", "small/001"]) == 0
+    assert "personal/local/accuracy" in (out := capsys.readouterr().out) and ALIKE_NOTE in out
+
+
+def test_sweeps_are_compared_setting_by_setting(
+    tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sweep(name: str, methods: list[str], **changes: Any) -> SweepResult:
+        content = {
+            "experiment": {**SMALL, "name": name, "rounds": 1, **changes},
+            "space": {"algorithm": {"grid": methods}},
+            "sweep": {"seeds": [0, 1]},
+        }
+        return flray.tune(content)
+
+    one, other = sweep("a", ["fedavg"]), sweep("b", ["local"])
+    (row,) = shown(["compare", "a", "b"], capsys)["values"]
+    seeds = list(zip(one.results["global/local/accuracy"], other.results["score"], strict=True))
+    difference = sum(right - left for left, right in seeds) / 2
+    assert row["value"] == "fedavg, local" and row["95 % interval"].endswith("(n=2)")
+    assert float(row["difference"]) == pytest.approx(difference, abs=1e-4)
+    sweep("c", ["local", "fedbn"], partition={**SMALL["partition"], "alpha": 1.0})
+    rows = {row["value"]: row for row in shown(["compare", "b", "c"], capsys)["values"]}
+    assert set(rows) == {"local", "fedbn"} and not rows["fedbn"]["b/001"]
+    assert rows["local"]["difference"] and not rows["local"]["95 % interval"], "other partitions"
 
 
 def test_one_that_runs_no_more_is_silent(

@@ -141,7 +141,7 @@ def compare_command(
     first: RunName, second: RunName, output: OutputFolder = "runs", as_json: AsJson = False
 ) -> None:
     """Show in which settings two runs or sweeps differ, and their values with intervals."""
-    from flray.cli.runs import show_comparison
+    from flray.cli.comparison import show_comparison
     from flray.runs import directory
 
     show_comparison(directory.find(first, output), directory.find(second, output), as_json)

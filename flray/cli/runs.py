@@ -1,32 +1,25 @@
-"""``flray ls``, ``flray compare`` and ``flray rm``: the runs and sweeps of a folder."""
+"""``flray ls`` and ``flray rm``: the runs and sweeps of a folder."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.live import Live
 from rich.table import Table
 
 from flray import registry
-from flray.cli.display import console, print_json, show_table, table_rows
+from flray.cli.display import console, show_table
 from flray.errors import FlrayError
-from flray.metrics.names import PRIMARY_VIEWS, VIEWS
+from flray.metrics.names import PRIMARY_VIEWS
 from flray.runs import directory
 from flray.runs.events import JOURNAL, read_events
 from flray.runs.journal import Journal
-
-if TYPE_CHECKING:
-    from flray.results.sweep import SweepResult
-
-_OWN = ("name", "output")
-
 
 _SILENT, _REFRESH = 600.0, 2.0
 """Seconds without a word after which a run says so, and between two looks."""
@@ -135,140 +128,6 @@ def _last_value(method: str, rounds: Mapping[int, Mapping[str, float]]) -> str:
 
 def _name(component: Any) -> str:
     return str(component.get("name") if isinstance(component, Mapping) else component)
-
-
-def show_comparison(first: Path, second: Path, as_json: bool) -> None:
-    """Print the settings in which two runs or two sweeps differ, and their values with intervals.
-
-    Raises
-    ------
-    FlrayError
-        If one is a run and the other a sweep, or one has no values yet.
-    """
-    kinds = [directory.folder_kind(folder) for folder in (first, second)]
-    if kinds[0] != kinds[1]:
-        raise FlrayError(
-            f"{first} is a {kinds[0]} and {second} a {kinds[1]}; compare two of a kind: a sweep's "
-            "runs are NAME/NUMBER/trials/NUMBER"
-        )
-    a, b = (_title(folder) for folder in (first, second))
-    settings = Table("setting", a, b, title="settings that differ", title_justify="left")
-    for path, left, right in _differing(first, second):
-        settings.add_row(path, left, right)
-    values = Table("value", a, b, "difference", "95 % interval", title_justify="left")
-    rows = _run_values(first, second) if kinds[0] == "run" else _sweep_values(first, second)
-    for row in rows:
-        values.add_row(*row)
-    if as_json:
-        print_json({"settings": table_rows(settings), "values": table_rows(values)})
-        return
-    console.print(settings)
-    console.print(values)
-    what = (
-        "over the clients, where both runs have the same partition; it says nothing about other "
-        "seeds"
-        if kinds[0] == "run"
-        else "over the seeds that both have, paired"
-    )
-    console.print(f"intervals: {b} less {a}, {what}")
-
-
-def _title(folder: Path) -> str:
-    whole = folder.resolve()
-    parts = whole.parts[-4:] if whole.parent.name == "trials" else whole.parts[-2:]
-    return "/".join(parts)
-
-
-def _differing(first: Path, second: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield path and both values of the settings that differ, without where results go."""
-    found = [dict(directory.flatten_settings(directory.read_config(f))) for f in (first, second)]
-    for path in sorted(found[0].keys() | found[1].keys()):
-        left, right = (one.get(path, "(not set)") for one in found)
-        own = path.removeprefix("experiment.")
-        if left != right and own not in _OWN and not own.startswith("tracking."):
-            yield own, left, right
-
-
-def _run_values(first: Path, second: Path) -> Iterator[tuple[str, ...]]:
-    found = [_reported(folder) for folder in (first, second)]
-    records = [directory.read(folder) for folder in (first, second)]
-    same = records[0].get("partition") is not None and (
-        records[0].get("partition") == records[1].get("partition")
-    )
-    for name in found[0]:
-        if name.rpartition("/")[0] in VIEWS and name in found[1]:
-            left, right = found[0][name], found[1][name]
-            start = f"{name}/client/"
-            clients = sorted(
-                key for key in found[0].keys() & found[1].keys() if key.startswith(start)
-            )
-            pairs = [found[1][key] - found[0][key] for key in clients] if same else []
-            yield name, f"{left:.4f}", f"{right:.4f}", f"{right - left:+.4f}", _interval(pairs)
-
-
-def _reported(folder: Path) -> dict[str, float]:
-    """Return the values that a table would report of a run."""
-    from flray.metrics.summary import summarise_history
-    from flray.results.load import find_primary_metric
-    from flray.runs.events import history_of
-
-    experiment = directory.read_config(folder)["experiment"]
-    history = history_of(read_events(folder / JOURNAL))
-    metric = find_primary_metric(_name(experiment["algorithm"]), history)
-    if metric is None:
-        raise FlrayError(f"{folder}: no round has been measured yet; go on with flray resume")
-    evaluation = experiment["evaluation"]
-    protocol = evaluation.get("protocol", "last")
-    return summarise_history(history, metric, protocol, evaluation["last"]).values
-
-
-def _sweep_values(first: Path, second: Path) -> Iterator[tuple[str, ...]]:
-    from flray.results.sweep import SweepResult
-
-    scores = [dict(_scores(SweepResult(folder))) for folder in (first, second)]
-    for label in scores[0]:
-        if label not in scores[1]:
-            continue
-        left, right = scores[0][label], scores[1][label]
-        shared = sorted(left.keys() & right.keys())
-        pairs = [right[seed] - left[seed] for seed in shared]
-        yield (
-            label or "score",
-            _mean(list(left.values())),
-            _mean(list(right.values())),
-            f"{sum(pairs) / len(pairs):+.4f}" if pairs else "",
-            _interval(pairs),
-        )
-
-
-def _scores(sweep: SweepResult) -> Iterator[tuple[str, dict[int, float]]]:
-    """Yield the scores by seed of each setting."""
-    found: dict[str, dict[int, float]] = {}
-    for _, row in sweep.results.iterrows():
-        if not math.isnan(row["score"]):
-            label = ", ".join(f"{name}={row[name]}" for name in sweep.settings)
-            found.setdefault(label, {})[int(row["seed"])] = float(row["score"])
-    yield from found.items()
-
-
-def _mean(values: list[float]) -> str:
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return f"{mean:.4f} (1 seed)"
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-    return f"{mean:.4f} ± {spread:.4f} ({len(values)} seeds)"
-
-
-def _interval(pairs: list[float]) -> str:
-    """Return the 95 % interval of the mean of paired differences; empty for fewer than two."""
-    if len(pairs) < 2:
-        return ""
-    from scipy import stats
-
-    mean = sum(pairs) / len(pairs)
-    spread = math.sqrt(sum((v - mean) ** 2 for v in pairs) / (len(pairs) - 1))
-    half = float(stats.t.ppf(0.975, len(pairs) - 1)) * spread / math.sqrt(len(pairs))
-    return f"{mean - half:+.4f} to {mean + half:+.4f} (n={len(pairs)})"
 
 
 def remove(target: str, base: str, confirmed: bool) -> str:

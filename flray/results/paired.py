@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,8 @@ _QUANTILES = (np.arange(2000) + 0.5) / 2000
 
 _OPPOSITE: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}
 
-Values = Mapping[str, Mapping[int, float]]
-"""By setting, the values by seed."""
+Values = Mapping[str, Mapping[Any, float]]
+"""By setting, the values by seed (or by what else is paired)."""
 
 
 @dataclass(frozen=True)

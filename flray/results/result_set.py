@@ -156,6 +156,18 @@ def alike(metrics: Sequence[str]) -> list[str]:
     return [swapped.get(one, one) for one in metrics]
 
 
+def judge_alike(*groups: Sequence[Trial]) -> list[list[Trial]]:
+    """Return trials by metrics that may be compared with each other over all groups, see `alike`."""
+    metrics = iter(alike([trial.metric for group in groups for trial in group]))
+    return [
+        [
+            trial if (metric := next(metrics)) == trial.metric else replace(trial, metric=metric)
+            for trial in group
+        ]
+        for group in groups
+    ]
+
+
 def alike_notes(metrics: Iterable[str]) -> list[str]:
     """Return a note where global models are reported as clients' own ones are, see `alike`."""
     views = {one.rpartition("/")[0] for one in metrics}
@@ -191,12 +203,7 @@ class ResultSet:
 
     def __post_init__(self) -> None:
         """Have all trials judged on the same test data."""
-        metrics = alike([trial.metric for trial in (*self.trials, *self.tuning)])
-        of = dict(zip(map(id, (*self.trials, *self.tuning)), metrics, strict=True))
-        self.trials, self.tuning = (
-            [one if of[id(one)] == one.metric else replace(one, metric=of[id(one)]) for one in some]
-            for some in (self.trials, self.tuning)
-        )
+        self.trials, self.tuning = judge_alike(self.trials, self.tuning)
 
     @cached_property
     def paper(self) -> PaperTable | None:

@@ -1,0 +1,169 @@
+"""``flray compare``: two runs or two sweeps beside each other."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from flray.cli.display import console, print_json, table_rows
+from flray.errors import FlrayError
+from flray.metrics.names import VIEWS
+from flray.metrics.summary import summarise_history
+from flray.results import measures
+from flray.results.formatting import format_mean_std
+from flray.results.load import load_folder
+from flray.results.paired import compare
+from flray.results.result_set import ALIKE_NOTE, ResultSet, Trial, judge_alike
+from flray.runs import directory
+
+_OWN = ("name", "output")
+"""Settings that say where results go, and nothing about them."""
+
+_Values = dict[Hashable, float]
+"""By client; or by seed, data and partition: what is the same of both is paired."""
+
+
+def show_comparison(first: Path, second: Path, as_json: bool) -> None:
+    """Print the settings in which two runs or two sweeps differ, and their values with intervals.
+
+    Raises
+    ------
+    FlrayError
+        If one is a run and the other a sweep, or one has no values yet.
+    """
+    kinds = [directory.folder_kind(folder) for folder in (first, second)]
+    if kinds[0] != kinds[1]:
+        raise FlrayError(
+            f"{first} is a {kinds[0]} and {second} a {kinds[1]}; compare two of a kind: a sweep's "
+            "runs are NAME/NUMBER/trials/NUMBER"
+        )
+    a, b = (_title(folder) for folder in (first, second))
+    settings = Table("setting", a, b, title="settings that differ", title_justify="left")
+    for path, left, right in _differing(first, second):
+        settings.add_row(path, left, right)
+    values = Table("value", a, b, "difference", "95 % interval", title_justify="left")
+    sets = load_folder(first), load_folder(second)
+    before = [trial.metric for one in sets for trial in one.trials]
+    for one, trials in zip(sets, judge_alike(*(one.trials for one in sets)), strict=True):
+        one.trials = trials
+    alike = before != [trial.metric for one in sets for trial in one.trials]
+    for row in _run_values(*sets) if kinds[0] == "run" else _sweep_values(*sets):
+        values.add_row(*row)
+    if as_json:
+        print_json({"settings": table_rows(settings), "values": table_rows(values)})
+        return
+    console.print(settings)
+    console.print(values)
+    what = (
+        "over the clients, where both runs have the same partition; it says nothing about other "
+        "seeds"
+        if kinds[0] == "run"
+        else "paired over the seeds that both have, where both have the same data and partition"
+    )
+    console.print(f"intervals: {b} less {a}, {what}")
+    if alike:
+        console.print(ALIKE_NOTE)
+
+
+def _title(folder: Path) -> str:
+    whole = folder.resolve()
+    parts = whole.parts[-4:] if whole.parent.name == "trials" else whole.parts[-2:]
+    return "/".join(parts)
+
+
+def _differing(first: Path, second: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield path and both values of the settings that differ, without where results go."""
+    found = [dict(directory.flatten_settings(directory.read_config(f))) for f in (first, second)]
+    for path in sorted(found[0].keys() | found[1].keys()):
+        left, right = (one.get(path, "(not set)") for one in found)
+        own = path.removeprefix("experiment.")
+        if left != right and own not in _OWN and not own.startswith("tracking."):
+            yield own, left, right
+
+
+def _run_values(first: ResultSet, second: ResultSet) -> Iterator[tuple[str, ...]]:
+    """Yield what both runs measured; of a global and a personal model what may be compared."""
+    (one,), (other,) = first.trials, second.trials
+    same = one.fingerprints.get("partition") == other.fingerprints.get("partition") is not None
+    left, right = (
+        summarise_history(trial.history, trial.metric, trial.protocol, trial.last).values
+        for trial in (one, other)
+    )
+    views = {view: view for view in VIEWS}
+    if one.metric != other.metric:
+        views[one.metric.rpartition("/")[0]] = other.metric.rpartition("/")[0]
+    for name in left:
+        view, _, measure = name.rpartition("/")
+        counterpart = f"{views.get(view, view)}/{measure}"
+        if view not in views or counterpart not in right:
+            continue
+        of_clients = (_by_client(left, name), _by_client(right, counterpart)) if same else ({}, {})
+        yield (
+            name if name == counterpart else f"{name}, {counterpart}",
+            f"{left[name]:.4f}",
+            f"{right[counterpart]:.4f}",
+            f"{right[counterpart] - left[name]:+.4f}",
+            _difference(*of_clients)[1],
+        )
+
+
+def _by_client(values: Mapping[str, float], name: str) -> _Values:
+    start = f"{name}/client/"
+    return {key.removeprefix(start): v for key, v in values.items() if key.startswith(start)}
+
+
+def _sweep_values(first: ResultSet, second: ResultSet) -> Iterator[tuple[str, ...]]:
+    """Yield each setting that both have; the only one of each is compared whatever it is."""
+    left, right = _values(first), _values(second)
+    if len(left) == len(right) == 1 and left.keys() != right.keys():
+        pairs = [(*left, *right)]
+    else:
+        pairs = [(label, label) for label in {**left, **right}]
+    for one, other in pairs:
+        known, counterpart = left.get(one, {}), right.get(other, {})
+        yield (
+            one if one == other else f"{one}, {other}",
+            _mean(known),
+            _mean(counterpart),
+            *_difference(known, counterpart),
+        )
+
+
+def _values(source: ResultSet) -> dict[str, _Values]:
+    """Return the reported values by setting, shares between 0 and 1."""
+    found: dict[str, _Values] = defaultdict(dict)
+    for trial in source.trials:
+        if len(trial.history) and not math.isnan(value := _value(trial)):
+            key = trial.seed, *(trial.fingerprints.get(what) for what in ("data", "partition"))
+            found[source.label(trial)][key] = value
+    return dict(found)
+
+
+def _value(trial: Trial) -> float:
+    return trial.reported.value(measures.series(trial))
+
+
+def _mean(values: _Values) -> str:
+    count, numbers = len(values), list(values.values())
+    if not count:
+        return ""
+    std = float(np.std(numbers, ddof=1)) if count > 1 else math.nan
+    return f"{format_mean_std(float(np.mean(numbers)), std, 4)} ({count} seed{'s' if count > 1 else ''})"
+
+
+def _difference(first: _Values, second: _Values) -> tuple[str, str]:
+    """Return the mean of second less first, and the interval of what is paired; empty where there is none."""
+    if not (first and second):
+        return "", ""
+    (found,) = compare({"second": second, "first": first})
+    mean = np.mean(list(second.values())) - np.mean(list(first.values()))
+    known = not math.isnan(found.low)
+    return (
+        f"{mean if math.isnan(found.mean) else found.mean:+.4f}",
+        f"{found.low:+.4f} to {found.high:+.4f} (n={found.seeds})" if known else "",
+    )
