@@ -149,7 +149,11 @@ class Tune(Section):
     seeds: Seeds = Field(
         (100, 101), description="at which settings are chosen; none of sweep.seeds"
     )
-    search: Literal["optuna", "random", "grid"] = "optuna"
+    search: Literal["optuna", "random", "grid"] = Field(
+        "optuna",
+        description="random: arms with the same space try the same values, their defaults first; "
+        "optuna: so for the first ten settings, then a study per arm; grid: all that there are",
+    )
     scheduler: Asha | None = Field(
         None,
         description="asha: at round grace_period, and each reduction_factor times later, the best "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,8 @@ class Tuned:
         Mean of the chosen setting over the seeds; shares in percent.
     near : int
         How many of `whole` are within `NEAR` points of it, itself included; -1 where it is no share.
+    edges : tuple of str
+        The chosen values that are the lowest or the highest of those that were tried.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Tuned:
     seconds: float
     score: float
     near: int
+    edges: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
@@ -64,6 +67,8 @@ class Tuned:
         if not self.chosen:
             return f"tuning of {self.name}: {cost}; nothing is chosen yet"
         text = f"tuning of {self.name}: {setting_label(self.chosen)} chosen of {cost}"
+        if self.edges:
+            text += f"; {' and '.join(self.edges)} tried, so a better value may lie beyond"
         if self.near < 0:
             return f"{text}; {self.metric} {self.score:.4g}"
         return (
@@ -115,7 +120,18 @@ def _tuned(name: str, trials: list[Trial], chosen: Mapping[str, Any]) -> Tuned:
         math.fsum(s for one in trials if not math.isnan(s := measures.total(one, "time/round"))),
         best * (100.0 if share else 1.0),
         near,
+        tuple(_edges(chosen, [trial.tuned for trial in trials])),
     )
+
+
+def _edges(chosen: Mapping[str, Any], tried: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    tried = list(tried)
+    for path, value in chosen.items():
+        values = {one.get(path) for one in tried}
+        numbers = [x for x in values if isinstance(x, int | float) and not isinstance(x, bool)]
+        if len(numbers) == len(values) > 1 and value in (min(numbers), max(numbers)):
+            which = "lowest" if value == min(numbers) else "highest"
+            yield f"{setting_label({path: value})} is the {which}"
 
 
 def _score(trial: Trial) -> float:

@@ -19,10 +19,10 @@ from flray.metrics.direction import lower_is_better
 from flray.results.deciding import Comparison
 from flray.tuning.space import Phase, TrialSpec, Values, trial_number
 from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder
-from flray.tuning.units import Unit, units
+from flray.tuning.units import STARTUP, Unit, units
 
-STARTUP, GENERATION = 10, 5
-"""Settings of an arm that Optuna draws before it looks at any score, and between two looks."""
+GENERATION = 5
+"""Settings of an arm that Optuna suggests between two looks at scores."""
 
 
 @dataclass(frozen=True)

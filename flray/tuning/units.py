@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -21,8 +20,10 @@ from flray.config.sweep import Choice, Domain, Grid, RandInt, Tune
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.tuning.space import Values, draw_setting
 
-_ATTEMPTS = 50
-"""Draws or suggestions of a setting that was not there before."""
+STARTUP = 10
+"""Settings of an arm that are common to all arms before Optuna looks at any score."""
+_ATTEMPTS = 200
+"""Settings that are looked at for one that was not tried before."""
 _OWN_SPACE: TypeAdapter[dict[str, Domain | None]] = TypeAdapter(dict[str, Domain | None])
 
 
@@ -36,10 +37,13 @@ class Unit:
         What makes it.
     space : dict of str to Domain
         What may be tuned of it.
+    defaults : tuple of dict
+        Settings to try first: its own values of these paths, then those of the other units.
     """
 
     setting: Values
     space: Mapping[str, Domain]
+    defaults: tuple[Values, ...] = ()
 
     @property
     def name(self) -> str:
@@ -88,7 +92,7 @@ class Unit:
         past : sequence of (dict, float)
             Tuned settings whose scores it may look at, in order.
         earlier : sequence of dict
-            All tuned settings before it; it is none of them, where another is found.
+            All tuned settings before it; it is none of them if another is found.
         mode : {"max", "min"}
             Whether a score is better high or low.
         """
@@ -96,38 +100,27 @@ class Unit:
             axes = {path: _values(domain) for path, domain in self.space.items()}
             combination = next(itertools.islice(itertools.product(*axes.values()), index, None))
             return dict(zip(axes, combination, strict=True))
-        for attempt in range(_ATTEMPTS):
-            found = self._draw(tune, seed, index, attempt, past, mode)
-            if found not in earlier:
-                break
-        return found
-
-    def _draw(
-        self,
-        tune: Tune,
-        seed: int,
-        index: int,
-        attempt: int,
-        past: Sequence[tuple[Values, float]],
-        mode: str,
-    ) -> Values:
-        if tune.search == "optuna":
+        if tune.search != "optuna" or index < STARTUP:
+            found = self._common(seed)
+        else:
             from flray.tuning.search import suggest  # start-up: Ray Tune
 
-            unit = json.dumps(self.setting, sort_keys=True)
-            key = rng.key(seed, "sampling", extra=f"tune/{unit}/{index}/{attempt}")
-            return suggest(self.space, past, key, mode)
-        # The same draws for every unit that has a path.
-        number = index + attempt * 100_000
-        return {
-            path: draw_setting(
-                Choice(choice=domain.grid) if isinstance(domain, Grid) else domain,
-                seed,
-                number,
-                path,
+            found = (
+                suggest(
+                    self.space, past, rng.key(seed, "sampling", extra=f"tune/{index}/{n}"), mode
+                )
+                for n in itertools.count()
             )
-            for path, domain in self.space.items()
-        }
+        for one in itertools.islice(found, _ATTEMPTS):
+            if one not in earlier:
+                break
+        return one
+
+    def _common(self, seed: int) -> Iterator[Values]:
+        """Yield the defaults, then draws: units with the same domain of a path get the same values of it."""
+        yield from self.defaults
+        for number in itertools.count():
+            yield {path: _draw(domain, seed, number, path) for path, domain in self.space.items()}
 
 
 def units(config: Config) -> list[Unit]:
@@ -160,7 +153,55 @@ def units(config: Config) -> list[Unit]:
             own = {path: domain for path, domain in space.items() if domain is not None}
             found.append(Unit(setting, dict(_applicable(config, setting, own))))
     _check(config, found)
-    return found
+    return _with_defaults(config, found)
+
+
+def _with_defaults(config: Config, found: Sequence[Unit]) -> list[Unit]:
+    """Return the units with the settings that they try first.
+
+    A unit tries its own default, then those of the others for the domains that both have: so each
+    default is tried, and none by one unit alone. A value outside of its domain is drawn instead.
+    """
+    own = []
+    for unit in found:
+        content = experiment_at(config, unit.setting).model_dump(mode="json")
+        values = {path: _value_at(content, path) for path in unit.space}
+        own.append(
+            {path: value for path, value in values.items() if _holds(unit.space[path], value)}
+        )
+    made = []
+    for u, unit in enumerate(found):
+        drawn = {path: _draw(one, config.sweep.seed, 0, path) for path, one in unit.space.items()}
+        defaults: list[Values] = []
+        for v in (u, *range(len(found))):
+            shared = {p: x for p, x in own[v].items() if found[v].space[p] == unit.space.get(p)}
+            setting = {**drawn, **own[u], **shared}
+            if own[u] | shared and setting not in defaults:
+                defaults.append(setting)
+        made.append(replace(unit, defaults=tuple(defaults)))
+    return made
+
+
+def _value_at(content: Any, path: str) -> Any:
+    for part in path.removeprefix("experiment.").split("."):
+        content = content.get(part) if isinstance(content, Mapping) else None
+    return content
+
+
+def _holds(domain: Domain, value: Any) -> bool:
+    if isinstance(domain, Grid | Choice):
+        return value in _values(domain)
+    low, high = next(iter(domain.model_dump().values()))
+    if isinstance(value, bool) or not isinstance(
+        value, int if isinstance(domain, RandInt) else int | float
+    ):
+        return False
+    return bool(low <= value < high if isinstance(domain, RandInt) else low <= value <= high)
+
+
+def _draw(domain: Domain, seed: int, number: int, path: str) -> Any:
+    one = Choice(choice=domain.grid) if isinstance(domain, Grid) else domain
+    return draw_setting(one, seed, number, path.removeprefix("experiment."))
 
 
 def _is_compared(path: str) -> bool:

@@ -37,7 +37,7 @@ def tuned(content: dict[str, Any]) -> dict[str, Any]:
     content["experiment"]["rounds"] = 9
     return {
         "experiment": content["experiment"],
-        "arms": {"method": METHODS},
+        "arms": {"method": dict(METHODS)},
         "space": {"local.lr": {"loguniform": [0.01, 0.5]}},
         "sweep": {
             "seeds": [0, 1],
@@ -234,6 +234,52 @@ def test_a_method_more_leaves_the_others_settings_as_they_were(tuned: dict[str, 
     assert {name: after[name] for name in before} == before and len(after["fedbn"]) == 20
 
 
+@pytest.mark.parametrize("search", ["random", "optuna"])
+def test_arms_with_the_same_space_try_the_same_values_and_their_defaults(
+    tuned: dict[str, Any], search: str
+) -> None:
+    tuned["arms"]["method"] = {
+        "fedavg": {},
+        "fedbn": {"algorithm": "fedbn", "local.lr": 0.3},
+        "fedprox": METHODS["fedprox"],
+        "wide": {"space": {"local.lr": {"loguniform": [0.01, 5.0]}}},
+        "whole": {"space": {"local.lr": None, "local.batch_size": {"randint": [1, 9]}}},
+    }
+    tuned["sweep"]["tune"] = {"samples": 10, "seeds": [100], "search": search}
+    config = resolve_sweep(load(tuned))
+    tried: dict[str, list[dict[str, Any]]] = {}
+    for one in units(config):
+        mine = tried.setdefault(one.name, [])
+        tune = config.sweep.tune
+        assert tune is not None
+        for index in range(one.budget(tune)):
+            mine.append(one.suggest(tune, config.sweep.seed, index, [], mine, "max"))
+    rates = {
+        name: [one["local.lr"] for one in found] for name, found in tried.items() if name != "whole"
+    }
+    own = config.experiment.local.lr
+    assert rates["fedavg"][0] == rates["fedprox"][0] == rates["wide"][0] == own
+    assert rates["fedbn"][0] == 0.3
+    assert set(rates["fedavg"]) == set(rates["fedbn"]) == set(rates["fedprox"])
+    assert len(set(rates["fedavg"])) == 10 and {own, 0.3} < set(rates["fedavg"])
+    assert tried["fedprox"][0]["algorithm.mu"] == 0.01  # its own default, with the other's rate too
+    assert len({one["local.batch_size"] for one in tried["whole"]}) == 8  # all that there are
+
+
+def test_a_value_at_the_edge_of_those_tried_is_said(tuned: dict[str, Any], tmp_path: Path) -> None:
+    tuned["sweep"]["tune"] = {"samples": 4, "seeds": [100], "search": "random"}
+    config = resolve_sweep(load(tuned))
+    folder = begin(config, tmp_path / "edge")
+    go(config, folder, lambda point, round_: math.log(point.experiment.local.lr))
+    fedavg, local, _ = tuned_settings(load_folder(folder))
+    assert fedavg.edges == (f"lr={fedavg.chosen['local.lr']:.4g} is the highest",)
+    assert fedavg.edges[0] in fedavg.line
+    assert local.edges == ("lr=0.1 is the highest",)
+    go(config, begin(config, tmp_path / "inside"), quality)
+    inside = tuned_settings(load_folder(tmp_path / "inside"))[0]
+    assert inside.edges == () and "beyond" not in inside.line
+
+
 def test_values_of_a_grid_over_methods_are_tuned_each(content: dict[str, Any]) -> None:
     content["space"] = {
         "algorithm": {"grid": ["fedavg", "fedprox"]},
@@ -263,6 +309,8 @@ def test_what_does_not_go_together_is_refused_in_one_line(
     tuned: dict[str, Any], sweep: dict[str, Any], said: str
 ) -> None:
     tuned["sweep"] = {"seeds": [0], **sweep}
+    if "tune" not in sweep:
+        tuned["arms"]["method"] = {"fedavg": {}}  # a space of an arm's own is another mistake there
     with pytest.raises(FlrayError, match=said) as caught:
         Phases(resolve_sweep(load(tuned)))
     assert len(str(caught.value).splitlines()) == 1
