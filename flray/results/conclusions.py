@@ -73,7 +73,7 @@ def sentence(one: Difference, unit: str) -> str:
     if one.seeds < 2:
         count = "no common seed" if one.seeds == 0 else "1 common seed"
         return f"{pair}: not decided, {count}"
-    if one.verdict == "equivalent" and one.std > 0:
+    if one.verdict == "equivalent":
         interval = f"{_number(one, one.low, unit)} to {_number(one, one.high, unit)}"
         of = "" if not unit else " point" if one.margin == 1 else " points"
         return (
@@ -81,11 +81,10 @@ def sentence(one: Difference, unit: str) -> str:
             f"{interval}, {one.seeds} seeds)"
         )
     if one.std == 0:
-        if one.mean == 0:
-            return f"{pair}: equal at each of {one.seeds} seeds"
+        apart = f"{_amount(one, abs(one.mean), unit)} apart" if one.mean else "equal"
         return (
-            f"{pair}: not decided, {_amount(one, abs(one.mean), unit)} apart at each of "
-            f"{one.seeds} seeds, which without any spread cannot be tested"
+            f"{pair}: not decided, {apart} at each of {one.seeds} seeds, which without any spread "
+            "cannot be tested"
         )
     low, high = (-one.high, -one.low) if one.lower else (one.low, one.high)
     kind = f"{100 * (1 - one.alpha):.3g} % interval"

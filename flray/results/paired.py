@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.results.sequential import Verdict, decide
+from flray.results.sequential import Verdict, decide, spread
 
 METHOD = (
     "paired t-tests over the seeds that two settings share, two-sided, corrected after Holm for "
@@ -44,7 +44,7 @@ class Difference:
     std : float
         Standard deviation of the differences (n - 1); NaN with fewer than two seeds.
     low, high : float
-        Interval of the mean at `ALPHA`, after Student's t; NaN with fewer than two seeds.
+        Interval of the mean at `ALPHA`, after Student's t; NaN where the differences do not vary.
     effect : float
         Mean over standard deviation, with Hedges' correction for few seeds; NaN with fewer than
         three, and where the deviation is zero.
@@ -188,13 +188,11 @@ def _difference(first: str, second: str, values: Values, lower: bool) -> Differe
     if count > 1:
         from scipy import special  # start-up: a run without a comparison needs none of it
 
-        std = float(differences.std(ddof=1))
-        if std <= 1e-12 * max(1.0, float(np.abs(differences).max())):
-            std = 0.0
-        error = std / math.sqrt(count)
-        half = error * float(special.stdtrit(count - 1, 1 - ALPHA / 2))
-        low, high = mean - half, mean + half
+        std = spread(differences)
         if std > 0:
+            error = std / math.sqrt(count)
+            half = error * float(special.stdtrit(count - 1, 1 - ALPHA / 2))
+            low, high = mean - half, mean + half
             p = float(2 * special.stdtr(count - 1, -abs(mean) / error))
             effect = mean / std * _hedges(count - 1)
     return Difference(

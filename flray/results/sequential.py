@@ -56,18 +56,35 @@ def p_value(mean: float, std: float, count: int) -> float:
     Parameters
     ----------
     mean, std : float
-        Of the differences.
+        Of the differences; without any spread it is 1.
     count : int
         How many there are.
     """
     if count < 2 or std == 0:
-        return 1.0 if mean == 0 or count < 2 else 0.0
+        return 1.0
     squared, freedom = mean**2 * count / std**2, count - 1
     spread = 1 + count * PRIOR
     evidence = -0.5 * math.log(spread) + 0.5 * count * (
         math.log1p(squared / freedom) - math.log1p(squared / (freedom * spread))
     )
     return math.exp(-max(evidence, 0.0))
+
+
+def spread(differences: NDArray[np.float64]) -> float:
+    """Return the standard deviation (n - 1); NaN of fewer than two, and 0 where they differ by rounding alone.
+
+    Without any spread nothing can be tested: the two settings may do the same, or the test has too
+    few samples to tell them apart at these seeds.
+
+    Parameters
+    ----------
+    differences : ndarray
+        Of two settings, by seed.
+    """
+    if len(differences) < 2:
+        return math.nan
+    std = float(differences.std(ddof=1))
+    return 0.0 if std <= 1e-12 * max(1.0, float(np.abs(differences).max())) else std
 
 
 class Decision(NamedTuple):
@@ -113,23 +130,18 @@ def decide(differences: Sequence[float], margin: float, alpha: float, at_least: 
     for count in range(min(max(2, at_least), max(len(values), 1)), len(values) + 1):
         seen = values[:count]
         mean = float(seen.mean())
-        std = float(seen.std(ddof=1)) if count > 1 else math.nan
-        if std <= 1e-12 * max(1.0, float(np.abs(seen).max())):
-            std = 0.0
-        half = float(half_width(std, count, alpha)) if count > 1 else math.inf
+        std = spread(seen)
+        half = float(half_width(std, count, alpha)) if std > 0 else math.inf
         low, high = mean - half, mean + half
         p = min(p, p_value(mean, std, count))
         verdict: Verdict = ""
-        # Without any spread nothing can be tested: two settings that do the same, or a rare chance.
-        if count >= at_least and std > 0:
+        if count >= at_least:
             if -margin <= low and high <= margin:
                 verdict = "equivalent"
             elif low > 0:
                 verdict = "better"
             elif high < 0:
                 verdict = "worse"
-        elif count >= at_least and mean == 0:
-            verdict = "equivalent"
         found = Decision(verdict, count, mean, std, low, high, p)
         if verdict:
             break

@@ -232,10 +232,12 @@ def test_not_decided_where_less_is_better() -> None:
 
 
 def test_equal_constant_and_without_common_seeds() -> None:
-    assert said(A, A) == "a and b: equal at each of 3 seeds"
+    assert said(A, A) == (
+        "a and b: not decided, equal at each of 3 seeds, which without any spread cannot be tested"
+    )
     apart = {seed: value - 1 for seed, value in A.items()}
     assert said(A, apart) == (
-        "a and b: not decided, 1.00 points apart at each of 3 seeds, which without any spread "
+        "a and b: not decided, 1.0 points apart at each of 3 seeds, which without any spread "
         "cannot be tested"
     )
     assert said({0: 1.0}, {0: 2.0}) == "b and a: not decided, 1 common seed"

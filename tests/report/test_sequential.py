@@ -101,10 +101,28 @@ def test_looking_again_after_a_decision_changes_nothing() -> None:
     assert decide([-one for one in differences], 0.5, 0.05, 3).verdict == "worse"
 
 
-def test_settings_without_any_difference_are_equivalent_and_a_constant_one_is_not_decided() -> None:
-    assert decide([0.0, 0.0, 0.0], 0.5, 0.05, 3).verdict == "equivalent"
-    assert decide([1.0, 1.0, 1.0, 1.0], 0.5, 0.05, 3).verdict == ""
-    assert decide([0.0, 0.0], 0.5, 0.05, 3).verdict == ""
+def test_without_spread_nothing_is_decided() -> None:
+    for differences in ([0.0] * 3, [0.0] * 20, [1.0] * 20, [-2.5] * 3):
+        found = decide(differences, 0.5, 0.05, 3)
+        assert (found.verdict, found.p) == ("", 1.0) and math.isinf(found.high - found.low)
+    constant = compare({"a": {0: 3.0, 1: 4.0, 2: 5.0}, "b": {0: 1.0, 1: 2.0, 2: 3.0}})[0]
+    sequential = compare(
+        {"a": {0: 3.0, 1: 4.0, 2: 5.0}, "b": {0: 1.0, 1: 2.0, 2: 3.0}}, rule=Rule(1.0, 0.05, 3)
+    )[0]
+    for one in (constant, sequential):
+        assert not one.decided and math.isnan(one.low) and not one.p < 1
+        assert "not decided, 2.0 points apart at each of 3 seeds" in sentence(one, "points")
+
+
+def test_ties_of_a_small_test_are_no_evidence_of_equivalence() -> None:
+    """Two settings 1 point apart, beyond the margin, which answer most of 40 test samples alike."""
+    answers = np.random.default_rng(0).random(size=(STUDIES, 10, 40))
+    differences = 2.5 * ((answers < 0.012).sum(2) - (answers > 0.998).sum(2))
+    ties = (differences[:, :3] == 0).all(1).mean()
+    verdicts = [decide(list(one), 0.5, ALPHA, 3).verdict for one in differences]
+    wrong = np.mean([one in ("equivalent", "worse") for one in verdicts])
+    assert wrong <= ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / STUDIES)
+    assert ties > 3 * ALPHA  # what counted as equivalent would be wrong more often than promised
 
 
 def test_sentences() -> None:
