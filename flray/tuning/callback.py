@@ -79,7 +79,6 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._done: dict[str, int] = {}
         self._values: dict[str, Any] = {}
         self._metrics: dict[str, str] = {}
-        self._crashes: dict[str, int] = {}
         self._standing, self._best = Standing(sweep, points), ""
         self._report = ReportPage(sweep) if reports else None
         self._left = left
@@ -208,14 +207,11 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     def on_trial_recover(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object
     ) -> None:
-        """Notify the user that a trial crashed and is retried; the loss of its node does not count."""
-        reason, number = _reason(trial), str(trial)
+        """Notify the user that a trial crashed and is retried."""
+        reason = _reason(trial)
         if NODE_DIED in reason:
-            # Tune itself passes over some of these: those that came after a notice ran out.
-            trial.run_metadata.num_failures = self._crashes.get(number, 0)
             self._say(f"trial {trial} lost its node; it goes on elsewhere from its last checkpoint")
             return
-        self._crashes[number] = trial.run_metadata.num_failures
         self._say(f"trial {trial} crashed ({reason}); it is tried again from its last checkpoint")
 
     def on_trial_error(

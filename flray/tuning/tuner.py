@@ -16,7 +16,6 @@ from flray.config.experiment import Config
 from flray.config.sweep import Pbt
 from flray.runs import directory
 from flray.tuning.callback import TrialRecorder
-from flray.tuning.memory_losses import memory_losses_are_crashes
 from flray.tuning.phases import metric_of
 from flray.tuning.resources import TrialResources, user_components
 from flray.tuning.search import OptunaSearch, scheduler
@@ -31,6 +30,7 @@ from flray.tuning.trial_store import (
     remove_old_checkpoints,
     trial_folders,
 )
+from flray.tuning.tune_losses import losses_are_known
 from flray.tuning.tune_types import TuneTrial
 
 ENVIRONMENT = {
@@ -132,7 +132,7 @@ class SweepTuner:
                 callbacks=[callback],
             ),
         )
-        with warnings.catch_warnings(), memory_losses_are_crashes():
+        with warnings.catch_warnings(), losses_are_known():
             warnings.simplefilter("ignore")
             tuner.fit()
 

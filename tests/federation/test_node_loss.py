@@ -20,18 +20,20 @@ from flray.runs.progress import NullProgress
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
+QUICK = {"period_ms": "500", "timeout_ms": "2000", "failure_threshold": "2"}
+"""Health checks by which a node is known to be gone after a second or two."""
+
+
+@pytest.fixture(scope="module", params=[QUICK], ids=["quick"])
+def nodes(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A head with one CPU and a worker node with one; client states (250 kB) stay on the node that made them."""
     import ray
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_max_direct_call_object_size", "100000")
-        # a node is known to be gone after a second or two
-        patch.setenv("RAY_health_check_period_ms", "500")
-        patch.setenv("RAY_health_check_timeout_ms", "2000")
-        patch.setenv("RAY_health_check_failure_threshold", "2")
+        for name, value in request.param.items():
+            patch.setenv(f"RAY_health_check_{name}", value)
         cluster = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
         )
@@ -205,3 +207,42 @@ def test_a_trial_on_a_node_that_is_drained_loses_a_round_at_most(
         seen = [round_ for trial, round_ in progress.rounds if trial == number]
         assert seen[-1] == 20
         assert all(after >= before for before, after in itertools.pairwise(seen)), seen
+
+
+@pytest.mark.parametrize("nodes", [{}], indirect=True, ids=["ray's own health checks"])
+def test_a_node_that_is_lost_uses_up_no_attempt_under_ray_s_own_health_checks(
+    tmp_cwd: Path, digits: dict[str, Any], nodes: Any
+) -> None:
+    """For fifteen seconds, until those have failed, Ray says only that an actor is unavailable."""
+    alone = {"resources": {"executor": "inline"}, "checkpoint": {"every": 20, "min_seconds": 0}}
+    content = {
+        "experiment": {
+            **work(digits),
+            **alone,
+            "rounds": 8,
+            "name": "trials",
+            "output": str(tmp_cwd / "runs"),
+        },
+        "space": {"local.lr": {"grid": [0.02, 0.05]}},
+        "sweep": {"metric": "auto", "max_failures": 0},
+    }
+    progress = Seen()
+    swept = disturbed(
+        nodes,
+        lambda: tuning.tune(content, progress=progress),
+        "runs/trials/001/trials/*/journal.jsonl",
+        last=8,
+    )
+    assert list(swept.results["status"]) == ["finished", "finished"], progress.lines
+    assert any("lost its node" in line for line in progress.lines), progress.lines
+    assert not any("crashed" in line for line in progress.lines), progress.lines
+
+    settings = {**work(digits), "algorithm": "fedavg", "rounds": 12, "faults": {"attempts": 1}}
+    whole = runner.run({"experiment": {**settings, **alone}})
+    kept = disturbed(
+        nodes,
+        lambda: runner.run({"experiment": {**settings, "name": "tasks"}}),
+        "runs/tasks/001/journal.jsonl",
+        last=12,
+    )
+    assert kept.sha256 == whole.sha256

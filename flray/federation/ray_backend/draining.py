@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable
 
 import ray
-from ray._private.state import state as ray_state
 
+from flray.federation.ray_backend.cluster_state import draining_nodes
 from flray.federation.ray_backend.handles import ReplyInCall
 
 LOOK_SECONDS = 1.0
@@ -38,7 +38,7 @@ class NodeWatch:
             return frozenset()
         before = self.leaving
         with contextlib.suppress(Exception):  # a look that fails is made again
-            self.leaving = frozenset(ray_state.get_draining_nodes())
+            self.leaving = draining_nodes()
         self._next = time.monotonic() + LOOK_SECONDS
         return self.leaving - before
 

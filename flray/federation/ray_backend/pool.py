@@ -242,7 +242,7 @@ class ActorPool:
         with contextlib.suppress(Exception):
             ray.kill(worker.actor)
         worker.actor, worker.starting = self._start(worker.bundle)
-        worker.awaited = False
+        worker.awaited, worker.node = False, ""
 
 
 def _kind_of(job: TaskInput) -> tuple[str, str]:

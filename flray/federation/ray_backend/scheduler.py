@@ -94,8 +94,8 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
             sorted(range(len(jobs)), key=lambda i: (i // SCHEDULING_WINDOW, -jobs[i].cost, i))
         )
         self._next, self._largest = 0, 1
-        self._attempts = [0] * len(jobs)
-        self._failed_starts = 0
+        self._losses: list[list[tuple[Exception, str]]] = [[] for _ in jobs]  # and on which nodes
+        self._failed_starts: list[Exception] = []
         self._alone: set[int] = set()  # after a failed call, whose other units are not to blame
         self._done: dict[int, WorkResult] = {}
 
@@ -223,8 +223,11 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
                 raise error.cause from None
             raise
         except ACTOR_DIED_ERRORS as error:
-            self._failed_starts += 1
-            if self._failed_starts > self._pool.config.faults.attempts * len(self._pool.workers):
+            self._failed_starts.append(error)
+            most = self._pool.config.faults.attempts * len(self._pool.workers)
+            if len(self._failed_starts) > most:
+                self._failed_starts = [e for e in self._failed_starts if not node_is_gone(e)]
+            if len(self._failed_starts) > most:
                 raise RunFailedError(
                     f"client actors die while they start: {last_line(error)}"
                 ) from error
@@ -243,9 +246,10 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         """Replace a dead actor and requeue its tasks.
 
         Only the oldest, which was running, is charged an attempt, and none if the node was lost, or
-        if it is not known which of several units was running.
+        if it is not known which of several units was running. Whether it was is asked only where
+        an attempt would be the last one, because Ray may take a while to know.
         """
-        calls = list(worker.waiting)
+        calls, node = list(worker.waiting), worker.node
         worker.waiting.clear()
         self._pool.replace(worker)
         first, *queued = calls
@@ -255,13 +259,15 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         if len(first.positions) > 1:
             self._run_alone(first)
         else:
-            if not node_is_gone(error):
-                self._attempts[position] += 1
-            if (times := self._attempts[position]) >= self._pool.config.faults.attempts:
+            losses, most = self._losses[position], self._pool.config.faults.attempts
+            losses.append((error, node))
+            if len(losses) >= most:
+                losses[:] = [lost for lost in losses if not node_is_gone(*lost)]
+            if len(losses) >= most:
                 self._fail(
                     position,
                     Failure(
-                        f"its actor died {times} times while running this {self.unit} "
+                        f"its actor died {len(losses)} times while running this {self.unit} "
                         f"({cause_of_loss(error)})",
                         trace=str(error),
                     ),

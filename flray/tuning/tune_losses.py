@@ -1,0 +1,53 @@
+"""Losses of trials' processes, told to Tune as errors that it knows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray.exceptions
+from ray.tune.execution import tune_controller
+
+from flray.federation.failures import ObjectLostError
+from flray.federation.ray_backend.process_loss import NODE_DIED, cause_of_loss, node_is_gone
+
+HANDLERS = ("_actor_start_failed", "_actor_task_failed")
+"""Where Tune takes the errors of trials' processes: of those that start, and of their steps."""
+
+
+@contextlib.contextmanager
+def losses_are_known() -> Iterator[None]:
+    """Show Tune the errors of lost processes as the kind of `RayActorError` that each is.
+
+    Tune 2.60 takes the error of an ended process without memory for a fault of its own, and one such
+    trial would end the sweep. It counts a lost node as a crash as long as Ray says only that the trial
+    is unavailable. Does nothing if Tune's inside is another.
+    """
+    manager = getattr(tune_controller, "RayActorManager", None)
+    originals = {name: getattr(manager, name) for name in HANDLERS if hasattr(manager, name)}
+    for name, original in originals.items():
+        setattr(manager, name, _told(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(manager, name, original)
+
+
+def _told(handler: Callable[..., None]) -> Callable[..., None]:
+    def handle(*tracked: Any, exception: Exception, **others: Any) -> None:
+        handler(*tracked, exception=_known(exception), **others)
+
+    return handle
+
+
+def _known(error: Exception) -> Exception:
+    known = error
+    if isinstance(error, ray.exceptions.OutOfMemoryError):
+        advice = "fewer trials at once (sweep.concurrency) leave each of them more"
+        known = ray.exceptions.RayActorError(error_msg=f"{cause_of_loss(error)}; {advice}")
+    elif isinstance(getattr(error, "cause", None), ObjectLostError) or node_is_gone(error):
+        # What is preempted counts for nothing.
+        known = ray.exceptions.RayActorError(error_msg=NODE_DIED, preempted=True)
+    return known
