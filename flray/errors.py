@@ -117,5 +117,6 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     allowed : iterable of str
         The valid names.
     """
-    close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    known = {str(one).lower(): one for one in allowed}
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    return f"; did you mean {known[close[0]]!r}?" if close else ""

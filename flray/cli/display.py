@@ -220,6 +220,8 @@ def show_result(result: Result, as_json: bool = False) -> None:
     console.print(table)
     for line in _format_other_views(metrics, views, measure):
         console.print(line)
+    if result.positive:
+        console.print(one_line(f"positive class: {result.positive}"))
     went = trajectory(result.history, result.metric, result.experiment.evaluation.last)
     console.print(
         f"{result.metric}: last {_format_percent(went.last)}, mean of the last {went.rounds} "

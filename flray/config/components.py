@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from flray import registry
 from flray.config.plain import Plain
 from flray.errors import FlrayError, nearest
+from flray.metrics.catalogue import MEASURES_IN_WORDS
 from flray.registry import Preset, Registry
 
 
@@ -219,6 +220,16 @@ class MetricChoice(Component):
     """A metric besides the task's own."""
 
     registry = registry.metrics
+
+    @classmethod
+    def params(cls, name: str) -> type[BaseModel]:
+        """Return the metric's options, or say which task measures it."""
+        if name in MEASURES_IN_WORDS and name not in cls.registry.names():
+            raise FlrayError(
+                "a task measures it by itself and only where it is defined (auc, sensitivity, specificity and "
+                "f1: data.task: binary); leave it out here"
+            )
+        return super().params(name)
 
 
 class SamplerChoice(Component):

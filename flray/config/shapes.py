@@ -64,6 +64,7 @@ class PartitionRecord(BaseModel, strict=True):
     dataset: str
     classes: list[str]
     origins: dict[str, str]
+    positive: str | None = None
     clients: list[ClientRecord]
 
 

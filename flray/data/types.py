@@ -241,6 +241,11 @@ class FederatedData(_ZeroCopyPickle):
         return len(self.classes)
 
     @property
+    def positive(self) -> str | None:
+        """The class that sensitivity, F1 and so on are about; None unless the task is binary."""
+        return str(self.classes[1]) if self.task == "binary" else None
+
+    @property
     def validation(self) -> NDArray[np.int64]:
         """All clients' validation parts one after another."""
         return np.concatenate([client.val for client in self.clients])

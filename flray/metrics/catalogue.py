@@ -31,9 +31,9 @@ MEASURES_IN_WORDS: Mapping[str, str] = {
     "loss": "mean loss; less is better",
     "topK": "share of samples whose class is among the K likeliest (evaluation.top_k=5: top5)",
     "auc": "two classes: area under the ROC curve",
-    "sensitivity": "two classes: share of class 1 that is found",
-    "specificity": "two classes: share of class 0 that is left alone",
-    "f1": "two classes: harmonic mean of precision and sensitivity",
+    "sensitivity": "two classes: share of the positive class that is found (the report names it)",
+    "specificity": "two classes: share of the other class that is left alone",
+    "f1": "two classes: harmonic mean of precision and sensitivity, of the positive class",
     "dice": "segmentation: overlap with the true structure; dice_NAME of one of several",
     "hausdorff": "segmentation: largest distance of the borders; less is better; hausdorff_NAME of "
     "one of several",

@@ -48,7 +48,7 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
     table.notes += [chosen] if chosen else choice_notes(source)
     if paper is None:
         table.notes += alike_notes(trial.metric for trial in source.trials)
-    table.notes += [one.line for one in tuned_settings(source)]
+    table.notes += [one.line for one in tuned_settings(source)] + positive_notes(source)
     table.notes += [*_seed_notes(table), *_protocol_notes(source), *_status_notes(source)]
     if source.name.endswith(SMOKE):
         table.title += " (smoke run)"
@@ -153,6 +153,12 @@ def choice_notes(source: ResultSet) -> list[str]:
         f"settings are chosen by {' or '.join(names)}; test is what is reported of them, at the "
         "seeds that they were chosen at (sweep.tune compares what it chose at seeds of its own)"
     ]
+
+
+def positive_notes(source: ResultSet) -> list[str]:
+    """Return a note on the class that sensitivity, F1 and so on are about, where the task is binary."""
+    names = list(dict.fromkeys(trial.positive for trial in source.trials if trial.positive))
+    return [f"positive class: {' or '.join(names)}"] if names else []
 
 
 def _seed_notes(table: Table) -> list[str]:

@@ -124,6 +124,12 @@ class Trial:
         return {}
 
     @property
+    def positive(self) -> str:
+        """The positive class of a task of two classes; empty where it is another task or was not tracked."""
+        binary = any("/sensitivity" in str(name) for name in self.history)
+        return str((self.partition or {}).get("positive", "")) if binary else ""
+
+    @property
     def domains(self) -> dict[str, str]:
         """The domain of each client, in the order of the federation; empty where it was not tracked."""
         return {

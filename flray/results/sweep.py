@@ -24,6 +24,7 @@ from flray.results.build_table import (
     choice_notes,
     client_columns,
     group_by_label,
+    positive_notes,
     taken_over_notes,
 )
 from flray.results.formatting import format_mean_std, rich_table
@@ -215,7 +216,11 @@ class SweepResult:
         config = self.data.config
         notes = list(filter(None, [stand_in_line(config), selects_on_test(config)]))
         notes += [one.line for one in tuned_settings(self.data)]
-        notes += [*choice_notes(self.data), *taken_over_notes(self.data)]
+        notes += [
+            *positive_notes(self.data),
+            *choice_notes(self.data),
+            *taken_over_notes(self.data),
+        ]
         if len(stopped):
             low, high = int(stopped["rounds"].min()), int(stopped["rounds"].max())
             span = f"{low}" if low == high else f"{low} to {high}"

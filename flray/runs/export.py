@@ -155,6 +155,7 @@ def _card(models: TrainedModels, folder: Path) -> dict[str, Any]:
         if spec.algorithm.normalise
         else None,
         "classes": list(map(str, data.classes)),
+        **({"positive": data.positive} if data.positive is not None else {}),
         "models": {},
     }
 

@@ -16,10 +16,11 @@ from torch import nn
 from flray import bits
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import check_single, load
+from flray.config.shapes import read_partition
 from flray.devices.identity import check_alike
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
-from flray.federation.diagnostic_files import save_partition
+from flray.federation.diagnostic_files import PARTITION, save_partition
 from flray.federation.diagnostics import partition_summary
 from flray.federation.federation import inline_federation
 from flray.federation.handle import FederationHandle
@@ -40,7 +41,7 @@ from flray.runs.loop import RoundLoop
 from flray.runs.mlflow_model import save_mlflow_models
 from flray.runs.progress import NullProgress, Progress, logged
 from flray.runs.provenance import save_provenance
-from flray.runs.session import NOTE, RunSession, record_data, recording_failure, tracking
+from flray.runs.session import NOTE, POSITIVE, RunSession, record_data, recording_failure, tracking
 from flray.runs.user_callbacks import UserCallbacks
 from flray.tracking.address import check
 
@@ -79,6 +80,12 @@ class Result:
         """The numbers to report, according to ``evaluation.protocol``."""
         evaluation = self.experiment.evaluation
         return summarise_history(self.history, self.metric, evaluation.protocol, evaluation.last)
+
+    @property
+    def positive(self) -> str:
+        """The class that sensitivity, F1 and so on are about; empty unless the task is binary."""
+        held = self.folder / PARTITION
+        return str(read_partition(held).get("positive") or "") if held.is_file() else ""
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: what was run, and the values that are reported."""
@@ -312,7 +319,8 @@ def _note(spec: FederationSpec, session: RunSession) -> str:
         [
             f"{config.algorithm.name} on {config.data.name}: {len(spec.data.clients)} clients, "
             f"{config.rounds} rounds; {metric} {reported.values.get(metric, math.nan):.4f} "
-            f"({reported.text})",
+            f"({reported.text})"
+            + (f"; {POSITIVE}: {spec.data.positive}" if spec.data.positive is not None else ""),
             "",
             "| metric | value |",
             "|:--|--:|",

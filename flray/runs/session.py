@@ -18,6 +18,8 @@ from flray.tracking.address import redact
 
 NOTE = "mlflow.note.content"
 """The tag that MLflow shows as a run's description."""
+POSITIVE = "positive class"
+"""Tag and fact of the data in MLflow: the class that sensitivity, F1 and so on are about."""
 Notify = Callable[[str], None]
 EndStatus = Literal["finished", "stopped", "failed", "interrupted"]
 _IN_JOURNAL: dict[EndStatus, JournalStatus] = {
@@ -172,6 +174,8 @@ def record_data(journal: Journal, held: Mapping[str, Any]) -> None:
     clients, digest = held["clients"], held.get("fingerprints", {}).get("data")
     if digest is None:  # an older flray wrote it
         return
+    if positive := held.get("positive"):
+        journal.tags({POSITIVE: str(positive)})
     origins = ", ".join(dict.fromkeys(map(str, held["origins"].values())))
     journal.data(
         str(held["dataset"]),
@@ -182,6 +186,7 @@ def record_data(journal: Journal, held: Mapping[str, Any]) -> None:
             "training samples": int(sum(sum(client["train"]) for client in clients)),
             "test samples": int(sum(client["test"] for client in clients)),
             "classes": len(held["classes"]),
+            **({POSITIVE: positive} if positive else {}),
         },
     )
 

@@ -1,4 +1,7 @@
-"""Two-class tasks: area under the ROC curve, sensitivity, specificity and F1; class 1 is the positive one."""
+"""Two-class tasks: area under the ROC curve, sensitivity, specificity and F1; class 1 is the positive one.
+
+Which class that is the data set says: `flray.data.types.FederatedData.positive`.
+"""
 
 from __future__ import annotations
 

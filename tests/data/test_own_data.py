@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,31 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"label": "same", "path": "one.csv", "by": "hospital"},
         "has 1 class; two at least",
     ),
+    "fractions": (
+        {"label": "pressure", "by": "hospital", "columns": ["age"]},
+        "'pressure' of patients.csv holds fractions such as .* not classes",
+    ),
+    "label learnt": (
+        {"columns": ["age", "ill"]},
+        "data.columns has 'ill', which is data.label already",
+    ),
+    "domain learnt": (
+        {"columns": ["age", "hospital"], "by": "hospital"},
+        "data.columns has 'hospital', which is data.by already",
+    ),
+    "twice": ({"path": "twice.csv", "label": "a"}, "twice.csv has 2 columns 'a'"),
+    "label again": (
+        {"path": "again.csv", "by": "hospital"},
+        "'copy' of again.csv says the same as the label 'ill'",
+    ),
+    "no float32": (
+        {"path": "large.csv", "by": "hospital"},
+        "'pressure' of large.csv has 1e[+]39 in row 8, and float32 ends at",
+    ),
+    "many classes": (
+        {"label": "age", "columns": ["pressure"], "task": "binary"},
+        "a binary task has 2 classes, and column 'age' of patients.csv has ",
+    ),
     "lone": ({"columns": ["pressure"], "by": "age"}, "has no test samples"),
 }
 
@@ -183,6 +209,9 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(tmp_cwd: Path, case: str
     hospitals(Path("patients.csv"))
     hospitals(Path("holes.csv"), pressure=[np.nan, *[1.0] * 89])
     hospitals(Path("one.csv"), ill=1.0, same=1)
+    hospitals(Path("large.csv"), pressure=[1.0] * 7 + [1e39] + [2.0] * 82)
+    hospitals(Path("again.csv"), copy=[7 if i % 4 == 0 else 3 for i in range(90)])
+    Path("twice.csv").write_text("a,b,a\n" + "1,2,1\n0,3,0\n" * 5)
     Path("zip.parquet").write_bytes(b"PK\x03\x04")
     Path("patients.txt").write_text("a")
     with pytest.raises(FlrayError, match=said) as caught:
@@ -198,5 +227,151 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_cwd: Path) -> None:
     with pytest.raises(DataError, match=r"several depths, such as anna/cats/1.png; lay them out"):
         load("folder", path="photos")
     photograph(Path("single/cats/1.png"), 3, 0)
-    with pytest.raises(DataError, match="one class, cats"):
+    with pytest.raises(DataError, match="has 1 class; two at least"):
         load("folder", path="single")
+
+
+CASES = ("case", "control"), ("malignant", "normal"), ("0", "1"), ("no", "yes"), ("YES", "no")
+
+
+def saved_set(where: str, names: tuple[str, str], rows: int = 24) -> Any:
+    datasets = pytest.importorskip("datasets")
+    made = [
+        {"image": Image.fromarray(np.full((9, 9), 7 * n, np.uint8)), "label": n % 2}
+        for n in range(rows)
+    ]
+    features = datasets.Features(
+        image=datasets.Image(), label=datasets.ClassLabel(names=list(names))
+    )
+    found = datasets.Dataset.from_list(made, features=features)
+    found.save_to_disk(where)
+    return found
+
+
+def three_of(names: tuple[str, str]) -> dict[str, dict[str, Any]]:
+    """The same classes as a table, as folders and as a set of Hugging Face's."""
+    hospitals(Path("patients.csv"), ill=[names[i % 2] for i in range(90)])
+    for name, shade in zip(names, (30, 200), strict=True):
+        for number in range(6):
+            photograph(Path("photos") / name / f"{number}.png", shade, number)
+    saved_set("set", names)
+    return {
+        "table": {"path": "patients.csv", "label": "ill", "by": "hospital"},
+        "folder": {"path": "photos", "size": 8},
+        "huggingface": {"path": "set", "size": 8},
+    }
+
+
+@pytest.mark.parametrize("names", CASES, ids=" ".join)
+def test_the_positive_class_is_named_or_evident(tmp_cwd: Path, names: tuple[str, str]) -> None:
+    evident = names not in CASES[:2]
+    for kind, options in three_of(names).items():
+        plain = load(kind, **options)
+        assert (plain.task, plain.classes) == ("classification", tuple(sorted(names)))
+        for positive in names:
+            found = load(kind, **options, task="binary", positive=positive)
+            assert found.task == "binary" and found.classes[1] == positive
+            ones = np.concatenate([one.train_y for one in found.domains])
+            assert 0 < ones.sum() < len(ones)
+        with pytest.raises(DataError, match=r"data.positive is .*only a binary task.*task: binary"):
+            load(kind, **options, positive=names[0])
+        if evident:
+            assert load(kind, **options, task="binary").classes[1].lower() in ("1", "yes")
+            continue
+        with pytest.raises(DataError, match=r"is not evident; write data\.positive: ") as caught:
+            load(kind, **options, task="binary")
+        assert len(str(caught.value).splitlines()) == 1
+        with pytest.raises(DataError, match=r"and not ill; write data\.positive: "):
+            load(kind, **options, task="binary", positive="ill")
+
+
+def test_the_labels_follow_the_positive_class(tmp_cwd: Path) -> None:
+    options = three_of(("case", "control"))
+    frame = pd.read_csv("patients.csv")
+    found = load("table", **options["table"], task="binary", positive="case")
+    assert sum(int(one.train_y.sum() + one.test_y.sum()) for one in found.domains) == int(
+        (frame["ill"] == "case").sum()
+    )
+    dark = load("folder", **options["folder"], task="binary", positive="case").domains[0]
+    assert np.median(dark.train_x[dark.train_y == 1]) < 60
+
+
+def test_the_positive_class_stands_wherever_values_are_shown(
+    tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flray.cli import display
+    from flray.results.build_table import build_table
+    from flray.results.load import load_folder
+    from flray.runs.export import export
+
+    options = three_of(("case", "control"))["table"]
+    settings = federation(name="table", **options, task="binary", positive="case")
+    result = runner.run(settings)
+    display.show_result(result)
+    assert "positive class: case" in capsys.readouterr().out
+    assert "positive class: case" in build_table(load_folder(result.folder)).notes
+    for name in ("data.json", "partition.json"):
+        assert json.loads((result.folder / name).read_text())["positive"] == "case"
+    export(result.folder, Path("models"))
+    assert json.loads(Path("models/model.json").read_text())["positive"] == "case"
+    events = [json.loads(line) for line in (result.folder / "journal.jsonl").open()]
+    tags = {name: value for one in events for name, value in one.get("tags", {}).items()}
+    assert (
+        tags["positive class"] == "case" and "positive class: case" in tags["mlflow.note.content"]
+    )
+
+
+def test_images_are_measured_as_two_classes(tmp_cwd: Path) -> None:
+    options = three_of(("benign", "malignant"))
+    for kind in ("folder", "huggingface"):
+        settings = federation(name=kind, **options[kind], task="binary", positive="malignant")
+        settings["experiment"]["partition"] = {"name": "iid", "clients": 2}
+        assert "global/common/auc" in runner.run(settings).history
+    settings["experiment"]["evaluation"] = {"metrics": ["auc"]}
+    with pytest.raises(FlrayError, match=r"found 'auc'; a task measures it.*data\.task: binary"):
+        runner.run(settings)
+
+
+def test_what_save_to_disk_wrote_is_read(tmp_cwd: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    found = saved_set("one", ("cat", "dog"))
+    datasets.DatasetDict(train=found, test=found.select(range(4))).save_to_disk("both")
+    datasets.DatasetDict(learn=found, check=found.select(range(6))).save_to_disk("other")
+    assert sizes(load("huggingface", path="one")) == {"all": (20, 4)}
+    assert sizes(load("huggingface", path="both")) == {"all": (24, 4)}
+    assert sizes(load("huggingface", path="other", splits=["learn", "check"])) == {"all": (24, 6)}
+    with pytest.raises(DataError, match=r"no split train; it has check, learn; name .*data.splits"):
+        load("huggingface", path="other")
+
+
+@pytest.mark.parametrize("planted", ["name", "address", "program"])
+def test_what_a_saved_set_names_is_not_followed(tmp_cwd: Path, planted: str) -> None:
+    """A file elsewhere, an address in a row, or a picture that Pillow would draw with a program."""
+    datasets = pytest.importorskip("datasets")
+    from pyarrow import parquet
+
+    saved_set("one", ("cat", "dog"))
+    if planted == "name":
+        state = json.loads(Path("one/state.json").read_text())
+        Path("one").joinpath(state["_data_files"][0]["filename"]).rename("elsewhere.arrow")
+        state["_data_files"][0]["filename"] = "../elsewhere.arrow"
+        Path("one/state.json").write_text(json.dumps(state))
+        said = "state.json names the file '../elsewhere.arrow', which is not a file beside it"
+    else:
+        content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+        image = (
+            {"path": "http://127.0.0.1:9/x.png", "bytes": None}
+            if planted == "address"
+            else {"path": "x.eps", "bytes": content}
+        )
+        features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
+        rows = [{"image": image, "label": number % 2} for number in range(6)]
+        held = datasets.Dataset.from_list(rows, features=features).data.table
+        Path("set").mkdir()
+        parquet.write_table(held, "set/train.parquet")
+        said = {
+            "address": "row 0 of column 'image' of set has neither an image nor a file's name",
+            "program": "cannot be decoded .it is no JPEG",
+        }[planted]
+    with pytest.raises(DataError, match=said):
+        load("huggingface", path="one" if planted == "name" else "set")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +13,10 @@ import numpy as np
 from pydantic import Field
 
 from flray.data.datasets.embedded import SampleCap, Seed, cap_samples
-from flray.data.datasets.own_rows import Rows, domains_of
+from flray.data.datasets.own_rows import Positive, Rows, TaskName, domains_of
+from flray.data.sources.image_files import decode
 from flray.data.sources.images import channel_statistics
+from flray.data.sources.limits import FILE_BYTES, open_file, read_at_most
 from flray.data.types import DataSet
 from flray.errors import DataError, brief, nearest
 from flray.registry import register_dataset
@@ -22,7 +26,9 @@ from flray.registry import register_dataset
 def huggingface(
     root: Path,
     *,
-    path: Annotated[str, Field(description="name on the hub, or a folder (parquet, imagefolder)")],
+    path: Annotated[
+        str, Field(description="name on the hub, or a folder (save_to_disk, parquet, imagefolder)")
+    ],
     config: Annotated[
         str | None, Field(description="the set's configuration, if it has several")
     ] = None,
@@ -31,19 +37,30 @@ def huggingface(
     by: Annotated[
         str | None, Field(description="column of the domain, such as the writer; each is a client")
     ] = None,
+    splits: Annotated[
+        list[str],
+        Field(
+            min_length=1,
+            max_length=2,
+            description="the splits for training and test; without the second by the share test",
+        ),
+    ] = ["train", "test"],  # noqa: B006 - options are copied, and a list is what YAML has
     size: Annotated[int, Field(ge=1, le=8192, description="height and width in pixels")] = 32,
     test: Annotated[
         float, Field(gt=0, lt=1, description="share for test, where there is no test split")
     ] = 0.2,
     seed: Seed = 0,
     samples: SampleCap = None,
+    task: TaskName = "classification",
+    positive: Positive = None,
 ) -> DataSet:
     """Images of the Hugging Face hub, or of a folder in its formats; its code is never run.
 
     Raises
     ------
     DataError
-        If the package is missing, the set cannot be had, or a column is not there or no image.
+        If the package is missing, the set cannot be had, or a column is not there or does not hold
+        images.
     """
     if importlib.util.find_spec("datasets") is None:
         raise DataError(
@@ -51,18 +68,29 @@ def huggingface(
         )
     import datasets
 
-    place = str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
+    folder = Path(path).expanduser()
     try:
-        found = datasets.load_dataset(place, config, cache_dir=str(root / "huggingface"))
+        if (folder / "state.json").is_file():  # Dataset.save_to_disk
+            found = {splits[0]: _saved(folder)}
+        elif (folder / "dataset_dict.json").is_file():  # DatasetDict.save_to_disk
+            there = sorted(one.parent.name for one in folder.glob("*/state.json"))
+            found = {name: _saved(folder / name) for name in splits if name in there}
+        else:
+            place = str(folder) if folder.exists() else path
+            found = datasets.load_dataset(place, config, cache_dir=str(root / "huggingface"))
+            there = list(found)
+    except DataError:
+        raise
     except Exception as error:  # of many packages
         raise DataError(f"data set huggingface: {path} cannot be loaded ({brief(error)})") from None
-    parts = {name: found[name] for name in ("train", "test") if name in found}
-    if "train" not in parts:
+    parts = {name: found[name] for name in splits if name in found}
+    if splits[0] not in parts:
         raise DataError(
-            f"data set huggingface: {path} has no split train; it has {', '.join(map(str, found))}"
+            f"data set huggingface: {path} has no split {splits[0]}; it has {', '.join(there)}; name "
+            "one or two in data.splits"
         )
     images, labels, domains, said = [], [], [], []
-    for name, rows in parts.items():
+    for part, rows in zip(("train", "test"), parts.values(), strict=False):
         for column in (image, label, *([by] if by else [])):
             if column not in rows.column_names:
                 raise DataError(
@@ -72,8 +100,17 @@ def huggingface(
         images += list(_pixels(path, rows, image, size))
         labels += list(_names(rows, label))
         domains += [str(one) for one in _names(rows, by)] if by else ["all"] * len(rows)
-        said += [name] * len(rows)
-    cut = Rows("huggingface", np.stack(images), labels, domains, said if "test" in parts else None)
+        said += [part] * len(rows)
+    cut = Rows(
+        "huggingface",
+        np.stack(images),
+        labels,
+        domains,
+        said if len(parts) > 1 else None,
+        label,
+        task,
+        positive,
+    )
     found_domains, classes = domains_of(cut, test, seed, path)
     capped = [cap_samples(domain, samples, seed) for domain in found_domains]
     return DataSet(
@@ -81,7 +118,25 @@ def huggingface(
         tuple(capped),
         classes,
         *channel_statistics([domain.train_x for domain in capped]),
+        task=task,
     )
+
+
+def _saved(folder: Path) -> Any:
+    """Return a data set that `Dataset.save_to_disk` wrote: its Arrow files beside ``state.json``, no others."""
+    from datasets import Dataset
+
+    state = json.loads((folder / "state.json").read_bytes())
+    for one in state["_data_files"]:
+        if (
+            Path(one["filename"]).name != one["filename"]
+            or not (folder / one["filename"]).is_file()
+        ):
+            raise DataError(
+                f"data set huggingface: {folder / 'state.json'} names the file {one['filename']!r}, which "
+                "is not a file beside it; save the set again"
+            )
+    return Dataset.load_from_disk(str(folder.resolve())).with_format(None)
 
 
 def _names(rows: Any, column: str) -> list[Any]:
@@ -93,13 +148,23 @@ def _names(rows: Any, column: str) -> list[Any]:
 
 
 def _pixels(path: str, rows: Any, column: str, size: int) -> Iterator[Any]:
-    from PIL import Image
+    """Yield a column's images, decoded here: the package's own way fetches addresses and starts programs."""
+    from datasets import Image
 
-    for number, value in enumerate(rows[column]):
-        if not isinstance(value, Image.Image):
-            raise DataError(
-                f"data set huggingface: column {column!r} of {path} holds {type(value).__name__} in row "
-                f"{number}, not images"
-            )
-        pixels = np.asarray(value.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
-        yield pixels.transpose(2, 0, 1)
+    if not isinstance(rows.features[column], Image):
+        raise DataError(
+            f"data set huggingface: column {column!r} of {path} holds "
+            f"{type(rows[0][column]).__name__} in row 0, not images"
+        )
+    for number, value in enumerate(rows.cast_column(column, Image(decode=False))[column]):
+        where = f"data set huggingface: row {number} of column {column!r} of {path}"
+        if value["bytes"] is None and not Path(str(value["path"])).is_file():
+            raise DataError(f"{where} has neither an image nor a file's name")
+        yield decode(partial(_content, value), where, size).transpose(2, 0, 1)
+
+
+def _content(value: dict[str, Any]) -> bytes:
+    if value["bytes"] is not None:
+        return bytes(value["bytes"])
+    with open_file(Path(value["path"]), FILE_BYTES) as file:
+        return read_at_most(file, value["path"], FILE_BYTES)

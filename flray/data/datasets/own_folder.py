@@ -12,6 +12,7 @@ from pydantic import Field
 
 from flray.data.datasets.domain_folders import select_domains
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
+from flray.data.datasets.own_rows import Positive, TaskName, classes_of
 from flray.data.sources.file_stores import Item, Store, find_store
 from flray.data.sources.image_sets import (
     ImageSet,
@@ -41,28 +42,34 @@ def folder(
     samples: SampleCap = None,
     test: TestShare = 0.2,
     mapped: Mapped = None,
+    task: TaskName = "classification",
+    positive: Positive = None,
 ) -> DataSet:
     """Photographs in a folder per class; a folder above these is a domain, so a client, or train and test.
 
     Raises
     ------
     DataError
-        If the images do not all lie equally deep, or a class or domain has too few.
+        If the images do not all lie equally deep, a class or domain has too few, or it is not clear
+        which class of a binary task is positive.
     """
     store = find_store(root, "folder", path, "your own files", LAYOUT)
-    table, names, classes = _table(store, [item for item in store.items() if item.is_image])
+    images = [item for item in store.items() if item.is_image]
+    table, names, classes = _table(store, images, task, positive)
     chosen = select_domains("folder", names, domains)
     kept = np.flatnonzero(np.isin(table.domains, [names.index(name) for name in chosen]))
     table = table.rows(kept)
     numbers = np.array([chosen.index(names[d]) for d in table.domains.tolist()], dtype=np.int64)
     table = Table(table.items, table.labels, numbers, table.test)
-    spec = ImageSet("folder", chosen, classes, size, seed, samples, mapped)
+    spec = ImageSet("folder", chosen, classes, size, seed, samples, mapped, task)
     if table.test is None:
         table = split(table, test, spec, store)
     return image_dataset(spec, table, store, root)
 
 
-def _table(store: Store, images: Sequence[Item]) -> tuple[Table, tuple[str, ...], tuple[str, ...]]:
+def _table(
+    store: Store, images: Sequence[Item], task: str, positive: str | float | None
+) -> tuple[Table, tuple[str, ...], tuple[str, ...]]:
     """Return every image with its class, domain and part; the names of the domains and of the classes."""
     depths = Counter(item.path.count("/") for item in images)
     if set(depths) - {1, 2} or len(depths) != 1:
@@ -73,12 +80,9 @@ def _table(store: Store, images: Sequence[Item]) -> tuple[Table, tuple[str, ...]
             + f"; lay them out as {LAYOUT}"
         )
     steps = [item.path.split("/") for item in images]
-    classes = tuple(sorted({step[-2] for step in steps}))
-    labels = np.array([classes.index(step[-2]) for step in steps], dtype=np.int64)
-    if len(classes) < 2:
-        raise DataError(
-            f"data set folder: {store.where} has one class, {classes[0]}; two at least are needed"
-        )
+    named = [step[-2] for step in steps]
+    classes = tuple(classes_of("folder", named, str(store.where), task, positive))
+    labels = np.array([classes.index(name) for name in named], dtype=np.int64)
     above = [step[0] if len(step) == 3 else "photos" for step in steps]
     if len(steps[0]) == 3 and {name.lower() for name in above} <= _PARTS.keys():
         test = np.array([_PARTS[name.lower()] for name in above])

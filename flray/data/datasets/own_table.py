@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from flray.data.datasets.embedded import SampleCap, Seed, cap_samples
-from flray.data.datasets.own_rows import Rows, domains_of
+from flray.data.datasets.own_rows import Positive, Rows, TaskName, domains_of
 from flray.data.sources.limits import ARRAYS_BYTES, check_size
 from flray.data.types import DataSet
 from flray.errors import DataError, brief, nearest
@@ -42,7 +42,8 @@ def table(
         Literal["standard", "none"],
         Field(description="standard: each column by mean and deviation of all training rows"),
     ] = "standard",
-    task: Literal["classification", "binary"] = "classification",
+    task: TaskName = "classification",
+    positive: Positive = None,
     seed: Seed = 0,
     samples: SampleCap = None,
 ) -> DataSet:
@@ -51,16 +52,24 @@ def table(
     Raises
     ------
     DataError
-        If the file cannot be read, a column is missing or holds something else than is needed.
+        If the file cannot be read, a column is missing, repeats the label or holds something else
+        than is needed.
     """
     file = Path(path).expanduser()
     frame = _read(file)
-    besides = [name for name in (label, by, part) if name is not None]
+    uses = {"label": label, "by": by, "part": part}
+    besides = [name for name in uses.values() if name is not None]
     for name in (*besides, *(columns or [])):
         if name not in frame.columns:
             raise DataError(
                 f"data set table: {file} has no column {name!r}{nearest(name, frame.columns)}; it has "
                 f"{', '.join(map(str, frame.columns[:20]))}"
+            )
+    for name in besides:
+        if name in (columns or []):
+            raise DataError(
+                f"data set table: data.columns has {name!r}, which is data."
+                f"{next(use for use, one in uses.items() if one == name)} already; leave it out"
             )
     used = columns or [name for name in frame.columns if name not in besides]
     x = _numbers(file, frame, used)
@@ -70,6 +79,7 @@ def table(
                 f"data set table: column {name!r} of {file} is empty in "
                 f"{int(frame[name].isna().sum())} rows; fill them or take the rows away"
             )
+    _check_other_than_label(file, frame, used, label)
     groups = ["table"] * len(frame) if by is None else [str(v) for v in frame[by].tolist()]
     rows = Rows(
         "table",
@@ -77,6 +87,9 @@ def table(
         frame[label].tolist(),
         groups,
         None if part is None else [str(v) for v in frame[part].tolist()],
+        label,
+        task,
+        positive,
     )
     domains, classes = domains_of(rows, test, seed, str(file))
     if scale == "standard":
@@ -97,13 +110,25 @@ def _read(file: Path) -> pd.DataFrame:
         raise DataError(f"data set table: {file} is neither a .csv nor a .parquet file")
     try:
         check_size(file, file.stat().st_size, ARRAYS_BYTES)
-        return pd.read_csv(file) if file.suffix == ".csv" else pd.read_parquet(file)
+        if file.suffix == ".csv":
+            # pandas calls a second column y "y.1", under which it would be learnt from.
+            names: list[Any] = pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0].tolist()
+            frame = pd.read_csv(file)
+        else:
+            frame = pd.read_parquet(file)
+            names = list(frame.columns)
     except OSError as error:
         raise DataError(
             f"data set table: {file} cannot be read ({error.strerror or brief(error)})"
         ) from None
     except (ValueError, OverflowError) as error:  # pandas' and pyarrow's own are ValueErrors
         raise DataError(f"data set table: {file} is no table ({brief(error)})") from None
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"data set table: {file} has {names.count(twice)} columns {twice!r}; give each its own name"
+        )
+    return frame
 
 
 def _numbers(
@@ -125,4 +150,28 @@ def _numbers(
                 f"data set table: column {name!r} of {file} is empty or infinite in {wrong} rows; fill "
                 f"them or take the rows away"
             )
-    return np.ascontiguousarray(frame[columns].to_numpy(dtype=np.float32))
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(frame[columns].to_numpy(dtype=np.float32))
+    wrong_rows, wrong_columns = np.nonzero(~np.isfinite(x))
+    if len(wrong_rows):
+        name = columns[wrong_columns[0]]
+        raise DataError(
+            f"data set table: column {name!r} of {file} has {frame[name].iloc[wrong_rows[0]]} in row "
+            f"{wrong_rows[0] + 1}, and float32 ends at 3.4e38; write the column in another unit"
+        )
+    return x
+
+
+def _check_other_than_label(
+    file: Path, frame: pd.DataFrame, columns: list[str], label: str
+) -> None:
+    """Refuse a column that says the same as the label: one value for each class, another for each."""
+    classes = frame[label].nunique()
+    for name in columns:
+        if classes < 2 or frame[name].nunique() != classes:
+            continue
+        if frame.groupby([name, label]).ngroups == classes:
+            raise DataError(
+                f"data set table: column {name!r} of {file} says the same as the label {label!r} in every "
+                "row, so it would be learnt from; leave it out with data.columns, or take it away"
+            )

@@ -6,8 +6,9 @@ import contextlib
 import io
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,38 +69,56 @@ def decode_images(
     """
 
     def one(item: Item) -> NDArray[np.uint8]:
-        try:
-            with (
-                _one_at_a_time(item.size),
-                _open_image(store, item) as image,
-                _one_at_a_time(image.width * image.height),
-            ):
-                pixels = _eight_bits(image)
-                if mode == "L":
-                    red, *others = pixels.split()
-                    if any(other.tobytes() != red.tobytes() for other in others):
-                        raise ValueError("it is coloured, and a mask must be grey")
-                    pixels = red
-        except DataError:
-            raise
-        except Exception as error:  # Pillow raises nearly anything on damaged files
-            why = (
-                " ".join(str(error).split())
-                if not isinstance(error, UnidentifiedImageError)
-                else f"it is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file"
-            )
-            raise DataError(
-                f"{store.where / item.path}: cannot be decoded ({why}); fetch the file again, or "
-                "take it away"
-            ) from None
-        if pixels.size != (size, size):
-            how = Image.Resampling.BILINEAR if mode == "RGB" else Image.Resampling.NEAREST
-            pixels = pixels.resize((size, size), how)
-        return np.asarray(pixels)
+        with _one_at_a_time(item.size):
+            return decode(lambda: store.read(item.path), store.where / item.path, size, mode)
 
     with ThreadPoolExecutor(min(8, usable_cpus())) as pool:
         for start in range(0, len(items), _AHEAD):
             yield from pool.map(one, items[start : start + _AHEAD])
+
+
+def decode(
+    read: Callable[[], bytes], where: Path | str, size: int, mode: str = "RGB"
+) -> NDArray[np.uint8]:
+    """Return one image; see `decode_images`.
+
+    Parameters
+    ----------
+    read : callable
+        Returns the bytes of its file.
+    where : Path or str
+        For messages.
+    size, mode : int, str
+        As for `decode_images`.
+
+    Raises
+    ------
+    DataError
+        As `decode_images` does.
+    """
+    try:
+        with _open_image(read(), where) as image, _one_at_a_time(image.width * image.height):
+            pixels = _eight_bits(image)
+            if mode == "L":
+                red, *others = pixels.split()
+                if any(other.tobytes() != red.tobytes() for other in others):
+                    raise ValueError("it is coloured, and a mask must be grey")
+                pixels = red
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises nearly anything on damaged files
+        why = (
+            " ".join(str(error).split())
+            if not isinstance(error, UnidentifiedImageError)
+            else f"it is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file"
+        )
+        raise DataError(
+            f"{where}: cannot be decoded ({why}); fetch the file again, or take it away"
+        ) from None
+    if pixels.size != (size, size):
+        how = Image.Resampling.BILINEAR if mode == "RGB" else Image.Resampling.NEAREST
+        pixels = pixels.resize((size, size), how)
+    return np.asarray(pixels)
 
 
 def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item]) -> None:
@@ -132,11 +151,11 @@ def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item
 
 def _extent(store: Store, item: Item) -> tuple[int, int]:
     """Return an upright image's width and height."""
-    with _open_image(store, item) as image:
+    with _open_image(store.read(item.path), store.where / item.path) as image:
         return image.size if _turn(image) not in _ON_ITS_SIDE else (image.height, image.width)
 
 
-def _open_image(store: Store, item: Item) -> Image.Image:
+def _open_image(content: bytes, where: Path | str) -> Image.Image:
     """Return an image of which the head was read.
 
     Raises
@@ -147,7 +166,7 @@ def _open_image(store: Store, item: Item) -> Image.Image:
     # Pillow warns from 89 million pixels on; all of these are refused here, in one line.
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     try:
-        image = Image.open(io.BytesIO(store.read(item.path)), formats=_FORMATS)
+        image = Image.open(io.BytesIO(content), formats=_FORMATS)
     except Image.DecompressionBombError:
         what = f"more than {PIXELS:,} pixels"
     else:
@@ -155,7 +174,7 @@ def _open_image(store: Store, item: Item) -> Image.Image:
             return image
         what = f"{image.width}x{image.height} pixels"
     raise DataError(
-        f"{store.where / item.path}: it has {what}, and at most {PIXELS:,} are decoded of one "
+        f"{where}: it has {what}, and at most {PIXELS:,} are decoded of one "
         "image; make it smaller, or take it away"
     )
 
