@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -203,29 +204,124 @@ def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
     again.take()
     taken: list[Exception] = []
     again.keep(taken.append)
-    note = {"token": "other", "beat": "1", "host": "far away", "pid": 1, "begun": 0.0}
+    note = {"token": "other", "beat": "1", "host": "far-away", "pid": 1}
     storage.write(f"{uri}.lease", json.dumps(note).encode())
     end = time.monotonic() + 20
     while not taken and time.monotonic() < end:
         time.sleep(0.05)
-    assert str(taken[0]) == f"{uri}: process 1 on far away works on it now"
+    assert str(taken[0]) == f"{uri}: process 1 on far-away works on it now"
     again.give_back()  # and leaves the other's alone
     monkeypatch.setattr(lease, "LAPSE_S", 2.0)
     lease.Lease(uri, lines.append).take()
-    assert (
-        lines
-        == [
-            line
-            for line in lines
-            if "was worked on by process 1 on far away; going on when" in line
-        ]
-        != []
+    (line,) = lines
+    assert "was worked on by process 1 on far-away; continuing when it has not" in line
+
+
+@pytest.mark.parametrize("lapsed", [False, True])
+def test_one_of_two_workers_gets_it_however_slow_the_other_is(
+    lapsed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"{BUCKET}/raced-{lapsed}/run/001"
+    if lapsed:  # both find a dead worker's lease
+        monkeypatch.setattr(lease, "LAPSE_S", 0.0)
+        storage.write(f"{uri}.lease", b'{"token": "other", "beat": "1"}')
+    has_read, may_write, answers = threading.Event(), threading.Event(), list[str]()
+
+    class Slow(lease.Lease):
+        def _read(self) -> Any:
+            found = super()._read()
+            has_read.set()
+            assert may_write.wait(60)
+            return found
+
+    def work() -> None:
+        try:
+            Slow(uri, str).take()
+            answers.append("taken")
+        except FlrayError as error:
+            answers.append(str(error))
+
+    slow = threading.Thread(target=work)
+    slow.start()
+    assert has_read.wait(60)
+    fast = lease.Lease(uri, str)
+    fast.take()
+    may_write.set()
+    slow.join(60)
+    (answer,) = answers
+    assert f"is being worked on by process {os.getpid()} on" in answer
+    fast.renew()  # it is still the fast one's
+    fast.give_back()
+    assert storage.read(f"{uri}.lease") is None
+
+
+HOLDER = """
+import sys
+from flray.files import lease
+lease.RENEW_INTERVAL_S = 0.2
+mine = lease.Lease(sys.argv[1], str)
+mine.take()
+mine.keep(print)
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_living_worker_in_another_container_is_not_taken_for_a_dead_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its host has this one's name, and its process a number that is nobody's here."""
+    uri = f"{BUCKET}/contained/run/001"
+    apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+    permitted = subprocess.run([*apart, "true"], check=False, capture_output=True).returncode == 0
+    process = subprocess.Popen(
+        [*(apart if permitted else ()), sys.executable, "-c", HOLDER, uri],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
-    torn = lease.Lease(f"{uri}-torn", lines.append)
-    torn.take()
-    storage.write(f"{uri}-torn.lease", b'{"token": "oth')
-    torn.check()  # half a note tells nothing
-    torn.give_back()
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"taken\n"
+        if not permitted:  # this process pretends to be in another namespace than the holder
+            facts = lease.process_facts
+            monkeypatch.setattr(
+                lease, "process_facts", lambda pid: {**facts(2**22 - 1), "namespace": 1}
+            )
+        lines: list[str] = []
+        with pytest.raises(FlrayError, match=r"run/001 is being worked on by process \d+ on"):
+            lease.Lease(uri, lines.append).take()
+        assert len(lines) == 1
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_storage_without_conditional_writes_is_told_of(tmp_path: Path) -> None:
+    lines: list[str] = []
+    mine = lease.Lease(f"file://{tmp_path}/001", lines.append)
+    mine.take()
+    mine.renew()
+    mine.give_back()
+    assert len(lines) == 1 and "cannot keep a second worker from the run" in lines[0]
+
+
+def test_a_bucket_that_is_not_there_is_named() -> None:
+    with pytest.raises(FlrayError, match="no-such-bucket/run/001: the storage cannot be used"):
+        lease.Lease("s3://no-such-bucket/run/001", str).take()
+
+
+def test_an_owner_is_dead_only_if_boot_namespace_and_process_say_so() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    note = {"host": socket.gethostname(), "pid": process.pid, **lease.process_facts(process.pid)}
+    other = {**note, "start": note["start"] + 1}  # the number was given to a new process
+    elsewhere = [{**other, name: "x"} for name in ("host", "boot", "namespace")]
+    odd = [{**note, "pid": pid} for pid in (None, "1", True, -1, 0, 2**70)]
+    alive = [lease.owner_is_alive(n) for n in (note, other, *elsewhere, *odd, {"pid": 1})]
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    zombie = lease.owner_is_alive(note)
+    process.wait()
+    assert alive == [True, False, *[None] * 10]
+    assert zombie is False and lease.owner_is_alive(note) is False
 
 
 def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
@@ -237,7 +333,7 @@ def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
     class Rob(StopAfter):
         def round(self, finished: Any, metric: str) -> None:
             if finished.number >= 2:
-                storage.write(f"{uri}.lease", b'{"token": "other", "host": "far away", "pid": 1}')
+                storage.write(f"{uri}.lease", b'{"token": "other", "host": "far-away", "pid": 1}')
             time.sleep(0.1)
 
     progress = Rob(0)
@@ -252,8 +348,8 @@ def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
     }
     with pytest.raises(FlrayError, match=r"stopped|this process stops"):
         runner.run(content, progress=progress)
-    (line,) = [line for line in progress.lines if "far away" in line]
-    assert line.startswith(f"{uri}: process 1 on far away works on it now; this process stops")
+    (line,) = [line for line in progress.lines if "far-away" in line]
+    assert line.startswith(f"{uri}: process 1 on far-away works on it now; this process stops")
     assert (
         json.loads(storage.read(f"{uri}/run.json") or b"")["status"] == "running"
     )  # as it was last pushed

@@ -131,7 +131,7 @@ def mirrored(
         lease.keep(stop)
         thread = threading.Thread(
             target=_sync_periodically,
-            args=(mirror, ended, lost, say),
+            args=(mirror, lease, ended, lost, say),
             name="flray-mirror",
             daemon=True,
         )
@@ -143,6 +143,7 @@ def mirrored(
             thread.join()
             if not lost.is_set():
                 try:
+                    lease.renew()  # a process that was suspended may have lost it meanwhile
                     mirror.sync()
                 except FlrayError as error:
                     say(f"{error}; everything is kept in {folder}")
@@ -153,12 +154,17 @@ def mirrored(
 
 
 def _sync_periodically(
-    mirror: Mirror, ended: threading.Event, lost: threading.Event, say: Callable[[str], None]
+    mirror: Mirror,
+    lease: Lease,
+    ended: threading.Event,
+    lost: threading.Event,
+    say: Callable[[str], None],
 ) -> None:
     """Sync at intervals until the end."""
     away = False
     while not ended.wait(MIRROR_INTERVAL_S) and not lost.is_set():
         try:
+            lease.renew()
             mirror.sync()
             away = False
         except FlrayError as error:
