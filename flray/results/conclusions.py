@@ -86,6 +86,14 @@ def sentence(one: Difference, unit: str) -> str:
             f"{pair}: not decided, {apart} at each of {one.seeds} seeds, which without any spread "
             "cannot be tested"
         )
+    amount = _amount(one, abs(one.mean), unit)
+    side = "below" if one.lower else "above"
+    if one.verdict == "contradictory":
+        return (
+            f"{pair}: not decided, {one.first} {amount} {side} ({one.seeds} seeds); the interval "
+            "after some of the seeds excludes that after others, so that the differences are "
+            "neither normal nor independent: look at them before you trust a test"
+        )
     low, high = (-one.high, -one.low) if one.lower else (one.low, one.high)
     kind = f"{100 * (1 - one.alpha):.3g} % interval"
     if one.sequential and one.pairs > 1:
@@ -93,11 +101,9 @@ def sentence(one: Difference, unit: str) -> str:
     interval = f"{one.seeds} seeds"
     if not math.isnan(low):
         interval = f"{kind} {_number(one, low, unit)} to {_number(one, high, unit)}, {interval}"
-    amount = _amount(one, abs(one.mean), unit)
     if one.decided:
         how = f", lower by {amount}" if one.lower else f" by {amount}"
         return f"{one.first} is better than {one.second}{how} ({interval})"
-    side = "below" if one.lower else "above"
     among = f" among {one.pairs} pairs" if one.pairs > 1 and one.p < ALPHA else ""
     return (
         f"{pair}: not decided{among}, {one.first} {amount} {side} ({interval})"

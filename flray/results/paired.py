@@ -64,7 +64,7 @@ class Difference:
         Of a comparison that was looked at after every seed, see `flray.results.sequential`: within
         it the two are equivalent. NaN for a test at a number of seeds that was fixed before.
     verdict : str
-        What such a comparison decided for the first: better, worse, equivalent; or nothing.
+        What such a comparison decided for the first, see `flray.results.sequential.Verdict`.
     """
 
     first: str
@@ -203,19 +203,18 @@ def _difference(first: str, second: str, values: Values, lower: bool) -> Differe
 def _sequential(
     first: str, second: str, values: Values, lower: bool, rule: Rule, pairs: int
 ) -> Difference:
-    """Compare two settings up to the look that decided."""
+    """Compare two settings that were looked at after every seed."""
     one, other = values[first], values[second]
     seeds = [s for s in one if s in other and math.isfinite(one[s]) and math.isfinite(other[s])]
     sign = -1.0 if lower else 1.0
     gains = [sign * (one[seed] - other[seed]) for seed in seeds]
     found = decide(gains, rule.margin, rule.alpha / pairs, rule.at_least)
-    used = seeds[: found.seeds]
-    held = {name: {seed: values[name][seed] for seed in used} for name in (first, second)}
     low, high = (found.low, found.high) if not lower else (-found.high, -found.low)
+    known = -math.inf < low <= high < math.inf
     return replace(
-        _difference(first, second, held, lower),
-        low=low if math.isfinite(low) else math.nan,
-        high=high if math.isfinite(high) else math.nan,
+        _difference(first, second, values, lower),
+        low=low if known else math.nan,
+        high=high if known else math.nan,
         p=found.p,
         corrected=min(1.0, found.p * pairs),
         pairs=pairs,

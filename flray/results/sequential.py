@@ -24,8 +24,9 @@ PRIOR = 9.0
 """Variance of the effect sizes over which tests are mixed: differences of about three deviations
 are seen soonest, others a little later; it is valid with any."""
 
-Verdict = Literal["better", "worse", "equivalent", ""]
-"""Of the first of a pair; empty while it is not decided."""
+Verdict = Literal["better", "worse", "equivalent", "contradictory", ""]
+"""Of the first of a pair; empty while it is not decided. *Contradictory*: the intervals after some seeds exclude
+those after others, which normal and independent differences do in a share of alpha of the cases."""
 
 
 def half_width(std: ArrayLike, count: ArrayLike, alpha: float) -> NDArray[np.float64]:
@@ -94,25 +95,24 @@ class Decision(NamedTuple):
     ----------
     verdict : str
         See `Verdict`; a higher value is better.
-    seeds : int
-        Differences at the look that decided, or all of them.
-    mean, std, low, high : float
-        Of the differences up to there.
+    low, high : float
+        What the intervals after every look have in common; the ends are swapped where they have
+        nothing in common.
     p : float
-        The least `p_value` up to there.
+        The least `p_value` of all looks.
     """
 
     verdict: Verdict
-    seeds: int
-    mean: float
-    std: float
     low: float
     high: float
     p: float
 
 
 def decide(differences: Sequence[float], margin: float, alpha: float, at_least: int) -> Decision:
-    """Decide on a pair: the first look that decides counts, whatever came after it.
+    """Decide on a pair by all its seeds.
+
+    All intervals hold at the same time, and so does what they have in common: a seed more never
+    takes a decision back.
 
     Parameters
     ----------
@@ -126,23 +126,21 @@ def decide(differences: Sequence[float], margin: float, alpha: float, at_least: 
         Differences before the first look.
     """
     values = np.asarray(differences, dtype=float)
-    p, found = 1.0, Decision("", len(values), math.nan, math.nan, -math.inf, math.inf, 1.0)
+    low, high, p = -math.inf, math.inf, 1.0
     for count in range(min(max(2, at_least), max(len(values), 1)), len(values) + 1):
         seen = values[:count]
-        mean = float(seen.mean())
-        std = spread(seen)
+        mean, std = float(seen.mean()), spread(seen)
         half = float(half_width(std, count, alpha)) if std > 0 else math.inf
-        low, high = mean - half, mean + half
+        low, high = max(low, mean - half), min(high, mean + half)
         p = min(p, p_value(mean, std, count))
-        verdict: Verdict = ""
-        if count >= at_least:
-            if -margin <= low and high <= margin:
-                verdict = "equivalent"
-            elif low > 0:
-                verdict = "better"
-            elif high < 0:
-                verdict = "worse"
-        found = Decision(verdict, count, mean, std, low, high, p)
-        if verdict:
-            break
-    return found
+    verdict: Verdict = ""
+    if low > high:
+        verdict = "contradictory"
+    elif len(values) >= at_least:
+        if -margin <= low and high <= margin:
+            verdict = "equivalent"
+        elif low > 0:
+            verdict = "better"
+        elif high < 0:
+            verdict = "worse"
+    return Decision(verdict, low, high, p)
