@@ -20,18 +20,33 @@ source scripts/setup.sh
 source cluster/node/environment
 export FLRAY_NODE="$FLRAY_ROOT"
 
-# Nodes may be shared: a token and ports of this job's own.
+# Nodes may be shared: a token, ports and a folder of this job's own, and no more memory than the job has.
 RAY_AUTH_TOKEN="$(python -c 'import secrets; print(secrets.token_hex(32))')"
 export RAY_AUTH_TOKEN
 port=$((20000 + SLURM_JOB_ID % 10000))
-nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head="${nodes[0]}"
+everywhere() { srun --nodes=${#nodes[@]} --ntasks=${#nodes[@]} "$@"; }
+export RAY_TMPDIR="/tmp/flray-$SLURM_JOB_ID"   # /tmp/ray belongs to the first user of the node who made it
+everywhere bash -c 'rm -rf "$RAY_TMPDIR" && mkdir -m 700 "$RAY_TMPDIR"'
+memory=$((${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * SLURM_CPUS_PER_TASK))}))   # MiB; 0: the whole node
+limits=()
+if [ "$memory" -gt 0 ]; then
+  limits=(--memory=$((memory * 7 / 10 << 20)) --object-store-memory=$((memory * 3 / 10 << 20)))
+fi
 head_ip="$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')"
 
 # --block keeps each Ray in its job step, so that Slurm ends it with the job.
+start=(bash -c 'exec ray start --block --num-gpus="${SLURM_GPUS_ON_NODE:-0}" "$@"' - --num-cpus="$SLURM_CPUS_PER_TASK" "${limits[@]}")
 srun --nodes=1 --ntasks=1 --nodelist="$head" \
-  ray start --head --block --node-ip-address="$head_ip" --port="$port" --include-dashboard=false \
-  --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" &
+  "${start[@]}" --head --node-ip-address="$head_ip" --port="$port" --include-dashboard=false &
+steps=($!)
+finish() {
+  kill "${steps[@]}" 2>/dev/null || true
+  wait "${steps[@]}" || true
+  everywhere rm -rf "$RAY_TMPDIR" || true
+}
+trap finish EXIT
 for attempt in $(seq 60); do
   ray status --address="$head_ip:$port" >/dev/null 2>&1 && break
   [ "$attempt" -lt 60 ] || { echo "flray: no Ray on $head after two minutes" >&2; exit 1; }
@@ -39,8 +54,8 @@ for attempt in $(seq 60); do
 done
 if [ "${#nodes[@]}" -gt 1 ]; then
   srun --nodes=$((${#nodes[@]} - 1)) --ntasks=$((${#nodes[@]} - 1)) --exclude="$head" \
-    ray start --block --address="$head_ip:$port" \
-    --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" &
+    "${start[@]}" --address="$head_ip:$port" &
+  steps+=($!)
   python - "$head_ip:$port" "${#nodes[@]}" <<'PYTHON'
 import sys, time, ray
 address, wanted = sys.argv[1], int(sys.argv[2])
@@ -78,6 +93,7 @@ if $again; then  # that was the signal
   wait "$pid" || code=$?
 fi
 if $again && [ "$code" -eq 143 ]; then
+  finish
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

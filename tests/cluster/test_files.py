@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -284,7 +287,7 @@ def commands() -> list[str]:
 
 def test_the_commands_of_the_files_exist() -> None:
     for command in commands():
-        shell, script, *_ = command.split()
+        shell, script, *_ = command.rpartition("&& ")[2].split()
         assert shell == "bash"
         assert (ROOT / script.removeprefix("~/flray/")).is_file(), command
 
@@ -305,6 +308,110 @@ def test_nothing_listens_to_strangers() -> None:
         p.read_text() for p in CLUSTER.rglob("*") if p.is_file() and p.suffix != ".md"
     )
     assert "0.0.0.0" not in everything
+
+
+def test_the_head_on_aws_may_look_up_the_images_of_its_workers() -> None:
+    """EC2 resolves ``resolve:ssm:NAME`` with the rights of the caller: the head, which starts workers."""
+    (content,) = read(CLUSTER, "aws")
+    named = {node["node_config"]["ImageId"] for node in content["available_node_types"].values()}
+    guide = (ROOT / "docs" / "guide" / "cluster.md").read_text()
+    policies = re.findall(
+        r"put-role-policy --role-name flray-head .*? --policy-document \\\n +'(.*?)'", guide, re.S
+    )
+    allowed = [
+        statement["Resource"]
+        for policy in policies
+        for statement in json.loads(policy)["Statement"]
+        if statement["Effect"] == "Allow" and statement["Action"] == "ssm:GetParameters"
+    ]
+    for image in named:
+        name = image.removeprefix("resolve:ssm:")
+        arn = f"arn:aws:ssm:{content['provider']['region']}::parameter{name}"
+        assert name == image or any(fnmatch.fnmatchcase(arn, pattern) for pattern in allowed), image
+    assert any(image.startswith("resolve:ssm:/") for image in named)
+
+
+def pods(content: Any) -> Iterator[dict[str, Any]]:
+    """Yield the specification of every pod below."""
+    if isinstance(content, dict):
+        if "containers" in content:
+            yield content
+        for value in content.values():
+            yield from pods(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from pods(value)
+
+
+@pytest.mark.parametrize("name", KUBERAY)
+def test_the_images_user_may_write_to_the_claim(name: str) -> None:
+    """A new volume is root's; the image runs as user 1000 of Ray's image."""
+    mounting = [
+        pod
+        for pod in pods(read(CLUSTER / "kuberay", name))
+        if any("persistentVolumeClaim" in volume for volume in pod.get("volumes", ()))
+    ]
+    assert [pod.get("securityContext", {}).get("fsGroup") for pod in mounting] == [1000, 1000]
+
+
+SLURM_STUBS = {
+    "scontrol": "echo one; echo two",
+    "hostname": "echo 192.0.2.1",
+    # every step runs here, and one of two nodes once
+    "srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',
+    "ray": """if [ "$1" = status ]; then [ -e "$LOG" ]; exit; fi
+echo "$(stat -c %a "$RAY_TMPDIR") $*" >> "$LOG"; exec sleep 600""",
+    "flray": 'echo 1 > "$RAY_TMPDIR/socket"',
+    # what waits for the nodes, as they join
+    "python": """[ "$1" = -c ] && exec echo token
+until [ "$(grep -c . "$LOG")" = 2 ]; do sleep 0.1; done""",
+}
+
+
+def test_a_slurm_job_has_a_folder_and_memory_of_its_own(tmp_path: Path) -> None:
+    """Ray's /tmp/ray is its first user's, and Ray would count on all memory of the node."""
+    for name in ("cluster/slurm.sh", "cluster/node/environment"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "setup.sh").write_text("")
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name, script in SLURM_STUBS.items():
+        (programs / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
+        (programs / name).chmod(0o755)
+    job, log = f"{os.getpid()}0001", tmp_path / "log"
+    given = {
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": job,
+        "SLURM_JOB_NODELIST": "two",
+        "SLURM_CPUS_PER_TASK": "8",
+        "SLURM_MEM_PER_NODE": "10240",
+        "SLURM_GPUS_ON_NODE": "2",
+        "LOG": str(log),
+    }
+    folder = Path(f"/tmp/flray-{job}")
+    done = subprocess.run(
+        ["bash", tmp_path / "cluster" / "slurm.sh", "sweep.yaml"],
+        env={**os.environ, **given},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    head, worker = log.read_text().splitlines()
+    assert "--head" in head and f"--address=192.0.2.1:{20000 + int(job) % 10000}" in worker
+    for line in (head, worker):
+        mode, command, *options = line.split()
+        assert (mode, command) == ("700", "start")
+        assert {
+            "--num-cpus=8",
+            "--num-gpus=2",
+            f"--memory={7 << 30}",
+            f"--object-store-memory={3 << 30}",
+        } <= set(options)
+    assert not folder.exists()
 
 
 def test_stop_ends_its_own_processes_only(tmp_path: Path) -> None:
