@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 LONGEST = 4000
 """Characters of a line for the user; a file may hold a key or a value of any length."""
 
-# What ends a line, moves the cursor, turns the direction of writing, or cannot be written as UTF-8.
-_NO_TEXT = re.compile(
+NO_TEXT = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+"""A character that ends a line, moves the cursor, turns the direction of writing, or is not in UTF-8."""
 
 
 def one_line(text: str) -> str:
@@ -24,7 +24,7 @@ def one_line(text: str) -> str:
     text : str
         Text of a user or a file.
     """
-    shown = _NO_TEXT.sub(lambda found: repr(found[0])[1:-1], text[:LONGEST])
+    shown = NO_TEXT.sub(lambda found: repr(found[0])[1:-1], text[:LONGEST])
     return shown if len(text) <= LONGEST else f"{shown}... (cut, {len(text):,} characters)"
 
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
+import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +85,43 @@ def digits() -> dict[str, Any]:
         "checkpoint": {"min_seconds": 0},
         "tracking": {"uri": None},
     }
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """An S3-compatible server on this machine, with the bucket ``flray-test``."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    end = time.monotonic() + 60
+    while True:
+        try:
+            urllib.request.urlopen(
+                urllib.request.Request(f"{url}/flray-test", method="PUT"), timeout=5
+            ).read()
+            break
+        except OSError:
+            assert process.poll() is None and time.monotonic() < end, "the S3 server does not start"
+            time.sleep(0.2)
+    yield url
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def bucket(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment in which ``s3://flray-test`` is a bucket and this machine has a working folder."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": "one",
+        "AWS_SECRET_ACCESS_KEY": "two-secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "FLRAY_WORK": str(tmp_path / "work"),
+    }.items():
+        monkeypatch.setenv(name, value)

@@ -11,8 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,42 +33,9 @@ from flray.tuning.tuner import SweepTuner
 BUCKET = "s3://flray-test"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}"
-    end = time.monotonic() + 60
-    while True:
-        try:
-            urllib.request.urlopen(
-                urllib.request.Request(f"{url}/flray-test", method="PUT"), timeout=5
-            ).read()
-            break
-        except OSError:
-            assert process.poll() is None and time.monotonic() < end, "the S3 server does not start"
-            time.sleep(0.2)
-    yield url
-    process.kill()
-    process.wait()
-
-
 @pytest.fixture(autouse=True)
-def bucket(server: str, tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "AWS_ENDPOINT_URL": server,
-        "AWS_ACCESS_KEY_ID": "one",
-        "AWS_SECRET_ACCESS_KEY": "two-secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "FLRAY_WORK": str(tmp_cwd / "work"),
-    }.items():
-        monkeypatch.setenv(name, value)
+def _bucket_of_each_test(tmp_cwd: Path, bucket: None) -> None:
+    """Every test has the bucket."""
 
 
 class StopAfter(NullProgress):

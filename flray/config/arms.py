@@ -186,26 +186,5 @@ def validate_arms(config: Config) -> Iterator[ConfigError]:
                     )
 
 
-def deep_merge(base: Plain, own: Plain, path: tuple[str, ...] = ()) -> Plain:
-    """Merge a file's content over its base's: mappings are joined, anything else is replaced.
-
-    A component of another name replaces the base's with all its options. Under ``arms``, null
-    removes an axis, an arm or a setting of an arm. What a base departs from its paper in holds for
-    the files over it too: ``paper.departures`` are joined.
-    """
-    if path == ("paper", "departures") and isinstance(base, list) and isinstance(own, list):
-        return [*base, *own]
-    if not isinstance(base, Mapping) or not isinstance(own, Mapping):
-        return own
-    if "name" in own and own["name"] != base.get("name", own["name"]) and len(path) > 1:
-        return dict(own)
-    joined = {
-        key: deep_merge(value, own[key], (*path, key)) if key in own else value
-        for key, value in base.items()
-        if not (path[:1] == ("arms",) and key in own and own[key] is None)
-    }
-    return joined | {key: value for key, value in own.items() if key not in base}
-
-
 def _matches(rule: Mapping[str, tuple[str, ...]], combination: Mapping[str, str]) -> bool:
     return all(combination.get(axis) in names for axis, names in rule.items())

@@ -1,8 +1,7 @@
-"""Validation of plain values in a configuration, and of the JSON files that flray writes."""
+"""Validation of plain values in a configuration, and of a run's partition."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -12,41 +11,10 @@ from pydantic import BaseModel, ValidationError
 
 from flray.config.plain import Plain
 from flray.config.yaml_files import DEPTH, VALUES, shorten
-from flray.errors import ConfigError, FlrayError, brief
-
-Kind = type | tuple[type, ...]
+from flray.errors import ConfigError, FlrayError
+from flray.files.border import read_json
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-
-
-def read_json(
-    path: Path, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
-) -> dict[str, Plain]:
-    """Read and validate a JSON file that flray wrote.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    needed, known : mapping of str to type or tuple of types
-        Required and optional keys, with the types of their values.
-
-    Raises
-    ------
-    FlrayError
-        If it is missing, damaged or of another form.
-    """
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise FlrayError(
-            f"{path}: cannot be read ({brief(error)}); restore it, or start anew"
-        ) from None
-    if problem := shape_problem(content, needed, known):
-        raise FlrayError(
-            f"{path}: {problem}, which is not what was written; restore it, or start anew"
-        )
-    return dict(content)
 
 
 class ClientRecord(BaseModel, strict=True):
@@ -92,35 +60,6 @@ def read_partition(path: Path) -> dict[str, Plain]:
             f"away"
         )
     return found
-
-
-def shape_problem(
-    content: Plain, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
-) -> str:
-    """Return the problem with a mapping that flray wrote; empty if there is none.
-
-    Parameters
-    ----------
-    content : Plain
-        The content read.
-    needed, known : mapping of str to type or tuple of types
-        As for `read_json`; a key may be a dotted path.
-    """
-    if not isinstance(content, dict):
-        return f"found {type(content).__name__} instead of a mapping"
-    for path, kind in {**needed, **(known or {})}.items():
-        *parents, key = path.split(".")
-        part = content
-        for parent in parents:
-            part = part.get(parent, {})
-            if not isinstance(part, dict):
-                return f"found {type(part).__name__} for {parent!r}"
-        if key not in part:
-            if path in needed:
-                return f"found nothing for {path!r}"
-        elif not isinstance(part[key], kind) or (isinstance(part[key], bool) and kind is int):
-            return f"found {type(part[key]).__name__} for {path!r}"
-    return ""
 
 
 def copy_plain(value: Plain, path: str = "") -> Plain:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from flray import registry
 from flray.config.sections import Section
-from flray.errors import ConfigError
+from flray.config.yaml_files import read_yaml
+from flray.errors import ConfigError, DataError, FlrayError
+from flray.files.border import check_name, read, read_json, shape_problem
+
+_METHOD = ("experiment", "experiment.algorithm")
 
 
 class Weights(Section):
@@ -37,12 +39,13 @@ class Weights(Section):
             If it is gone, or is not the one that was there at the beginning.
         """
         try:
-            data = Path(self.weights).read_bytes()
-        except OSError as error:
+            data = read(Path(self.weights))
+        except (OSError, DataError) as error:
             raise ConfigError(
                 field,
                 self.weights,
-                f"it cannot be read: {error.strerror}; every machine that trains needs it there",
+                f"it cannot be read: {getattr(error, 'strerror', error)}; every machine that trains "
+                "needs it there",
             ) from None
         digest = hashlib.sha256(data).hexdigest()
         if digest != self.sha256:
@@ -66,10 +69,12 @@ def _resolve(value: Any) -> Any:
             raise ValueError
         run = next((p for p in (Path(value), Path("runs") / value) if p.is_dir()), None)
         path = Path(value) if run is None else _newest_checkpoint(run)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = hashlib.sha256(read(path)).hexdigest()
+    except FlrayError as error:
+        raise PydanticCustomError("start", "{why}", {"why": str(error)}) from None
     except PydanticCustomError:
         raise
-    except (OSError, ValueError, KeyError, StopIteration, yaml.YAMLError):
+    except (OSError, ValueError, StopIteration):
         raise PydanticCustomError(
             "start",
             "no weights are there; needed is a run, for example demo/001, or a safetensors file, as "
@@ -84,7 +89,9 @@ def _resolve_pretrained(value: Any) -> Any:
         return value
     path = Path(value)
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = hashlib.sha256(read(path)).hexdigest()
+    except DataError as error:
+        raise PydanticCustomError("weights", "{why}", {"why": str(error)}) from None
     except (OSError, ValueError):
         raise PydanticCustomError(
             "weights",
@@ -96,7 +103,12 @@ def _resolve_pretrained(value: Any) -> Any:
 
 def _newest_checkpoint(run: Path) -> Path:
     """Return the file of the server's side of a run's newest checkpoint."""
-    method = yaml.safe_load((run / "config.yaml").read_bytes())["experiment"]["algorithm"]["name"]
+    content = read_yaml(run / "config.yaml")
+    if problem := shape_problem(
+        content, dict.fromkeys(_METHOD, dict) | {f"{_METHOD[1]}.name": str}
+    ):
+        raise DataError(f"{run / 'config.yaml'}: {problem}, which is not what was written")
+    method = content["experiment"]["algorithm"]["name"]
     known = registry.algorithms
     if method in known.names() and "global" not in known.outline(method).views:
         raise PydanticCustomError(
@@ -106,8 +118,8 @@ def _newest_checkpoint(run: Path) -> Path:
         )
     folder = run / "checkpoint"
     newest = max(folder.glob("round-*.json"), key=lambda path: int(path.stem[6:]))
-    files: dict[str, str] = json.loads(newest.read_text())["files"]
-    return folder / next(name for name in files if name.startswith("server-"))
+    files = read_json(newest, {"files": dict})["files"]
+    return folder / check_name(next(name for name in files if name.startswith("server-")), newest)
 
 
 Start = Annotated[Weights, BeforeValidator(_resolve)]

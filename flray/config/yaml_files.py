@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 from yaml.composer import Composer
 
-from flray.config.arms import deep_merge
 from flray.config.plain import Plain
 from flray.errors import FlrayError, brief, nearest
 
@@ -299,8 +298,29 @@ def _merge_base(path: Path, within: tuple[Path, ...], read: list[Path]) -> dict[
         )
     joined: Mapping[str, Plain] = {}
     for name in bases:
-        joined = deep_merge(joined, _merge_base(path.parent / name, (*within, whole), read))
-    return dict(deep_merge(joined, content))
+        joined = _deep_merge(joined, _merge_base(path.parent / name, (*within, whole), read))
+    return dict(_deep_merge(joined, content))
+
+
+def _deep_merge(base: Plain, own: Plain, path: tuple[str, ...] = ()) -> Plain:
+    """Merge a file's content over its base's: mappings are joined, anything else is replaced.
+
+    A component of another name replaces the base's with all its options. Under ``arms``, null
+    removes an axis, an arm or a setting of an arm. What a base departs from its paper in holds for
+    the files over it too: ``paper.departures`` are joined.
+    """
+    if path == ("paper", "departures") and isinstance(base, list) and isinstance(own, list):
+        return [*base, *own]
+    if not isinstance(base, Mapping) or not isinstance(own, Mapping):
+        return own
+    if "name" in own and own["name"] != base.get("name", own["name"]) and len(path) > 1:
+        return dict(own)
+    joined = {
+        key: _deep_merge(value, own[key], (*path, key)) if key in own else value
+        for key, value in base.items()
+        if not (path[:1] == ("arms",) and key in own and own[key] is None)
+    }
+    return joined | {key: value for key, value in own.items() if key not in base}
 
 
 def _resolve_base(path: Path) -> Path:

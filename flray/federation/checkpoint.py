@@ -23,10 +23,11 @@ from pydantic import BaseModel, StringConstraints
 from safetensors import SafetensorError
 
 from flray import trees
-from flray.errors import FlrayError
+from flray.errors import DataError, FlrayError
 from flray.federation.state import FederationState, Notify, StoredFile, StoredState
 from flray.federation.tree_files import tree_from_bytes, tree_to_bytes
 from flray.files.atomic import sync_folder, write_atomically
+from flray.files.border import FILE_BYTES, parse_json, read
 from flray.trees import Packed
 
 FORMAT = 2
@@ -252,7 +253,7 @@ def _load_trees(
         if server is None or of_file:
             raise KeyError(next(iter(of_file), "server"))
         return server, states, among
-    except (KeyError, ValueError, SafetensorError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise DamagedCheckpointError(
             f"{path}: the checkpoint's list of files is damaged ({error!r})"
         ) from None
@@ -285,22 +286,24 @@ def _load_manifest(path: Path) -> _Manifest:
         If a newer flray wrote it.
     """
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(read(path, FILE_BYTES))
         if isinstance(content, dict) and content.get("format", FORMAT) not in FORMATS:
             raise FlrayError(
                 f"{path}: found checkpoint format {content['format']!r}; this flray reads "
                 f"{' and '.join(map(str, FORMATS))}"
             )
         return _Manifest.model_validate(content)
-    except ValueError:  # not JSON, or not this schema
+    except (ValueError, DataError):  # not JSON, not this schema, not a file
         raise DamagedCheckpointError(f"{path}: the checkpoint's list of files is damaged") from None
 
 
 def _read(path: Path, digest: str) -> bytes:
     try:
-        data = path.read_bytes()
+        data = read(path)
     except FileNotFoundError:
         raise DamagedCheckpointError(f"{path}: the checkpoint's file is missing") from None
+    except DataError as error:
+        raise DamagedCheckpointError(str(error)) from None
     found = hashlib.sha256(data).hexdigest()
     if found != digest:
         raise DamagedCheckpointError(

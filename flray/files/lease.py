@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from flray.errors import FlrayError
 from flray.files import storage
+from flray.files.border import parse_json
 
 RENEW_INTERVAL_S = 15.0
 """Seconds between two renewals."""
@@ -185,7 +186,7 @@ class Lease:
                 return {}, None
             data = bytes(answer.bytes())
         try:
-            note = json.loads(data)
+            note = parse_json(data)
         except ValueError:
             note = {}
         return note if isinstance(note, dict) else {}, _version_of(answer.meta)

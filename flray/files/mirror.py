@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flray.errors import FlrayError
+from flray.errors import DataError, FlrayError
 from flray.files import storage
+from flray.files.border import FILE_BYTES, parse_json, read
 from flray.files.lease import Lease, LeaseTakenError
 from flray.runs import directory
 
@@ -59,7 +59,7 @@ class Mirror:
             if name.parts[0] in self._leave or file.name.startswith("."):
                 continue
             with contextlib.suppress(FileNotFoundError):
-                if file.is_file():
+                if file.is_file() and not file.is_symlink():
                     facts = file.stat()
                     yield str(name), (facts.st_size, facts.st_mtime_ns)
 
@@ -67,14 +67,14 @@ class Mirror:
         """Return whether all files of a manifest exist: an older one's may have been removed meanwhile."""
         folder = Path(name).parent
         try:
-            named = json.loads((self._folder / name).read_text())["files"]
-        except (OSError, ValueError, KeyError, TypeError):
+            named = parse_json(read(self._folder / name, FILE_BYTES))["files"]
+        except (OSError, ValueError, KeyError, TypeError, DataError):
             return False
         return all(str(folder / part) in self._known for part in named)
 
     def _copy(self, found: Any, target: str, name: str, facts: tuple[int, int]) -> None:
         with contextlib.suppress(FileNotFoundError):
-            data = (self._folder / name).read_bytes()
+            data = read(self._folder / name)
             with found.open_output_stream(target) as stream:
                 stream.write(data)
             self._known[name] = facts

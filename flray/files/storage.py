@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from platformdirs import user_cache_path
 
 from flray.errors import FlrayError
+from flray.files.border import FILE_BYTES, check_name, read_at_most
 from flray.files.locks import hold_lock
 from flray.tracking.secrets import redact
 
@@ -65,14 +66,14 @@ def files(uri: str) -> dict[str, int]:
     Raises
     ------
     FlrayError
-        If the storage cannot be reached.
+        If the storage cannot be reached, or a name leads out of the address.
     """
     from pyarrow.fs import FileSelector, FileType
 
     found, path = filesystem(uri)
     with storage_errors(uri):
         return {
-            info.path[len(path) :].lstrip("/"): info.size
+            check_name(info.path.removeprefix(path).removeprefix("/"), uri): info.size
             for info in found.get_file_info(
                 FileSelector(path, allow_not_found=True, recursive=True)
             )
@@ -87,18 +88,18 @@ def names(uri: str) -> set[str]:
     found, path = filesystem(uri)
     with storage_errors(uri):
         return {
-            info.base_name for info in found.get_file_info(FileSelector(path, allow_not_found=True))
+            check_name(info.base_name, uri)
+            for info in found.get_file_info(FileSelector(path, allow_not_found=True))
         }
 
 
 def read(uri: str) -> bytes | None:
-    """Return the content of a single file at an address, or None if it is missing."""
+    """Return the content of a single small file at an address, or None if it is missing."""
     found, path = filesystem(uri)
     with storage_errors(uri):
         try:
             with found.open_input_stream(path) as source:
-                data: bytes = source.read()
-                return data
+                return read_at_most(source, uri, FILE_BYTES)
         except FileNotFoundError:
             return None
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flray.config.start import Pretrained, Weights
 from flray.errors import ConfigError, brief, nearest
+from flray.files.border import read
 from flray.models.base import SplitModel, image_shape
 from flray.models.groups import batch_norm_modules, norm_layer
 from flray.registry import register_model
@@ -137,7 +138,7 @@ def _read(network: str, weights: Weights | str) -> Mapping[str, Tensor]:
             raise ConfigError(
                 where, weights, f"{file} is not there, and nothing is downloaded; put {url} there"
             )
-        data = file.read_bytes()
+        data = read(file)
     try:
         found = (
             safetensors.torch.load(data)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from flray.data.sources.limits import open_file
 from flray.errors import DataError, FlrayError
 from flray.files.atomic import write_atomically
+from flray.files.border import open_file
 from flray.files.csv_files import csv_text, read_csv
 from flray.metrics.direction import lower_is_better
 from flray.results import measures

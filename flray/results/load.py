@@ -11,9 +11,9 @@ import pandas as pd
 
 from flray import registry
 from flray.config.setting_labels import flatten_setting
-from flray.config.shapes import read_json, shape_problem
 from flray.errors import FlrayError
 from flray.federation.diagnostic_files import PARTITION
+from flray.files.border import read_json, shape_problem
 from flray.metrics.catalogue import is_validation
 from flray.metrics.names import PRIMARY_VIEWS
 from flray.metrics.summary import Protocol

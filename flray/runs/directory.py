@@ -14,9 +14,11 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -27,18 +29,16 @@ from typing import Any, Literal
 
 from flray import bits
 from flray.config.experiment import Config
-from flray.config.shapes import read_json, shape_problem
 from flray.config.yaml_files import dump, read_yaml
 from flray.errors import FlrayError, nearest
-from flray.files import storage
+from flray.files import border, storage
 from flray.files.atomic import write_atomically
+from flray.files.border import FETCHED_MARK
 from flray.tracking.address import redact, resolve_uri
 
 FolderKind = Literal["run", "sweep"]
 RunStatus = Literal["waiting", "running", "interrupted", "finished", "stopped", "failed"]
 CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoint", "figures"
-FETCHED_MARK = ".fetched"
-"""Name of the file that marks a folder from object storage."""
 
 _IDENTITY: dict[str, type | tuple[type, ...]] = {
     "versions": dict,
@@ -92,12 +92,11 @@ def create(base: str | Path, name: str) -> Path:
         If the folder cannot be created.
     """
     parent = _local_base(base) / name
-    taken = {int(n) for n in _remote_numbers(str(base), name)} if storage.is_remote(base) else set()
+    taken = set(_remote_numbers(str(base), name)) if storage.is_remote(base) else set()
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        number = (
-            max(taken | {int(p.name) for p in parent.iterdir() if p.name.isdigit()}, default=0) + 1
-        )
+        taken |= {path.name for path in parent.iterdir()}
+        number = max(map(int, border.numbered(taken)), default=0) + 1
         while True:
             folder = parent / f"{number:03d}"
             try:
@@ -130,8 +129,14 @@ def find(text: str, base: str | Path = "runs") -> Path:
     Raises
     ------
     FlrayError
-        If there is none; the message names the nearest one.
+        If there is none, when the message names the nearest one, or if it holds links out of it.
     """
+    folder = _find(text, base)
+    border.check_links(folder)
+    return folder
+
+
+def _find(text: str, base: str | Path) -> Path:
     if storage.is_remote(base):
         _download_run(text, str(base))
         base = _local_base(base)
@@ -140,7 +145,11 @@ def find(text: str, base: str | Path = "runs") -> Path:
             if folder_kind(candidate) is not None:
                 return candidate
             numbered = (
-                [p for p in candidate.iterdir() if p.name.isdecimal() and folder_kind(p)]
+                [
+                    candidate / name
+                    for name in border.numbered(p.name for p in candidate.iterdir())
+                    if folder_kind(candidate / name)
+                ]
                 if candidate.is_dir()
                 else []
             )
@@ -152,7 +161,7 @@ def find(text: str, base: str | Path = "runs") -> Path:
                 f"{candidate}: cannot be read: {getattr(error, 'strerror', None) or error}"
             ) from None
         if numbered:
-            return max(numbered, key=lambda p: int(p.name))
+            return numbered[-1]
     known = (
         sorted({str(p.parent.parent.relative_to(base)) for p in Path(base).glob("*/*/*.json")})
         if Path(base).is_dir()
@@ -176,9 +185,7 @@ def _local_base(base: str | Path) -> Path:
 
 
 def _remote_numbers(base: str, name: str) -> list[str]:
-    return sorted(
-        (found for found in storage.names(f"{base.rstrip('/')}/{name}") if found.isdigit()), key=int
-    )
+    return border.numbered(storage.names(f"{base.rstrip('/')}/{name}"))
 
 
 def _download_run(text: str, base: str) -> None:
@@ -219,7 +226,7 @@ def _continued_elsewhere(folder: Path, uri: str) -> bool:
     if data is None:
         return False
     try:
-        workers = json.loads(data).get("workers") or []
+        workers = border.parse_json(data).get("workers") or []
     except (ValueError, AttributeError):
         raise FlrayError(
             f"{uri}/{folder_kind(folder)}.json: cannot be read; restore it, or start anew"
@@ -233,7 +240,7 @@ def tracking_uri(folder: Path) -> str | None:
     Raises
     ------
     FlrayError
-        If the settings have none.
+        If the settings have none, or it may be a stranger's; see `flray.files.border.own_tracking`.
     """
     try:
         uri = read_yaml(folder / CONFIG)["experiment"]["tracking"]["uri"]
@@ -241,7 +248,7 @@ def tracking_uri(folder: Path) -> str | None:
         raise FlrayError(
             f"{folder / CONFIG}: experiment.tracking.uri is missing; name a server with --uri"
         ) from None
-    return None if uri is None else str(uri)
+    return border.own_tracking(folder, None if uri is None else str(uri))
 
 
 def folder_kind(folder: Path) -> FolderKind | None:
@@ -259,7 +266,13 @@ def read(folder: Path) -> dict[str, Any]:
     FlrayError
         If it is damaged.
     """
-    return read_json(folder / f"{folder_kind(folder)}.json", {"uid": str, "status": str}, _IDENTITY)
+    path = folder / f"{folder_kind(folder)}.json"
+    found = border.read_json(path, {"uid": str, "status": str}, _IDENTITY)
+    if not re.fullmatch("[A-Za-z0-9_-]{1,64}", found["uid"]):  # it names folders
+        raise FlrayError(f"{path}: found uid {found['uid']!r}; restore it, or start anew")
+    if not all(isinstance(gpu, dict) for gpu in found.get("gpus", ())):
+        raise FlrayError(f"{path}: found gpus {found['gpus']!r}; restore it, or start anew")
+    return found
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -271,7 +284,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         If it is damaged.
     """
     content = read_yaml(folder / CONFIG)
-    if problem := shape_problem(content, _NEEDED, _KNOWN):
+    if problem := border.shape_problem(content, _NEEDED, _KNOWN):
         raise FlrayError(
             f"{folder / CONFIG}: {problem}, which is not what was written; restore it, or start "
             f"anew"
@@ -324,11 +337,33 @@ def source() -> dict[str, str]:
     program = Path(sys.argv[0])
     name = "flray" if program.name == "__main__.py" else program.name  # python -m flray
     found = {"user": _user(), "command": " ".join(map(redact, [name, *sys.argv[1:]]))}
-    commit = _git("rev-parse", "HEAD")
-    if commit:
-        found |= {"commit": commit, "branch": _git("rev-parse", "--abbrev-ref", "HEAD")}
-        found["changed"] = str(bool(_git("status", "--porcelain", "--untracked-files=no"))).lower()
+    asked = ("--show-toplevel", "--git-path", "index", "--git-path", "objects", "HEAD")
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+        answer = _git("rev-parse", *asked, "--abbrev-ref", "HEAD")
+        top, index, objects, commit, branch = answer.split("\n")
+        found |= {"commit": commit, "branch": branch}
+        found["changed"] = str(_differs(top, index, objects, commit)).lower()
     return found
+
+
+def _differs(top: str, index: str, objects: str, commit: str) -> bool:
+    """Return whether tracked files differ from a commit.
+
+    The repository's own settings are not read, as a downloaded one may name programs in them:
+    git is given a bare repository without settings, and the real one's index and objects.
+    """
+    with tempfile.TemporaryDirectory() as bare:
+        for folder in ("objects", "refs"):
+            (Path(bare) / folder).mkdir()
+        (Path(bare) / "HEAD").write_text(f"{commit}\n")
+        places = {"DIR": bare, "WORK_TREE": top, "INDEX_FILE": index, "OBJECT_DIRECTORY": objects}
+        return bool(
+            _git(
+                *("--no-optional-locks", "status", "--porcelain", "--untracked-files=no"),
+                "--ignore-submodules=all",
+                **{f"GIT_{name}": str(Path(place).absolute()) for name, place in places.items()},
+            )
+        )
 
 
 def _user() -> str:
@@ -338,14 +373,22 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _git(*arguments: str) -> str:
-    """Return what git says of the current folder; empty where there is no git or no repository."""
-    try:
-        done = subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
+def _git(*arguments: str, **environment: str) -> str:
+    """Return what git says of the current folder.
+
+    Raises
+    ------
+    OSError, subprocess.SubprocessError
+        If there is no git or no repository.
+    """
+    done = subprocess.run(
+        ["git", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=True,
+        env={**os.environ, "GIT_NO_LAZY_FETCH": "1", **environment},
+    )
     return done.stdout.strip()
 
 

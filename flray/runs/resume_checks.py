@@ -12,6 +12,8 @@ from flray.config.loader import load
 from flray.config.yaml_files import read_yaml
 from flray.devices.identity import GpuIdentity, difference
 from flray.errors import FlrayError
+from flray.files import storage
+from flray.files.border import check_settings, foreign
 from flray.runs import directory
 from flray.runs.events import read_events
 from flray.tracking.address import redact
@@ -41,8 +43,8 @@ def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
     """Return the configuration of a run or sweep, with the user's plug-ins loaded.
 
     Nothing in the folder is executed: a file in it is not a plug-in, and if the folder was
-    downloaded from object storage, which others may write to, even the names of plug-ins have to
-    come from the user.
+    downloaded from object storage, which others may write to, or is another user's, even the names
+    of plug-ins have to come from the user.
 
     Parameters
     ----------
@@ -61,12 +63,11 @@ def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
     content = read_yaml(path)
     experiment = content.get("experiment")
     if isinstance(experiment, dict) and (plugins or experiment.get("plugins")):
-        if not plugins and (folder / directory.FETCHED_MARK).exists():
+        if not plugins and foreign(folder):
             raise FlrayError(
-                f"{path}: experiment.plugins names {experiment['plugins']}, and the run was "
-                f"fetched from "
-                "object storage, from where nothing is executed; give your own copy of the files: "
-                "flray resume ... --plugin FILE.py"
+                f"{path}: experiment.plugins names {experiment['plugins']}, and the run was fetched "
+                "from object storage or is another user's, from where nothing is executed; give your "
+                "own copy of the files: flray resume ... --plugin FILE.py"
             )
         named = list(plugins) if plugins else experiment["plugins"]
         for one in named if isinstance(named, list) else [named]:
@@ -79,6 +80,18 @@ def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
                 )
         content["experiment"] = {**experiment, "plugins": named}
     return load(content)
+
+
+def check_own(folder: Path, config: Config) -> None:
+    """Refuse to go on with settings of somebody else's that say where is written or sent; see `check_settings`."""
+    output = config.experiment.output
+    whole = folder.resolve()
+    from_there = storage.is_remote(output) and whole.is_relative_to(
+        storage.local_cache_of(output).resolve()
+    )
+    check_settings(
+        folder, config.experiment.model_dump(mode="json"), output if from_there else None
+    )
 
 
 def settings_text(config: Config, which: directory.FolderKind) -> dict[str, str]:

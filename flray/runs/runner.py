@@ -241,6 +241,9 @@ def resume(
     more = experiment.rounds > before
     if directory.read(folder)["status"] == "finished" and not more:
         return _result(folder, build_spec(experiment))
+    resume_checks.check_own(folder, config)
+    if (folder / PARTITION).exists():  # the figures need it, after all rounds
+        read_partition(folder / PARTITION)
     if experiment.tracking.uri is not None:
         check(experiment.tracking.uri)
     bits.require(experiment)

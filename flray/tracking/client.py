@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 from flray.errors import FlrayError
 from flray.files.locks import BusyError, hold_lock
 from flray.startup import environment, gc_disabled
-from flray.tracking.address import database_path, redact
+from flray.tracking.address import check, database_path, redact
 from flray.tracking.secrets import without_secrets
 
 P = ParamSpec("P")
@@ -73,8 +73,12 @@ def connect(uri: str) -> Any:
         If the database stays locked.
     TrackingRejectedError
         If the database cannot be used.
+    FlrayError
+        If there is no such kind of address, or its driver is not installed.
     """
     database = database_path(uri)
+    if database is None:
+        check(uri)
     mlflow = _import_mlflow()
     with silence_mlflow_logs():
         if database is not None:

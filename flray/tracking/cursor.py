@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import NoneType
 
-from flray.config.shapes import read_json
 from flray.errors import FlrayError
 from flray.files.atomic import write_atomically
+from flray.files.border import read_json
 from flray.runs.events import JOURNAL
 
 CURSOR = "tracking.json"

@@ -25,6 +25,7 @@ from flray.errors import FlrayError
 from flray.federation.checkpoint import learnt_sha256
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.files import storage
+from flray.files.border import FILE_BYTES, parse_json, read
 from flray.runs import directory
 from flray.runs.events import read_events
 from flray.runs.identity import Identity
@@ -149,7 +150,7 @@ class FinishedTrials:
             names = [
                 name.removesuffix("/run.json")
                 for name in storage.files(self._output)
-                if name.endswith("/run.json") and name.split("/")[-3] == TRIALS
+                if Path(name).match(f"*/*/{TRIALS}/*/run.json")
             ]
             with ThreadPoolExecutor(_READERS) as pool:
                 texts = list(
@@ -159,7 +160,7 @@ class FinishedTrials:
             base = Path(self._output)
             paths = sorted(base.glob(f"*/*/{TRIALS}/*/run.json"))
             names = [path.parent.relative_to(base).as_posix() for path in paths]
-            texts = [path.read_bytes() for path in paths]
+            texts = [_read(path) for path in paths]
         for name, text in sorted(zip(names, texts, strict=True)):
             record = _finished(text)
             if record is not None:
@@ -192,10 +193,18 @@ class FinishedTrials:
                     _link(path, sweep / place / path.relative_to(source))
 
 
+def _read(path: Path) -> bytes | None:
+    """Return a file's content, None if it is none that can be read."""
+    try:
+        return read(path, FILE_BYTES)
+    except (FlrayError, OSError):
+        return None
+
+
 def _finished(text: bytes | None) -> dict[str, Any] | None:
     """Return the record of a trial that finished and is known by an identity; None for any other."""
     try:
-        record = json.loads(text or b"null")
+        record = parse_json(text or b"null")
     except ValueError:
         return None
     if not isinstance(record, dict) or record.get("status") != "finished":
@@ -213,7 +222,7 @@ def file_digests(folder: Path) -> dict[str, Any]:
     """Return the SHA-256 of a trial's ``files`` and of its ``history``, as its ``run.json`` records them."""
     return {
         "files": {
-            name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            name: hashlib.sha256(read(folder / name)).hexdigest()
             for name in FILES
             if (folder / name).is_file()
         },

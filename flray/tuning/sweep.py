@@ -124,6 +124,7 @@ def resume(
             f.status in TERMINAL_STATUSES for f in trial_folders(folder)
         ):
             return SweepResult(folder)
+        resume_checks.check_own(folder, config)
         sweep.check(folder)
         labels = resume_checks.check_cpu(folder, other_cpu)
         sweep.other_gpus = other_cpu

@@ -22,7 +22,7 @@ from flray.config.experiment import Checkpointing, Config, Experiment
 from flray.config.loader import experiment_at
 from flray.config.sweep import Pbt
 from flray.devices.identity import GpuIdentity, check_alike, difference
-from flray.errors import FlrayError, nearest
+from flray.errors import DataError, FlrayError, nearest
 from flray.federation import checkpoint
 from flray.federation.building import build_spec
 from flray.federation.diagnostic_files import (
@@ -42,6 +42,7 @@ from flray.federation.ray_backend.granted import granted_device
 from flray.federation.ray_backend.handles import ObjectRef
 from flray.federation.spec import FederationSpec, SharedDataset
 from flray.files.atomic import write_atomically
+from flray.files.border import FILE_BYTES, parse_json, read
 from flray.metrics.summary import RunningReport, score_metric
 from flray.tuning.resources import Bundles, data_key
 from flray.tuning.trial_store import checkpoints
@@ -449,7 +450,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 def read_note(folder: Path) -> dict[str, Any]:
     """Return a checkpoint's note on its trial; empty if it has none."""
     try:
-        note = json.loads((folder / TRIAL_NOTE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        note = parse_json(read(folder / TRIAL_NOTE, FILE_BYTES))
+    except (OSError, ValueError, DataError):
         return {}
     return note if isinstance(note, dict) else {}

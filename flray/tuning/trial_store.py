@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from flray.config.experiment import Config
-from flray.config.shapes import shape_problem
 from flray.config.sweep import Sweep
 from flray.errors import FlrayError
 from flray.files import storage
+from flray.files.border import numbered, shape_problem
 from flray.runs import directory
 from flray.runs.directory import RunStatus
 from flray.runs.events import read_events
@@ -204,9 +204,7 @@ def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
 
 def next_session(folder: str) -> str:
     """Return the name of Tune's next storage folder."""
-    return (
-        f"{max((int(name) for name in storage.names(folder) if name.isdigit()), default=0) + 1:03d}"
-    )
+    return f"{int((numbered(storage.names(folder)) or ['0'])[-1]) + 1:03d}"
 
 
 @dataclass(frozen=True)

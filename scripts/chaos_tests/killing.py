@@ -282,6 +282,7 @@ class Case:
         if self._federation.served:
             self._tracking = processes.tracking_server(self.folder / "tracking")
             experiment["tracking"] = {"uri": self._tracking.uri}
+            self._environment["MLFLOW_TRACKING_URI"] = self._tracking.uri  # of a run from a bucket
         elif self._random.random() < 0.9:
             shutil.copy(self._place.database(), self.folder / "mlflow.db")
         self._output = "runs"

@@ -19,12 +19,13 @@ from PIL import Image
 
 from flray.data.datasets.characters import read_idx
 from flray.data.loading import load_dataset
-from flray.data.sources import file_stores, image_files, limits
+from flray.data.sources import file_stores, image_files
 from flray.data.sources.download import member
 from flray.data.sources.file_stores import Folder, Store, Zip, open_store
 from flray.data.sources.image_files import check_proportions, decode_images
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import DataError, FlrayError
+from flray.files import border
 from tests.data.pictures import picture, pixels_of, trees
 
 DOMAINS = {
@@ -324,4 +325,4 @@ def test_a_refused_image_leaves_nothing_behind(tmp_path: Path) -> None:
     [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (3 * 2**30, "3 GiB"), (2**42, "4 TiB")],
 )
 def test_amounts_read_like_amounts(count: int, words: str) -> None:
-    assert limits.amount(count) == words
+    assert border.amount(count) == words

@@ -26,9 +26,9 @@ from flray.data.sources.archives import (
     whole_numbers,
 )
 from flray.data.sources.images import channel_statistics
-from flray.data.sources.limits import ARRAYS_BYTES, open_file, read_at_most
 from flray.data.types import DataSet, Domain
 from flray.errors import DataError
+from flray.files.border import ARRAYS_BYTES, open_file, read_at_most
 from flray.registry import register_dataset
 
 FASHION = (

@@ -17,9 +17,9 @@ from flray.data.arrays import Arrays
 from flray.data.datasets.cifar import CIFAR10, one_domain
 from flray.data.datasets.embedded import SampleCap, Seed
 from flray.data.sources.archives import Files, check_labels, expect, whole_numbers
-from flray.data.sources.limits import ARRAYS_BYTES, check_size
 from flray.data.types import DataSet
 from flray.errors import DataError
+from flray.files.border import ARRAYS_BYTES, check_size
 from flray.registry import register_dataset
 
 

@@ -16,9 +16,9 @@ from flray.data.datasets.embedded import SampleCap, Seed, cap_samples
 from flray.data.datasets.own_rows import Positive, Rows, TaskName, domains_of
 from flray.data.sources.image_files import decode
 from flray.data.sources.images import channel_statistics
-from flray.data.sources.limits import FILE_BYTES, open_file, read_at_most
 from flray.data.types import DataSet
 from flray.errors import DataError, brief, nearest
+from flray.files.border import FILE_BYTES, open_file, read_at_most
 from flray.registry import register_dataset
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from flray.data.arrays import Array, Arrays
-from flray.errors import DataError
+from flray.errors import DataError, FlrayError, brief
 from flray.files import storage
 from flray.files.atomic import sync_file, sync_folder, write_atomically
+from flray.files.border import check_name, read_json
 
 MANIFEST = "manifest.json"
 
@@ -117,15 +118,15 @@ def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> Arrays
         raise DataError(f"data set {name} is not in {folder}; {remedy}")
     try:
         files = {
-            str(file): (str(facts["sha256"]), int(facts["bytes"]))
-            for file, facts in json.loads(manifest.read_text())["files"].items()
+            check_name(file, manifest): (str(facts["sha256"]), int(facts["bytes"]))
+            for file, facts in read_json(manifest, {"files": dict})["files"].items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FlrayError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{manifest} is not a readable manifest ({error!r}); {remedy}") from None
     arrays = {}
     for file, (checksum, size) in files.items():
         path = folder / file
-        if not path.exists():
+        if not path.is_file():
             raise DataError(f"{path} is missing; {remedy}")
         if (found := path.stat().st_size) != size:
             raise DataError(f"{path} has {found} bytes, expected {size}; {remedy}")
@@ -133,7 +134,12 @@ def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> Arrays
             raise DataError(
                 f"{path} was altered: sha256 is {digest}, expected {checksum}; {remedy}"
             )
-        arrays[path.stem] = np.load(path, "r" if path.stem in mapped else None, allow_pickle=False)
+        try:
+            arrays[path.stem] = np.load(
+                path, "r" if path.stem in mapped else None, allow_pickle=False
+            )
+        except (ValueError, EOFError, MemoryError) as error:
+            raise DataError(f"{path} holds no array ({brief(error)}); {remedy}") from None
     return arrays
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flray.data.sources.cache import sha256_file
-from flray.data.sources.limits import ARRAYS_BYTES, check_size
 from flray.errors import DataError
 from flray.files.atomic import move_into_place
+from flray.files.border import ARRAYS_BYTES, check_size
 
 Progress = Callable[[str], None]
 

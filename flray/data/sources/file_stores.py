@@ -18,7 +18,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.sources.limits import (
+from flray.errors import DataError
+from flray.files.border import (
     ARCHIVE_BYTES,
     FILE_BYTES,
     FILES,
@@ -28,7 +29,6 @@ from flray.data.sources.limits import (
     open_file,
     read_at_most,
 )
-from flray.errors import DataError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 _LITTER = ("thumbs.db", "desktop.ini", "__macosx")

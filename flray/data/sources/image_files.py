@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from flray.data.sources.file_stores import Item, Store
-from flray.data.sources.limits import PIXELS
 from flray.errors import DataError
+from flray.files.border import PIXELS
 from flray.startup import usable_cpus
 
 # Pillow is told what to expect: of its other formats some start programs (EPS is drawn by

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from flray.data.sources.limits import open_file
 from flray.errors import DataError
+from flray.files.border import open_file
 
 _CORE = importlib.import_module("numpy._core.multiarray")
 _FROM_BUFFER = importlib.import_module("numpy._core.numeric")._frombuffer

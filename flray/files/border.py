@@ -1,0 +1,398 @@
+"""The border: whatever comes from a bucket, an archive, a hub, a table or another user's folder is checked here.
+
+- Names and links lead to no place outside their folder: `check_name`, `check_links`, `numbered`.
+- Bytes come from regular files and have an end: `open_file`, `read`, `read_at_most`, `check_cells`.
+- JSON has the form that was written: `parse_json`, `read_json`, `shape_problem`.
+- Settings and addresses of a run that is `foreign` are followed only if they are the user's own:
+  `own_tracking`, `check_settings`.
+
+Texts are made harmless where they are shown: `flray.errors.one_line`, by every error and by the
+console of `flray.cli.display`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from flray.errors import DataError, FlrayError, brief
+from flray.tracking.address import redact, resolve_uri
+
+Kind = type | tuple[type, ...]
+
+FETCHED_MARK = ".fetched"
+"""Name of the file that marks a folder from object storage."""
+CELLS = 2**29
+"""Most rows times columns of a table that is read whole."""
+
+#: Bytes of one photo, mask or list of files, in a folder or declared for a member of an archive.
+FILE_BYTES = 2**28
+#: Pixels of one photo or mask, 8,192 by 8,192.
+PIXELS = 2**26
+#: Bytes that the members of a zip archive may declare together.
+ARCHIVE_BYTES = 2**42
+#: Files in an archive or folder.
+FILES = 2**24
+#: Bytes of one file of arrays (a compressed one: of what it holds) that is decoded whole.
+ARRAYS_BYTES = 2**32
+#: Bytes of one file of weights, or of a run's journal.
+WEIGHTS_BYTES = 2**36
+
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISDIR, "a folder"),
+)
+
+
+class Readable(Protocol):
+    """A stream of bytes, plain or out of a compressed file."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most so many bytes, none at its end."""
+
+
+def amount(count: int) -> str:
+    """Return a number of bytes in words, for example ``256 MiB``."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} bytes"
+
+
+def check_kind(path: Path | str, mode: int) -> None:
+    """Refuse what is no regular file: a pipe would be waited for, a device has no end.
+
+    Parameters
+    ----------
+    path : Path or str
+        For the message.
+    mode : int
+        From ``os.stat``.
+
+    Raises
+    ------
+    DataError
+        Naming the file and its kind.
+    """
+    if not stat.S_ISREG(mode):
+        kind = next((words for holds, words in _KINDS if holds(mode)), "of another kind")
+        raise DataError(f"{path}: it is {kind}, and only regular files are read; take it away")
+
+
+def check_size(path: Path | str, size: int, most: int) -> None:
+    """Refuse a file that is too large.
+
+    Parameters
+    ----------
+    path : Path or str
+        For the message.
+    size, most : int
+        Its bytes, and how many are allowed.
+
+    Raises
+    ------
+    DataError
+        Naming the file, its size and the bound.
+    """
+    if size > most:
+        raise DataError(
+            f"{path}: it has {amount(size)}, and at most {amount(most)} are read of one file; "
+            "take it away or make it smaller"
+        )
+
+
+def open_file(path: Path, most: int = ARRAYS_BYTES) -> BinaryIO:
+    """Return a regular file of at most `most` bytes, open for reading.
+
+    Raises
+    ------
+    DataError
+        If it is of another kind or too large.
+    OSError
+        If it cannot be opened.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for who writes into it.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)), "rb")
+    try:
+        facts = os.fstat(file.fileno())
+        check_kind(path, facts.st_mode)
+        check_size(path, facts.st_size, most)
+    except DataError:
+        file.close()
+        raise
+    return file
+
+
+def read_at_most(file: Readable, path: Path | str, most: int) -> bytes:
+    """Return all that a stream still has.
+
+    Parameters
+    ----------
+    file : Readable
+        May be compressed: what comes out of it counts.
+    path : Path or str
+        For the message.
+    most : int
+        Bytes.
+
+    Raises
+    ------
+    DataError
+        If it has more than `most` bytes.
+    """
+    content = bytearray()
+    while part := file.read(min(2**20, most + 1 - len(content))):
+        content += part
+        if len(content) > most:
+            raise DataError(
+                f"{path}: more than {amount(most)} come out of it, which is what is read of one "
+                "file at most; take it away or make it smaller"
+            )
+    return bytes(content)
+
+
+def read(path: Path, most: int = WEIGHTS_BYTES) -> bytes:
+    """Return the content of a regular file of at most `most` bytes; raises as `open_file` does."""
+    with open_file(path, most) as file:
+        return file.read()
+
+
+def check_cells(path: Path, rows: int, columns: int) -> None:
+    """Refuse a table that is too large to be read: a small file can hold endless rows.
+
+    Parameters
+    ----------
+    path : Path
+        For the message.
+    rows, columns : int
+        As the file declares them.
+
+    Raises
+    ------
+    DataError
+        Naming the file, its rows and columns, and the bound.
+    """
+    if rows * columns > CELLS:
+        raise DataError(
+            f"{path}: it holds {rows:,} rows of {columns:,} columns, and at most {CELLS:,} cells are "
+            "read; make it smaller"
+        )
+
+
+def check_name(name: str, where: str | Path) -> str:
+    """Return the name of a file below a folder or an address.
+
+    Parameters
+    ----------
+    name : str
+        Its parts, with slashes between them.
+    where : str or Path
+        The folder or address that names it, for the message.
+
+    Raises
+    ------
+    DataError
+        If a part is empty or ``..``, or if the name is absolute or holds a backslash, a drive or
+        a control character.
+    """
+    parts = name.split("/")
+    if (
+        any(part in ("", ".", "..") for part in parts)
+        or re.match("[A-Za-z]:", name)
+        or re.search("[\\\\\x00-\x1f\x7f-\x9f\ud800-\udfff]", name)
+    ):
+        raise DataError(
+            f"{where}: it holds {name!r}, a name that could lead out of its folder; nothing of it is "
+            "used until that is taken away"
+        )
+    return name
+
+
+def check_links(folder: Path) -> None:
+    """Refuse a folder with links out of it: what is written into it would land elsewhere.
+
+    Parameters
+    ----------
+    folder : Path
+        Of a run or sweep; it may be a link itself.
+
+    Raises
+    ------
+    DataError
+        Naming the link.
+    """
+    whole, left = folder.resolve(), [str(folder)]
+    while left:
+        with os.scandir(left.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(whole):
+                    raise DataError(
+                        f"{entry.path}: it is a link out of the folder of the run; put the file or "
+                        "folder itself there"
+                    )
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(entry.path)
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Return the names that are numbers, as runs and sessions have them, sorted by number."""
+    return sorted((name for name in names if re.fullmatch("[0-9]{1,18}", name)), key=int)
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Return the content of a JSON text.
+
+    Raises
+    ------
+    ValueError
+        If it is not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("too many parts within each other") from None
+
+
+def read_json(
+    path: Path, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
+) -> dict[str, Any]:
+    """Read and validate a JSON file that flray wrote.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    needed, known : mapping of str to type or tuple of types
+        Required and optional keys, with the types of their values.
+
+    Raises
+    ------
+    FlrayError
+        If it is missing, damaged or of another form.
+    """
+    try:
+        content = parse_json(read(path, FILE_BYTES))
+    except (OSError, ValueError) as error:
+        raise FlrayError(
+            f"{path}: cannot be read ({brief(error)}); restore it, or start anew"
+        ) from None
+    if problem := shape_problem(content, needed, known):
+        raise FlrayError(
+            f"{path}: {problem}, which is not what was written; restore it, or start anew"
+        )
+    return dict(content)
+
+
+def shape_problem(
+    content: Any, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
+) -> str:
+    """Return the problem with a mapping that flray wrote; empty if there is none.
+
+    Parameters
+    ----------
+    content : any
+        The content read.
+    needed, known : mapping of str to type or tuple of types
+        As for `read_json`; a key may be a dotted path.
+    """
+    if not isinstance(content, dict):
+        return f"found {type(content).__name__} instead of a mapping"
+    for path, kind in {**needed, **(known or {})}.items():
+        *parents, key = path.split(".")
+        part = content
+        for parent in parents:
+            part = part.get(parent, {})
+            if not isinstance(part, dict):
+                return f"found {type(part).__name__} for {parent!r}"
+        if key not in part:
+            if path in needed:
+                return f"found nothing for {path!r}"
+        elif not isinstance(part[key], kind) or (isinstance(part[key], bool) and kind is int):
+            return f"found {type(part[key]).__name__} for {path!r}"
+    return ""
+
+
+def foreign(folder: Path) -> bool:
+    """Return whether others may have written a run's folder: it was fetched from object storage, or they own it.
+
+    Parameters
+    ----------
+    folder : Path
+        Of a run or sweep, or of a sweep's trial. Root, as containers have it, may use anybody's.
+    """
+    whole = folder.resolve()
+    if any((place / FETCHED_MARK).exists() for place in (whole, whole.parent, whole.parent.parent)):
+        return True
+    return os.geteuid() not in (0, whole.stat().st_uid)
+
+
+def own_tracking(folder: Path, uri: str | None) -> str | None:
+    """Return the tracking address that a run's settings name, having refused a stranger's.
+
+    The user's own is that of the environment, or the default. Nothing else learns of the run or is
+    given the user's name and password.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's or sweep's folder.
+    uri : str or None
+        From its settings.
+
+    Raises
+    ------
+    FlrayError
+        If the folder is `foreign` and the address is not the user's own.
+    """
+    own = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    if uri is None or not foreign(folder) or redact(resolve_uri(uri)) == redact(resolve_uri(own)):
+        return uri
+    raise _not_own(
+        folder, "tracking.uri", uri, "set MLFLOW_TRACKING_URI to your own server's address"
+    )
+
+
+def check_settings(folder: Path, experiment: Mapping[str, Any], address: str | None) -> None:
+    """Refuse settings of a `foreign` run that would write or send where the user did not say.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's or sweep's folder.
+    experiment : mapping
+        Its settings, as plain values.
+    address : str, optional
+        The output folder in object storage that it was fetched from.
+
+    Raises
+    ------
+    FlrayError
+        Naming the setting.
+    """
+    if not foreign(folder):
+        return
+    own_tracking(folder, experiment["tracking"]["uri"])
+    if "://" in experiment["output"] and experiment["output"] != address:
+        raise _not_own(folder, "output", experiment["output"], "name where the run came from")
+    for number, callback in enumerate(experiment["callbacks"]):
+        for option, harmless in (("folder", None), ("mode", "offline")):
+            if callback.get(option, harmless) != harmless:
+                raise _not_own(
+                    folder, f"callbacks.{number}.{option}", callback[option], f"write {harmless}"
+                )
+
+
+def _not_own(folder: Path, setting: str, value: str, remedy: str) -> FlrayError:
+    return FlrayError(
+        f"{folder / 'config.yaml'}: experiment.{setting} names {redact(value)!r}, and others may have "
+        f"written it; {remedy}, or, if you trust it, make the folder your own "
+        f"(rm {folder / FETCHED_MARK}, or copy one of another user)"
+    )

@@ -1,0 +1,246 @@
+"""Objects that somebody else put into a folder, a bucket or a table, to be met by every command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+CLIENT = 'A""";open("PWNED","w").write("x");"""y'
+"""A name that becomes code where it is written into a docstring."""
+ESCAPES = "\x1b]0;PWNED\x07\x1b[2J\x9b31m\u202e"
+"""Title of the window, cleared screen, red, and text from right to left."""
+RUN = Path("runs/m/001")
+Plant = Callable[[Path], None]
+"""Changes a run's folder; everything is below the current folder, and ``../outside`` is somebody's home."""
+
+
+def outside() -> Path:
+    """Return the folder in which nothing may be written."""
+    return Path("../outside").resolve()
+
+
+def edit(file: str, *keys: str, value: Any) -> Plant:
+    """Return what sets a value in a JSON or YAML file of the run."""
+
+    def plant(run: Path) -> None:
+        path = run / file
+        whole = part = yaml.safe_load(path.read_text())
+        for key in keys[:-1]:
+            part = part[key]
+        part[keys[-1]] = value() if callable(value) else value
+        path.write_text(json.dumps(whole) if path.suffix == ".json" else yaml.safe_dump(whole))
+
+    return plant
+
+
+def write(file: str, data: bytes) -> Plant:
+    """Return what replaces a file of the run."""
+    return lambda run: void((run / file).write_bytes(data))
+
+
+def void(_: object) -> None:
+    """Forget what a call returned."""
+
+
+def pipe(file: str) -> Plant:
+    """Return what puts a pipe in a file's place."""
+
+    def plant(run: Path) -> None:
+        (path,) = run.glob(file)
+        path.unlink()
+        os.mkfifo(path)
+
+    return plant
+
+
+def link(file: str, target: Callable[[], str | Path]) -> Plant:
+    """Return what puts a link in a file's or folder's place."""
+
+    def plant(run: Path) -> None:
+        path = run / file
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        path.symlink_to(target())
+
+    return plant
+
+
+def lines(change: Callable[[bytes], bytes]) -> Plant:
+    """Return what changes the journal's text."""
+
+    def plant(run: Path) -> None:
+        path = run / "journal.jsonl"
+        path.write_bytes(change(path.read_bytes()))
+
+    return plant
+
+
+def event(**values: Any) -> Plant:
+    """Return what adds an event to the journal."""
+    return lines(lambda data: data + json.dumps(values).encode() + b"\n")
+
+
+def plugin(where: str) -> Plant:
+    """Return what names a plug-in in the settings."""
+
+    def plant(run: Path) -> None:
+        path = (run / where).resolve()
+        path.write_text(f"open({str(outside().parent / 'PWNED')!r}, 'w').close()\n")
+        edit("config.yaml", "experiment", "plugins", value=[str(path)])(run)
+
+    return plant
+
+
+def folder(run: Path) -> None:
+    """Put a folder in the journal's place."""
+    (run / "journal.jsonl").unlink()
+    (run / "journal.jsonl").mkdir()
+
+
+def manifest(change: Callable[[dict[str, Any]], Any]) -> Plant:
+    """Return what changes the list of files of the newest checkpoint."""
+
+    def plant(run: Path) -> None:
+        path = max((run / "checkpoint").glob("round-*.json"))
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+    return plant
+
+
+def elsewhere(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a list of files that names one outside the folder."""
+    (name,) = (name for name in content["files"] if name.startswith("server-"))
+    return content | {"files": {"../../../../../outside/server-1": content["files"][name]}}
+
+
+def repository(run: Path) -> None:
+    """Make the current folder a repository whose settings name programs."""
+    evil = outside().parent / "evil.sh"
+    evil.write_text(f"#!/bin/sh\ntouch {outside().parent}/PWNED\ncat\n")
+    evil.chmod(0o755)
+    Path("tracked.txt").write_text("before")
+    Path(".gitattributes").write_text("* filter=evil\n")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "tracked.txt"], [*who, "commit", "-qm", "x"]):
+        subprocess.run(["git", *command], check=True, timeout=60)
+    for name in ("core.fsmonitor", "filter.evil.clean", "filter.evil.process", "core.pager"):
+        subprocess.run(["git", "config", name, str(evil)], check=True, timeout=60)
+    shutil.copy(evil, ".git/hooks/post-index-change")
+    Path("tracked.txt").write_text("after")
+
+
+FOLDERS: dict[str, Plant] = {
+    "journal: a pipe": pipe("journal.jsonl"),
+    "journal: a device": link("journal.jsonl", lambda: "/dev/zero"),
+    "journal: a link to nothing": link("journal.jsonl", lambda: outside() / "made"),
+    "journal: a link to a file": link("journal.jsonl", lambda: outside() / "empty"),
+    "journal: a folder": folder,
+    "journal: UTF-16": lines(lambda data: data.decode().encode("utf-16")),
+    "journal: other ends of lines": lines(lambda data: data.replace(b"\n", b"\r")),
+    "journal: lists": lines(lambda data: data + b"[1]\n[2]\n"),
+    "journal: its lock is a link": link(".journal.jsonl.lock", lambda: outside() / "letter"),
+    "journal: names a file elsewhere": event(
+        type="artifact", path="../../../../outside/letter", to=""
+    ),
+    "journal: escapes": event(type="tags", tags={"best": ESCAPES, "best.score": ESCAPES}),
+    "run.json: a device": link("run.json", lambda: "/dev/zero"),
+    "run.json: of another program": write("run.json", b'{"name": "web", "scripts": {}}'),
+    "run.json: no text": write("run.json", b"\xff\xfe\0"),
+    "run.json: deep": write("run.json", b"[" * 200_000),
+    "run.json: uid": edit("run.json", "uid", value="a b"),
+    "run.json: uid that is a path": edit("run.json", "uid", value="../../../../outside/u"),
+    "run.json: GPUs": edit("run.json", "gpus", value=[5]),
+    "run.json: escapes": edit("run.json", "status", value=ESCAPES),
+    "config.yaml: a list": write("config.yaml", b"experiment: [1]\n"),
+    "config.yaml: Latin-1": write("config.yaml", "a: Tromsø".encode("latin-1")),
+    "config.yaml: a huge number": edit("config.yaml", "experiment", "rounds", value=10**400),
+    "config.yaml: escapes": edit("config.yaml", "experiment", "data", "name", value=ESCAPES),
+    "config.yaml: an object": write(
+        "config.yaml", b"a: !!python/object/apply:os.system [touch ../PWNED]"
+    ),
+    "config.yaml: a plug-in beside it": plugin("own.py"),
+    "partition.json: damaged": write("partition.json", b'{"clients": [5]}'),
+    "partition.json: a pipe": pipe("partition.json"),
+    "checkpoint: a list": manifest(lambda content: []),
+    "checkpoint: files elsewhere": manifest(elsewhere),
+    "checkpoint: a pipe": pipe("checkpoint/server-*"),
+    "checkpoint: a link": link("checkpoint", outside),
+    "figures: a link": link("figures", outside),
+    "report: a link": link("report", outside),
+    "git": repository,
+}
+"""Into the folder of a run."""
+
+BUCKETS: dict[str, Plant | str] = {
+    "a key upwards": "../../../../../../outside/rc",
+    "a key of an absolute path": f"/{Path('/tmp').resolve()}/flray-planted",
+    "a key with backslashes": "..\\..\\outside\\rc",
+    "a key with a drive": "C:/rc",
+    "a key with a control character": "a\x9bb",
+    "tracking: a server": edit(
+        "config.yaml", "experiment", "tracking", "uri", value=lambda: os.environ["LISTENER"]
+    ),
+    "tracking: a file": edit(
+        "config.yaml", "experiment", "tracking", "uri", value=lambda: f"sqlite:///{outside()}/x.db"
+    ),
+    "a plug-in": plugin("../../../../outside-own.py"),
+    "another bucket": edit("config.yaml", "experiment", "output", value="s3://flray-test/stolen"),
+    "a callback's folder": edit(
+        "config.yaml",
+        "experiment",
+        "callbacks",
+        value=lambda: [{"name": "tensorboard", "folder": str(outside())}],
+    ),
+    "a callback's account": edit(
+        "config.yaml",
+        "experiment",
+        "callbacks",
+        value=[{"name": "weights-and-biases", "mode": "online"}],
+    ),
+}
+"""Into a bucket with a run: another key, or other files."""
+
+
+def bomb(path: Path) -> None:
+    """Write a parquet file of a few bytes with a billion rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = pa.table({"a": np.zeros(10**8, np.int8), "y": np.zeros(10**8, np.int8)})
+    with pq.ParquetWriter(path, rows.schema, use_dictionary=True) as writer:
+        for _ in range(3):
+            writer.write_table(rows, row_group_size=10**8)
+
+
+def table(path: Path, **columns: Any) -> None:
+    """Write a CSV file of sixteen rows."""
+    values = {"a": range(16), "y": ["n", "p"] * 8, "h": ["u"] * 8 + ["v"] * 8}
+    pd.DataFrame(values | columns).to_csv(path, index=False)
+
+
+TABLES: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "a pipe": ("x.csv", os.mkfifo),
+    "a device": ("x.csv", lambda path: path.symlink_to("/dev/zero")),
+    "a billion rows": ("x.parquet", bomb),
+    "Latin-1": ("x.csv", lambda path: void(path.write_bytes("a,y\n1,å\n".encode("latin-1")))),
+    "code": ("x.csv", lambda path: table(path, h=[CLIENT] * 8 + ["v"] * 8)),
+    "escapes": ("x.csv", lambda path: table(path, h=[ESCAPES] * 8 + ["v"] * 8)),
+    "a huge number": ("x.csv", lambda path: table(path, a=["9" * 400] * 16)),
+}
+"""Files that ``data.path`` names."""
+WEIGHTS: dict[str, Callable[[Path], None]] = {
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+}
+"""Files that ``start`` and ``model.weights`` name."""

@@ -1,0 +1,271 @@
+"""Planted objects and every command over each: nothing is written elsewhere, executed or sent; nothing hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import socket
+import threading
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flray.cli.main import invoke
+from flray.errors import NO_TEXT
+from flray.runs import directory
+from tests.border import planted
+from tests.hostile.asking import LIMIT, limited, listing
+from tests.hostile.values import GOOD
+
+RUN = planted.RUN
+OFTEN = (
+    "git",
+    "journal: UTF-16",
+    "run.json: escapes",
+    "checkpoint: a link",
+    "a key upwards",
+    "tracking: a server",
+    "code",
+)
+"""Objects that are met in every run of the tests; the others are slow together: scripts/hostile, scripts/test --all."""
+OVER_ALL = (["ls"], ["ls", "--json"], ["list", "datasets"], ["data", "list"], ["doctor", "--json"])
+"""Commands that name no run."""
+
+
+def some(names: Iterable[str]) -> list[Any]:
+    """Return the names as parameters of a test, of which those that are not met often are slow."""
+    return [pytest.param(one, marks=() if one in OFTEN else pytest.mark.slow) for one in names]
+
+
+def over_run(run: str, *more: str) -> list[list[str]]:
+    """Return the commands that name a run; the last removes it."""
+    return [
+        ["compare", run, "ok/001", *more],
+        ["report", run, "--keep", "kept.csv", *more],
+        ["export", run, "--all", *more],
+        ["sync", run, *more],
+        ["resume", run, *more],
+        ["rm", run, "--yes", *more],
+    ]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of one of two rounds, somebody's home, and settings that name all places."""
+    base = tmp_path_factory.mktemp("world")
+    (base / "here").mkdir()
+    (base / "outside").mkdir()
+    (base / "outside" / "letter").write_text("dear")
+    (base / "outside" / "empty").write_text("")
+    content = GOOD["experiment"] | {
+        "name": "m",
+        "data": {"name": "digits-sklearn", "samples": 96},
+        "checkpoint": {"min_seconds": 0},
+        "tracking": {"uri": "sqlite:///mlflow.db"},
+    }
+    before = Path.cwd()
+    os.chdir(base / "here")
+    try:
+        Path("x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert invoke(["run", "x.yaml"]) == 0
+        shutil.copytree(RUN, "runs/ok/001")
+        directory.update(RUN, status="interrupted")
+        planted.edit("config.yaml", "experiment", "rounds", value=2)(RUN)
+        settings = directory.read(RUN)["settings"] | {"rounds": "2"}
+        directory.update(RUN, settings=settings)
+    finally:
+        os.chdir(before)
+    return base
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """A server of a stranger on this machine, and what it was sent."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("LISTENER", f"http://127.0.0.1:{server.getsockname()[1]}")
+
+        def listen() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as asked:
+                        heard.append(asked.recv(10_000))
+
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        yield heard
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(timeout=60)
+
+
+@pytest.fixture
+def place(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the world, whose run folder is the current one's."""
+    shutil.copytree(world, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "SECRET")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("FLRAY_WORK", str(tmp_path / "here" / "work"))
+    monkeypatch.setenv("HOME", str(tmp_path / "outside"))
+    directory.source.cache_clear()
+    return tmp_path
+
+
+def wrong(commands: Sequence[list[str]]) -> list[str]:
+    """Return what is wrong with how command lines end in the current folder of `place`."""
+    found, before = [], away()
+    for command in commands:
+        out, err = io.StringIO(), io.StringIO()
+        code: int | str
+        try:
+            with limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = invoke(command)
+        except TimeoutError:
+            code = f"no answer within {LIMIT} s"
+        except BaseException:
+            code = "a traceback: " + " | ".join(traceback.format_exc().strip().splitlines()[-3:])
+        shown = [line for text in (out, err) for line in text.getvalue().splitlines()]
+        said = err.getvalue().removesuffix("\n").split("\n")
+        if isinstance(code, str) or code not in (0, 1, 2) or (code and len(said) != 1):
+            found.append(f"{command}: {code}, {said}")
+        found += [f"{command}: shows {line!r}" for line in shown if NO_TEXT.search(line)]
+    left = away()
+    found += [f"written: {name}" for name, content in left.items() if before.get(name) != content]
+    found += [f"removed: {name}" for name in before.keys() - left.keys()]
+    return found
+
+
+def away() -> dict[str, bytes]:
+    """Return the files outside the current folder, and what was executed in it."""
+    files = [path for path in Path("..").rglob("*") if path.is_file() and not path.is_symlink()]
+    return {
+        str(path): path.read_bytes()
+        for path in files
+        if path.parts[1] != "here" or path.name == "PWNED"
+    }
+
+
+@pytest.mark.parametrize("name", some(planted.FOLDERS))
+def test_in_the_folder_of_a_run(name: str, place: Path, listener: list[bytes]) -> None:
+    planted.FOLDERS[name](RUN)
+    assert wrong([*OVER_ALL[:2], *over_run("m/001"), ["run", "x.yaml", "name=again"]]) == []
+    assert not listener
+
+
+@pytest.mark.parametrize("name", some(planted.BUCKETS))
+def test_in_a_bucket(name: str, bucket: None, place: Path, listener: list[bytes]) -> None:
+    import boto3
+
+    plant, prefix = planted.BUCKETS[name], f"{name.replace(' ', '-').replace(':', '')}"
+    output = f"s3://flray-test/{prefix}"
+    planted.edit("config.yaml", "experiment", "output", value=output)(RUN)
+    if callable(plant):
+        plant(RUN)
+    store = boto3.client("s3")
+    for run in ("m/001", "ok/001"):
+        for path in Path("runs", run).rglob("*"):
+            if path.is_file():
+                key = f"{prefix}/{run}/{path.relative_to(Path('runs', run)).as_posix()}"
+                store.put_object(Bucket="flray-test", Key=key, Body=path.read_bytes())
+    if isinstance(plant, str):
+        store.put_object(Bucket="flray-test", Key=f"{prefix}/m/001/{plant}", Body=b"planted")
+    shutil.rmtree(RUN)
+    assert wrong(over_run("m", "--output", output)[:-1]) == []
+    assert not listener
+    refused = not isinstance(plant, str)
+    assert invoke(["resume", "m", "--output", output]) == 2
+    copies = list(Path("work").glob("*/m/001/run.json"))
+    assert len(copies) == refused
+
+
+@pytest.mark.parametrize("name", some(planted.TABLES))
+def test_in_a_table(name: str, place: Path) -> None:
+    file, make = planted.TABLES[name]
+    make(Path(file))
+    data = {"name": "table", "path": file, "label": "y"}
+    if file == "x.csv":
+        data["by"] = "h"
+    content = {**GOOD["experiment"], "data": data, "model": "mlp", "name": "t"}
+    Path("t.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    before = listing()
+    assert (
+        wrong([["run", "t.yaml"], ["tune", "t.yaml", "--plan"], ["data", "show", "t.yaml"]]) == []
+    )
+    if Path("runs/t/001").exists():
+        assert wrong([["export", "t", "--all"], ["ls"], ["report", "t"]]) == []
+        for code in Path("runs/t/001/export").glob("*.py"):
+            exec(compile(code.read_text(), code.name, "exec"), {})
+            assert planted.CLIENT not in code.read_text()
+        assert not Path("PWNED").exists()
+    else:
+        assert listing() == before
+
+
+@pytest.mark.parametrize("setting", ["start", "model.weights"])
+@pytest.mark.parametrize("name", planted.WEIGHTS)
+def test_in_weights(name: str, setting: str, place: Path) -> None:
+    planted.WEIGHTS[name](Path("w.safetensors"))
+    model = ["model={name: torchvision, network: resnet18, weights: w.safetensors}"]
+    typed = ["start=w.safetensors"] if setting == "start" else model
+    assert wrong([["run", "x.yaml", *typed], ["tune", "x.yaml", "--plan", *typed]]) == []
+    assert invoke(["run", "x.yaml", *typed]) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.yaml: a list",
+        "checkpoint: a list",
+        "checkpoint: files elsewhere",
+        "checkpoint: a pipe",
+    ],
+)
+def test_in_a_run_to_start_from(name: str, place: Path) -> None:
+    planted.FOLDERS[name](RUN)
+    assert wrong([["run", "x.yaml", "start=m/001", "name=s"]]) == []
+    assert not Path("runs/s").exists()
+
+
+def test_commands_that_name_no_run(place: Path) -> None:
+    """Every object that does not take the others' place, in a folder of its own."""
+    for number, plant in enumerate(planted.FOLDERS.values(), 2):
+        shutil.copytree(RUN, run := RUN.with_name(f"{number:03d}"))
+        plant(run)
+    assert wrong(OVER_ALL) == []
+
+
+def test_a_data_cache_in_a_bucket(
+    bucket: None, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import boto3
+
+    monkeypatch.setenv("FLRAY_DATA", "s3://flray-test/data")
+    store = boto3.client("s3")
+    for key in ("manifest.json", "x.npy", "../../../../outside/rc"):
+        store.put_object(Bucket="flray-test", Key=f"data/decoded/cifar10/{key}", Body=b"planted")
+    data = ["run", "x.yaml", "data={name: cifar10}"]
+    assert wrong([data, ["data", "get", "cifar10"], ["data", "list"]]) == []
+
+
+def test_finished_trials_in_a_bucket(bucket: None, place: Path) -> None:
+    import boto3
+
+    store = boto3.client("s3")
+    deep = json.dumps({"status": "finished"}).encode()
+    for key in ("run.json", "x/run.json", "a/1/trials/0/run.json"):
+        store.put_object(Bucket="flray-test", Key=f"tuned/{key}", Body=deep)
+    plan = ["tune", "x.yaml", "--plan", "output=s3://flray-test/tuned"]
+    assert wrong([plan]) == []
+    assert invoke(plan) == 0
+    store.put_object(Bucket="flray-test", Key="tuned/a/../../../outside/rc", Body=b"planted")
+    assert wrong([plan]) == []
+    assert invoke(plan) == 2
