@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from flray.config.shapes import shape_problem
 from flray.errors import DataError
+from flray.files.border import parse_json, read, shape_problem
 
 if TYPE_CHECKING:
     import pandas as pd
 
 JOURNAL = "journal.jsonl"
 Event = dict[str, Any]
+_BEGINNING = b'{"type":"'
+# JSON escapes control characters: none is in a line. A machine's crash leaves blocks of zeros.
+_TORN = re.compile(rb"[^\x00-\x1f]*(\x00[\x00\n]*)?")
 _FORMS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "start": {
         "time": int,
@@ -60,10 +64,7 @@ def decode(line: bytes) -> Event:
     ValueError
         If the line is not an event.
     """
-    try:
-        event: Event = json.loads(line)
-    except RecursionError:
-        raise ValueError("not an event") from None
+    event: Event = parse_json(line.decode("utf-8", "surrogatepass"))
     kind = event.get("type") if isinstance(event, dict) else None
     if (
         not isinstance(kind, str)
@@ -95,10 +96,10 @@ def read_events(path: Path) -> list[Event]:
     Raises
     ------
     DataError
-        If a line in the middle is not an event.
+        If a line is not an event, or the file is not a regular one.
     """
-    file = path / JOURNAL if path.is_dir() else path
-    return parse_events(file.read_bytes(), file)[0] if file.exists() else []
+    file = path / JOURNAL if path.is_dir() and path.name != JOURNAL else path
+    return parse_events(read(file), file)[0] if file.exists() else []
 
 
 def history_of(events: Iterable[Event]) -> pd.DataFrame:
@@ -119,30 +120,23 @@ def parse_events(data: bytes, path: Path) -> tuple[list[Event], int]:
     Raises
     ------
     DataError
-        If a line in the middle is not an event.
+        If a line is not an event. A last line that a kill or a crash tore is none: it begins as an
+        event does and has no end, or zeros in place of one.
     """
     events: list[Event] = []
     end = 0
     while (newline := data.find(b"\n", end)) >= 0:
         try:
             events.append(decode(data[end:newline]))
-        except ValueError as error:
-            # A machine crash may leave a garbage tail (blocks never written). Garbage
-            # followed by a good event is another matter: somebody edited the file, and cutting
-            # there would lose history.
-            if any(_whole(line) for line in data[newline + 1 :].split(b"\n")):
-                line_number = len(events) + 1
-                raise DataError(
-                    f"{path}, line {line_number}: not an event; mend or remove that line"
-                ) from error
+        except ValueError:
             break
         end = newline + 1
+    torn = data[end:]
+    if not _TORN.fullmatch(torn) or not _BEGINNING.startswith(
+        torn[: len(_BEGINNING)].rstrip(b"\0\n")
+    ):
+        raise DataError(
+            f"{path}, line {len(events) + 1}: not an event, and no line that a kill cut off; mend or "
+            "remove that line"
+        )
     return events, end
-
-
-def _whole(line: bytes) -> bool:
-    try:
-        decode(line)
-    except ValueError:
-        return False
-    return True

@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from filelock import BaseFileLock
+
 from flray.errors import FlrayError
+from flray.files.border import read
 from flray.files.locks import BusyError, take_lock
 from flray.metrics.names import clean_name
 from flray.runs.events import Event, encode, history_of, parse_events, read_events
@@ -45,6 +48,22 @@ def milliseconds() -> int:
     return time.time_ns() // 1_000_000
 
 
+def lock_journal(path: Path) -> BaseFileLock | None:
+    """Take the lock of a journal, as `flray.files.locks.take_lock` does.
+
+    Raises
+    ------
+    FlrayError
+        If another process writes the journal.
+    """
+    try:
+        return take_lock(path.with_name(f".{path.name}.lock"), seconds=0)
+    except BusyError:
+        raise FlrayError(
+            f"{path.parent} is being written by a process that still runs; stop it first"
+        ) from None
+
+
 class Journal:
     """The append-only file of a run's events; one process writes it at a time.
 
@@ -62,22 +81,17 @@ class Journal:
     FlrayError
         If another process (or another `Journal` of this one) has it open.
     DataError
-        If a line in the middle is not an event.
+        If a line is not an event, or the file is not a regular one.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock = take_lock(path.with_name(f".{path.name}.lock"), seconds=0)
-        except BusyError:
-            raise FlrayError(
-                f"{path.parent} is being written by a process that still runs; stop it first"
-            ) from None
+        self._lock = lock_journal(path)
         self._file = -1
         try:
+            events, end = parse_events(read(path) if os.path.lexists(path) else b"", path)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            events, end = parse_events(path.read_bytes(), path)
             os.ftruncate(self._file, end)
         except BaseException:
             self.close()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,32 @@ def test_a_tail_of_zeros_is_cut_off_but_a_broken_middle_is_refused(tmp_path: Pat
     with pytest.raises(DataError, match="line 1"):
         Journal(path)
     assert path.read_bytes() == b"{oops\n" + good
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda data: data.decode().encode("utf-16"), 1),
+        (lambda data: data.decode().encode("utf-16-le"), 1),
+        (lambda data: data.replace(b"\n", b"\r"), 1),
+        (lambda data: b"[1]\n[2]\n", 1),
+        (lambda data: data + b"[1]\n", 3),
+        (lambda data: data + b"words", 3),
+        (lambda data: data.replace(b"0.25}", b"0.25"), 2),
+    ],
+)
+def test_what_no_kill_leaves_is_damage_and_stays_as_it_is(
+    change: Callable[[bytes], bytes], line: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        for round_, loss in enumerate((0.5, 0.25)):
+            journal.record_round(round_, {"loss": loss})
+    path.write_bytes(damaged := change(path.read_bytes()))
+    for use in (Journal, read_events):
+        with pytest.raises(DataError, match=f"line {line}: not an event, and no line that a kill"):
+            use(path)
+    assert path.read_bytes() == damaged
 
 
 def test_history_is_sorted_with_round_first_and_gaps_as_nan(tmp_path: Path) -> None:
