@@ -19,12 +19,11 @@ from flray.runs import directory
 from flray.runs.models import TrainedModels
 
 CARD = "model.json"
-_HEAD = '''"""{title}
-
-Made by flray {version} from {folder}, after round {round}. Needs torch and safetensors only:
+# Names of runs, clients and classes come from data: they stand in the card and never in code.
+_HEAD = '''"""A model that was trained with flray {version}, as model.json says. Needs torch and safetensors only:
 
     from {module} import load, prepare
-    outputs = load("{file}")(prepare(x))
+    outputs = load("NAME.safetensors")(prepare(x))
 """
 
 import torch
@@ -102,12 +101,8 @@ def export(
                 (data.mean, data.std) if models.spec.algorithm.normalise else ((0.0,), (1.0,))
             )
             head = _HEAD.format(
-                title=title,
                 version=metadata.version("flray"),
-                folder=_place(folder),
-                round=models.round,
                 module=module,
-                file=f"{stem}.safetensors",
                 mean=list(map(float, mean)),
                 std=list(map(float, std)),
             )
