@@ -150,6 +150,29 @@ def test_it_asks_before_it_removes(
     assert "nothing was removed" in capsys.readouterr().out and runs[0].is_dir()
 
 
+def test_only_runs_are_removed_and_of_a_link_the_link(
+    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = tmp_cwd / "project"
+    project.mkdir()
+    (project / "thesis.tex").write_text("years of work")
+    for content in ('{"name": "web"}', '{"uid": "a", "status": "ready"}'):
+        (project / "run.json").write_text(content)
+        assert invoke(["rm", "project", "--yes"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("flray: project/")
+    assert (project / "thesis.tex").read_text() == "years of work"
+    run = flray.run({"experiment": SMALL}).folder
+    Path("link").symlink_to(run)
+    assert invoke(["rm", "link", "--yes"]) == 0
+    assert not Path("link").is_symlink() and (run / JOURNAL).exists()
+    monkeypatch.chdir(run)
+    capsys.readouterr()
+    assert invoke(["rm", ".", "--yes"]) == 0
+    assert capsys.readouterr().out.startswith(f"removed {tmp_cwd / run}: ")
+    assert [path.name for path in (tmp_cwd / run).parent.iterdir()] == []
+
+
 def test_json_for_scripts(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_cwd / "one.yaml").write_text(json.dumps({"experiment": SMALL}))
     made = shown(["run", "one.yaml"], capsys)

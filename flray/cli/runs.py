@@ -19,7 +19,7 @@ from flray.errors import FlrayError
 from flray.metrics.names import PRIMARY_VIEWS
 from flray.runs import directory
 from flray.runs.events import JOURNAL, read_events
-from flray.runs.journal import Journal
+from flray.runs.journal import lock_journal
 
 _SILENT, _REFRESH = 600.0, 2.0
 """Seconds without a word after which a run says so, and between two looks."""
@@ -144,19 +144,27 @@ def remove(target: str, base: str, confirmed: bool) -> str:
         raise FlrayError(
             f"{base}: only folders of this machine are removed; use the storage's tool"
         )
-    folder = next(
+    named = next(
         (f for f in (Path(target), Path(base) / target) if directory.folder_kind(f) is not None),
         None,
     )
-    if folder is None:
+    if named is None:
         newest = directory.find(target, base)
         raise FlrayError(
             f"{target}: name the one to be removed, for example {newest.parent.name}/{newest.name}"
         )
-    if folder.resolve().parent.name == "trials":
-        raise FlrayError(f"{folder}: a trial belongs to its sweep; remove the sweep")
-    if (folder / JOURNAL).exists():
-        Journal(folder / JOURNAL).close()  # refuses while another process writes it
+    directory.read(named)
+    directory.read_config(named)  # a file run.json alone makes no run
+    folder = named.resolve()
+    if folder.parent.name == "trials":
+        raise FlrayError(f"{named}: a trial belongs to its sweep; remove the sweep")
+    if named.is_symlink():
+        if not confirmed and not typer.confirm(f"{named}: a link to {folder}; remove the link?"):
+            return ""
+        named.unlink()
+        return f"removed the link {named}; {folder} is where it was"
+    if (lock := lock_journal(folder / JOURNAL)) is not None:
+        lock.release()
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 2**20
     what = f"{folder}: {len(files)} files, {size:,.1f} MiB"
