@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,10 +20,11 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from flray.errors import one_line
+from flray.errors import NO_TEXT, one_line
 from flray.metrics.direction import lower_is_better
 from flray.metrics.names import VIEWS
 
@@ -36,8 +37,28 @@ if TYPE_CHECKING:
     from flray.runs.runner import Result
     from flray.runs.sweeps import PlannedTrial
 
+
+class _Console(Console):
+    """A console that shows no control characters of names and messages, whatever holds them."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text to be printed or measured, escaped."""
+        return super().render_str(_escape(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yield the segments to be printed, with their texts escaped."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else _escape(text), style, control)
+
+
+def _escape(text: str) -> str:
+    return "\n".join(map(one_line, text.split("\n"))) if NO_TEXT.search(text) else text
+
+
 # Names and messages are data: their [tags] are not markup, nor their :names: emoji.
-console = Console(
+console = _Console(
     highlight=False,
     markup=False,
     emoji=False,
@@ -52,8 +73,9 @@ def to_stderr(wanted: bool) -> None:
 
 
 def print_json(found: object) -> None:
-    """Print JSON on the output."""
-    print(json.dumps(found, ensure_ascii=False, indent=1))
+    """Print JSON on the output, with control characters in JSON's own form."""
+    for line in json.dumps(found, ensure_ascii=False, indent=1).split("\n"):
+        print(NO_TEXT.sub(lambda control: f"\\u{ord(control[0]):04x}", line))
 
 
 def result_values(result: Result) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flray.cli.arguments import AsJson, OutputFolder, RunName, complete
-from flray.errors import FlrayError
+from flray.errors import FlrayError, one_line
 
 if TYPE_CHECKING:
     from flray.results.costs import Cost
@@ -86,9 +86,9 @@ def report_command(
         return
     display.console.print(reporting.terminal(table, costs))
     if notice:
-        typer.echo(notice)
+        typer.echo(one_line(notice))
     for path in files:
-        typer.echo(str(path))
+        typer.echo(one_line(str(path)))
 
 
 @commands.command("export", epilog="Example: flray export demo --client mnist")
@@ -119,7 +119,7 @@ def export_command(
             f"{folder.parent.name}/{folder.name}/trials/0000"
         )
     for path in export.export(folder, to, client=client, every=every, plugins=tuple(plugin or ())):
-        typer.echo(str(path))
+        typer.echo(one_line(str(path)))
 
 
 @commands.command("ls", epilog="Example: flray ls")
@@ -156,7 +156,7 @@ def rm_command(
     """Remove the folder of a run or sweep; it asks first."""
     from flray.cli.runs import remove
 
-    typer.echo(remove(target, output, yes) or "nothing was removed")
+    typer.echo(one_line(remove(target, output, yes) or "nothing was removed"))
 
 
 @commands.command("sync", epilog="Example: flray sync demo --uri http://127.0.0.1:5000")
@@ -177,4 +177,4 @@ def sync_command(
         raise FlrayError(
             f"{folder}: tracking.uri is null in its settings; name a server with --uri"
         )
-    typer.echo(str(sync(folder, uri)))
+    typer.echo(one_line(str(sync(folder, uri))))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from flray.cli import catalogue, finished, training
-from flray.errors import FlrayError, MethodError, RunFailedError, disk_is_full, one_line
+from flray.errors import FlrayError, MethodError, RunFailedError, brief, disk_is_full, one_line
 from flray.interrupts import InterruptedRunError, signals_as_interrupt
 from flray.startup import freeze_gc
 
@@ -121,7 +121,7 @@ def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) 
         typer.echo(str(error), err=True)
         return 130
     except MethodError as error:
-        typer.echo(str(error), err=True)
+        typer.echo("\n".join(map(one_line, str(error).split("\n"))), err=True)
         return 1
     except FlrayError as error:
         if alone and type(error).__name__ == "StartAgainError":
@@ -132,16 +132,15 @@ def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) 
             start_again()
         typer.echo(f"flray: {error}", err=True)
         return 1 if isinstance(error, RunFailedError) else 2
-    except OSError as error:
-        if not disk_is_full(error):
-            raise
-        where = f" ({error.filename})" if error.filename else ""
-        typer.echo(
-            one_line(
-                f"flray: no space left on the disk{where}; make room, then go on with flray resume"
-            ),
-            err=True,
-        )
+    except (OSError, MemoryError) as error:
+        if isinstance(error, OSError) and disk_is_full(error):
+            where = f" ({error.filename})" if error.filename else ""
+            why = f"no space left on the disk{where}; make room, then go on with flray resume"
+        else:
+            why = (
+                f"{'out of memory' if isinstance(error, MemoryError) else 'a file'}: {brief(error)}"
+            )
+        typer.echo(one_line(f"flray: {why}"), err=True)
         return 1
 
 
