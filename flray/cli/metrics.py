@@ -56,10 +56,9 @@ def show_metrics(file: str | None, as_json: bool = False) -> None:
 
     config = choose_on_validation(load(Path(file)))
     spec = build_spec(config.experiment)
-    own, measure = spec.algorithm.views, spec.task.metric
-    found = {AUTO: score_metric(AUTO, own, measure)}
+    found = {AUTO: spec.primary_metric}
     if len(spec.data.validation):
-        found[VALIDATION] = score_metric(VALIDATION, own, measure)
+        found[VALIDATION] = score_metric(VALIDATION, spec.primary_metric)
     for name in available_metrics(spec):
         view, measure = name.rsplit("/", 1)
         found[name] = f"{_measure(measure)}: {VIEWS_IN_WORDS[view]}"

@@ -115,7 +115,7 @@ def _status(folder: Path, status: str) -> str:
 
 def _last_value(method: str, rounds: Mapping[int, Mapping[str, float]]) -> str:
     """Return the method's main value in the last round that measured it."""
-    views = ["personal/local", "global/common"]
+    views = ["personal/local", "global/common", "global/local"]
     if method in registry.algorithms.names():
         views.insert(0, PRIMARY_VIEWS[registry.algorithms.outline(method).views[0]])
     for view in views:

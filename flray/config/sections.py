@@ -63,6 +63,7 @@ class Shift(Section):
     noise: float = Field(
         0.0,
         ge=0,
+        le=1e6,
         description=(
             "standard deviation of Gaussian noise on the last client's samples, in units of "
             "normalised inputs; it grows "
@@ -77,7 +78,8 @@ class Aggregation(Section):
 
     buffers: Literal["average", "local"] = Field(
         "average",
-        description="floating buffers (BatchNorm statistics): averaged, or personal to each client",
+        description="floating buffers (BatchNorm statistics): averaged, or personal to each client, with "
+        "which it then tests the global model too (global/local; no global/common)",
     )
     weights: Literal["method", "samples", "uniform"] = Field(
         "method",

@@ -100,7 +100,7 @@ def _ask(
     """Return the metrics of clients' models on their training samples, and the bytes that were sent to each."""
     spec, server = federation.spec, federation.server
     stage, token = Stage("evaluate"), uuid.uuid4().hex
-    if spec.algorithm.views[0] == "global":
+    if spec.algorithm.views[0] == "global" and spec.has_common:
         packed = {key: trees.pack({"weights": weights}) for key, weights in server.models.items()}
         commons = {key: federation.executor.put(one) for key, one in packed.items()}
         sizes = {key: one.nbytes for key, one in packed.items()}

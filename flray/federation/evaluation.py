@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,12 @@ from flray.federation.round_metrics import MAX_CLIENT_METRICS
 from flray.federation.spec import EVAL_CHUNK, FederationSpec, evaluation_chunks
 from flray.federation.state import FederationState
 from flray.metrics.direction import lower_is_better
-from flray.metrics.names import primary_metric_name
 from flray.tasks.base import Task
 
+NO_COMMON = (
+    "; clients keep running statistics (BatchNorm) of their own here, so the global model is tested with "
+    "theirs alone (aggregation.buffers: average gives it some)"
+)
 Predictions = Mapping[str, NDArray[Any]]
 
 
@@ -51,7 +54,8 @@ def evaluate(federation: FederationState) -> dict[str, float]:
     metrics: dict[str, float] = {}
     views = federation.spec.algorithm.views
     if "global" in views:
-        metrics.update(_global(federation))
+        one = federation.spec.has_common
+        metrics.update(_global(federation) if one else _with_own_statistics(federation))
     if "personal" in views:
         metrics.update(_personal(federation))
     return metrics
@@ -60,6 +64,7 @@ def evaluate(federation: FederationState) -> dict[str, float]:
 def available_metrics(spec: FederationSpec) -> list[str]:
     """Return the names of the metrics that an evaluation of this federation gives, as means over clients.
 
+    Where clients keep running statistics of their own, there is no ``global/common``.
     Each also has ``/std``, ``/worst`` and ``/worst10``, and ``/client/NAME`` for up to 100 clients
     (``global/common`` and ``personal/pooled`` are single values);
     a method's further models, such as Fed-CO2's ``online/local``, are added.
@@ -67,7 +72,7 @@ def available_metrics(spec: FederationSpec) -> list[str]:
     held = any(len(client.val) for client in spec.data.clients)
     wanted = spec.config.evaluation
     scopes = {
-        "global": ["common", "local"],
+        "global": ["common", "local"] if spec.has_common else ["local"],
         "personal": [
             "local",
             *(["others"] if wanted.others else []),
@@ -80,7 +85,7 @@ def available_metrics(spec: FederationSpec) -> list[str]:
         for scope in (*scopes[view], *(["validation"] if held else []))
     ]
     if spec.data.unseen:
-        views += ["global/unseen"] if "global" in spec.algorithm.views else []
+        views += ["global/unseen"] if spec.has_common else []
         views += ["adapted/unseen"] if wanted.adapt_steps else []
     return [f"{view}/{measure}" for view in views for measure in spec.task.measures]
 
@@ -108,18 +113,19 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
         return
     near = nearest(name, known) or nearest(f"{spec.algorithm.views[0]}/{name}", known)
     held = (
-        ""
+        NO_COMMON
+        if parts[0] == "global" and "global" in spec.algorithm.views and not spec.has_common
+        else ""
         if any("/validation/" in one for one in known)
         else "; validation values need samples kept for it (evaluation.validation)"
         if "validation" in name
         else ""
     )
-    own = primary_metric_name(spec.algorithm.views, spec.task.metric)
     raise ConfigError(
         where,
         repr(name),
         f"{spec.config.algorithm.name} measures no such thing{near}; there are "
-        f"{', '.join(known)}, and auto takes {own}{held}; flray list metrics says what each is",
+        f"{', '.join(known)}, and auto takes {spec.primary_metric}{held}; flray list metrics says what each is",
     )
 
 
@@ -182,8 +188,41 @@ def _global(federation: FederationState) -> dict[str, float]:
     return metrics
 
 
-def personal_tasks(federation: FederationState) -> list[TaskInput]:
-    """Return the tasks that evaluate the clients' own models, in client order."""
+def _with_own_statistics(federation: FederationState) -> dict[str, float]:
+    """Measure the global model at each client, with the client's own running statistics.
+
+    A client that has not trained yet has none and is left out.
+    """
+    spec, server = federation.spec, federation.server
+    jobs = [job for job in personal_tasks(federation, "global") if job.state is not None]
+    answers = zip(jobs, predict(federation, jobs), strict=True)
+    found = {job.client_task.client: one for job, one in answers if one is not None}
+    metrics: dict[str, float] = {}
+    for key in sorted(server.models):
+        mine = [i for i in found if server.clients[i].architecture == key]
+        suffix = f"/model/{key}" if len(server.models) > 1 else ""
+        for part, scope in (("test", "local"), ("validation", "validation")):
+            values = {i: spec.task.summarise(found[i][part]) for i in mine if part in found[i]}
+            metrics.update(over_clients(federation, f"global/{scope}", values, suffix))
+    _warn_of_initial_statistics(federation, "left out of global/local")
+    return metrics
+
+
+def _warn_of_initial_statistics(federation: FederationState, how: str) -> None:
+    """Say once that clients which have not trained have no running statistics of their own."""
+    untrained = sum(state is None for state in federation.states)
+    if untrained and federation.spec.keeps_statistics:
+        federation.server.warn(
+            "statistics",
+            f"{untrained} of {len(federation.states)} clients have not trained yet and have no running "
+            f"statistics (BatchNorm) but the initial ones: they are {how}",
+        )
+
+
+def personal_tasks(
+    federation: FederationState, kind: Literal["personal", "global"] = "personal"
+) -> list[TaskInput]:
+    """Return the tasks that evaluate a model at each client, in client order: its own, or the global one."""
     spec, server = federation.spec, federation.server
     stage = Stage("evaluate")
     token = uuid.uuid4().hex
@@ -195,7 +234,7 @@ def personal_tasks(federation: FederationState) -> list[TaskInput]:
             len(spec.data.test) if spec.config.evaluation.others else len(spec.data.clients[i].test)
         )
         client_task = ClientTask(
-            "personal", i, server.round, info.architecture, stage, token=token, cost=float(size)
+            kind, i, server.round, info.architecture, stage, token=token, cost=float(size)
         )
         jobs.append(
             TaskInput(
@@ -217,6 +256,7 @@ def _personal(federation: FederationState) -> dict[str, float]:
         raise NobodyAnsweredError(
             f"evaluation after round {server.round}: no client answered; see what was said of each"
         )
+    _warn_of_initial_statistics(federation, "tested with these")
     measure = spec.task
     parts = {i: one["test"] for i, one in predictions.items()}
     held = {

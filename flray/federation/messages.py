@@ -25,7 +25,8 @@ class ClientTask:
     Attributes
     ----------
     kind : {"stage", "global", "personal", "unseen", "ask", "diagnostics"}
-        A stage of a round, or an evaluation of the global model (one block of the common test set)
+        A stage of a round, or an evaluation of the global model (one block of the common test set,
+        or, of a client's number, the client's part with its own statistics)
         or of a client's own, or of the global one on an unseen client, or of what a client would
         train, on its training samples, or the diagnostics of a client's own.
     client : int

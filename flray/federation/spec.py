@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from torch import nn
 
 from flray import models, registry
 from flray.algorithms.base import Algorithm
+from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.types import Weighting
 from flray.config.components import ModelChoice
 from flray.config.experiment import Experiment
 from flray.data.types import DataSet, FederatedData, Pooled, label_placeholders
 from flray.federation.start_weights import Weights, load_start
+from flray.metrics.names import primary_metric_name
 from flray.tasks import Task, make_task
 from flray.tasks.measured import WithMetrics
 
@@ -98,6 +101,32 @@ class FederationSpec:
         task = make_task(self.data.task, self.data.classes, few_shot, top_k)
         added = [(one.name, one.options) for one in self.config.evaluation.metrics]
         return WithMetrics(task, added) if added else task
+
+    @cached_property
+    def keeps_statistics(self) -> bool:
+        """Whether clients have running statistics (BatchNorm's) of their own, which no other model learns."""
+        local, shared = self.config.aggregation.buffers == "local", self.algorithm.shared
+        if shared == "all" and not local:
+            return False
+        return any(
+            resident.entries[name].is_floating_point() and name not in resident.parameters
+            for resident in (
+                ResidentModel(self.build(key), shared, local) for key in self.architectures
+            )
+            for name in resident.personal
+        )
+
+    @property
+    def has_common(self) -> bool:
+        """Whether the global model can be tested as it is, or else only with a client's own statistics."""
+        return "global" in self.algorithm.views and not self.keeps_statistics
+
+    @property
+    def primary_metric(self) -> str:
+        """Name of the method's primary metric, by which it is reported and compared."""
+        return primary_metric_name(
+            self.algorithm.views, self.task.metric, common=not self.keeps_statistics
+        )
 
     @property
     def weighting(self) -> Weighting:

@@ -148,8 +148,7 @@ class FederationState:
             return None
         held = any(len(client.val) for client in self.spec.data.clients)
         chosen = VALIDATION if stop.metric == AUTO and held else stop.metric
-        views, measure = self.spec.algorithm.views, self.spec.task.metric
-        return EarlyStop(stop, score_metric(chosen, views, measure))
+        return EarlyStop(stop, score_metric(chosen, self.spec.primary_metric))
 
     @property
     def rounds_done(self) -> int:

@@ -43,11 +43,16 @@ def check_unseen(spec: FederationSpec) -> None:
             found,
             f"{name} shares no weights, so a client that takes no part has none; set 0",
         )
-    if "global" not in algorithm.views and not steps:
+    if not spec.has_common and not steps:
+        why = (
+            f"each client of {name} has running statistics of its own (aggregation.buffers: local)"
+            if "global" in algorithm.views
+            else f"{name} has personal models alone"
+        )
         raise ConfigError(
             "experiment.participation.unseen",
             found,
-            f"{name} has personal models alone, and an unseen client has none before it was trained; "
+            f"{why}, and an unseen client has none before it was trained; "
             "set evaluation.adapt_steps, for example to 10",
         )
     if len(spec.architectures) > 1:

@@ -177,6 +177,12 @@ def validate(spec: FederationSpec) -> None:
             f"it; "
             f"set null, or choose one of {', '.join(able)}",
         )
+    if algorithm.pools and config.aggregation.buffers == "local":
+        raise ConfigError(
+            "experiment.aggregation.buffers",
+            "local",
+            f"{name} trains one model on all samples, so no client has statistics of its own; average",
+        )
     if config.stop is not None and config.stop.metric != AUTO:
         check_metric(spec, config.stop.metric, "experiment.stop.metric")
     counted = algorithm.needs_epochs()

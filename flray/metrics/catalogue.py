@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 VIEWS_IN_WORDS: Mapping[str, str] = {
     "global/common": "the global model on the common test set",
-    "global/local": "the global model on each client's test part, mean over clients",
+    "global/local": "the global model on each client's test part, mean over clients; with the client's "
+    "own running statistics where aggregation.buffers is local",
     "global/validation": "the global model on each client's validation samples, mean over clients "
     "(evaluation.validation keeps them)",
     "personal/local": "each client's own model on its test part, mean over clients",

@@ -64,7 +64,7 @@ def clean_name(name: str) -> str:
     return cleaned
 
 
-def primary_metric_name(views: tuple[str, ...], metric: str) -> str:
+def primary_metric_name(views: tuple[str, ...], metric: str, common: bool = True) -> str:
     """Return the name of a method's primary metric, which progress, early stopping and tables use.
 
     Parameters
@@ -73,8 +73,11 @@ def primary_metric_name(views: tuple[str, ...], metric: str) -> str:
         Whose models the method evaluates, those it is judged by first: ``global`` or ``personal``.
     metric : str
         The task's metric.
+    common : bool
+        Whether there is one global model; without, each client tests it with statistics of its own.
     """
-    return f"{PRIMARY_VIEWS[views[0]]}/{metric}"
+    view = PRIMARY_VIEWS[views[0]] if common or views[0] != "global" else ALIKE[0]
+    return f"{view}/{metric}"
 
 
 def check_clients(names: Sequence[str]) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from flray.metrics.direction import lower_is_better
-from flray.metrics.names import primary_metric_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,17 +198,16 @@ def validation_metric(metric: str) -> str | None:
     return f"{view}/validation/{steps[1]}" if known else None
 
 
-def score_metric(chosen: str, views: tuple[str, ...], measure: str) -> str:
+def score_metric(chosen: str, primary: str) -> str:
     """Return the metric that a trial's score is.
 
     Parameters
     ----------
     chosen : str
         ``sweep.metric``: a metric's name, `AUTO` or `VALIDATION`.
-    views, measure : tuple of str, str
-        As for `flray.metrics.names.primary_metric_name`.
+    primary : str
+        The method's primary metric.
     """
-    primary = primary_metric_name(views, measure)
     if chosen == VALIDATION:
         return validation_metric(primary) or primary
     return primary if chosen == AUTO else chosen

@@ -15,7 +15,7 @@ from flray.errors import FlrayError
 from flray.federation.diagnostic_files import PARTITION
 from flray.files.border import read_json, shape_problem
 from flray.metrics.catalogue import is_validation
-from flray.metrics.names import PRIMARY_VIEWS
+from flray.metrics.names import ALIKE, PRIMARY_VIEWS
 from flray.metrics.summary import Protocol
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.runs import directory
@@ -143,9 +143,12 @@ def find_primary_metric(method: str, history: pd.DataFrame) -> str:
     """Return a method's primary metric, from what it declares and what was measured."""
     known = method in registry.algorithms.names()
     views = registry.algorithms.outline(method).views if known else ("global",)
+    first = PRIMARY_VIEWS[views[0]]
+    if views[0] == "global" and not any(str(name).startswith(f"{first}/") for name in history):
+        first = ALIKE[0]  # clients had statistics of their own
     names = [
         str(name)
         for name in history.columns
-        if str(name).startswith(f"{PRIMARY_VIEWS[views[0]]}/") and str(name).count("/") == 2
+        if str(name).startswith(f"{first}/") and str(name).count("/") == 2
     ]
     return next((name for name in names if not name.endswith("/loss")), names[0] if names else "")

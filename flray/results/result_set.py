@@ -157,7 +157,7 @@ def alike(metrics: Sequence[str]) -> list[str]:
     metrics : sequence of str
         The primary metric of each run.
     """
-    personal = {one.rpartition("/")[2] for one in metrics if one.startswith(f"{ALIKE[1]}/")}
+    personal = {one.rpartition("/")[2] for one in metrics if one.rpartition("/")[0] in ALIKE}
     swapped = {f"{PRIMARY_VIEWS['global']}/{name}": f"{ALIKE[0]}/{name}" for name in personal}
     return [swapped.get(one, one) for one in metrics]
 

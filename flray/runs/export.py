@@ -121,7 +121,7 @@ def _chosen(
     models: TrainedModels, client: str | None, every: bool
 ) -> Iterator[tuple[str, str, nn.Module]]:
     """Yield file name, title and module of each model to be written."""
-    if client is None and ("global" in models.spec.algorithm.views or not every):
+    if client is None and (models.spec.has_common or not every):
         found = models.global_models()
         for key, model in found.items():
             stem = "global" if len(found) == 1 else f"global-{_file_name(key)}"

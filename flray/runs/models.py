@@ -71,8 +71,8 @@ class TrainedModels:
 
     @property
     def personal(self) -> bool:
-        """Whether each client has a model of its own."""
-        return "personal" in self.spec.algorithm.views
+        """Whether each client has a model of its own, or the global one with statistics of its own."""
+        return "personal" in self.spec.algorithm.views or not self.spec.has_common
 
     def global_models(self) -> dict[str, nn.Module]:
         """Return the global model of each architecture, in eval mode.
@@ -83,9 +83,14 @@ class TrainedModels:
             If the method has none.
         """
         name = self.spec.config.algorithm.name
-        if "global" not in self.spec.algorithm.views:
+        if not self.spec.has_common:
+            lacks = (
+                "running statistics: they are the clients' own (aggregation.buffers: local)"
+                if "global" in self.spec.algorithm.views
+                else "global model"
+            )
             raise FlrayError(
-                f"{name} has no global model; name a client: one of {', '.join(self.clients)}"
+                f"{name} has no {lacks}; name a client: one of {', '.join(self.clients)}"
             )
         return {key: self._built(key, values) for key, values in self._global.items()}
 

@@ -32,7 +32,7 @@ from flray.federation.spec import FederationSpec
 from flray.files.mirror import mirrored
 from flray.interrupts import InterruptedRunError as InterruptedRunError
 from flray.interrupts import resume_hint
-from flray.metrics.names import VIEWS, primary_metric_name
+from flray.metrics.names import VIEWS
 from flray.metrics.summary import Reported, summarise_history
 from flray.runs import directory, extend, resume_checks
 from flray.runs.callbacks import DiagnosticsCallback, JournalCallback, ProgressCallback, RunCallback
@@ -221,7 +221,8 @@ def resume(
     other_cpu : bool
         Resume even if this CPU, or the GPUs here, compute other bits than those the run started on.
     rounds : int, optional
-        More rounds than it began with, to the bits of a run that had as many from the start.
+        Another number of rounds than it began with, as many as are done at least, to the bits of a
+        run that had as many from the start.
 
     Raises
     ------
@@ -234,12 +235,14 @@ def resume(
         address = chosen_address(address, logged((progress or NullProgress()).say))
     check_address(config.experiment, address)
     resume_checks.check_unchanged(folder, config)
+    if (folder / PARTITION).is_file():
+        read_partition(folder / PARTITION)  # the figures at its end need it
     before = config.experiment.rounds
     if rounds is not None:
         config = extend.extended(folder, config, rounds)
     experiment = config.experiment
-    more = experiment.rounds > before
-    if directory.read(folder)["status"] == "finished" and not more:
+    other = experiment.rounds != before
+    if directory.read(folder)["status"] == "finished" and not other:
         return _result(folder, build_spec(experiment))
     resume_checks.check_own(folder, config)
     if (folder / PARTITION).exists():  # the figures need it, after all rounds
@@ -249,7 +252,7 @@ def resume(
     bits.require(experiment)
     labels = resume_checks.check_cpu(folder, other_cpu)
     spec = build_spec(experiment)
-    if more:
+    if other:
         extend.check_extendable(spec, before)
         extend.record(folder, config)
         labels = {**labels, "rounds.extended": f"{before} to {experiment.rounds}"}
@@ -273,7 +276,7 @@ def _run_to_end(
     labels: Mapping[str, str] | None = None,
     other_gpus: bool = False,
 ) -> Result:
-    experiment, metric = spec.config, primary_metric(spec)
+    experiment, metric = spec.config, spec.primary_metric
     say = logged(progress.say)
     with resume_hint(folder), contextlib.ExitStack() as stack:
         remote = directory.remote_uri(folder, experiment.output)
@@ -310,7 +313,7 @@ def _run_to_end(
 
 def _note(spec: FederationSpec, session: RunSession) -> str:
     """Return the description that MLflow shows of a run: what it was, and its values, as Markdown."""
-    config, metric = spec.config, primary_metric(spec)
+    config, metric = spec.config, spec.primary_metric
     settings = config.evaluation
     reported = summarise_history(
         session.journal.history(), metric, settings.protocol, settings.last
@@ -368,14 +371,14 @@ def _federate(
             spec.config,
             name=f"{spec.config.name} {session.folder.name}",
             group="",
-            metric=primary_metric(spec),
+            metric=spec.primary_metric,
             say=say,
         )
         stack.callback(own.finish, "interrupted")
         callbacks: list[RunCallback] = [
             JournalCallback(session.journal),
             own,
-            ProgressCallback(progress, spec, primary_metric(spec)),
+            ProgressCallback(progress, spec, spec.primary_metric),
         ]
         if spec.config.tracking.features:
             callbacks.append(DiagnosticsCallback(federation, session.folder))
@@ -390,7 +393,7 @@ def _result(folder: Path, spec: FederationSpec) -> Result:
     history = history_of(
         event for event in read_events(folder / directory.JOURNAL) if event["type"] == "round"
     )
-    digest, metric = directory.read(folder).get("sha256"), primary_metric(spec)
+    digest, metric = directory.read(folder).get("sha256"), spec.primary_metric
     if metric not in history or digest is None:
         raise FlrayError(
             f"{folder}: found {'no ' + metric if digest else 'no sha256'} in the files of a "
@@ -400,8 +403,3 @@ def _result(folder: Path, spec: FederationSpec) -> Result:
     return Result(
         folder=folder, history=history, sha256=str(digest), metric=metric, experiment=spec.config
     )
-
-
-def primary_metric(spec: FederationSpec) -> str:
-    """Return the name of the method's primary metric."""
-    return primary_metric_name(spec.algorithm.views, spec.task.metric)

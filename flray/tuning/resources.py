@@ -88,7 +88,7 @@ class TrialResources:
         if key not in self._bundles:
             spec = build_spec(experiment, self._load(experiment))
             for chosen in self._metrics:
-                metric = score_metric(chosen, spec.algorithm.views, spec.task.metric)
+                metric = score_metric(chosen, spec.primary_metric)
                 check_metric(spec, metric, "sweep.metric")
             self._bundles[key] = self._bundles_for(experiment, spec)
         return self._bundles[key]

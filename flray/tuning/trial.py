@@ -313,7 +313,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             )
             spec = build_spec(experiment, shared)
             chosen = point.get("metric", self._shared.config.sweep.metric)
-            self._metric = score_metric(chosen, spec.algorithm.views, spec.task.metric)
+            self._metric = score_metric(chosen, spec.primary_metric)
             evaluation = experiment.evaluation
             self._course = RunningReport(self._metric, evaluation.protocol, evaluation.last)
             self._executor = self._executor_for(experiment, spec, samples, point["bundles"])

@@ -8,7 +8,6 @@ from ray.util.metrics import Gauge
 
 from flray.federation.federation import RoundResult
 from flray.federation.spec import FederationSpec
-from flray.metrics.names import primary_metric_name
 
 _TAGS = ("name", "algorithm", "data", "seed")
 _GAUGES: dict[str, Gauge] = {}
@@ -28,7 +27,7 @@ def publish(spec: FederationSpec, result: RoundResult) -> None:
         "data": config.data.name,
         "seed": str(config.seed),
     }
-    metric = primary_metric_name(spec.algorithm.views, spec.task.metric)
+    metric = spec.primary_metric
     values = {
         "flray_round": float(result.number),
         "flray_score": result.metrics.get(metric),

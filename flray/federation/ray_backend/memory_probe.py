@@ -133,9 +133,10 @@ def _run_heaviest(spec: FederationSpec, device: torch.device) -> None:
             federation.step()
             if time.monotonic() - began > PROBE_SECONDS:
                 return
-        for view, tasks in (("global", global_tasks), ("personal", personal_tasks)):
-            if view in spec.algorithm.views:
-                list(executor.run_tasks(tasks(federation)))
+        if spec.has_common:
+            list(executor.run_tasks(global_tasks(federation)))
+        if "personal" in spec.algorithm.views or not spec.has_common:
+            list(executor.run_tasks(personal_tasks(federation)))
     finally:
         federation.close()
 

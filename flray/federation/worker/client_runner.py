@@ -24,6 +24,7 @@ from flray.algorithms.common.aggregation import BlockSum, weight_of
 from flray.algorithms.common.batched_clients import train_batched
 from flray.algorithms.types import Phase, Predictor
 from flray.data.arrays import Rows
+from flray.data.types import ClientIndices
 from flray.devices.memory import again_without_cache, reserved_bytes
 from flray.devices.settings import make_repeatable
 from flray.federation.failures import MACHINE_ERRORS, describe_failure
@@ -150,7 +151,7 @@ class ClientRunner:
         if client_task.kind == "diagnostics":
             return self._diagnose(client_task, common, private, state)
         if client_task.kind == "global":
-            return self._global(client_task, common)
+            return self._global(client_task, common, private, state)
         if client_task.kind == "unseen":
             return self._unseen(client_task, common)
         if client_task.kind == "ask":
@@ -354,7 +355,13 @@ class ClientRunner:
             self._common = (name, trees.unpack(common, self.device))
         return self._common[1]
 
-    def _global(self, client_task: ClientTask, common: Packed) -> dict[str, Any]:
+    def _global(
+        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
+    ) -> dict[str, Any]:
+        if client_task.client >= 0:
+            client, rows = self._received(client_task, common, private, state)
+            parts = {"test": rows.test, "validation": rows.val}
+            return {n: self._predict(client.model.eval(), p) for n, p in parts.items() if len(p)}
         resident = self._resources.resident(client_task.architecture)
         resident.load(self._unpack(client_task, common)["weights"])
         return {
@@ -385,10 +392,17 @@ class ClientRunner:
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
     ) -> tuple[Client, Predictor]:
         """Return a client as it is tested, and what scores its samples; both hold until the next task."""
+        client, _ = self._received(client_task, common, private, state)
+        return client, self.spec.algorithm.predictor(client, "personal")
+
+    def _received(
+        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
+    ) -> tuple[Client, ClientIndices]:
+        """Return a client that has received its model, and the rows that it holds."""
         client = self._client(client_task, common, private, state)
         self.spec.algorithm.receive(client)
         client.check_received()
-        return client, self.spec.algorithm.predictor(client, "personal")
+        return client, self.spec.data.clients[client_task.client]
 
     def _unseen(self, client_task: ClientTask, common: Packed) -> dict[str, Any]:
         """Test the global model on a client that takes no part in training, and again after local steps from it."""
@@ -396,7 +410,7 @@ class ClientRunner:
         client.load(client.message["weights"])
         test = self.spec.data.everyone[client_task.client].test
         found = {}
-        if "global" in self.spec.algorithm.views:
+        if self.spec.has_common:
             found["global"] = self._predict(client.model.eval(), test)
         if steps := self.spec.config.evaluation.adapt_steps:
             Algorithm().train_phase(client, Phase(tag="adapt", local={"steps": steps}))
@@ -407,7 +421,7 @@ class ClientRunner:
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
     ) -> dict[str, Any]:
         predictor: Predictor
-        if self.spec.algorithm.views[0] == "global":
+        if self.spec.algorithm.views[0] == "global" and self.spec.has_common:
             resident = self._resources.resident(client_task.architecture)
             resident.load(self._unpack(client_task, common)["weights"])
             predictor = resident.model.eval()
