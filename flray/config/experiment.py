@@ -39,6 +39,8 @@ from flray.config.sections import (
 from flray.config.start import Start
 from flray.config.sweep import Domain, Sweep
 
+MOST_ROUNDS = 10**9
+"""Rounds of a run at most; a number beyond is a slip."""
 AxisName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
 Arm = Annotated[dict[str, Plain], BeforeValidator(lambda value: {} if value is None else value)]
 ArmName = Annotated[str, Field(pattern=r"^[^\s].*$", max_length=100)]
@@ -240,7 +242,7 @@ class Experiment(Section):
 
     name: Name = "experiment"
     seed: int = Field(0, ge=0)
-    rounds: int = Field(10, ge=1)
+    rounds: int = Field(10, ge=1, le=MOST_ROUNDS)
     data: DatasetChoice
     public: PublicChoice | None = Field(
         None,

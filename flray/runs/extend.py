@@ -1,4 +1,4 @@
-"""Give a run more rounds than it began with, to the bits of a run that had as many from the start."""
+"""Give a run another number of rounds than it began with, to the bits of a run that had as many from the start."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flray import registry
-from flray.config.experiment import Config
+from flray.config.experiment import MOST_ROUNDS, Config
 from flray.config.loader import parse_override
 from flray.errors import ConfigError
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS
 from flray.federation.spec import FederationSpec
 from flray.runs import directory, resume_checks
+from flray.runs.events import read_events
 
 ROUNDS = "rounds"
 
@@ -38,6 +39,8 @@ def parse_rounds(settings: Iterable[str]) -> int | None:
             )
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(ROUNDS, repr(value), "a whole number, for example rounds=200")
+        if rounds is not None:
+            raise ConfigError(ROUNDS, f"{rounds} and {value}", "give it once")
         rounds = value
     return rounds
 
@@ -52,21 +55,30 @@ def extended(folder: Path, config: Config, rounds: int) -> Config:
     config : Config
         Its configuration.
     rounds : int
-        At least as many as it has.
+        At least as many as are done.
 
     Raises
     ------
     ConfigError
-        If it has more already, or the evaluations differ from those of a run that had as many
-        rounds from the start.
+        If more are done, or the evaluations differ from those of a run that had as many rounds from
+        the start.
     """
     before = config.experiment
-    if rounds < before.rounds:
+    events = read_events(folder / directory.JOURNAL)
+    done = max((event["round"] for event in events if event["type"] == "round"), default=0)
+    every = before.evaluation.every
+    if not max(done, 1) <= rounds <= MOST_ROUNDS:
         raise ConfigError(
-            ROUNDS, str(rounds), f"{folder} has {before.rounds}; it can only be given more"
+            ROUNDS, str(rounds), f"{folder} has done {done}; from {max(done, 1)} to {MOST_ROUNDS:,}"
+        )
+    if rounds == done < before.rounds and rounds % every:
+        raise ConfigError(
+            ROUNDS,
+            str(rounds),
+            f"round {done} of {folder} was not evaluated (evaluation.every={every}), as the last one of "
+            f"a run is; more than {done}",
         )
     ended = directory.read(folder)["status"] == "finished"
-    every = before.evaluation.every
     if rounds > before.rounds and ended and before.rounds % every:
         raise ConfigError(
             ROUNDS,
@@ -78,7 +90,7 @@ def extended(folder: Path, config: Config, rounds: int) -> Config:
 
 
 def check_extendable(spec: FederationSpec, before: int) -> None:
-    """Refuse more rounds where the method reads their number.
+    """Refuse another number of rounds where the method reads it.
 
     Raises
     ------

@@ -78,12 +78,36 @@ def test_an_extension_that_is_interrupted_goes_on(
     assert isinstance(result, Result) and result.sha256 == whole.sha256
 
 
+def test_an_extension_is_taken_back_down_to_the_rounds_done(
+    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, begun = run(3), run(2)
+    from flray.federation.federation import Federation
+
+    step = Federation.step
+
+    def stopped(self: Federation) -> Any:
+        if self.rounds_done == 3:
+            raise KeyboardInterrupt
+        return step(self)
+
+    with monkeypatch.context() as patched, pytest.raises(InterruptedRunError):
+        patched.setattr(Federation, "step", stopped)
+        flray.resume(begun.folder, rounds=40)
+    with pytest.raises(FlrayError, match="has done 3; from 3 to"):
+        flray.resume(begun.folder, rounds=2)
+    result = flray.resume(begun.folder, rounds=3)
+    assert isinstance(result, Result) and result.sha256 == whole.sha256
+    assert len(result.history) == 3
+
+
 def test_refused_with_the_reason(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun = run(3, evaluation={"every": 2})
     with pytest.raises(FlrayError, match=r"round 3 .* was evaluated as the last one"):
         flray.resume(begun.folder, rounds=4)
-    with pytest.raises(FlrayError, match="has 3; it can only be given more"):
-        flray.resume(begun.folder, rounds=1)
+    for rounds in (1, 10**23):
+        with pytest.raises(FlrayError, match="has done 3; from 3 to 1,000,000,000"):
+            flray.resume(begun.folder, rounds=rounds)
     same = flray.resume(begun.folder, rounds=3)
     assert isinstance(same, Result) and same.sha256 == begun.sha256
     scheduled = run(
@@ -105,6 +129,8 @@ def test_refused_with_the_reason(tmp_cwd: Path, capsys: pytest.CaptureFixture[st
     assert parse_rounds(["rounds=7"]) == 7
     with pytest.raises(FlrayError, match="a whole number"):
         parse_rounds(["rounds=many"])
+    with pytest.raises(FlrayError, match="rounds: found 9 and 8; give it once"):
+        parse_rounds(["rounds=9", "rounds=8"])
 
 
 def test_what_reads_the_number_of_rounds_says_so() -> None:
