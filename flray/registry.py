@@ -49,7 +49,7 @@ class Params(BaseModel):
         Sets of values by paper, chosen in YAML as ``{name: fedprox, preset: fcclplus}``.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
     presets: ClassVar[tuple[Preset, ...]] = ()
 
     def resolved(self) -> Self:

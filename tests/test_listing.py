@@ -7,11 +7,13 @@ import pytest
 from rich.console import Console
 
 from flray import registry
+from flray.cli.main import invoke
 from flray.cli.papers import Suite, list_suites, papers_table, show_papers
 from flray.cli.tables import show_list
 from flray.config import suites
 from flray.config.setting_labels import setting_label
 from flray.config.yaml_files import read_with_base
+from flray.errors import FlrayError
 
 SUITE = """
 paper: {name: fedskc, table: table5, title: "made up"}
@@ -29,6 +31,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (place / f"table{number}.yaml").write_text(SUITE.replace("DATA", data))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path / "empty"))
+
+
+def test_an_unknown_suite_and_a_method_without_its_kind_are_refused() -> None:
+    with pytest.raises(FlrayError, match="no suite 'nope'"):
+        show_papers("nope", timed=False)
+    with pytest.raises(
+        FlrayError, match="nothing called 'fedavg' to list; did you mean 'algorithms"
+    ):
+        show_list("fedavg", None)
+
+
+def test_a_plan_of_a_search_says_how_many_it_will_suggest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = ["sweep.search=optuna", "sweep.samples=3", "sweep.seeds=[0, 1]", "tracking.uri=null"]
+    file = Path("x.yaml")
+    file.write_text(
+        "experiment: {data: digits-sklearn, model: linear, algorithm: fedavg, rounds: 1}\n"
+        "space: {local.lr: {loguniform: [0.01, 0.1]}}\n"
+    )
+    assert invoke(["tune", str(file), "--plan", *settings]) == 0
+    assert "6 trials, none of which is known yet: optuna" in capsys.readouterr().out
 
 
 def test_suites_with_their_runs_data_and_what_is_missing() -> None:

@@ -18,7 +18,7 @@ from flray.config import suites
 from flray.config.yaml_files import read_with_base
 from flray.data import inventory
 from flray.data.sources.cache import data_root
-from flray.errors import FlrayError
+from flray.errors import FlrayError, nearest
 
 if TYPE_CHECKING:
     from flray.config.experiment import Experiment
@@ -93,6 +93,11 @@ def show_papers(names: str | None, timed: bool, as_json: bool = False) -> None:
     """Print the suites of the papers' tables: runs, data, availability of the data, and hours."""
     from flray.cli.display import console, print_json
 
+    known = suites.files()
+    if names is not None and not any(name.startswith(names) for name in known):
+        raise FlrayError(
+            f"no suite {names!r}{nearest(names, known)} (`flray list papers` shows all)"
+        )
     if as_json:
         print_json([asdict(suite) for suite in list_suites(names, timed)])
         return

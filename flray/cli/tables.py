@@ -24,9 +24,9 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
     """
     if what not in registry.ALL:
         kinds = sorted({*registry.ALL, "papers"})
-        raise FlrayError(
-            f"nothing called {what!r} to list{nearest(what, kinds)}; one of {', '.join(kinds)}"
-        )
+        kind = next((kind for kind, known in registry.ALL.items() if what in known.names()), None)
+        meant = nearest(what, kinds) if kind is None else f"; did you mean '{kind} {what}'?"
+        raise FlrayError(f"nothing called {what!r} to list{meant}; one of {', '.join(kinds)}")
     entries = registry.ALL[what]
     if name is None and what == "algorithms":
         table = Table(

@@ -67,7 +67,9 @@ def tune_command(
         from flray.runs import sweeps
 
     if plan:
-        display.show_plan(sweeps.plan(config, address=address, smoke=smoke), as_json)
+        planned = sweeps.plan(config, address=address, smoke=smoke)
+        suggested = config.sweep.samples * max(1, len(config.sweep.seeds))
+        display.show_plan(planned, as_json, suggested)
         return
     with display.SweepProgress() as progress:
         result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)

@@ -68,9 +68,9 @@ class Component(BaseModel):
             sub = tuple(str(part) for part in first["loc"])
             message = first["msg"][:1].lower() + first["msg"][1:]
             if first["type"] == "extra_forbidden":
+                near = nearest(sub[-1], params.model_fields) or cls._owners(sub[-1])
                 message = (
-                    f"{value['name']} has no option "
-                    f"{sub[-1]!r}{nearest(sub[-1], params.model_fields)}; "
+                    f"{value['name']} has no option {sub[-1]!r}{near}; "
                     f"its options: {', '.join(params.model_fields) or 'none'}"
                 )
             elif first["type"] == "missing":
@@ -78,6 +78,12 @@ class Component(BaseModel):
             raise PydanticCustomError(
                 "component", "{message}", {"message": message, "sub": sub, "found": first["input"]}
             ) from None
+
+    @classmethod
+    def _owners(cls, option: str) -> str:
+        """Return which components have an option, for a message; empty if none has."""
+        names = [n for n in cls.registry.names() if option in cls.registry.params(n).model_fields]
+        return f" ({', '.join(names)} {'has' if len(names) == 1 else 'have'} it)" if names else ""
 
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from flray.config.components import Component
 from flray.config.experiment import Config, Experiment
 from flray.config.plain import Plain
-from flray.config.sweep import FORMS
+from flray.config.sweep import FORMS, Sweep
 from flray.errors import ConfigError, nearest
 
 BRANCHES = {
@@ -90,6 +90,12 @@ def _explain_one(item: Plain, root: type[BaseModel]) -> tuple[str, str, str]:
         and isinstance(item["input"], Mapping)
     ):
         value = item["input"].get("name")
+    if item["type"] == "tuple_type" and loc[-1] == "seeds" and type(value) is int:
+        numbers = ", ".join(map(str, range(value))) if value <= 5 else f"0, 1, ..., {value - 1}"
+        return path, str(value), f"a list of seeds is needed, for {value} of them [{numbers}]"
+    if item["type"] == "string_pattern_mismatch" and loc[-1] == "name":
+        words = "letters A to Z, digits, '.', '_' and '-' are allowed, and the first is a letter or a digit"
+        return path, _format_value(value), words
     return path, _format_value(value), expected_value(item["type"], item["msg"], value)
 
 
@@ -216,6 +222,7 @@ def _nearest_path(key: str, loc: Sequence[int | str], allowed: Iterable[str]) ->
             if not issubclass(model, Component)
             for inner in model.model_fields
         }
+        deeper |= {f"sweep.{name}": name for name in Sweep.model_fields}
         for fits in (str.__eq__, str.startswith):
             if found := next((path for path, inner in deeper.items() if fits(inner, key)), None):
                 return f"; did you mean {found!r}?"

@@ -285,6 +285,13 @@ def test_the_positive_class_is_named_or_evident(tmp_cwd: Path, names: tuple[str,
             load(kind, **options, task="binary", positive="ill")
 
 
+def test_a_class_that_yaml_takes_for_a_truth_value_is_understood(tmp_cwd: Path) -> None:
+    options = three_of(("maybe", "yes"))["table"]
+    assert load("table", **options, task="binary", positive=True).classes == ("maybe", "yes")
+    hospitals(Path("patients.csv"), ill=[1.0 + i % 2 for i in range(90)])
+    assert load("table", **options, task="binary", positive=1).classes == ("2.0", "1.0")
+
+
 def test_the_labels_follow_the_positive_class(tmp_cwd: Path) -> None:
     options = three_of(("case", "control"))
     frame = pd.read_csv("patients.csv")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
+import pytest
 import yaml
+from pydantic import ValidationError
 
+from flray import registry
 from flray.config.loader import load
 from flray.errors import FlrayError
 from tests.hostile import values
@@ -58,3 +62,19 @@ def test_bad_values_in_a_file_are_one_line_exit_code_two_and_nothing_left(tmp_cw
         if said := asked(["run", "x.yaml"]):
             answers[f"{'.'.join(path)}={value!r:.60}"] = said
     assert not answers, "\n".join(f"{name}: {said}" for name, said in answers.items())
+
+
+@pytest.mark.parametrize("kind", sorted(registry.ALL))
+def test_no_option_of_any_component_is_infinite(kind: str) -> None:
+    asked = 0
+    for name in registry.ALL[kind].names():
+        params = registry.ALL[kind].params(name)
+        for option, field in params.model_fields.items():
+            if "float" not in str(field.annotation):
+                continue
+            asked += 1
+            for value in (math.inf, -math.inf, math.nan):
+                with pytest.raises(ValidationError) as caught:
+                    params.model_validate({option: value})
+                assert option in {error["loc"][0] for error in caught.value.errors()}, name
+    assert asked or kind in ("callbacks", "metrics", "samplers")

@@ -25,12 +25,13 @@ _EVIDENT = (
     ("negative", "positive"),
 )
 
+_TRUTH = (("no", "n", "off"), ("yes", "y", "on"))
 TaskName = Annotated[
     Literal["classification", "binary"],
     Field(description="binary: two classes, measured by AUC, sensitivity, specificity and F1 too"),
 ]
 Positive = Annotated[
-    str | int | float | None,
+    bool | str | int | float | None,
     Field(
         description="task binary: the class that is to be found, such as the ill; null: the evident one "
         "of 0 and 1, no and yes, false and true, negative and positive"
@@ -88,6 +89,8 @@ def classes_of(
     names = [_in_words(one) for one in found]
     evident = next((last for first, last in _EVIDENT if {first, last} == set(names)), None)
     wanted = evident if positive is None else _in_words(positive)
+    if isinstance(positive, bool):  # YAML reads yes and no so
+        wanted = next((one for one in names if one in _TRUTH[positive]), wanted)
     if wanted not in names:
         raise DataError(
             f"data set {name}: {where} has the classes {found[0]} and {found[1]}, and "
