@@ -103,8 +103,16 @@ class MethodError(RunFailedError):
 
 
 def disk_is_full(error: BaseException | None) -> bool:
-    """Return whether an error means that a disk or a quota is full."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Return whether an error means that a disk, a quota or the size allowed of a file is full."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return isinstance(error, OSError) and error.errno in full
+
+
+def memory_is_short(error: BaseException | None) -> bool:
+    """Return whether an error means that there was no memory: Python's own, or torch's for the CPU."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -55,7 +55,7 @@ def signals_as_interrupt() -> Iterator[StopSignal]:
     def handle(number: int, frame: types.FrameType | None) -> None:
         stop.number = number
         if number == signal.SIGHUP:
-            _exit_with_code(terminals)
+            discard_output(terminals)
         interrupt = signal.getsignal(signal.SIGINT)  # Tune's own while a sweep runs
         if callable(interrupt):
             interrupt(signal.SIGINT, frame)
@@ -109,8 +109,15 @@ def resume_hint(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _exit_with_code(terminals: list[int]) -> None:
-    """Discard all further output: writing to a closed terminal would be an error."""
+def reader_gone() -> None:
+    """Stop as SIGHUP does, after whoever read the output has gone; what follows is written nowhere."""
+    discard_output([1])
+    if callable(signal.getsignal(signal.SIGHUP)):
+        signal.raise_signal(signal.SIGHUP)
+
+
+def discard_output(terminals: list[int]) -> None:
+    """Discard all further output to these files: writing to a closed terminal would be an error."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for number in terminals:
         os.dup2(nothing, number)

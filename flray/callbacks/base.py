@@ -85,5 +85,6 @@ def check_callbacks(choices: Sequence[CallbackChoice]) -> None:
                 "one, end(status)",
             )
         if (check := getattr(item, "check", None)) is not None:
+            asked = inspect.signature(check).parameters
             with registry.callbacks.guarded(choice.name):
-                check()
+                check(**{name: value for name, value in choice.options.items() if name in asked})

@@ -33,13 +33,20 @@ class TensorBoard:
         self._writer = SummaryWriter(str(place), purge_step=run.rounds_done + 1)
 
     @staticmethod
-    def check() -> None:
-        """Refuse to begin without the package."""
+    def check(folder: str | None = None) -> None:
+        """Refuse to begin without the package, or with a common folder that cannot be made."""
         if importlib.util.find_spec("tensorboard") is None:
             raise FlrayError(
                 "experiment.callbacks: found tensorboard, whose package is missing; "
                 "pip install 'flray[tensorboard]'"
             )
+        try:
+            Path(folder or ".").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FlrayError(
+                f"experiment.callbacks: tensorboard.folder: {folder} cannot be made ({error.strerror}); "
+                "name another folder, or null for one in the run's own"
+            ) from None
 
     def round(self, number: int, metrics: Mapping[str, float]) -> None:
         """Write a round."""

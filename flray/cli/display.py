@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flray.errors import NO_TEXT, one_line
+from flray.interrupts import reader_gone
 from flray.metrics.direction import lower_is_better
 from flray.metrics.names import VIEWS
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class _Console(Console):
-    """A console that shows no control characters of names and messages, whatever holds them."""
+    """A console that shows no control characters, and stops a run as a closed terminal does if its reader goes."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text to be printed or measured, escaped."""
@@ -51,6 +52,10 @@ class _Console(Console):
         """Yield the segments to be printed, with their texts escaped."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else _escape(text), style, control)
+
+    def on_broken_pipe(self) -> None:
+        """Write no more, and stop."""
+        reader_gone()
 
 
 def _escape(text: str) -> str:
@@ -369,10 +374,26 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def show_plan(trials: Sequence[PlannedTrial], as_json: bool = False) -> None:
-    """Print the trials of a sweep, and which of them are taken over from where."""
+def show_plan(trials: Sequence[PlannedTrial], as_json: bool = False, suggested: int = 0) -> None:
+    """Print the trials of a sweep, and which of them are taken over from where.
+
+    Parameters
+    ----------
+    trials : sequence of PlannedTrial
+        Those that are known; none of a search that suggests them one by one.
+    as_json : bool
+        Whether as JSON.
+    suggested : int
+        How many such a search will suggest.
+    """
     if as_json:
         print_json([trial._asdict() for trial in trials])
+        return
+    if not trials:
+        console.print(
+            f"{suggested} trials, none of which is known yet: optuna suggests each from what those before "
+            "it have reached, and what other sweeps have finished is taken over then"
+        )
         return
     table = Table("trial", "setting", "taken over from")
     for trial in trials:

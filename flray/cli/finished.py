@@ -177,4 +177,8 @@ def sync_command(
         raise FlrayError(
             f"{folder}: tracking.uri is null in its settings; name a server with --uri"
         )
-    typer.echo(one_line(str(sync(folder, uri))))
+    sent = sync(folder, uri)
+    runs = f"{sent.runs} run{'s' * (sent.runs != 1)}"
+    typer.echo(one_line(f"{sent.events} events of {runs} sent to {', '.join(sent.uris)}"))
+    for line in sent.notices:
+        typer.echo(one_line(line))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -10,8 +11,16 @@ from typing import Annotated, Any
 import typer
 
 from flray.cli import catalogue, finished, training
-from flray.errors import FlrayError, MethodError, RunFailedError, brief, disk_is_full, one_line
-from flray.interrupts import InterruptedRunError, signals_as_interrupt
+from flray.errors import (
+    FlrayError,
+    MethodError,
+    RunFailedError,
+    brief,
+    disk_is_full,
+    memory_is_short,
+    one_line,
+)
+from flray.interrupts import InterruptedRunError, discard_output, signals_as_interrupt
 from flray.startup import freeze_gc
 
 app = typer.Typer(
@@ -57,6 +66,10 @@ def main(command: str | None = None) -> None:
         The one command that this process is for: ``python -m flray.tune``. Without it the first
         argument names one.
     """
+    for name in ("stdin", "stdout", "stderr"):  # a service may have closed them
+        if getattr(sys, name) is None:
+            nothing = Path(os.devnull).open("r" if name == "stdin" else "w")  # noqa: SIM115
+            setattr(sys, name, nothing)
     module = getattr(sys.modules.get("__main__"), "__spec__", None)
     typed = (
         f"python -m {module.name.removesuffix('.__main__')}"
@@ -132,15 +145,24 @@ def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) 
             start_again()
         typer.echo(f"flray: {error}", err=True)
         return 1 if isinstance(error, RunFailedError) else 2
-    except (OSError, MemoryError) as error:
-        if isinstance(error, OSError) and disk_is_full(error):
-            where = f" ({error.filename})" if error.filename else ""
-            why = f"no space left on the disk{where}; make room, then go on with flray resume"
-        else:
-            why = (
-                f"{'out of memory' if isinstance(error, MemoryError) else 'a file'}: {brief(error)}"
-            )
-        typer.echo(one_line(f"flray: {why}"), err=True)
+    except (MemoryError, RuntimeError) as error:
+        if not memory_is_short(error):
+            raise
+        typer.echo(
+            f"flray: out of memory ({brief(error)}); smaller data, network or batches", err=True
+        )
+        return 2
+    except BrokenPipeError:
+        discard_output([1])
+        return 1
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        what = (
+            f"no space left on the disk{where}; make room, then go on with flray resume"
+            if disk_is_full(error)
+            else f"a file: {brief(error)}"
+        )
+        typer.echo(one_line(f"flray: {what}"), err=True)
         return 1
 
 

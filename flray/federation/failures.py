@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from flray.errors import MethodError, RunFailedError
+from flray.errors import MethodError, RunFailedError, memory_is_short
 
 # The second has a name of its own since torch 2.8; before, it is any RuntimeError.
 MACHINE_ERRORS: tuple[type[Exception], ...] = (
@@ -66,9 +66,7 @@ def error_summary(error: BaseException) -> str:
             f"out of memory ({what}); a smaller local.batch_size needs less, and with a larger "
             "resources.gpus_per_actor fewer share a GPU"
         )
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    ):
+    if memory_is_short(error):
         return f"out of memory ({what}); a smaller local.batch_size or fewer resources.actors need less"
     return what
 

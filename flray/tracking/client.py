@@ -12,6 +12,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,6 +28,8 @@ R = TypeVar("R")
 
 #: Seconds before one HTTP request is given up, unless the user set MLFLOW_HTTP_REQUEST_TIMEOUT.
 HTTP_TIMEOUT = 10
+#: Seconds until a request has to be answered whole, and until a file has to be uploaded.
+REQUEST_SECONDS, UPLOAD_SECONDS = 60.0, 3600.0
 # Transient error codes of MLflow; INTERNAL_ERROR is also what a refused
 # connection gives.
 _TRANSIENT = {
@@ -198,6 +202,40 @@ def call(uri: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) 
                 raise TrackingUnavailableError(text) from None
             raise TrackingRejectedError(f"tracking at {redact(uri)}: {text}", code) from None
     raise AssertionError("the last attempt returns or raises")
+
+
+def in_time(uri: str, function: Callable[[], R], seconds: float) -> R:
+    """Return a request's result; MLflow's own limit is of each read, and a server may send a byte a second.
+
+    Parameters
+    ----------
+    uri : str
+        The server's, for the message.
+    function : callable
+        Asks and waits, in a thread that is left behind if it takes too long.
+    seconds : float
+        How long it may take.
+
+    Raises
+    ------
+    TrackingUnavailableError
+        If there is no whole answer in time.
+    """
+    answer: Future[R] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(function())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="flray-request", daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except FutureTimeout:
+        raise TrackingUnavailableError(
+            f"{redact(uri)} has not answered whole within {seconds:g} s"
+        ) from None
 
 
 def _one_line(text: str) -> str:

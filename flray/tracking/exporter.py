@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from flray.errors import one_line
 from flray.files.atomic import sync_file
 from flray.metrics.names import clean_name
 from flray.runs.events import JOURNAL, Event, decode
+from flray.tracking import client
 from flray.tracking.address import database_path, redact, resolve_uri
 from flray.tracking.client import (  # fmt: skip
     TrackingRejectedError,
@@ -20,6 +22,7 @@ from flray.tracking.client import (  # fmt: skip
     call,
     connect,
     http_limits,
+    in_time,
     lock,
     silence_mlflow_logs,
 )
@@ -153,7 +156,11 @@ class MlflowExporter:
             yield
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return call(self._address, getattr(self._client, method), *args, **kwargs)
+        ask = partial(call, self._address, getattr(self._client, method), *args, **kwargs)
+        if not self.uri.startswith("http"):
+            return ask()
+        upload = method.startswith("log_artifact")
+        return in_time(self.uri, ask, client.UPLOAD_SECONDS if upload else client.REQUEST_SECONDS)
 
     def _send(self, stop: Callable[[], bool]) -> None:
         cursor = load(self.run_dir, self.uri)

@@ -409,4 +409,69 @@ TYPED: dict[str, Input] = {
     "typed data NUL": typed("data", "show", "a\0b"),
     "typed plot NUL": typed("data", "show", "x.yaml", "--plot", "a\0.png"),
 }
-ALL: dict[str, dict[str, Input]] = {"files": FILES, "plug-ins": PLUGINS, "typed": TYPED}
+
+
+def table(text: str, **options: Any) -> Input:
+    """A table of one's own."""
+
+    def write() -> None:
+        Path("t.csv").write_text(text)
+        given = {"name": "table", "path": "t.csv", "label": "y", **options}
+        Path("x.yaml").write_text(yaml.safe_dump(with_value((E, "data"), given)))
+
+    return write, ["run", "x.yaml", "model=linear"]
+
+
+ROWS = "".join(f"{i % 7},{i % 2},{'ab'[i % 2]},h{i % 3}\n" for i in range(60))
+TABLES: dict[str, Input] = {
+    "the label among the columns": table(f"a,y,c,h\n{ROWS}", columns=["a", "y"]),
+    "the domain among the columns": table(f"h,y,c,a\n{ROWS}", columns=["h"], by="h"),
+    "a column twice": table(f"a,y,c,y\n{ROWS}"),
+    "the label once more": table(f"a,y,c,h\n{ROWS}", label="c", columns=["a", "y"]),
+    "fractions as classes": table("a,y\n" + "".join(f"{i},{i / 7}\n" for i in range(60))),
+    "beyond float32": table("a,y\n1e39,1\n" + "1,0\n2,1\n" * 20),
+    "no positive class": table(f"a,b,y,h\n{ROWS}", columns=["a"], task="binary"),
+    "an unknown positive class": table(
+        f"a,b,y,h\n{ROWS}", columns=["a"], task="binary", positive="c"
+    ),
+    "a positive class of no binary task": table(f"a,b,y,h\n{ROWS}", columns=["a"], positive="a"),
+    "a label of lists": table("a,y\n" + '1,"[1]"\n' * 20),
+    "an empty name": table(",\n" + "1,2\n" * 20),
+}
+LIMITS: dict[str, Input] = {
+    " ".join(words): typed("run", "x.yaml", *words)
+    for words in (
+        ("data={name: random, shape: [100000, 100000]}",),
+        ("data={name: random, classes: 1000000000}",),
+        ("data={name: random, samples: 100000000000}",),
+        ("model={name: mlp, hidden: [1000000000]}",),
+        ("algorithm={name: fedprox, mu: .inf}",),
+        ("algorithm={name: fedopt, eta: .inf}",),
+        ("partition={name: dirichlet, alpha: .inf}",),
+        ("shift={noise: 1e308}",),
+        ("rounds=99999999999999999",),
+        ("sweep.seeds=3",),
+        ("evaluation.metrics=[auc]",),
+        ("callbacks=[{name: tensorboard, folder: /proc/x}]",),
+        ("name=a b",),
+        ("aggregation.buffers=local", "algorithm=pooled", "model={name: lenet, norm: batch}"),
+        (
+            "aggregation.buffers=local",
+            "participation.unseen=1",
+            "model={name: lenet, norm: batch}",
+            "partition={name: iid, clients: 4}",
+        ),
+    )
+} | {
+    "papers": typed("list", "papers", "nope"),
+    "resume of nothing": typed("resume", "none", "rounds=99999999999999999999999"),
+    "rounds twice": typed("resume", "x", "rounds=9", "rounds=8"),
+}
+ALL: dict[str, dict[str, Input]] = {
+    "files": FILES,
+    "plug-ins": PLUGINS,
+    "typed": TYPED,
+    "tables": TABLES,
+    "limits": LIMITS,
+}
+"""Kinds of bad inputs."""

@@ -1,0 +1,118 @@
+"""Readers, services and servers that go or hang: a run is stopped with care, a command ends in one line."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import flray
+from flray.cli.main import invoke
+from flray.tracking import client
+from tests.hostile.values import GOOD
+
+PATIENCE = 300
+"""Seconds for a process on a busy machine."""
+
+
+def write(**experiment: object) -> None:
+    content = {"experiment": {**GOOD["experiment"], "model": "linear", "subset": 60, **experiment}}
+    Path("x.yaml").write_text(yaml.safe_dump(content))
+
+
+def test_a_reader_that_goes_interrupts_a_run(tmp_cwd: Path) -> None:
+    write(rounds=100_000, name="long")
+    command = [sys.executable, "-m", "flray", "run", "x.yaml"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None and run.stderr is not None
+        assert run.stdout.readline()
+        run.stdout.close()
+        said = run.stderr.read().decode()
+        code = run.wait(PATIENCE)
+    assert code == 129, said
+    assert said.strip() == "stopped; go on with: flray resume runs/long/001"
+    assert json.loads(Path("runs/long/001/run.json").read_text())["status"] == "interrupted"
+
+
+def test_closed_streams_are_as_good_as_none(tmp_cwd: Path) -> None:
+    write(rounds=1, name="short")
+    command = f"exec {sys.executable} -m flray run x.yaml >&- 2>&- <&-"
+    assert subprocess.run(["bash", "-c", command], timeout=PATIENCE).returncode == 0
+    assert json.loads(Path("runs/short/001/run.json").read_text())["status"] == "finished"
+
+
+def test_a_limit_of_file_sizes_is_one_line(tmp_cwd: Path) -> None:
+    write(rounds=1, name="small")
+    command = f"ulimit -f 1; exec {sys.executable} -m flray run x.yaml"
+    ended = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1 and ended.stderr.startswith("flray: no space left")
+
+
+class _Dripping(http.server.BaseHTTPRequestHandler):
+    """Answers with one byte at a time, for ever."""
+
+    ended = threading.Event()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        while not self.ended.wait(0.2):
+            try:
+                self.wfile.write(b" ")
+            except OSError:
+                return
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def dripping() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Dripping)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    _Dripping.ended.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.timeout(PATIENCE)
+def test_a_server_that_drips_is_given_up(
+    dripping: str,
+    tmp_cwd: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(rounds=1, name="sent")
+    flray.run("x.yaml")
+    monkeypatch.setattr(client, "REQUEST_SECONDS", 2.0)
+    assert invoke(["sync", "sent", "--uri", dripping]) == 2
+    assert "has not answered whole within 2 s" in capsys.readouterr().err
+    assert invoke(["sync", "sent", "--uri", "sqlite:///mlflow.db"]) == 0
+    assert " events of 1 run sent to sqlite:///" in capsys.readouterr().out
+
+
+def test_a_damaged_partition_is_told_before_the_rounds(
+    tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(rounds=1, name="done")
+    folder = flray.run("x.yaml").folder
+    (folder / "partition.json").write_text("[1]")
+    before = (folder / "journal.jsonl").read_bytes()
+    assert invoke(["resume", "done", "rounds=3"]) == 2
+    assert "partition.json: found list" in capsys.readouterr().err
+    assert (folder / "journal.jsonl").read_bytes() == before
