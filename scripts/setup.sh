@@ -1,8 +1,11 @@
 # Shared by quickstart and test: make .venv beside this folder's parent and install flray into it, if missing or outdated.
+# With the extra packages of FLRAY_EXTRAS, those for development without; an environment that has these is enough for any.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 want="$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)"
-if [ "$(cat .venv/.flray-installed 2>/dev/null || true)" != "$want" ]; then
+extras="${FLRAY_EXTRAS:-dev}"
+have="$(cat .venv/.flray-installed 2>/dev/null || true)"
+if [ "$have" != "$want dev" ] && [ "$have" != "$want $extras" ] && [ "$have" != "$want" ]; then
   python="${PYTHON:-python3}"
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
     echo "flray needs Python 3.11 or newer; found: $("$python" --version 2>&1). Set PYTHON to one, for example PYTHON=python3.12 $0" >&2
@@ -10,7 +13,7 @@ if [ "$(cat .venv/.flray-installed 2>/dev/null || true)" != "$want" ]; then
   }
   echo "flray: installing into .venv (once; about two to four minutes)"
   [ -x .venv/bin/python ] || "$python" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-  echo "$want" > .venv/.flray-installed
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
+  echo "$want $extras" > .venv/.flray-installed
 fi
 export PATH="$PWD/.venv/bin:$PATH"

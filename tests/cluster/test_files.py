@@ -414,6 +414,29 @@ def test_a_slurm_job_has_a_folder_and_memory_of_its_own(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+def test_a_node_installs_nothing_for_development(tmp_path: Path) -> None:
+    """A GPU node is paid for while it installs; an environment for development is enough for it."""
+    for name in ("cluster/node/setup", "scripts/setup.sh", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    python, log = tmp_path / ".venv" / "bin" / "python", tmp_path / "log"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    python.chmod(0o755)
+
+    def installed(script: str) -> list[str]:
+        log.write_text("")
+        environment = {**os.environ, "HOME": str(tmp_path)}
+        subprocess.run(["bash", tmp_path / script], env=environment, check=True, timeout=60)
+        return re.findall(r"-e \.\[(.*)\]", log.read_text())
+
+    (extras,) = installed("cluster/node/setup")
+    assert extras and "dev" not in extras
+    assert installed("cluster/node/setup") == []
+    assert installed("scripts/setup.sh") == ["dev"]
+    assert installed("cluster/node/setup") == installed("scripts/setup.sh") == []
+
+
 def test_stop_ends_its_own_processes_only(tmp_path: Path) -> None:
     """`ray stop` would end every Ray of the user; ours ends what carries this checkout's mark."""
     checkout = tmp_path / "flray"
