@@ -1,7 +1,7 @@
 """The border: whatever comes from a bucket, an archive, a hub, a table or another user's folder is checked here.
 
 - Names and links lead to no place outside their folder: `check_name`, `check_links`, `numbered`.
-- Bytes come from regular files and have an end: `open_file`, `read`, `read_at_most`, `check_cells`.
+- Bytes come from regular files and have an end: `open_file`, `read`, `read_npz`, `check_cells`.
 - JSON has the form that was written: `parse_json`, `read_json`, `shape_problem`.
 - Settings and addresses of a run that is `foreign` are followed only if they are the user's own:
   `own_tracking`, `check_settings`.
@@ -16,6 +16,8 @@ import json
 import os
 import re
 import stat
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -163,6 +165,29 @@ def read(path: Path, most: int = WEIGHTS_BYTES) -> bytes:
     """Return the content of a regular file of at most `most` bytes; raises as `open_file` does."""
     with open_file(path, most) as file:
         return file.read()
+
+
+def read_npz(path: Path) -> dict[str, Any]:
+    """Return the arrays of an .npz file, by name.
+
+    Raises
+    ------
+    DataError
+        If it is not one, or its arrays are too large.
+    """
+    import numpy as np  # not every command needs it
+
+    try:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
+            for entry in archive.infolist():
+                check_size(path / entry.filename, entry.file_size, ARRAYS_BYTES)
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as found:
+                return dict(found)
+    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        # Not with numpy's own words, which propose to unpickle what is there.
+        what = str(error) if isinstance(error, zipfile.BadZipFile) else "not plain arrays"
+        raise DataError(f"{path}: not a readable .npz file ({what}); fetch it again") from None
 
 
 def check_cells(path: Path, rows: int, columns: int) -> None:

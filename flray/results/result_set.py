@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
@@ -17,6 +16,7 @@ from flray.config.paper import PaperTable
 from flray.config.setting_labels import setting_label
 from flray.config.shapes import read_partition
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, PARTITION
+from flray.files.border import read_npz
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS
 from flray.metrics.summary import Protocol, ReportedRounds, reported_rounds
 
@@ -139,10 +139,7 @@ class Trial:
     def diagnostics(self, name: str = FINAL_DIAGNOSTICS) -> dict[str, NDArray[Any]]:
         """Return the arrays that were saved of the models, empty where there are none."""
         path = self.folder / name
-        if not path.is_file():
-            return {}
-        with np.load(path, allow_pickle=False) as found:
-            return {key: found[key] for key in found.files}
+        return read_npz(path) if path.exists() else {}
 
 
 def alike(metrics: Sequence[str]) -> list[str]:

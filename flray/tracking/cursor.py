@@ -10,7 +10,7 @@ from types import NoneType
 
 from flray.errors import FlrayError
 from flray.files.atomic import write_atomically
-from flray.files.border import read_json
+from flray.files.border import WEIGHTS_BYTES, open_file, read_json
 from flray.runs.events import JOURNAL
 
 CURSOR = "tracking.json"
@@ -44,7 +44,8 @@ def read(run_dir: Path) -> Cursor | None:
             {"uri": str},
             {"run_id": (str, NoneType), "experiment_id": (str, NoneType), "offset": int},
         )
-        return Cursor(**content)
+        cursor = Cursor(**content)
+        return cursor if 0 <= cursor.offset <= WEIGHTS_BYTES else None
     except (FlrayError, TypeError):
         return None
 
@@ -55,7 +56,7 @@ def load(run_dir: Path, uri: str) -> Cursor:
     if cursor is None or cursor.uri != uri:
         return Cursor(uri)
     try:
-        with (run_dir / JOURNAL).open("rb") as file:
+        with open_file(run_dir / JOURNAL, WEIGHTS_BYTES) as file:
             file.seek(max(cursor.offset - 1, 0))
             if cursor.offset and file.read(1) != b"\n":
                 cursor.offset = 0  # a crash of the machine shortened the journal
@@ -74,7 +75,7 @@ def unsent_lines(run_dir: Path, offset: int) -> Iterator[tuple[bytes, int]]:
     journal = run_dir / JOURNAL
     if not journal.exists():
         return
-    with journal.open("rb") as file:
+    with open_file(journal, WEIGHTS_BYTES) as file:
         file.seek(offset)
         for line in file:
             if not line.endswith(b"\n"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flray.errors import DataError, FlrayError
+from flray.files.border import WEIGHTS_BYTES, open_file
 from flray.runs.events import JOURNAL, decode, read_events
 from flray.tracking import cursor
 from flray.tracking.client import http_limits
@@ -64,8 +65,8 @@ def parent_of(run_dir: Path) -> Path | None:
     if folder.name not in ("trials", SETTINGS) or not (sweep / JOURNAL).exists():
         return None
     if folder.name == "trials":
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            with (run_dir / JOURNAL).open("rb") as journal:
+        with contextlib.suppress(OSError, ValueError, KeyError, DataError):
+            with open_file(run_dir / JOURNAL, WEIGHTS_BYTES) as journal:
                 named = str(decode(journal.readline())["parent"]).rpartition("-")[2]
             setting = sweep / SETTINGS / named
             if re.fullmatch("[0-9a-f]{12}", named) and (setting / JOURNAL).exists():

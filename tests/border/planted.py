@@ -171,6 +171,8 @@ FOLDERS: dict[str, Plant] = {
     "config.yaml: a plug-in beside it": plugin("own.py"),
     "partition.json: damaged": write("partition.json", b'{"clients": [5]}'),
     "partition.json: a pipe": pipe("partition.json"),
+    "tracking.json: a huge offset": edit("tracking.json", "offset", value=10**30),
+    "diagnostics: no arrays": write("portrait.npz", b"PK\x03\x04" * 9),
     "checkpoint: a list": manifest(lambda content: []),
     "checkpoint: files elsewhere": manifest(elsewhere),
     "checkpoint: a pipe": pipe("checkpoint/server-*"),
@@ -182,33 +184,35 @@ FOLDERS: dict[str, Plant] = {
 """Into the folder of a run."""
 
 BUCKETS: dict[str, Plant | str] = {
-    "a key upwards": "../../../../../../outside/rc",
-    "a key of an absolute path": f"/{Path('/tmp').resolve()}/flray-planted",
-    "a key with backslashes": "..\\..\\outside\\rc",
-    "a key with a drive": "C:/rc",
-    "a key with a control character": "a\x9bb",
-    "tracking: a server": edit(
+    "key: upwards": "../../../../../../outside/rc",
+    "key: an absolute path": f"/{Path('/tmp').resolve()}/flray-planted",
+    "key: backslashes": "..\\..\\outside\\rc",
+    "key: a drive": "C:/rc",
+    "key: a control character": "a\x9bb",
+    "tracking.uri: a server": edit(
         "config.yaml", "experiment", "tracking", "uri", value=lambda: os.environ["LISTENER"]
     ),
-    "tracking: a file": edit(
+    "tracking.uri: a file": edit(
         "config.yaml", "experiment", "tracking", "uri", value=lambda: f"sqlite:///{outside()}/x.db"
     ),
-    "a plug-in": plugin("../../../../outside-own.py"),
-    "another bucket": edit("config.yaml", "experiment", "output", value="s3://flray-test/stolen"),
-    "a callback's folder": edit(
+    "plugins: a file": plugin("../../../../outside-own.py"),
+    "output: another bucket": edit(
+        "config.yaml", "experiment", "output", value="s3://flray-test/stolen"
+    ),
+    "callbacks.0.folder: a home": edit(
         "config.yaml",
         "experiment",
         "callbacks",
         value=lambda: [{"name": "tensorboard", "folder": str(outside())}],
     ),
-    "a callback's account": edit(
+    "callbacks.0.mode: an account": edit(
         "config.yaml",
         "experiment",
         "callbacks",
         value=[{"name": "weights-and-biases", "mode": "online"}],
     ),
 }
-"""Into a bucket with a run: another key, or other files."""
+"""Into a bucket with a run: another key, or a setting, by its name."""
 
 
 def bomb(path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import zipfile
-import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +17,7 @@ from flray.data.datasets.embedded import SampleCap, Seed
 from flray.data.sources.archives import Files, check_labels, expect, whole_numbers
 from flray.data.types import DataSet
 from flray.errors import DataError
-from flray.files.border import ARRAYS_BYTES, check_size
+from flray.files.border import read_npz
 from flray.registry import register_dataset
 
 
@@ -46,17 +44,7 @@ def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
 
     path = folder / names[0]
     wanted = ("jpeg", "offset", "label", "is_test", "classes")
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                for entry in archive.infolist():
-                    check_size(path / entry.filename, entry.file_size, ARRAYS_BYTES)
-        with np.load(path, allow_pickle=False) as file:
-            stored = {name: file[name] for name in wanted if name in file}
-    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        # Not with numpy's own words, which propose to unpickle what is there.
-        what = str(error) if isinstance(error, zipfile.BadZipFile) else "not plain arrays"
-        raise DataError(f"{path}: not a readable .npz file ({what}); fetch it again") from None
+    stored = {name: array for name, array in read_npz(path).items() if name in wanted}
     missing = [name for name in wanted if name not in stored]
     expect(path, not missing, f"no {', '.join(missing)}", ", ".join(wanted))
     jpeg, offset, labels = (
