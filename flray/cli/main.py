@@ -149,7 +149,7 @@ def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) 
         if not memory_is_short(error):
             raise
         typer.echo(
-            f"flray: out of memory ({brief(error)}); smaller data, network or batches", err=True
+            f"flray: out of memory: {brief(error)}; smaller data, network or batches", err=True
         )
         return 2
     except BrokenPipeError:
