@@ -24,7 +24,7 @@ def report_command(
         typer.Argument(
             metavar="SWEEP",
             help="a sweep's or run's folder, NAME/NUMBER, NAME for the "
-            "newest, with --uri an MLflow experiment, or a file that --keep wrote",
+            "newest, with --uri an MLflow experiment, or a file that --keep wrote (its tables alone)",
             autocompletion=complete("runs"),
         ),
     ],
