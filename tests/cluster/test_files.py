@@ -292,6 +292,24 @@ def test_the_commands_of_the_files_exist() -> None:
         assert (ROOT / script.removeprefix("~/flray/")).is_file(), command
 
 
+@pytest.mark.parametrize("name", RAY_UP)
+def test_the_whole_checkout_travels_to_the_nodes(name: str) -> None:
+    """A pattern without a slash leaves out every file and folder of that name, at any depth."""
+    (content,) = read(CLUSTER, name)
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+    def left_out(file: str, pattern: str) -> bool:
+        parts = Path(file).parts
+        names = parts[:1] if pattern.startswith("/") else parts
+        return any(fnmatch.fnmatchcase(part, pattern.lstrip("/")) for part in names)
+
+    assert "flray/runs/sweeps.py" in tracked
+    missing = [f for f in tracked for p in content["rsync_exclude"] if left_out(f, p)]
+    assert missing == []
+
+
 def test_nothing_listens_to_strangers() -> None:
     """Dashboard and MLflow answer on 127.0.0.1; what must cross machines asks for a token."""
     head = (CLUSTER / "node" / "head").read_text()
