@@ -20,6 +20,8 @@ import psutil
 import pytest
 import yaml
 
+from flray.runs import sweeps
+
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
 FIELDS = yaml.safe_load((Path(__file__).parent / "fields.yaml").read_text())
@@ -453,6 +455,17 @@ def test_a_node_installs_nothing_for_development(tmp_path: Path) -> None:
     assert installed("cluster/node/setup") == []
     assert installed("scripts/setup.sh") == ["dev"]
     assert installed("cluster/node/setup") == installed("scripts/setup.sh") == []
+
+
+@pytest.mark.parametrize(("script", "trials"), [("ray-up", 6), ("slurm", 2)])
+def test_the_sweeps_that_the_launch_checks_start_are_taken(script: str, trials: int) -> None:
+    text = (ROOT / "scripts" / "checks" / script).read_text().replace("\\\n", " ")
+    found = re.findall(r"(?:flray\.tune|slurm\.sh) +\"?(?:\$root/)?([\w/.-]+\.yaml)\"?(.*)", text)
+    assert found
+    for file, rest in found:
+        words = [word.strip("\"'") for word in rest.split()]
+        given = [word for word in words if re.fullmatch(r"[a-z_.]+=[^$]+", word)]
+        assert len(sweeps.plan(ROOT / file, given)) == trials
 
 
 def test_stop_ends_its_own_processes_only(tmp_path: Path) -> None:
