@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from flray.config import arms
+from flray.config.selection import PLACES
+from flray.config.setting_labels import setting_label
 from flray.drawing.charts import LinePanel, draw_lines
 from flray.drawing.choices import draw_bars
 from flray.drawing.grids import draw_matrices, draw_points, draw_table
@@ -246,12 +249,14 @@ def _partitions(source: ResultSet) -> Iterator[Section]:
         if len(seen) == _MAX_PARTITIONS:
             break
         seen.add(str(record["clients"]))
-        title = join_names(
-            *(
-                str(value)
+        title = setting_label(
+            {
+                name: value
                 for name, value in trial.setting.items()
-                if name in varying and "method" not in name and "algorithm" not in name
-            )
+                if name in varying
+                and "method" not in name
+                and (name.startswith(arms.PREFIX) or name.split(".")[0] in PLACES)
+            }
         )
         counts = PartitionCounts.from_record(record)
         figures[f"partition{_number(len(figures))}"] = draw_partition(counts, title)

@@ -124,6 +124,16 @@ def test_every_section_that_was_tracked_is_there_and_no_other(sweep: Path) -> No
     ]
 
 
+def test_a_partition_is_titled_by_what_makes_it(sweep: Path) -> None:
+    source = load_folder(sweep)
+    for number, trial in enumerate(source.trials):
+        trial.setting |= {"local.lr": 0.05 + number % 2, "partition.alpha": 0.5 + number % 2}
+    sections = create_sections(source)
+    (found,) = (one for one in sections if one.title == "Samples of each client")
+    title = next(iter(found.figures.values())).axes[0].get_title("left")
+    assert "alpha=0.5" in title and "0.05" not in title
+
+
 def first_grid(source: ResultSet) -> GridPanel:
     return next(panels.client_values(group_trials(source)))
 
