@@ -140,7 +140,7 @@ def test_the_console_shows_no_control_characters(capsys: pytest.CaptureFixture[s
 def test_a_file_that_cannot_be_is_one_line(
     tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flray.cli.runs.show_runs", lambda *_: open("x" * 300))  # noqa: SIM115
+    monkeypatch.setattr("flray.cli.runs.show_runs", lambda *_: Path("x" * 300).read_bytes())
     assert invoke(["ls"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("flray: a file: OSError: [Errno 36]")
