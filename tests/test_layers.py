@@ -131,6 +131,24 @@ def test_imports_point_downwards(lower: str, higher: str) -> None:
         ), path
 
 
+def test_files_are_read_at_the_border() -> None:
+    """Others read the user's own code, the kernel's files, and those of this process."""
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("read_bytes", "read_text")
+    }
+    own = {
+        "config/declarations.py",
+        "config/yaml_files.py",
+        "runs/identity.py",
+        "tuning/callback.py",
+    }
+    kernel = {"bits.py", "devices/identity.py", "federation/memory.py", "files/lease.py"}
+    assert found - own - kernel == set()
+
+
 def test_an_inline_run_loads_neither_ray_nor_mlflow(tmp_path: Path) -> None:
     code = (
         "import sys, flray; flray.run({'experiment': {'data': 'digits-sklearn', 'model': 'linear', "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,7 +58,7 @@ def tune_command(
 ) -> None:
     """Run a sweep over the file's space; what sweeps in its output folder have finished is taken over."""
     from flray.cli import display
-    from flray.config import loader, spaces
+    from flray.config import loader
 
     display.to_stderr(as_json)
 
@@ -74,15 +73,12 @@ def tune_command(
         return
     with display.SweepProgress() as progress:
         result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)
-    _show_sweep(result, progress.has_values, as_json, spaces.locate(file))
+    _show_sweep(result, progress.has_values, as_json)
 
 
-def _show_sweep(
-    result: SweepResult, has_values: bool, as_json: bool = False, file: Path | None = None
-) -> None:
+def _show_sweep(result: SweepResult, has_values: bool, as_json: bool = False) -> None:
     """Show the rest of a sweep's result; a sweep without results ends like a failed run."""
     from flray.cli import display
-    from flray.results.export import agreement
 
     if as_json:
         display.print_json(display.sweep_values(result))
@@ -90,9 +86,6 @@ def _show_sweep(
         if not has_values:  # it had ended before
             display.show_values(result)
         display.show_places(result)
-        kept = file.with_suffix(".results.csv") if file is not None else None
-        if kept is not None and kept.is_file() and (line := agreement(result.data, kept)):
-            typer.echo(line)
     if result.all_failed:
         raise typer.Exit(1)
 
@@ -124,13 +117,6 @@ def resume_command(
             help="go on even if the CPU or the GPUs here compute other last bits than those it began on",
         ),
     ] = False,
-    other_code: Annotated[
-        bool,
-        typer.Option(
-            "--other-code",
-            help="continue even if your own files, flray or a library are not those that it began with",
-        ),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with an interrupted run or sweep, to the same bits; a finished run with more rounds."""
@@ -149,7 +135,6 @@ def resume_command(
                 progress=progress,
                 plugins=plugin or (),
                 other_cpu=other_cpu,
-                other_code=other_code,
                 rounds=rounds,
             )
         display.show_result(result, as_json)
@@ -167,6 +152,5 @@ def resume_command(
                 progress=sweep_progress,
                 plugins=plugin or (),
                 other_cpu=other_cpu,
-                other_code=other_code,
             )
         _show_sweep(swept, sweep_progress.has_values, as_json)

@@ -12,6 +12,7 @@ console of `flray.cli.display`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -70,7 +71,7 @@ def amount(count: int) -> str:
 
 
 def check_kind(path: Path | str, mode: int) -> None:
-    """Refuse what is no regular file: a pipe would be waited for, a device has no end.
+    """Refuse a file that is not a regular one: a pipe would be waited for, a device has no end.
 
     Parameters
     ----------
@@ -178,9 +179,10 @@ def read_npz(path: Path) -> dict[str, Any]:
     import numpy as np  # not every command needs it
 
     try:
-        with open_file(path) as file, zipfile.ZipFile(file) as archive:
-            for entry in archive.infolist():
-                check_size(path / entry.filename, entry.file_size, ARRAYS_BYTES)
+        with open_file(path) as file:
+            if zipfile.is_zipfile(file):
+                for entry in zipfile.ZipFile(file).infolist():
+                    check_size(path / entry.filename, entry.file_size, ARRAYS_BYTES)
             file.seek(0)
             with np.load(file, allow_pickle=False) as found:
                 return dict(found)
@@ -256,9 +258,12 @@ def check_links(folder: Path) -> None:
     """
     whole, left = folder.resolve(), [str(folder)]
     while left:
-        with os.scandir(left.pop()) as entries:
+        # A folder may be gone meanwhile: a sweep that is under way removes old checkpoints.
+        with contextlib.suppress(FileNotFoundError), os.scandir(left.pop()) as entries:
             for entry in entries:
-                if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(whole):
+                if entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(
+                    whole
+                ):
                     raise DataError(
                         f"{entry.path}: it is a link out of the folder of the run; put the file or "
                         "folder itself there"

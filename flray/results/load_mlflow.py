@@ -12,6 +12,7 @@ import pandas as pd
 from flray.config.arms import PREFIX
 from flray.errors import FlrayError
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
+from flray.files.border import check_name
 from flray.results.load import find_primary_metric, read_fingerprints
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.runs import directory
@@ -116,7 +117,7 @@ def _find(client: Any, what: str) -> Any:
 
 def _config(client: Any, run: str, folder: Path) -> dict[str, Any]:
     try:
-        path = client.download_artifacts(run, directory.CONFIG, str(_create(folder / run)))
+        path = client.download_artifacts(run, directory.CONFIG, str(_create(folder, run)))
     except Exception as error:
         raise FlrayError(
             f"run {run}: its {directory.CONFIG} was not tracked, which a report needs; a run that "
@@ -127,7 +128,7 @@ def _config(client: Any, run: str, folder: Path) -> dict[str, Any]:
 
 
 def _trial(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> Trial:
-    data, place = run.data, _create(folder / run.info.run_id)
+    data, place = run.data, _create(folder, run.info.run_id)
     for name in (PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS):
         with contextlib.suppress(Exception):
             client.download_artifacts(run.info.run_id, name, str(place))
@@ -190,6 +191,8 @@ def _history(client: Any, run: str, metrics: Mapping[str, float]) -> pd.DataFram
     return table.reset_index(drop=True)
 
 
-def _create(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def _create(folder: Path, run: str) -> Path:
+    """Return the folder of a run's files, whose id the server chose."""
+    place = folder / check_name(run, "the tracking server")
+    place.mkdir(parents=True, exist_ok=True)
+    return place

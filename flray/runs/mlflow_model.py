@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -12,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from flray.errors import FlrayError
+from flray.files.border import parse_json, read
 from flray.runs.journal import Journal
 
 MODEL = "model"
@@ -60,7 +60,7 @@ def save_mlflow_models(folder: Path, journal: Journal, say: Callable[[str], None
         except FlrayError as error:
             say(f"no MLflow model is written: {error}")
             return
-        card = json.loads((Path(exported) / CARD).read_text())
+        card = parse_json(read(Path(exported) / CARD))
         for stem, one in card["models"].items():
             name = MODEL + stem.removeprefix("global")
             code, weights = (str(Path(exported) / one[kind]) for kind in ("code", "weights"))

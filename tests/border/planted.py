@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
+from PIL import Image
 
 CLIENT = 'A""";open("PWNED","w").write("x");"""y'
 """A name that becomes code where it is written into a docstring."""
@@ -177,6 +178,7 @@ FOLDERS: dict[str, Plant] = {
     "checkpoint: files elsewhere": manifest(elsewhere),
     "checkpoint: a pipe": pipe("checkpoint/server-*"),
     "checkpoint: a link": link("checkpoint", outside),
+    "figures: a link to itself": link("figures", lambda: "figures"),
     "figures: a link": link("figures", outside),
     "report: a link": link("report", outside),
     "git": repository,
@@ -242,6 +244,36 @@ TABLES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a huge number": ("x.csv", lambda path: table(path, a=["9" * 400] * 16)),
 }
 """Files that ``data.path`` names."""
+
+
+def instead(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Return what puts something else in a file's place."""
+
+    def plant(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return plant
+
+
+KEPT: dict[str, Callable[[Path], None]] = {
+    "a pipe": instead(os.mkfifo),
+    "a device": instead(lambda path: path.symlink_to("/dev/zero")),
+    "escapes": lambda path: void(path.write_text(path.read_text().replace("fedavg", ESCAPES))),
+    "Latin-1": lambda path: void(path.write_bytes(path.read_bytes() + "å".encode("latin-1"))),
+    "a text": lambda path: void(path.write_text("hello")),
+}
+"""Files of results that ``report --keep`` wrote."""
+IMAGES: dict[str, Callable[[Path], None]] = {
+    "a pipe": instead(os.mkfifo),
+    "a device": instead(lambda path: path.symlink_to("/dev/zero")),
+    "a text": lambda path: void(path.write_text("hello")),
+    "a huge image": lambda path: Image.new("1", (30_000, 30_000)).save(path),
+    "escapes": lambda path: void(
+        path.parent.rename(path.parent.with_name(ESCAPES.replace("/", "")))
+    ),
+}
+"""Files in a folder of images."""
 WEIGHTS: dict[str, Callable[[Path], None]] = {
     "a device": lambda path: path.symlink_to("/dev/zero"),
     "a pipe": os.mkfifo,

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from flray.cli.main import invoke
 from flray.errors import NO_TEXT
 from flray.runs import directory
 from tests.border import planted
-from tests.hostile.asking import LIMIT, limited, listing
+from tests.hostile.asking import LIMIT, LateError, limited, listing
 from tests.hostile.values import GOOD
 
 RUN = planted.RUN
@@ -119,6 +120,7 @@ def place(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("FLRAY_WORK", str(tmp_path / "here" / "work"))
     monkeypatch.setenv("HOME", str(tmp_path / "outside"))
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path / "here" / "data"))
     directory.source.cache_clear()
     return tmp_path
 
@@ -132,7 +134,7 @@ def wrong(commands: Sequence[list[str]]) -> list[str]:
         try:
             with limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 code = invoke(command)
-        except TimeoutError:
+        except LateError:
             code = f"no answer within {LIMIT} s"
         except BaseException:
             code = "a traceback: " + " | ".join(traceback.format_exc().strip().splitlines()[-3:])
@@ -160,8 +162,10 @@ def away() -> dict[str, bytes]:
 @pytest.mark.parametrize("name", some(planted.FOLDERS))
 def test_in_the_folder_of_a_run(name: str, place: Path, listener: list[bytes]) -> None:
     planted.FOLDERS[name](RUN)
+    others = name == "run.json: of another program"
     assert wrong([*OVER_ALL[:2], *over_run("m/001"), ["run", "x.yaml", "name=again"]]) == []
     assert not listener
+    assert not others or RUN.is_dir()
 
 
 @pytest.mark.parametrize("name", some(planted.BUCKETS))
@@ -214,6 +218,26 @@ def test_in_a_table(name: str, place: Path) -> None:
         assert not Path("PWNED").exists()
     else:
         assert listing() == before
+
+
+@pytest.mark.parametrize("name", some(planted.KEPT))
+def test_in_a_file_of_kept_results(name: str, place: Path) -> None:
+    invoke(["report", "ok/001", "--keep", "kept.csv"])
+    planted.KEPT[name](Path("kept.csv"))
+    assert wrong([["report", "kept.csv"], ["report", "ok/001", "--keep", "kept.csv"]]) == []
+
+
+@pytest.mark.parametrize("name", some(planted.IMAGES))
+def test_in_a_folder_of_images(name: str, place: Path) -> None:
+    for kind in ("a", "b"):
+        for number in range(8):
+            path = Path("pictures", "site", kind, f"{number}.png")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(path)
+    planted.IMAGES[name](Path("pictures/site/a/0.png"))
+    data = "data={name: folder, path: pictures, size: 8}"
+    assert wrong([["run", "x.yaml", data, "name=f"], ["data", "show", "x.yaml", data]]) == []
+    assert name == "escapes" or not Path("runs/f").exists()
 
 
 @pytest.mark.parametrize("setting", ["start", "model.weights"])

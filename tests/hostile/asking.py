@@ -18,12 +18,16 @@ LIMIT, WAIT = 10, 60
 """Seconds of work, and seconds on a busy machine, after which an answer counts as none."""
 
 
+class LateError(BaseException):
+    """No answer in time; no error of the system's, which commands turn into a line."""
+
+
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """Raise TimeoutError after `LIMIT` seconds of this process's own time, or `WAIT` seconds."""
+    """Raise LateError after `LIMIT` seconds of this process's own time, or `WAIT` seconds."""
 
     def late(*_: object) -> None:
-        raise TimeoutError
+        raise LateError
 
     before = [(one, signal.signal(one, late)) for one in (signal.SIGPROF, signal.SIGALRM)]
     signal.setitimer(signal.ITIMER_PROF, LIMIT)
@@ -43,7 +47,7 @@ def asked(arguments: Sequence[str], accepted: Sequence[int] = (2,)) -> str:
     try:
         with limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = invoke(list(arguments))
-    except TimeoutError:
+    except LateError:
         return f"no answer within {LIMIT} s"
     except BaseException:
         return "a traceback: " + " | ".join(traceback.format_exc().strip().splitlines()[-3:])

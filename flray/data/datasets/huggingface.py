@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from flray.data.sources.image_files import decode
 from flray.data.sources.images import channel_statistics
 from flray.data.types import DataSet
 from flray.errors import DataError, brief, nearest
-from flray.files.border import FILE_BYTES, open_file, read_at_most
+from flray.files.border import FILE_BYTES, open_file, parse_json, read, read_at_most
 from flray.registry import register_dataset
 
 
@@ -126,7 +125,7 @@ def _saved(folder: Path) -> Any:
     """Return a data set that `Dataset.save_to_disk` wrote: its Arrow files beside ``state.json``, no others."""
     from datasets import Dataset
 
-    state = json.loads((folder / "state.json").read_bytes())
+    state = parse_json(read(folder / "state.json", FILE_BYTES))
     for one in state["_data_files"]:
         if (
             Path(one["filename"]).name != one["filename"]
