@@ -403,6 +403,7 @@ class _Sweep:
                         self._points,
                         lambda points: self._create(folder, points, lambda line: None),
                         self.other_gpus,
+                        self._address is not None,
                     ).run(callback, batch.until)
                 finally:
                     callback.close()

@@ -44,6 +44,7 @@ from flray.federation.spec import FederationSpec, SharedDataset
 from flray.files.atomic import write_atomically
 from flray.files.border import FILE_BYTES, parse_json, read
 from flray.metrics.summary import RunningReport, score_metric
+from flray.tuning.driver_files import DriverFiles as DriverFiles  # which registers its addresses
 from flray.tuning.resources import Bundles, data_key
 from flray.tuning.trial_store import checkpoints
 
@@ -75,7 +76,7 @@ class SweepContext:
         The user's components, by kind.
     folder : str
         Tune's storage for the checkpoints of all sessions of this sweep: a folder, or an address in
-        object storage.
+        object storage or on the driver's node (`flray.tuning.driver_files`).
     other_gpus : bool
         Whether a trial may go on on other GPUs than it began on.
     step_seconds : float

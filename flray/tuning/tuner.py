@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 
 from flray.config.experiment import Config
 from flray.config.sweep import Pbt
+from flray.files import storage
 from flray.runs import directory
 from flray.tuning.callback import TrialRecorder
+from flray.tuning.driver_files import PROTOCOL, start_keeper
 from flray.tuning.phases import metric_of
 from flray.tuning.resources import TrialResources, user_components
 from flray.tuning.search import OptunaSearch, scheduler
@@ -65,6 +68,8 @@ class SweepTuner:
         Creates the folders of trials, and takes over those that have been run already.
     other_gpus : bool
         Whether trials may go on on other GPUs than they began on.
+    joined : bool
+        Whether Ray is a cluster that was joined, whose nodes may not see the folder.
     """
 
     def __init__(
@@ -75,12 +80,18 @@ class SweepTuner:
         known: dict[str, TrialSpec],
         create: Callable[[Sequence[TrialSpec]], object],
         other_gpus: bool = False,
+        joined: bool = False,
     ) -> None:
         self._config, self._sweep, self._resources, self._points = config, sweep, resources, known
         self._create, self._other_gpus = create, other_gpus
         self._until: int | None = None
         mirror = directory.remote_uri(sweep, config.experiment.output)
         self._storage = str((sweep / TUNE).resolve()) if mirror is None else f"{mirror}/{TUNE}"
+        # What other nodes call it; those of a Ray on this machine alone see the folder.
+        self._address, self._keeper = self._storage, None
+        if mirror is None and (joined or len(ray.nodes()) > 1):
+            uid = directory.read(sweep)["uid"]
+            self._address, self._keeper = f"{PROTOCOL}://{uid}{self._storage}", start_keeper(uid)
         self._over = [f.number for f in trial_folders(sweep) if f.status in TERMINAL_STATUSES]
         self._start = self._population_start()
 
@@ -124,6 +135,7 @@ class SweepTuner:
             run_config=tune.RunConfig(
                 name=next_session(self._storage),
                 storage_path=self._storage,
+                storage_filesystem=self._files(),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=sweep.max_failures),
                 checkpoint_config=tune.CheckpointConfig(
@@ -136,12 +148,16 @@ class SweepTuner:
             warnings.simplefilter("ignore")
             tuner.fit()
 
+    def _files(self) -> Any:
+        """Return the file system of Tune's storage; None if Tune knows it."""
+        return storage.filesystem(self._address)[0] if self._keeper is not None else None
+
     def _trainable(self) -> Any:
         shared = SweepContext(
             self._config,
             self._resources.share(),
             user_components(),
-            self._storage,
+            self._address,
             self._other_gpus,
             self._resources.step_seconds,
         )

@@ -1,0 +1,159 @@
+"""A sweep on nodes that share no folder with the driver: checkpoints reach it over Ray, also those of lost nodes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flray import tuning
+from flray.runs import runner
+from flray.runs.events import read_events
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+HIDDEN = """
+mount -t tmpfs none "$1"
+exec "$2" start --address "$3" --num-cpus 1 --block --disable-usage-stats
+"""
+RATES = [0.02, 0.03, 0.04, 0.05, 0.06, 0.07]
+PLUGIN = '''
+from pathlib import Path
+
+import ray
+
+from flray import register_algorithm, registry
+
+
+@register_algorithm("seen")
+class Seen(registry.algorithms.get("local")):
+    """Notes on which nodes it was run."""
+
+    def train(self, client):
+        (Path({folder!r}) / ray.get_runtime_context().get_node_id()).touch()
+        return super().train(client)
+'''
+
+
+def may_hide() -> bool:
+    """Whether this user may mount what others do not see."""
+    asked = ["unshare", "--mount", "true"]
+    return shutil.which("unshare") is not None and subprocess.run(asked).returncode == 0
+
+
+class Nodes:
+    """A head with a CPU, and workers with one each that see an empty folder where the output is."""
+
+    def __init__(self, hidden: Path) -> None:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        self._hidden, self._started = hidden, list[subprocess.Popen[bytes]]()
+        head = {"num_cpus": 1, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        ray.init(address=self._cluster.address, logging_level="ERROR", log_to_driver=False)
+
+    def add(self) -> None:
+        """Start a worker and wait until Ray has it."""
+        import ray
+
+        before = {node["NodeID"] for node in ray.nodes()}
+        command = ["unshare", "--mount", "sh", "-ec", HIDDEN, "sh", str(self._hidden)]
+        command += [str(Path(sys.executable).with_name("ray")), self._cluster.address]
+        self._started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        end = time.monotonic() + 240
+        while before.issuperset(node["NodeID"] for node in ray.nodes()):
+            assert time.monotonic() < end and self._started[-1].poll() is None
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """Kill all processes of the oldest worker."""
+        started = self._started.pop(0)
+        for process in [*psutil.Process(started.pid).children(recursive=True), started]:
+            process.kill()
+        started.wait(30)
+
+    def end(self) -> None:
+        """End everything."""
+        import ray
+
+        ray.shutdown()
+        while self._started:
+            self.kill()
+        self._cluster.shutdown()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    if not may_hide():
+        pytest.skip("mounting needs rights that this user lacks")
+    for name, value in (("period_ms", "500"), ("timeout_ms", "2000"), ("failure_threshold", "2")):
+        monkeypatch.setenv(f"RAY_health_check_{name}", value)
+    (tmp_path / "runs").mkdir()
+    found = Nodes(tmp_path / "runs")
+    try:
+        found.add()
+        found.add()
+        yield found
+    finally:
+        found.end()
+
+
+def test_a_sweep_on_nodes_without_a_shared_folder_has_the_digests_of_one_machine(
+    tmp_cwd: Path, digits: dict[str, Any], nodes: Nodes
+) -> None:
+    (tmp_cwd / "seen").mkdir()
+    (tmp_cwd / "plugin.py").write_text(PLUGIN.format(folder=str(tmp_cwd / "seen")))
+    settings = {
+        **digits,
+        "algorithm": "local",
+        "rounds": 6,
+        "data": {"name": "digits-sklearn", "samples": 200},
+        "local": {"epochs": 4, "batch_size": 8, "lr": 0.02},
+        "resources": {"executor": "inline"},
+    }
+    alone = {
+        rate: runner.run({"experiment": {**settings, "output": "alone"}}, [f"local.lr={rate}"])
+        for rate in RATES
+    }
+    content = {
+        "experiment": {
+            **settings,
+            "name": "sweep",
+            "algorithm": "seen",
+            "plugins": [str(tmp_cwd / "plugin.py")],
+            "output": str(tmp_cwd / "runs"),
+        },
+        "space": {"local.lr": {"grid": RATES}},
+        "sweep": {"metric": "auto", "max_failures": 0},
+    }
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(tuning.tune(content)), daemon=True)
+    thread.start()
+    end = time.monotonic() + 240
+    journals = "runs/sweep/001/trials/*/journal.jsonl"
+    while thread.is_alive() and time.monotonic() < end:
+        if len(list(Path("seen").iterdir())) == 3 and all(
+            any(event["type"] == "round" for event in read_events(path))
+            for path in list(Path().glob(journals))[:3]
+        ):
+            break
+        time.sleep(0.1)
+    assert thread.is_alive(), "the sweep ended before a node was killed"
+    nodes.kill()
+    nodes.add()
+    thread.join(240)
+    assert found, "the sweep did not end"
+    table = found[0].results.set_index("local.lr")
+    assert {rate: table.loc[rate, "sha256"] for rate in RATES} == {
+        rate: run.sha256 for rate, run in alone.items()
+    }
+    assert len(list(Path("seen").iterdir())) >= 3
