@@ -18,7 +18,30 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasat
 
 
 class InterruptedRunError(FlrayError):
-    """The user stopped the run; progress is saved, and the message says how to resume."""
+    """The run was stopped; progress is saved, and the message says how to resume.
+
+    Parameters
+    ----------
+    text : str
+        The message.
+    code : int
+        Exit code of the command line: 130 if the user stopped it.
+    """
+
+    def __init__(self, text: str = "", code: int = 130) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class RayLostError(KeyboardInterrupt):
+    """Ray's node process on this machine died: a stop as by Ctrl-C, from outside, in the thread that uses Ray."""
+
+    def __str__(self) -> str:
+        """Return what the user reads."""
+        return (
+            "stopped: Ray's node process (raylet) on this machine was killed, as happens when memory "
+            "runs out"
+        )
 
 
 class StopSignal:
@@ -103,9 +126,11 @@ def resume_hint(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        lost = isinstance(stop, RayLostError)
         raise InterruptedRunError(
-            f"stopped; go on with: flray resume {shlex.quote(str(folder))}"
+            f"{stop if lost else 'stopped'}; go on with: flray resume {shlex.quote(str(folder))}",
+            code=1 if lost else 130,
         ) from None
 
 

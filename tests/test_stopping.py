@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections.abc import Iterator
@@ -99,6 +100,32 @@ def test_a_signal_while_ray_starts_is_no_other() -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
         signal.raise_signal(signal.SIGTERM)
     assert stop.code(130) == 143
+
+
+class AskingStream(io.StringIO):
+    """A stream during whose first line the process is asked to end."""
+
+    number: int | None
+
+    def write(self, text: str) -> int:
+        """Write, after the signal."""
+        number, self.number = self.number, None
+        if number is not None:
+            signal.raise_signal(number)
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_command_asked_to_end_again_while_it_says_so_ends_with_the_same_code(
+    tmp_cwd: Path, digits: dict[str, Any], number: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_cwd, digits, number)
+    stream = AskingStream()
+    stream.number = number
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert invoke(["run", "x.yaml"]) == code
 
 
 ASKED_EARLY = """

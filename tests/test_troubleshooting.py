@@ -143,6 +143,12 @@ def other_gpu(folder: Path) -> None:
     (folder / "run.json").write_text(json.dumps(run))
 
 
+def far_folder() -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", str(Path("a" * 100).absolute()))
+        return run("resources.executor=ray")()
+
+
 def full_disk() -> int:
     """Write to a file that says it has no space left, as Linux keeps one for tests."""
     from flray.federation import checkpoint
@@ -190,6 +196,7 @@ TROUBLES: dict[str, Scenario] = {
     "a process that still runs": resumed(lambda folder: Journal(folder / "journal.jsonl")),
     "no space left": full_disk,
     "no Ray at": run("resources.executor=ray", "--address", "127.0.0.1:1"),
+    "path length": far_folder,
 }
 ON_RAY: dict[str, Scenario] = {
     "its actor died 3 times": broken(

@@ -109,6 +109,8 @@ def invoke(
     with signals_as_interrupt() as stop:
         try:
             return stop.code(_invoke(arguments, command, typed, alone))
+        except KeyboardInterrupt:  # asked again while it stops
+            return stop.code(130)
         finally:
             if (display := sys.modules.get("flray.cli.display")) is not None:
                 display.to_stderr(False)  # another command of this process may print its own way
@@ -132,7 +134,7 @@ def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) 
         return _usage_error(error, typed)
     except InterruptedRunError as error:
         typer.echo(str(error), err=True)
-        return 130
+        return error.code
     except MethodError as error:
         typer.echo("\n".join(map(one_line, str(error).split("\n"))), err=True)
         return 1

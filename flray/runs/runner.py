@@ -176,8 +176,9 @@ def start(
     if experiment.tracking.uri is not None:
         check(experiment.tracking.uri)
     with contextlib.ExitStack() as stack:
-        if address is not None:  # joined before anything is created: it may be missing or too small
+        if uses_ray(experiment):  # before anything is created: it may be missing or too small
             available = stack.enter_context(ray_session(address, bits.variables(experiment)))
+        if address is not None:
             say = logged((progress or NullProgress()).say)
             PoolPlanner(spec, await_first_node(experiment, available, say)).plan()
         with directory.new_folder(experiment.output, experiment.name) as folder:

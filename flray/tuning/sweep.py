@@ -66,6 +66,7 @@ def tune(
         sweep.check()
         if config.experiment.tracking.uri is not None:
             check(config.experiment.tracking.uri)
+        sweep.start_ray()
         with directory.new_folder(config.experiment.output, config.experiment.name) as folder:
             directory.save_config(folder, config)
             directory.write(
@@ -421,6 +422,12 @@ class _Sweep:
                 f"{folder}: no setting of any arm ran to the end, so there is nothing to compare; the "
                 f"first failure: {first}"
             )
+
+    def start_ray(self) -> None:
+        """Start Ray before anything is created, unless other sweeps have finished every trial."""
+        trials = self.find()
+        if not self._connected and not (trials and all(finished for _, finished in trials)):
+            self._connect()
 
     def _connect(self) -> dict[str, float]:
         self._connected = True

@@ -11,18 +11,32 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flray.errors import FlrayError, brief
+from flray.federation.ray_backend.local_ray import local_ray
 from flray.interrupts import preserve_handlers
 from flray.startup import environment, usable_cpus
 
-LOOPBACK = "127.0.0.1"
+_HERE = {
+    # Replies up to this size come with the call's result instead of through the object store,
+    # which costs a small network's round several percent.
+    "RAY_max_direct_call_object_size": str(512 * 1024),
+    # Ray's own default, 15, leaves its workers next to nothing beside any other process of the
+    # machine.
+    "RAY_worker_niceness": "0",
+    # Its record of every task, for a dashboard that is not started, grows by a third of a MiB in a
+    # round of 200 clients.
+    "RAY_task_events_report_interval_ms": "0",
+    # Else its agents print the log of a node process that was killed before they can be ended.
+    "RAY_enable_pipe_based_agent_to_parent_health_check": "0",
+}
+"""Environment variables of a Ray that is started here, unless the user set them."""
+
 _CHANGED = (
     "RAY_AUTH_MODE",
     "RAY_AUTH_TOKEN",
     "RAY_AUTH_TOKEN_PATH",
     "RAY_USAGE_STATS_ENABLED",
-    "RAY_max_direct_call_object_size",
-    "RAY_worker_niceness",
     "PYTHONBREAKPOINT",
+    *_HERE,
 )
 """Environment variables that a session changes, including those that Ray sets."""
 
@@ -73,7 +87,9 @@ def ray_session(
     Raises
     ------
     FlrayError
-        If the cluster cannot be reached.
+        If the cluster cannot be reached, or Ray cannot be started here.
+    RayLostError
+        In this thread, if the Ray that was started here loses its node process.
     """
     if _connected():
         import ray
@@ -82,14 +98,15 @@ def ray_session(
         return
     if address is not None:
         _check_answers(address)
-    with _environment(address):
+    with _environment(address), contextlib.ExitStack() as stack:
         import ray
 
-        try:
-            with preserve_handlers():
-                if address is None:
-                    _start_here(ray)
-                else:
+        if address is None:
+            stack.enter_context(local_ray(local_resources()))
+        else:
+            stack.callback(ray.shutdown)
+            try:
+                with preserve_handlers():
                     # Processes of this machine's own Ray have this one's environment, those of a
                     # cluster have not.
                     ray.init(
@@ -98,19 +115,11 @@ def ray_session(
                         log_to_driver=True,
                         runtime_env={"env_vars": dict(variables)} if variables else None,
                     )
-        except (
-            Exception
-        ) as error:  # Ray raises plain ones too, as where its node does not start in time
-            where = "on this machine" if address is None else f"at {address}"
-            folder = os.environ.get("RAY_TMPDIR") if address is None else None
-            said = f" (its folder is RAY_TMPDIR, {folder}: shorter, or unset?)" if folder else ""
-            raise FlrayError(
-                f"no Ray {where}: {brief(error)}{said}; `flray doctor` shows what is there"
-            ) from None
-        try:
-            yield ray.cluster_resources()
-        finally:
-            ray.shutdown()
+            except Exception as error:  # Ray raises plain ones too
+                raise FlrayError(
+                    f"no Ray at {address}: {brief(error)}; `flray doctor` shows what is there"
+                ) from None
+        yield ray.cluster_resources()
 
 
 def _connected() -> bool:
@@ -118,38 +127,6 @@ def _connected() -> bool:
 
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
-
-
-def _start_here(ray: Any) -> None:
-    here = local_resources()
-    with _loopback_node():
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            num_cpus=int(here["CPU"]),
-            num_gpus=int(here["GPU"]),
-            logging_level="ERROR",
-            log_to_driver=True,
-            _node_ip_address=LOOPBACK,
-        )
-
-
-@contextlib.contextmanager
-def _loopback_node() -> Iterator[None]:
-    """Give Ray's node the address 127.0.0.1, so that it binds every socket to it.
-
-    Ray replaces it by an address other machines can reach, unless it takes this machine for one
-    that can be in no cluster: its switch for macOS and Windows, which it reads once, at its first
-    import.
-    """
-    from ray._private import ray_constants
-
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextlib.contextmanager
@@ -163,12 +140,8 @@ def _environment(address: str | None) -> Iterator[None]:
                 # write into the home.
                 os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
                 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-                # Replies up to this size come with the call's result instead of through the
-                # object store, which costs a small network's round several percent.
-                os.environ.setdefault("RAY_max_direct_call_object_size", str(512 * 1024))
-                # Ray's own default, 15, leaves its workers next to nothing beside any other
-                # process of the machine.
-                os.environ.setdefault("RAY_worker_niceness", "0")
+                for name, value in _HERE.items():
+                    os.environ.setdefault(name, value)
             _read_authentication_anew()
             yield
     finally:

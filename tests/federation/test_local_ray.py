@@ -1,0 +1,177 @@
+"""The Ray that flray starts on this machine: nobody else's, waited for, watched, and nothing of it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from flray.federation.ray_backend import local_ray
+from flray.federation.ray_backend.session import ray_session
+from flray.files.locks import hold_lock
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a name short enough for Ray's sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def started(tmp_cwd: Path, digits: dict[str, Any], **variables: str) -> subprocess.Popen[str]:
+    """Start a long sweep on Ray in a process of its own, as a user does."""
+    experiment = {**digits, "name": "long", "rounds": 500, "resources": {"actors": 1}}
+    content = {"experiment": experiment, "space": {"local.lr": {"grid": [0.01, 0.02]}}}
+    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump(content))
+    return subprocess.Popen(
+        [sys.executable, "-m", "flray", "tune", "x.yaml"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **variables},
+    )
+
+
+def wait_for(condition: Callable[[], Any], driver: subprocess.Popen[str]) -> Any:
+    end = time.monotonic() + 480
+    while not (found := condition()):
+        assert driver.poll() is None, driver.communicate()[0]
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+    return found
+
+
+def descendants(driver: subprocess.Popen[str]) -> list[psutil.Process]:
+    return list(psutil.Process(driver.pid).children(recursive=True))
+
+
+def called(driver: subprocess.Popen[str], name: str) -> list[psutil.Process]:
+    found = []
+    for process in descendants(driver):
+        try:
+            if process.name().startswith(name):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            pass
+    return found
+
+
+def all_ended(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=20)[1]
+
+
+def test_a_sweep_whose_ray_is_killed_says_how_to_go_on_and_leaves_nothing(
+    tmp_cwd: Path, digits: dict[str, Any], short: Path
+) -> None:
+    driver = started(tmp_cwd, digits)
+    wait_for(lambda: list(Path().glob("runs/long/001/trials/*/journal.jsonl")), driver)
+    wait_for(
+        lambda: any(
+            '"round"' in path.read_text()
+            for path in Path().glob("runs/long/001/trials/*/journal.jsonl")
+        ),
+        driver,
+    )
+    (private,) = short.iterdir()
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert list(private.glob("*/session_*/sockets/raylet"))
+    processes = descendants(driver)
+    (raylet,) = called(driver, "raylet")
+    raylet.kill()
+    said = driver.communicate(timeout=240)[0]
+    assert driver.returncode == 1, said
+    assert said.splitlines()[-1] == (
+        "stopped: Ray's node process (raylet) on this machine was killed, as happens when memory runs "
+        "out; go on with: flray resume runs/long/001"
+    )
+    assert "state-dump" not in said and "Traceback" not in said, said
+    assert json.loads(Path("runs/long/001/sweep.json").read_text())["status"] == "interrupted"
+    assert all_ended(processes) and not list(short.iterdir())
+
+
+def test_a_sweep_that_is_stopped_while_ray_starts_leaves_no_process_of_it(
+    tmp_cwd: Path, digits: dict[str, Any], short: Path
+) -> None:
+    driver = started(tmp_cwd, digits)
+    wait_for(
+        lambda: called(driver, "raylet") and len(called(driver, "raylet")[0].children()) > 1, driver
+    )
+    processes = descendants(driver)
+    driver.send_signal(signal.SIGHUP)
+    driver.send_signal(signal.SIGHUP)
+    said = driver.communicate(timeout=240)[0]
+    assert driver.returncode == 129, said
+    assert all_ended(processes) and not list(short.iterdir()) and not Path("runs").exists()
+
+
+def test_what_a_killed_process_left_is_removed_and_what_is_in_use_stays(short: Path) -> None:
+    for name in ("flray-left", "flray-used", "flray-other"):
+        (short / name).mkdir()
+    (short / "flray-left" / local_ray.LOCK).touch()
+    with hold_lock(short / "flray-used" / local_ray.LOCK), local_ray._private_folder() as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {path.name for path in short.iterdir()} == {"flray-used", "flray-other", folder.name}
+    assert not folder.exists()
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+
+agents = {{"dashboard/agent.py": 20, "runtime_env/agent/main.py": 40}}
+for agent, seconds in agents.items():
+    if any(agent in word for word in sys.orig_argv):
+        begun = Path({folder!r}) / agent.replace("/", ".")
+        wait = seconds if begun.exists() else 600
+        begun.touch()
+        time.sleep(wait)
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_that_is_slow_to_start_is_waited_for_and_started_a_second_time(
+    tmp_cwd: Path, digits: dict[str, Any], short: Path
+) -> None:
+    """The first time its agents do nothing, the second time they take longer than Ray itself waits."""
+    (tmp_cwd / "sitecustomize.py").write_text(SLOW.format(folder=str(tmp_cwd)))
+    driver = started(tmp_cwd, digits, PYTHONPATH=f"{tmp_cwd}:{os.environ.get('PYTHONPATH', '')}")
+    wait_for(lambda: list(Path().glob("runs/long/001/trials/*/journal.jsonl")), driver)
+    assert len(list(Path().glob("*agent*"))) == 2
+    driver.send_signal(signal.SIGTERM)
+    assert "go on with: flray resume" in driver.communicate(timeout=240)[0]
+
+
+@pytest.mark.slow
+def test_ray_keeps_no_record_of_tasks(short: Path) -> None:
+    """Its control process (gcs_server) would grow by about 9 MiB here."""
+    with ray_session(None):
+        import ray
+
+        found = psutil.Process().children(recursive=True)
+        (control,) = [process for process in found if process.name() == "gcs_server"]
+        actor = ray.remote(type("Actor", (), {"answer": lambda self: 1})).remote()
+
+        def call(times: int) -> int:
+            for _ in range(times):
+                ray.get([actor.answer.remote() for _ in range(200)], timeout=120)
+            return int(control.memory_info().rss)
+
+        before = call(5)
+        assert call(25) - before < 4 * 2**20
