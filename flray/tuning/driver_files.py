@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +12,8 @@ import ray
 from fsspec.implementations.local import LocalFileSystem
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from flray.errors import FlrayError
+from flray.files import border
 from flray.files.atomic import write_atomically
 
 PROTOCOL = "flray-driver"
@@ -27,7 +28,7 @@ class FileKeeper:
 
     def read(self, path: str) -> bytes:
         """Return a file's content."""
-        return Path(path).read_bytes()
+        return border.read(Path(path))
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file whole."""
@@ -135,8 +136,8 @@ class _Upload(io.BytesIO):
 
 def _uid_in(file: Path) -> object:
     try:
-        return json.loads(file.read_bytes())["uid"]
-    except (OSError, ValueError, LookupError, TypeError):
+        return border.parse_json(border.read(file))["uid"]
+    except (OSError, FlrayError, ValueError, LookupError, TypeError):
         return None
 
 
