@@ -20,6 +20,7 @@ from flray.results.load import load_folder
 from flray.results.paired import compare
 from flray.results.result_set import ALIKE_NOTE, ResultSet, Trial, judge_alike
 from flray.runs import directory
+from flray.runs.code import code_differences
 
 _OWN = ("name", "output")
 """Settings that say where results go, and nothing about them."""
@@ -84,6 +85,9 @@ def _differing(first: Path, second: Path) -> Iterator[tuple[str, str, str]]:
         own = path.removeprefix("experiment.")
         if left != right and own not in _OWN and not own.startswith("tracking."):
             yield own, left, right
+    one, other = (directory.read(folder).get("code") or {} for folder in (first, second))
+    for name, (left, right) in code_differences(one, other).items() if one and other else ():
+        yield f"code: {name}", left, right
 
 
 def _run_values(first: ResultSet, second: ResultSet) -> Iterator[tuple[str, ...]]:

@@ -117,6 +117,13 @@ def resume_command(
             help="go on even if the CPU or the GPUs here compute other last bits than those it began on",
         ),
     ] = False,
+    other_code: Annotated[
+        bool,
+        typer.Option(
+            "--other-code",
+            help="continue even if your own files, flray or a library are not those that it began with",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with an interrupted run or sweep, to the same bits; a finished run with more rounds."""
@@ -135,6 +142,7 @@ def resume_command(
                 progress=progress,
                 plugins=plugin or (),
                 other_cpu=other_cpu,
+                other_code=other_code,
                 rounds=rounds,
             )
         display.show_result(result, as_json)
@@ -152,5 +160,6 @@ def resume_command(
                 progress=sweep_progress,
                 plugins=plugin or (),
                 other_cpu=other_cpu,
+                other_code=other_code,
             )
         _show_sweep(swept, sweep_progress.has_values, as_json)

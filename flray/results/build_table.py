@@ -198,7 +198,7 @@ def _status_notes(source: ResultSet) -> list[str]:
         f"failed: {source.label(trial)} seed {trial.seed}: {trial.failure.partition(chr(10))[0]}"
         for trial in failed
     ]
-    notes += taken_over_notes(source)
+    notes += [*taken_over_notes(source), *source.code_notes]
     if stopped:
         notes.append(f"{stopped} of {total} trials were stopped early by the scheduler")
     if running:

@@ -19,6 +19,7 @@ from flray.metrics.names import ALIKE, PRIMARY_VIEWS
 from flray.metrics.summary import Protocol
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.runs import directory
+from flray.runs.code import code_notes
 from flray.runs.events import history_of, read_events
 
 
@@ -57,6 +58,7 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
         dict(identity.get("versions", {})),
         str(folder),
         tuning,
+        code_notes(folder),
     )
 
 

@@ -195,6 +195,8 @@ class ResultSet:
         Folder or address.
     tuning : list of Trial
         Those that only helped to choose what `trials` compare.
+    code_notes : list of str
+        Lines on the code; see `flray.runs.code.code_notes`.
     """
 
     name: str
@@ -203,6 +205,7 @@ class ResultSet:
     versions: dict[str, str] = field(default_factory=dict)
     where: str = ""
     tuning: list[Trial] = field(default_factory=list)
+    code_notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Have all trials judged on the same test data."""

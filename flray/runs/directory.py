@@ -54,6 +54,8 @@ _IDENTITY: dict[str, type | tuple[type, ...]] = {
     "phase": str,
     "compared": dict,
     "identity": (dict, NoneType),
+    "code": (dict, NoneType),
+    "other_code": list,
     "files": dict,
     "history": str,
     "taken_over": str,

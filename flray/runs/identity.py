@@ -8,14 +8,16 @@ import json
 import platform
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from flray import registry
 from flray.config.experiment import Config, Experiment
+from flray.config.plugins import file_of, user_code
 from flray.federation.building import components_of
+from flray.runs.code import IN_NO_FILE, Code, code_digest
 from flray.runs.resume_checks import may_change, settings_text
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -37,8 +39,13 @@ DECIDING = (
 _BESIDES = ("federation/ray_backend",)
 """Parts of these that only decide where a task is run."""
 _LIBRARIES = ("torch", "torchvision", "numpy", "scikit-learn", "pillow")
-_LIBRARIES_OF = {("partitions", "flower"): ("flwr-datasets", "datasets")}
+_LIBRARIES_OF = {
+    ("partitions", "flower"): ("flwr-datasets", "datasets"),
+    ("datasets", "table"): ("pandas", "pyarrow"),
+    ("datasets", "huggingface"): ("datasets", "pyarrow"),
+}
 """Libraries that decide what one component gives, and nothing else."""
+_MODULES_OF_LIBRARIES = {"torch", "torchvision", "numpy", "sklearn", "PIL"}
 
 Identity = dict[str, str]
 
@@ -59,7 +66,7 @@ def run_identity(experiment: Experiment, metric: str, data: str) -> Identity:
     Returns
     -------
     dict of str to str
-        SHA-256 of the ``settings``, the ``data`` and the ``code``; see `code_digest`.
+        SHA-256 of the ``settings``, the ``data`` and the ``code``; see `code_of`.
     """
     settings = {
         key: value
@@ -73,43 +80,51 @@ def run_identity(experiment: Experiment, metric: str, data: str) -> Identity:
     return {
         "settings": hashlib.sha256(text.encode()).hexdigest(),
         "data": data,
-        "code": code_digest(experiment.plugins, components_of(experiment)),
+        "code": code_digest(code_of(experiment)),
     }
 
 
-def code_digest(plugins: Iterable[str] = (), components: Iterable[tuple[str, str]] = ()) -> str:
-    """Return the SHA-256 of the code that decides bits.
+def code_of(*experiments: Experiment) -> Code:
+    """Return the code that decides the bits of experiments.
 
-    That is the parts of flray in `DECIDING` without comments and docstrings, the user's files that
-    are named as plug-ins or registered what is used (modules that these import are not looked at),
-    and the versions of Python and the libraries that compute, or that a component is made of.
-
-    Parameters
-    ----------
-    plugins : iterable of str
-        The user's files.
-    components : iterable of tuple of str
-        Kind and name of each component that is used.
+    That is the parts of flray in `DECIDING` without comments and docstrings; the user's files that
+    are named as plug-ins or registered a component that is used, and all files that these import;
+    the versions of Python and the libraries that compute, that a component is made of, or that the
+    user's files import.
     """
-    components = list(components)
-    own: set[Path | None] = set(_files_of_components(components))
-    own |= {Path(file) for file in plugins}
-    parts = sorted(
-        # What is in no file, as in a notebook, is nothing that another process could know again.
-        uuid.uuid4().hex if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in own
-    )
+    components = {one for experiment in experiments for one in components_of(experiment)}
+    plugins = {Path(file) for experiment in experiments for file in experiment.plugins}
+    own = set(_files_of_components(components))
+    files, imported = user_code({*plugins, *(file for file in own if file is not None)})
+    if None in own:  # in a notebook, say: nothing that another process could know again
+        files[IN_NO_FILE] = uuid.uuid4().hex
     libraries = {name for component in components for name in _LIBRARIES_OF.get(component, ())}
-    parts += [f"{name} {metadata.version(name)}" for name in sorted(libraries)]
-    return hashlib.sha256("\n".join([_package_digest(), *parts]).encode()).hexdigest()
+    for name in imported - _MODULES_OF_LIBRARIES:
+        libraries |= set(_distributions().get(name, ()))
+    versions = {
+        name: metadata.version(name).partition("+")[0] for name in (*_LIBRARIES, *libraries)
+    }
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {
+        "flray": {"flray": _package_digest()},
+        "files": files,
+        "versions": {"python": python, **dict(sorted(versions.items()))},
+    }
+
+
+@cache
+def _version(name: str) -> str:
+    return metadata.version(name).partition("+")[0]
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
 
 
 @cache
 def _package_digest() -> str:
     digest = hashlib.sha256()
-    python = ".".join(platform.python_version_tuple()[:2])
-    versions = {name: metadata.version(name).partition("+")[0] for name in _LIBRARIES}
-    digest.update(json.dumps({"python": python, **versions}, sort_keys=True).encode())
     for file in _modules():
         digest.update(f"\n{file.relative_to(PACKAGE).as_posix()}\n".encode())
         digest.update(_essence(file.read_text(encoding="utf-8")).encode())
@@ -141,6 +156,4 @@ def _files_of_components(components: Iterable[tuple[str, str]]) -> Iterator[Path
     for kind, name in components:
         item = registry.ALL[kind].added().get(name)
         if item is not None:
-            module = sys.modules.get(getattr(item, "__module__", ""))
-            file = getattr(module, "__file__", None)
-            yield Path(file) if file is not None and Path(file).is_file() else None
+            yield file_of(sys.modules.get(getattr(item, "__module__", "")))

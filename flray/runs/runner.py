@@ -36,7 +36,9 @@ from flray.metrics.names import VIEWS
 from flray.metrics.summary import Reported, summarise_history
 from flray.runs import directory, extend, resume_checks
 from flray.runs.callbacks import DiagnosticsCallback, JournalCallback, ProgressCallback, RunCallback
+from flray.runs.code import check_code
 from flray.runs.figures import draw_figures
+from flray.runs.identity import code_of
 from flray.runs.loop import RoundLoop
 from flray.runs.mlflow_model import save_mlflow_models
 from flray.runs.progress import NullProgress, Progress, logged
@@ -191,6 +193,7 @@ def start(
                 {
                     **directory.new_identity(experiment.resources.bits),
                     **data_identity(spec),
+                    "code": code_of(experiment),
                     "settings": resume_checks.settings_text(config, "run"),
                 },
             )
@@ -204,6 +207,7 @@ def resume(
     progress: Progress | None = None,
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
+    other_code: bool = False,
     rounds: int | None = None,
 ) -> Result:
     """Continue an interrupted run to the same bits, or return the result of a finished one.
@@ -221,6 +225,8 @@ def resume(
         `flray.runs.resume_checks.load_config`.
     other_cpu : bool
         Resume even if this CPU, or the GPUs here, compute other bits than those the run started on.
+    other_code : bool
+        Resume even if the code is not the one that it began with; see `flray.runs.code.check_code`.
     rounds : int, optional
         Another number of rounds than it began with, as many as are done at least, to the bits of a
         run that had as many from the start.
@@ -228,7 +234,7 @@ def resume(
     Raises
     ------
     FlrayError
-        If the run's files are damaged, its CPU, GPUs, data or settings have changed, another process
+        If the run's files are damaged, its CPU, GPUs, data, code or settings have changed, another process
         runs it, or what it has learnt depends on the number of rounds it began with.
     """
     config = resume_checks.load_config(folder, plugins)
@@ -251,7 +257,8 @@ def resume(
     if experiment.tracking.uri is not None:
         check(experiment.tracking.uri)
     bits.require(experiment)
-    labels = resume_checks.check_cpu(folder, other_cpu)
+    labels = check_code(folder, code_of(experiment), other_code)
+    labels |= resume_checks.check_cpu(folder, other_cpu)
     spec = build_spec(experiment)
     if other:
         extend.check_extendable(spec, before)

@@ -130,6 +130,7 @@ def resume(
     sweep_progress: SweepProgress | None = None,
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
+    other_code: bool = False,
     rounds: int | None = None,
 ) -> Result | SweepResult:
     """Continue an interrupted run or sweep, or return the result of a finished one.
@@ -151,6 +152,8 @@ def resume(
         `flray.runs.resume_checks.load_config`.
     other_cpu : bool
         Go on even where this CPU's or GPU's bits are other than those it began with.
+    other_code : bool
+        Continue even if the code is not the one that it began with.
     rounds : int, optional
         More rounds than the run began with; see `flray.runs.runner.resume`.
 
@@ -169,6 +172,7 @@ def resume(
             progress=progress,
             plugins=plugins,
             other_cpu=other_cpu,
+            other_code=other_code,
             rounds=rounds,
         )
     if rounds is not None:
@@ -176,7 +180,12 @@ def resume(
             f"{folder}: rounds={rounds}: a sweep keeps its number of rounds; start one with more"
         )
     return resume_sweep(
-        folder, address=address, progress=sweep_progress, plugins=plugins, other_cpu=other_cpu
+        folder,
+        address=address,
+        progress=sweep_progress,
+        plugins=plugins,
+        other_cpu=other_cpu,
+        other_code=other_code,
     )
 
 
@@ -187,6 +196,7 @@ def resume_sweep(
     progress: SweepProgress | None = None,
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
+    other_code: bool = False,
 ) -> SweepResult:
     """Continue an interrupted sweep, given its folder; see `resume`."""
     return sweep.resume(
@@ -195,6 +205,7 @@ def resume_sweep(
         progress=progress,
         plugins=plugins,
         other_cpu=other_cpu,
+        other_code=other_code,
         write_report=write_report,
     )
 

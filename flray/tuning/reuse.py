@@ -2,7 +2,8 @@
 
 A trial is the same if its `flray.runs.identity`, the bits of its CPU and its GPUs are. What it left
 is taken only if its digests hold: those of its files and of its history, and that of what it learnt,
-computed again from its last checkpoint where that is there.
+computed again from its last checkpoint. That is evaluated again, too, and must give the values of the
+last round; without it, only what this user's own files hold is taken over.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -20,13 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from flray import bits
-from flray.config.experiment import Config
+from flray.config.experiment import Config, Experiment
 from flray.errors import FlrayError
+from flray.federation.building import build_spec
 from flray.federation.checkpoint import learnt_sha256
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
+from flray.federation.federation import inline_federation
 from flray.files import storage
 from flray.files.border import FILE_BYTES, parse_json, read
+from flray.metrics.names import VIEWS
 from flray.runs import directory
+from flray.runs.code import Code, code_differences, describe_difference
 from flray.runs.events import read_events
 from flray.runs.identity import Identity
 from flray.runs.session import record_held
@@ -50,10 +56,13 @@ class Sought:
         See `flray.runs.identity`.
     gpus : list of dict or None
         The kinds of GPU it would be run on here; None where they are not known.
+    code : dict
+        See `flray.runs.identity.code_of`.
     """
 
     identity: Identity
     gpus: Sequence[Mapping[str, str]] | None
+    code: Code
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,7 @@ class FinishedTrials:
     def __init__(self, output: str, notify: Callable[[str], None] = lambda line: None) -> None:
         self._output, self._notify = output.rstrip("/"), notify
         self._found: dict[str, list[FinishedTrial]] | None = None
+        self._of_other_code: dict[str, list[str]] = {}
 
     def find(self, sought: Sought) -> FinishedTrial | None:
         """Return the first trial that is the same, None if there is none."""
@@ -126,7 +136,8 @@ class FinishedTrials:
             try:
                 with found.local() as source:
                     verify_files(source, found.record)
-                    self._take_checkpoint(found, folder.number, sweep)
+                    if not self._take_checkpoint(found, folder.number, sweep, source, point):
+                        _check_owner(found)
                     _copy(source, found, folder, point, sweep, config)
             except (FlrayError, OSError) as error:
                 self._notify(f"{found.name} is not taken over: {error}")
@@ -134,12 +145,30 @@ class FinishedTrials:
             return found
         return None
 
+    @property
+    def of_other_code(self) -> list[str]:
+        """Lines on finished trials that were not taken over for their code alone, a line per difference."""
+        return [
+            f"{len(names)} trials of the same settings and data are in {', '.join(sorted(set(names)))}, "
+            f"and were run by other code ({difference}); they are run again"
+            for difference, names in self._of_other_code.items()
+        ]
+
     def _same(self, sought: Sought) -> Iterator[FinishedTrial]:
         if self._found is None:
             self._found = {}
             for one in self._read():
                 self._found.setdefault(_key(one.record["identity"]), []).append(one)
-        for one in self._found.get(_key(sought.identity), ()):
+        found = self._found.get(_key(sought.identity), [])
+        code = sought.identity["code"]
+        others = [one for one in found if one.record["identity"].get("code") != code]
+        if others and len(others) == len(found):
+            differ = code_differences(others[-1].record.get("code") or {}, sought.code)
+            name = others[-1].name.rpartition("/")[0]
+            self._of_other_code.setdefault(describe_difference(differ), []).append(name)
+        for one in found:
+            if one in others:
+                continue
             same_gpus = sought.gpus is not None and one.record.get("gpus", []) == sought.gpus
             if same_gpus and not bits.check_same(one.name, one.record):
                 yield one
@@ -167,30 +196,70 @@ class FinishedTrials:
                 shown = name.replace(f"/{TRIALS}/", "/")
                 yield FinishedTrial(f"{self._output}/{name}", shown, record)
 
-    def _take_checkpoint(self, found: FinishedTrial, number: str, sweep: Path) -> None:
-        """Take over the last checkpoint, if it is still there, once what it holds is known to be what was learnt."""
+    def _take_checkpoint(
+        self, found: FinishedTrial, number: str, sweep: Path, source: Path, point: TrialSpec
+    ) -> bool:
+        """Take over the last checkpoint, if it is there and is what was learnt; return whether it gave the values.
+
+        On a CPU it is evaluated again: the digests beside the values are as easily written as these.
+        """
         base, _, name = found.place.rpartition(f"/{TRIALS}/")
         newest = next(iter(checkpoints(f"{base}/{TUNE}", name)), None)
         if newest is None or newest.round != found.record["rounds"]:
-            return
-        with newest.local() as source:
-            digest = learnt_sha256(source)
+            return False
+        with newest.local() as folder:
+            digest = learnt_sha256(folder)
             if digest != found.record["sha256"]:
                 raise FlrayError(
                     f"its checkpoint holds {digest[:12]}, and it had learnt "
                     f"{found.record['sha256'][:12]}"
                 )
+            evaluated = not found.record.get("gpus")
+            if evaluated:
+                _check_values(folder, source, found.record["metric"], point.experiment)
             place = f"{TUNE}/{TAKEN_OVER}/{number}/checkpoint_000000"
-            files = [path for path in sorted(source.rglob("*")) if path.is_file()]
+            files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
             files.sort(key=lambda path: path.match("round-*.json"))  # what names the others last
             if storage.is_remote(self._output):
                 target = f"{self._output}/{sweep.parent.name}/{sweep.name}/{place}"
                 for path in files:
-                    relative = path.relative_to(source).as_posix()
+                    relative = path.relative_to(folder).as_posix()
                     storage.write(f"{target}/{relative}", read(path))
             else:
                 for path in files:
-                    _link(path, sweep / place / path.relative_to(source))
+                    _link(path, sweep / place / path.relative_to(folder))
+        return evaluated
+
+
+def _check_values(folder: Path, source: Path, metric: str, experiment: Experiment) -> None:
+    """Refuse a trial whose last round did not measure what its checkpoint gives."""
+    federation = inline_federation(build_spec(experiment), lambda line: None)
+    try:
+        federation.restore(folder)
+        here = federation.evaluate()
+    finally:
+        federation.close()
+    last = max(_rounds(source), key=lambda event: int(event["round"]))["metrics"]
+    if experiment.evaluation.protocol == "last" and metric in here:
+        here["score"] = here[metric]
+    evaluated = [name for name in last if name in here or name.rpartition("/")[0] in VIEWS]
+    for name in evaluated:
+        one, other = last[name], here.get(name, math.nan)
+        if not math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-6) and not math.isnan(one):
+            raise FlrayError(
+                f"{name} of its last round is {one:.6g}, and its checkpoint evaluated here gives "
+                f"{other:.6g}"
+            )
+
+
+def _check_owner(found: FinishedTrial) -> None:
+    """Refuse what cannot be evaluated again unless this user wrote it."""
+    files = [] if storage.is_remote(found.place) else list(Path(found.place).iterdir())
+    if not files or any(file.lstat().st_uid != os.getuid() for file in files):
+        raise FlrayError(
+            "its last checkpoint is not there or was computed on a GPU, so its values cannot be "
+            "checked here, and they are not in files of your own"
+        )
 
 
 def _read(path: Path) -> bytes | None:
@@ -215,7 +284,7 @@ def _finished(text: bytes | None) -> dict[str, Any] | None:
 
 
 def _key(identity: Mapping[str, str]) -> str:
-    return json.dumps(identity, sort_keys=True)
+    return json.dumps([identity.get(name) for name in ("settings", "data")])
 
 
 def file_digests(folder: Path) -> dict[str, Any]:

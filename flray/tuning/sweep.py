@@ -27,7 +27,8 @@ from flray.results.build_studies import compared_names
 from flray.results.result_set import ResultSet, Trial
 from flray.results.sweep import SweepResult
 from flray.runs import directory, resume_checks
-from flray.runs.identity import run_identity
+from flray.runs.code import Code, check_code
+from flray.runs.identity import code_of, run_identity
 from flray.runs.progress import NullProgress, SweepProgress, logged
 from flray.runs.session import RunSession, recording_failure, tracking
 from flray.startup import gc_disabled
@@ -74,6 +75,7 @@ def tune(
                 "sweep",
                 {
                     **directory.new_identity(config.experiment.resources.bits),
+                    "code": sweep.code,
                     "settings": resume_checks.settings_text(config, "sweep"),
                 },
             )
@@ -114,6 +116,7 @@ def resume(
     progress: SweepProgress | None = None,
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
+    other_code: bool = False,
     write_report: ReportWriter | None = None,
 ) -> SweepResult:
     """Continue a sweep; see `flray.runs.sweeps.resume`."""
@@ -127,7 +130,8 @@ def resume(
             return SweepResult(folder)
         resume_checks.check_own(folder, config)
         sweep.check(folder)
-        labels = resume_checks.check_cpu(folder, other_cpu)
+        labels = check_code(folder, sweep.code, other_code)
+        labels |= resume_checks.check_cpu(folder, other_cpu)
         sweep.other_gpus = other_cpu
         with resume_hint(folder):
             return sweep.drive(folder, labels)
@@ -181,6 +185,8 @@ class _Sweep:
     ----------
     other_gpus : bool
         Whether trials may go on on other GPUs than they began on.
+    code : dict
+        What all trials that are known before the start are run by; see `flray.runs.identity.code_of`.
     """
 
     def __init__(
@@ -199,6 +205,7 @@ class _Sweep:
         self._others: FinishedTrials | None = None
         self._connected = False
         self.other_gpus = False
+        self.code: Code = {}
 
     @property
     def _total(self) -> int:
@@ -233,6 +240,7 @@ class _Sweep:
         metrics = (sweep.metric, *((sweep.tune.metric,) if sweep.tune is not None else ()))
         self._resources = TrialResources(available, self._total, sweep.concurrency, metrics)
         self._resources.check(probes)
+        self.code = code_of(*(point.experiment for point in probes))
 
     def _probes(self) -> Iterator[TrialSpec]:
         """Yield one trial to check before a search has suggested any: the first value of every domain."""
@@ -301,10 +309,13 @@ class _Sweep:
         """Return the trials, each with the finished one of another sweep that would be taken over for it."""
         finished = self._finished(logged(self._progress.say))
         first = next(self._batches(Path(os.devnull)), None)  # a sweep of which nothing is there
-        return [
+        found = [
             (point, finished.find(self._sought(point)) if finished else None)
             for point in (first.points if first is not None else ())
         ]
+        for line in finished.of_other_code if finished else ():
+            logged(self._progress.say)(line)
+        return found
 
     def _batches(self, folder: Path) -> Iterator[Batch]:
         """Yield what is to be run, batch by batch; where there are several, each follows from those before."""
@@ -327,7 +338,8 @@ class _Sweep:
     def _sought(self, point: TrialSpec) -> Sought:
         experiment = point.experiment
         data, metric = self._resources.fingerprint(experiment), metric_of(self._config, point)
-        return Sought(run_identity(experiment, metric, data), self._resources.gpus(experiment))
+        identity, gpus = run_identity(experiment, metric, data), self._resources.gpus(experiment)
+        return Sought(identity, gpus, code_of(experiment))
 
     def _create(
         self, folder: Path, points: Sequence[TrialSpec], notify: Callable[[str], None]
@@ -338,7 +350,7 @@ class _Sweep:
         other_code = 0
         for point in points:
             trial, sought = TrialFolder(folder, point.number), self._sought(point)
-            trial.create(point, self._config, sought.identity)
+            trial.create(point, self._config, sought.identity, sought.code)
             undo_half(trial)
             if (
                 finished is not None
@@ -351,6 +363,8 @@ class _Sweep:
                 trial.status in TERMINAL_STATUSES
                 and trial.identity.get("identity", sought.identity) != sought.identity
             )
+        for line in finished.of_other_code if finished is not None else ():
+            notify(line)
         if taken:
             notify(
                 f"{len(taken)} of {len(points)} trials are taken over from "

@@ -18,6 +18,7 @@ from flray.errors import FlrayError
 from flray.files import storage
 from flray.files.border import numbered, shape_problem
 from flray.runs import directory
+from flray.runs.code import Code
 from flray.runs.directory import RunStatus
 from flray.runs.events import read_events
 from flray.runs.journal import Journal
@@ -47,7 +48,11 @@ class TrialFolder:
         self.path = sweep / TRIALS / name
 
     def create(
-        self, point: TrialSpec, config: Config, identity: Mapping[str, str] | None = None
+        self,
+        point: TrialSpec,
+        config: Config,
+        identity: Mapping[str, str] | None = None,
+        code: Code | None = None,
     ) -> None:
         """Create the folder if missing; ``run.json`` is written last, so a folder with one is complete.
 
@@ -60,12 +65,15 @@ class TrialFolder:
         identity : mapping, optional
             What the trial is known by, see `flray.runs.identity`. A trial that began under another
             one, as with a plug-in that was changed since, is known by none.
+        code : dict, optional
+            The code that it is run by; see `flray.runs.identity.code_of`.
         """
         if directory.folder_kind(self.path) is not None:
             held = self.identity
             if held["status"] not in TERMINAL_STATUSES and held.get("identity") != identity:
                 began = (self.path / directory.JOURNAL).exists()
-                directory.update(self.path, identity=None if began else identity)
+                changes = {"identity": None} if began else {"identity": identity, "code": code}
+                directory.update(self.path, **changes)
             return
         self.path.mkdir(parents=True, exist_ok=True)
         # Nothing of what lays out the sweep: `flray run` takes the file as it is.
@@ -84,6 +92,7 @@ class TrialFolder:
                 "phase": point.phase,
                 **({} if point.compared is None else {"compared": point.compared}),
                 "identity": None if identity is None else dict(identity),
+                "code": code,
             },
         )
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from flray.runs import directory, identity, sweeps
 from flray.runs.events import read_events
 from flray.runs.progress import NullProgress
 from flray.samplers.sampling import Sampling
+from flray.tuning import reuse
 from flray.tuning.trial_store import checkpoints, trial_folders
 
 ARMS = {"method": {"fedavg": {}, "local": {"algorithm": "local"}}}
@@ -155,6 +159,133 @@ def test_what_is_not_the_same_or_not_whole_is_run(armed: dict[str, Any], tmp_pat
     assert len(seen.started) == 1 and any("is damaged (SHA-256" in line for line in seen.lines)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_runs_already")
+def test_values_that_the_checkpoint_does_not_give_are_not_taken_over(armed: dict[str, Any]) -> None:
+    """An edited journal whose digests were computed anew, as by somebody else in a shared folder."""
+    first = tuning.tune(armed)
+    edited, gone, *_ = trial_folders(first.folder)
+    for trial in (edited, gone):
+        journal = trial.path / directory.JOURNAL
+        events = [json.loads(line) for line in journal.read_text().splitlines()]
+        for event in events:
+            if event["type"] == "round":
+                values = event["metrics"]
+                accuracies = [name for name in values if "accuracy" in name or name == "score"]
+                event["metrics"] = {**values, **dict.fromkeys(accuracies, 0.99)}
+        journal.write_text("".join(json.dumps(event) + "\n" for event in events))
+        directory.update(trial.path, **reuse.file_digests(trial.path))
+    for old in checkpoints(str(first.folder / "tune"), gone.number):
+        shutil.rmtree(old.uri)
+    os.chown(gone.path / directory.JOURNAL, 65534, -1)  # another user's
+    seen = Seen()
+    second = tuning.tune(armed, progress=seen)
+    assert len(seen.started) == 2 and digests_of(second) == digests_of(first)
+    assert second.results["score"].max() < 0.98
+    said = "\n".join(seen.lines)
+    assert "is 0.99, and its checkpoint evaluated here gives" in said
+    assert "not in files of your own" in said and "2 of 4 trials are taken over" in said
+
+
+HELPER = "SCALE = 1.0\n"
+METHOD = """
+from flray import register_algorithm
+from flray.algorithms.base import Algorithm
+import lab.helper
+
+
+@register_algorithm("scaled")
+class Scaled(Algorithm):
+    def loss(self, client, batch):
+        from later import SHIFT
+        return lab.helper.SCALE * super().loss(client, batch) + SHIFT
+"""
+
+
+@pytest.fixture
+def plugin(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """A sweep of a method of one's own, in a file that imports others."""
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "__init__.py").touch()
+    (tmp_path / "lab" / "helper.py").write_text(HELPER)
+    (tmp_path / "later.py").write_text("SHIFT = 0.0\n")
+    (tmp_path / "mine.py").write_text(METHOD)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    content["experiment"] |= {
+        "algorithm": "scaled",
+        "plugins": [str(tmp_path / "mine.py")],
+        "rounds": 2,
+        "checkpoint": {"min_seconds": 0},
+    }
+    content["space"], content["sweep"] = {}, {"seeds": [0]}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(content))
+    return content
+
+
+def flray(*arguments: str, cwd: Path) -> tuple[int, str]:
+    """Run flray in a process of its own, which imports the files as they are now."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flray", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("plugin")
+def test_a_changed_byte_in_any_imported_file_is_other_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*command: str) -> str:
+        assert invoke(command) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    monkeypatch.chdir(tmp_path)
+    run = ("run", "sweep.yaml", "sweep.seeds=[]", "name=single")
+    assert flray(*run, cwd=tmp_path)[0] == 0
+    for file in ("lab/__init__.py", "later.py", "mine.py", "lab/helper.py"):
+        before = (tmp_path / file).read_bytes()
+        (tmp_path / file).write_bytes(before + b"\n")
+        name = Path(file).name
+        code, said = flray("resume", "single/001", "rounds=3", cwd=tmp_path)
+        assert code == 2 and f"began with other code ({name} " in said and "--other-code" in said
+        assert f"changed since this was run: {name}" in shown("report", "single")
+        if name != "helper.py":
+            (tmp_path / file).write_bytes(before)
+    assert flray(*run, cwd=tmp_path)[0] == 0
+    assert "code: helper.py" in shown("compare", "single/001", "single/002")
+    assert flray("resume", "single/001", "rounds=3", "--other-code", cwd=tmp_path)[0] == 0
+    assert "it began with other code than it ended with" in shown("report", "single/001")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("plugin")
+def test_trials_of_other_code_are_run_again_and_it_is_said(tmp_path: Path) -> None:
+    assert flray("tune", "sweep.yaml", cwd=tmp_path)[0] == 0
+    helper = tmp_path / "lab" / "helper.py"
+    helper.write_text("SCALE = -0.5\n")
+    code, said = flray("tune", "sweep.yaml", cwd=tmp_path)
+    assert code == 0 and "are in small/001, and were run by other code (helper.py " in said
+    first, second = (
+        directory.read(tmp_path / "runs/small" / number / "trials/0001")["sha256"]
+        for number in ("001", "002")
+    )
+    assert first != second
+    assert "changed since this was run: helper.py" in flray("report", "small/001", cwd=tmp_path)[1]
+    directory.update(tmp_path / "runs/small/001/trials/0001", status="interrupted")
+    directory.update(tmp_path / "runs/small/001", status="interrupted")
+    code, said = flray("resume", "small/001", cwd=tmp_path)
+    assert code == 2 and "began with other code (helper.py " in said
+    helper.write_text(HELPER)
+    assert flray("resume", "small/001", cwd=tmp_path)[0] == 0
+
+
 def digests_of(result: tuning.SweepResult) -> list[str]:
     return list(result.results["sha256"])
 
@@ -189,17 +320,11 @@ def test_a_kill_while_taking_over_leaves_nothing_by_half(
     assert len(starts) == 1 and starts[0]["uid"] == half.identity["uid"]
 
 
-def test_the_code_s_digest_passes_over_comments_and_sees_a_plug_in(tmp_path: Path) -> None:
+def test_the_code_s_digest_passes_over_comments() -> None:
     code = 'def f(x):\n    """Add."""\n    return x + 1\n'
     same = "# more\ndef f(x):\n    return (x  + 1)\n"
     assert identity._essence(code) == identity._essence(same)
     assert identity._essence(code) != identity._essence(code.replace("1", "2"))
-    own = tmp_path / "own.py"
-    found = []
-    for text in ("x = 1\n", "x = 2\n"):
-        own.write_text(text)
-        found.append(identity.code_digest((str(own),)))
-    assert found[0] != found[1] and identity.code_digest() not in found
 
 
 def test_only_the_components_that_are_used_belong_to_an_identity(content: dict[str, Any]) -> None:
@@ -220,18 +345,18 @@ def test_only_the_components_that_are_used_belong_to_an_identity(content: dict[s
 
 
 def test_the_versions_of_flower_s_libraries_belong_to_what_uses_its_partitioners(
-    monkeypatch: pytest.MonkeyPatch,
+    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = identity.metadata.version
+    read = identity._version
 
-    def codes(datasets: str, partition: str) -> str:
-        versions = {"flwr-datasets": "0.6.1", "datasets": datasets}
-        monkeypatch.setattr(identity.metadata, "version", lambda n: versions.get(n) or read(n))
-        return identity.code_digest(components=[("partitions", partition)])
+    def versions(partition: dict[str, Any]) -> dict[str, str]:
+        content["experiment"]["partition"] = partition
+        return identity.code_of(load(content).experiment)["versions"]
 
-    assert codes("1", "dirichlet") == codes("2", "dirichlet")
-    assert codes("1", "flower") != codes("2", "flower")
-    assert codes("1", "flower") == codes("1", "flower") != codes("1", "dirichlet")
+    monkeypatch.setattr(identity, "_version", lambda n: "1" if "datasets" in n else read(n))
+    flower = versions({"name": "flower", "partitioner": "IidPartitioner", "clients": 2})
+    assert flower["flwr-datasets"] == flower["datasets"] == "1"
+    assert "datasets" not in versions({"name": "domains"})
 
 
 def test_settings_that_decide_nothing_are_no_part_of_an_identity(content: dict[str, Any]) -> None:

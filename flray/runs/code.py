@@ -1,0 +1,134 @@
+"""The recorded code of a run: what of it differs from other code, and what has changed since."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flray.errors import FlrayError
+from flray.runs import directory
+
+Code = dict[str, dict[str, str]]
+"""The SHA-256 of ``flray`` and of the user's ``files`` by path, and the ``versions`` of libraries."""
+IN_NO_FILE = "(in no file)"
+"""In place of a path: code of a notebook, say, which no other process could know again."""
+_LARGEST = 2**24
+"""Bytes of a file that is looked at again."""
+Differences = dict[str, tuple[str, str]]
+
+
+def code_digest(code: Code) -> str:
+    """Return the SHA-256 of code; where the user's files lie is no part of it."""
+    parts = {**code, "files": sorted(code["files"].values())}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def code_differences(began: Mapping[str, Any], here: Mapping[str, Any]) -> Differences:
+    """Return in which parts two codes differ, with both: versions, or the first digits of a SHA-256.
+
+    Parameters
+    ----------
+    began, here : mapping
+        What `flray.runs.identity.code_of` returned, perhaps in another process or of an older flray. What is in no
+        file cannot be compared, and is not.
+    """
+    found: Differences = {}
+    for part, short in (("flray", 12), ("files", 12), ("versions", 40)):
+        left, right = (_named(code.get(part), part) for code in (began, here))
+        for name in sorted(left.keys() | right.keys()):
+            one, other = left.get(name, ""), right.get(name, "")
+            if one != other and name != IN_NO_FILE:
+                found[name] = (one[:short], other[:short])
+    return found
+
+
+def _named(part: object, kind: str) -> dict[str, str]:
+    """Return a part of a record by names that are the same wherever the files lie."""
+    entries = part if isinstance(part, Mapping) else {}
+    if kind != "files":
+        return {str(name): str(value) for name, value in entries.items()}
+    names: dict[str, str] = {}
+    for path, digest in sorted(entries.items(), key=lambda entry: str(entry[1])):
+        name = Path(str(path)).name
+        names[name] = f"{names[name]} {digest}" if name in names else str(digest)
+    return names
+
+
+def check_code(folder: Path, code: Code, allowed: bool) -> dict[str, str]:
+    """Refuse to resume a run or sweep under other code than it began with.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the run or sweep.
+    code : dict
+        The code here, see `flray.runs.identity.code_of`.
+    allowed : bool
+        Whether the user allows it; recorded in its description.
+
+    Returns
+    -------
+    dict
+        Labels that say so; empty if the code is the same, or an older flray did not record it.
+
+    Raises
+    ------
+    FlrayError
+        Naming what differs.
+    """
+    noted = directory.read(folder)
+    began = noted.get("code")
+    if not isinstance(began, dict) or not (differ := code_differences(began, code)):
+        return {}
+    line = f"{folder} began with other code ({describe_difference(differ)})"
+    if not allowed:
+        raise FlrayError(
+            f"{line}: its digest would be no other run's; put it back, or go on under this code "
+            f"with flray resume {folder} --other-code"
+        )
+    before = noted.get("other_code")
+    directory.update(folder, other_code=[*(before if isinstance(before, list) else []), code])
+    return {"code.other": ", ".join(differ)}
+
+
+def describe_difference(differ: Differences) -> str:
+    """Return the parts in which two codes differ, in words."""
+    return ", ".join(
+        f"{name} {left or 'not there'}, here {right or 'not there'}"
+        for name, (left, right) in differ.items()
+    )
+
+
+def changed_files(record: Mapping[str, Any]) -> list[str]:
+    """Return those of the user's files in a run's description that hold something else now.
+
+    Nothing is executed, and files that are not there say nothing.
+    """
+    code = record.get("code")
+    files = code.get("files") if isinstance(code, dict) else None
+    found = []
+    for path, digest in (files if isinstance(files, dict) else {}).items():
+        file = Path(str(path))
+        small = file.is_file() and file.stat().st_size <= _LARGEST
+        if small and hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+            found.append(file.name)
+    return found
+
+
+def code_notes(folder: Path) -> list[str]:
+    """Return lines on a run's or sweep's code: where it continued under other code, and what has changed since."""
+    record = directory.read(folder)
+    began, notes = record.get("code") or {}, []
+    for other in record.get("other_code", ()):
+        differ = code_differences(began, other)
+        notes.append(f"it began with other code than it ended with ({describe_difference(differ)})")
+    fetched = (folder / directory.FETCHED_MARK).exists()  # its paths are another machine's
+    if changed := [] if fetched else changed_files(record):
+        notes.append(
+            f"changed since this was run: {', '.join(changed)} (SHA-256); the results are of the code "
+            "as it was"
+        )
+    return notes
