@@ -186,6 +186,9 @@ TROUBLES: dict[str, Scenario] = {
     "the data differ": resumed(
         other_samples, "data=from-file", "partition={name: iid, clients: 2}", "plugins=[own.py]"
     ),
+    "began with other code": resumed(
+        lambda folder: Path("own.py").write_text(DATA + "\n"), "plugins=[own.py]"
+    ),
     "experiment.rounds is 3": resumed(more_rounds),
     "mkl compute other last bits": resumed(other_cpu),
     "with other last bits": resumed(other_gpu),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,7 +59,7 @@ def tune_command(
 ) -> None:
     """Run a sweep over the file's space; what sweeps in its output folder have finished is taken over."""
     from flray.cli import display
-    from flray.config import loader
+    from flray.config import loader, spaces
 
     display.to_stderr(as_json)
 
@@ -73,12 +74,15 @@ def tune_command(
         return
     with display.SweepProgress() as progress:
         result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)
-    _show_sweep(result, progress.has_values, as_json)
+    _show_sweep(result, progress.has_values, as_json, spaces.locate(file))
 
 
-def _show_sweep(result: SweepResult, has_values: bool, as_json: bool = False) -> None:
+def _show_sweep(
+    result: SweepResult, has_values: bool, as_json: bool = False, file: Path | None = None
+) -> None:
     """Show the rest of a sweep's result; a sweep without results ends like a failed run."""
     from flray.cli import display
+    from flray.results.export import agreement
 
     if as_json:
         display.print_json(display.sweep_values(result))
@@ -86,6 +90,9 @@ def _show_sweep(result: SweepResult, has_values: bool, as_json: bool = False) ->
         if not has_values:  # it had ended before
             display.show_values(result)
         display.show_places(result)
+        kept = file.with_suffix(".results.csv") if file is not None else None
+        if kept is not None and kept.is_file() and (line := agreement(result.data, kept)):
+            typer.echo(line)
     if result.all_failed:
         raise typer.Exit(1)
 

@@ -66,12 +66,62 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
     FlrayError
         If no run has finished, or the file holds something else.
     """
-    finished = [trial for trial in source.trials if trial.status == "finished" and trial.sha256]
-    if not finished:
+    existing, rows, settings = _beside(source, path)
+    if not len(rows):
         raise FlrayError(f"{source.where}: no run has finished, so there is nothing to keep")
+    known = set(_keys(existing, settings, "sha256"))
+    new = rows[[key not in known for key in _keys(rows, settings, "sha256")]]
+    if len(new):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, csv_text(pd.concat([existing, new], ignore_index=True)).encode())
+    return ExportCounts(len(new), len(rows) - len(new), len(source.trials) - len(rows))
+
+
+def agreement(source: ResultSet, path: Path) -> str:
+    """Return how many of the finished runs are those that a file keeps, as a line; empty if it keeps none of them.
+
+    Parameters
+    ----------
+    source : ResultSet
+        The sweep or run.
+    path : Path
+        What `export_runs` wrote. A run is kept if one of the same settings, seed, rounds and data
+        is, and is the same if its SHA-256 is.
+
+    Raises
+    ------
+    DataError
+        If the file does not hold exported results.
+    """
+    existing, rows, settings = _beside(source, path)
+    kept = dict(zip(_keys(existing, settings, "data_sha256"), existing["sha256"], strict=True))
+    pairs = [
+        (row["sha256"], kept[key])
+        for key, (_, row) in zip(_keys(rows, settings, "data_sha256"), rows.iterrows(), strict=True)
+        if key in kept
+    ]
+    if not pairs:
+        return ""
+    same = sum(one == other for one, other in pairs)
+    line = f"{same} of {len(pairs)} runs are the ones that are kept (SHA-256): {path}"
+    if same == len(pairs):
+        return line
+    versions = (
+        f"{name} {', '.join(dict.fromkeys(existing[name]))}, here {', '.join(dict.fromkeys(rows[name]))}"
+        for name in PACKAGES
+    )
+    return (
+        f"{line}; the others have other settings, code, versions ({'; '.join(versions)}) or, without "
+        "resources.bits=portable, another kind of CPU"
+    )
+
+
+def _beside(source: ResultSet, path: Path) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+    """Return the rows of a file, those of the finished runs in the same columns, and the columns of settings."""
     existing = _read_text(path) if path.exists() else pd.DataFrame()
+    finished = [trial for trial in source.trials if trial.status == "finished" and trial.sha256]
     content = csv_text(pd.DataFrame([_row(source, trial) for trial in finished]))
-    rows = read_csv(io.StringIO(content))
+    rows = read_csv(io.StringIO(content)) if finished else pd.DataFrame()
     names = list(dict.fromkeys([*existing.columns, *rows.columns]))
     domains = [name for name in names if name.startswith(DOMAIN)]
     tuned = [name for name in names if name.startswith(TUNED)]
@@ -79,17 +129,12 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
     settings = source.in_order(name for name in names if name not in fixed)
     columns = [*FIRST, *settings, *MEASURED, *tuned, *domains, *LAST]
     existing, rows = (frame.reindex(columns=columns, fill_value="") for frame in (existing, rows))
-    known = set(_identities(existing, settings))
-    new = rows[[identity not in known for identity in _identities(rows, settings)]]
-    if len(new):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, csv_text(pd.concat([existing, new], ignore_index=True)).encode())
-    return ExportCounts(len(new), len(rows) - len(new), len(source.trials) - len(finished))
+    return existing, rows, settings
 
 
-def _identities(frame: pd.DataFrame, settings: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return what tells the run of each row from other runs."""
-    columns = [*FIRST, *settings, "seed", "rounds", "sha256"]
+def _keys(frame: pd.DataFrame, settings: Sequence[str], last: str) -> list[tuple[str, ...]]:
+    """Return the settings, seed, rounds and one column more of each row."""
+    columns = [*FIRST, *settings, "seed", "rounds", last]
     return list(frame[columns].itertuples(index=False, name=None))
 
 

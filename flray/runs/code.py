@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -9,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from flray.errors import FlrayError
+from flray.files.border import FILE_BYTES, foreign, read
 from flray.runs import directory
 
 Code = dict[str, dict[str, str]]
 """The SHA-256 of ``flray`` and of the user's ``files`` by path, and the ``versions`` of libraries."""
 IN_NO_FILE = "(in no file)"
 """In place of a path: code of a notebook, say, which no other process could know again."""
-_LARGEST = 2**24
-"""Bytes of a file that is looked at again."""
 Differences = dict[str, tuple[str, str]]
 
 
@@ -38,9 +38,10 @@ def code_differences(began: Mapping[str, Any], here: Mapping[str, Any]) -> Diffe
     found: Differences = {}
     for part, short in (("flray", 12), ("files", 12), ("versions", 40)):
         left, right = (_named(code.get(part), part) for code in (began, here))
+        moved = set(left.values()) & set(right.values()) if part == "files" else set()
         for name in sorted(left.keys() | right.keys()):
             one, other = left.get(name, ""), right.get(name, "")
-            if one != other and name != IN_NO_FILE:
+            if one != other and name != IN_NO_FILE and not {one, other} & moved:
                 found[name] = (one[:short], other[:short])
     return found
 
@@ -111,10 +112,9 @@ def changed_files(record: Mapping[str, Any]) -> list[str]:
     files = code.get("files") if isinstance(code, dict) else None
     found = []
     for path, digest in (files if isinstance(files, dict) else {}).items():
-        file = Path(str(path))
-        small = file.is_file() and file.stat().st_size <= _LARGEST
-        if small and hashlib.sha256(file.read_bytes()).hexdigest() != digest:
-            found.append(file.name)
+        with contextlib.suppress(FlrayError, OSError):
+            if hashlib.sha256(read(Path(str(path)), FILE_BYTES)).hexdigest() != digest:
+                found.append(Path(str(path)).name)
     return found
 
 
@@ -125,8 +125,7 @@ def code_notes(folder: Path) -> list[str]:
     for other in record.get("other_code", ()):
         differ = code_differences(began, other)
         notes.append(f"it began with other code than it ended with ({describe_difference(differ)})")
-    fetched = (folder / directory.FETCHED_MARK).exists()  # its paths are another machine's
-    if changed := [] if fetched else changed_files(record):
+    if changed := [] if foreign(folder) else changed_files(record):  # its paths are not this user's
         notes.append(
             f"changed since this was run: {', '.join(changed)} (SHA-256); the results are of the code "
             "as it was"

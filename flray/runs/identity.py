@@ -101,9 +101,7 @@ def code_of(*experiments: Experiment) -> Code:
     libraries = {name for component in components for name in _LIBRARIES_OF.get(component, ())}
     for name in imported - _MODULES_OF_LIBRARIES:
         libraries |= set(_distributions().get(name, ()))
-    versions = {
-        name: metadata.version(name).partition("+")[0] for name in (*_LIBRARIES, *libraries)
-    }
+    versions = {name: _version(name) for name in (*_LIBRARIES, *libraries)}
     python = ".".join(platform.python_version_tuple()[:2])
     return {
         "flray": {"flray": _package_digest()},

@@ -11,7 +11,7 @@ from flray import reporting
 from flray.cli import main
 from flray.errors import DataError, FlrayError
 from flray.results import export
-from flray.results.export import export_runs, read_export
+from flray.results.export import agreement, export_runs, read_export
 from flray.results.export_table import build_export_table
 from flray.results.load import load_folder
 from flray.runs import directory
@@ -243,3 +243,16 @@ def test_what_differs_is_not_pooled(tmp_path: Path) -> None:
 def test_a_damaged_cell_is_named(change: dict[str, object], words: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"r.csv: {words}"):
         rows(tmp_path / "r.csv", change)
+
+
+def test_runs_that_are_the_kept_ones_are_counted(sweep: Path, tmp_path: Path) -> None:
+    path = tmp_path / "kept.csv"
+    source = load_folder(sweep)
+    export_runs(source, path)
+    assert agreement(source, path) == f"8 of 8 runs are the ones that are kept (SHA-256): {path}"
+    directory.update(sweep / "trials" / "0003", sha256="cd" * 32)
+    other = agreement(load_folder(sweep), path)
+    assert other.startswith("7 of 8 runs are the ones that are kept") and "kind of CPU" in other
+    for trial in source.trials:
+        trial.fingerprints["data"] = "ef" * 32
+    assert agreement(source, path) == ""  # of other data: none that is kept
