@@ -208,10 +208,7 @@ BUCKETS: dict[str, Plant | str] = {
         value=lambda: [{"name": "tensorboard", "folder": str(outside())}],
     ),
     "callbacks.0.mode: an account": edit(
-        "config.yaml",
-        "experiment",
-        "callbacks",
-        value=[{"name": "weights-and-biases", "mode": "online"}],
+        "config.yaml", "experiment", "callbacks", value=[{"name": "wandb", "mode": "online"}]
     ),
 }
 """Into a bucket with a run: another key, or a setting, by its name."""
