@@ -34,16 +34,17 @@ def _panel(study: Study, studies: Studies) -> ForestPanel:
     best = next(iter(study.means))
     if len(every) > _MAX_ROWS and not against:
         every = [one for one in every if best in (one.first, one.second)]
-    rows = [_interval(one) for one in every if one.seeds > 1 and not math.isnan(one.low)]
+    rows = [_interval(one) for one in every if one.seeds > 1 and not math.isnan(one.low_corrected)]
     rows.sort(key=lambda row: -row.mean)
     return ForestPanel(title, rows[:_MAX_ROWS])
 
 
 def _interval(one: Difference) -> Interval:
     name = f"{one.first} – {one.second}"
+    low, high = one.low_corrected, one.high_corrected
     if one.lower:
-        return Interval(name, -one.mean, -one.high, -one.low, one.decided)
-    return Interval(name, one.mean, one.low, one.high, one.decided)
+        return Interval(name, -one.mean, -high, -low, one.decided)
+    return Interval(name, one.mean, low, high, one.decided)
 
 
 def rank_figures(studies: Studies) -> Iterator[tuple[str, Figure]]:

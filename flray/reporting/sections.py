@@ -99,9 +99,10 @@ def _comparisons(studies: Studies) -> Iterator[Section]:
     if figure is not None:
         yield Section(
             "Differences between settings",
-            "Mean of the differences at the seeds that two settings share, with its 95 % interval. "
-            "Filled: decided after Holm's correction for all pairs; open: not decided. Where pairs "
-            "are many, those of the best setting; comparisons.csv has all.",
+            "Mean of the differences at the seeds that two settings share, with its interval among "
+            "those of all pairs, which hold at once. Filled: one of the two is better; open: not "
+            "decided. Where pairs are many, those of the best setting; comparisons.csv has all, and "
+            "each pair's own interval.",
             {"differences": figure},
         )
     ranks = dict(comparison_sections.rank_figures(studies))

@@ -74,7 +74,9 @@ def sentence(one: Difference, unit: str) -> str:
         count = "no common seed" if one.seeds == 0 else "1 common seed"
         return f"{pair}: not decided, {count}"
     if one.verdict == "equivalent":
-        interval = f"{_number(one, one.low, unit)} to {_number(one, one.high, unit)}"
+        interval = (
+            f"{_number(one, one.low_corrected, unit)} to {_number(one, one.high_corrected, unit)}"
+        )
         of = "" if not unit else " point" if one.margin == 1 else " points"
         return (
             f"{pair}: equivalent within {one.margin:.3g}{of} (interval of the difference "
@@ -94,17 +96,17 @@ def sentence(one: Difference, unit: str) -> str:
             "after some of the seeds excludes that after others, so that the differences are "
             "neither normal nor independent: look at them before you trust a test"
         )
-    low, high = (-one.high, -one.low) if one.lower else (one.low, one.high)
-    kind = f"{100 * (1 - one.alpha):.3g} % interval"
-    if one.sequential and one.pairs > 1:
-        kind = f"{100 * (1 - one.alpha):.3g} % interval for all pairs"
+    low, high = one.low_corrected, one.high_corrected
+    if one.lower:
+        low, high = -high, -low
+    kind = f"{100 * (1 - one.alpha):.3g} % interval{' for all pairs' * (one.pairs > 1)}"
     interval = f"{one.seeds} seeds"
     if not math.isnan(low):
         interval = f"{kind} {_number(one, low, unit)} to {_number(one, high, unit)}, {interval}"
     if one.decided:
         how = f", lower by {amount}" if one.lower else f" by {amount}"
         return f"{one.first} is better than {one.second}{how} ({interval})"
-    among = f" among {one.pairs} pairs" if one.pairs > 1 and one.p < ALPHA else ""
+    among = f" among {one.pairs} pairs" if one.pairs > 1 and one.p < one.alpha else ""
     return (
         f"{pair}: not decided{among}, {one.first} {amount} {side} ({interval})"
         f"{_more_seeds(one, unit)}"
@@ -170,9 +172,9 @@ def _amount(one: Difference, value: float, unit: str) -> str:
 
 
 def _number(one: Difference, value: float, unit: str) -> str:
-    """Return a number with as many digits as the interval carries."""
+    """Return a number with as many digits as the interval carries, and one more rather than 0.0."""
     if not unit:
         return f"{value:.3g}"
-    wide = math.isnan(one.high) or one.high - one.low >= 1
-    text = f"{value:.{1 if wide else 2}f}"
+    wide = not one.high_corrected - one.low_corrected < 1
+    text = f"{value:.{1 if wide and round(value, 1) else 2}f}"
     return text.lstrip("-") if float(text) == 0 else text

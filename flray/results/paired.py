@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.results.sequential import Verdict, decide, spread
+from flray.results.sequential import Decision, Verdict, decide, spread
 
 METHOD = (
-    "paired t-tests over the seeds that two settings share, two-sided, corrected after Holm for "
-    "all pairs that are compared; each interval is of its own pair"
+    "paired t-tests over the seeds that two settings share, two-sided; tests and intervals are "
+    "corrected after Bonferroni for all pairs that are compared"
 )
 ALPHA, POWER = 0.05, 0.8
-"""A pair is decided where its corrected p is below the first; the second is how likely a difference
-is to be seen that is called detectable."""
+"""The chance that any of the pairs' intervals misses its mean; how likely a difference is to be seen that is
+called detectable."""
 _MOST_SEEDS = 1000
 _QUANTILES = (np.arange(2000) + 0.5) / 2000
 
@@ -44,14 +44,19 @@ class Difference:
     std : float
         Standard deviation of the differences (n - 1); NaN with fewer than two seeds.
     low, high : float
-        Interval of the mean at `ALPHA`, after Student's t; NaN where the differences do not vary.
+        Interval of the mean at `alpha`, after Student's t or as a confidence sequence; NaN where
+        the differences do not vary.
+    low_corrected, high_corrected : float
+        The same at the level at which the pair is decided, `alpha` over `pairs`: all pairs'
+        intervals hold at once with probability 1 - `alpha`, and a pair is decided where its own
+        excludes zero.
     effect : float
         Mean over standard deviation, with Hedges' correction for few seeds; NaN with fewer than
         three, and where the deviation is zero.
     p : float
         Two-sided, of the paired t-test; NaN where the differences do not vary.
     corrected : float
-        The same after Holm's correction for all pairs of the comparison.
+        The same times `pairs` (Bonferroni), at most 1.
     improvement : float
         Share of the seeds at which the first is better; equal values count half.
     lower : bool
@@ -59,12 +64,12 @@ class Difference:
     pairs : int
         Pairs that were compared with each other.
     alpha : float
-        A pair is decided where its corrected p is below it.
+        Chance that any of the intervals misses its mean.
     margin : float
         Of a comparison that was looked at after every seed, see `flray.results.sequential`: within
         it the two are equivalent. NaN for a test at a number of seeds that was fixed before.
     verdict : str
-        What such a comparison decided for the first, see `flray.results.sequential.Verdict`.
+        What is decided on the first, see `flray.results.sequential.Verdict`.
     """
 
     first: str
@@ -74,6 +79,8 @@ class Difference:
     std: float
     low: float
     high: float
+    low_corrected: float
+    high_corrected: float
     effect: float
     p: float
     corrected: float
@@ -92,9 +99,7 @@ class Difference:
     @property
     def decided(self) -> bool:
         """Whether one is better."""
-        if self.sequential:
-            return self.verdict in ("better", "worse")
-        return self.corrected < self.alpha
+        return self.verdict in ("better", "worse")
 
     def better_first(self) -> Difference:
         """Return the same with the better of the two as the first."""
@@ -107,6 +112,8 @@ class Difference:
             mean=-self.mean,
             low=-self.high,
             high=-self.low,
+            low_corrected=-self.high_corrected,
+            high_corrected=-self.low_corrected,
             effect=-self.effect,
             improvement=1 - self.improvement,
             verdict=_OPPOSITE.get(self.verdict, self.verdict),
@@ -162,25 +169,25 @@ def compare(
         pairs = list(itertools.combinations(values, 2))
     else:
         pairs = [(name, reference) for name in values if name != reference]
-    if rule is not None:
-        return [
-            _sequential(first, second, values, lower, rule, len(pairs)) for first, second in pairs
-        ]
-    found = [_difference(first, second, values, lower) for first, second in pairs]
-    # A pair that cannot be tested has been looked at like the others.
-    corrected = holm([1.0 if math.isnan(one.p) else one.p for one in found])
-    return [
-        replace(one, corrected=math.nan if math.isnan(one.p) else p, pairs=len(found))
-        for one, p in zip(found, corrected, strict=True)
-    ]
+    found = []
+    for first, second in pairs:
+        one = _difference(first, second, values, lower, len(pairs))
+        found.append(one if rule is None else _sequential(one, values, rule))
+    return found
 
 
-def _difference(first: str, second: str, values: Values, lower: bool) -> Difference:
+def _shared(first: str, second: str, values: Values) -> NDArray[np.float64]:
+    """Return the differences at the seeds that both have."""
     one, other = values[first], values[second]
     seeds = [s for s in one if s in other and math.isfinite(one[s]) and math.isfinite(other[s])]
-    differences = np.array([one[seed] - other[seed] for seed in seeds], dtype=float)
-    count = len(seeds)
-    mean = std = low = high = effect = p = improvement = math.nan
+    return np.array([one[seed] - other[seed] for seed in seeds], dtype=float)
+
+
+def _difference(first: str, second: str, values: Values, lower: bool, pairs: int) -> Difference:
+    differences = _shared(first, second, values)
+    count = len(differences)
+    mean = std = effect = p = improvement = math.nan
+    own = corrected = (math.nan, math.nan)
     if count:
         mean = float(differences.mean())
         gains = -differences if lower else differences
@@ -191,37 +198,64 @@ def _difference(first: str, second: str, values: Values, lower: bool) -> Differe
         std = spread(differences)
         if std > 0:
             error = std / math.sqrt(count)
-            half = error * float(special.stdtrit(count - 1, 1 - ALPHA / 2))
-            low, high = mean - half, mean + half
+            halves = error * special.stdtrit(count - 1, 1 - ALPHA / np.array([2, 2 * pairs]))
+            own, corrected = ((mean - half, mean + half) for half in halves.tolist())
             p = float(2 * special.stdtr(count - 1, -abs(mean) / error))
             effect = mean / std * _hedges(count - 1)
     return Difference(
-        first, second, count, mean, std, low, high, effect, p, math.nan, improvement, lower
+        first,
+        second,
+        count,
+        mean,
+        std,
+        *own,
+        *corrected,
+        effect,
+        p,
+        min(p * pairs, 1.0),  # NaN stays NaN
+        improvement,
+        lower,
+        pairs,
+        verdict=_verdict(*corrected, lower),
     )
 
 
-def _sequential(
-    first: str, second: str, values: Values, lower: bool, rule: Rule, pairs: int
-) -> Difference:
-    """Compare two settings that were looked at after every seed."""
-    one, other = values[first], values[second]
-    seeds = [s for s in one if s in other and math.isfinite(one[s]) and math.isfinite(other[s])]
-    sign = -1.0 if lower else 1.0
-    gains = [sign * (one[seed] - other[seed]) for seed in seeds]
-    found = decide(gains, rule.margin, rule.alpha / pairs, rule.at_least)
-    low, high = (found.low, found.high) if not lower else (-found.high, -found.low)
-    known = -math.inf < low <= high < math.inf
+def _verdict(low: float, high: float, lower: bool) -> Verdict:
+    if low > 0:
+        return "worse" if lower else "better"
+    if high < 0:
+        return "better" if lower else "worse"
+    return ""
+
+
+def _sequential(one: Difference, values: Values, rule: Rule) -> Difference:
+    """Return a comparison as one that was looked at after every seed."""
+    differences = _shared(one.first, one.second, values)
+    gains = list(-differences if one.lower else differences)
+    own, found = (
+        decide(gains, rule.margin, rule.alpha / pairs, rule.at_least) for pairs in (1, one.pairs)
+    )
+    low, high = _of_first(own, one.lower)
+    low_corrected, high_corrected = _of_first(found, one.lower)
     return replace(
-        _difference(first, second, values, lower),
-        low=low if known else math.nan,
-        high=high if known else math.nan,
-        p=found.p,
-        corrected=min(1.0, found.p * pairs),
-        pairs=pairs,
+        one,
+        low=low,
+        high=high,
+        low_corrected=low_corrected,
+        high_corrected=high_corrected,
+        p=own.p,
+        corrected=min(own.p * one.pairs, 1.0),
         alpha=rule.alpha,
         margin=rule.margin,
         verdict=found.verdict,
     )
+
+
+def _of_first(found: Decision, lower: bool) -> tuple[float, float]:
+    """Return the interval of gains as one of first minus second; NaN where it has no ends."""
+    if not -math.inf < found.low <= found.high < math.inf:
+        return math.nan, math.nan
+    return (-found.high, -found.low) if lower else (found.low, found.high)
 
 
 def _hedges(freedom: int) -> float:
@@ -231,22 +265,6 @@ def _hedges(freedom: int) -> float:
     return math.exp(
         math.lgamma(freedom / 2) - math.lgamma((freedom - 1) / 2) - 0.5 * math.log(freedom / 2)
     )
-
-
-def holm(p: Sequence[float]) -> NDArray[np.float64]:
-    """Return p-values corrected by Holm's step-down procedure, in the same order.
-
-    Parameters
-    ----------
-    p : sequence of float
-        One per test.
-    """
-    given = np.asarray(p, dtype=float)
-    order = np.argsort(given, kind="stable")
-    steps = given[order] * np.arange(len(given), 0, -1)
-    corrected = np.empty(len(given))
-    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return corrected
 
 
 def power(std: float, difference: float, seeds: int, alpha: float = ALPHA) -> float:

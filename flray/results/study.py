@@ -104,7 +104,7 @@ class Studies:
         names = {"mean": "difference", "corrected": "p_corrected"}
         left_out = ["lower", "pairs", "alpha"]
         if all(study.rule is None for study in self.each):
-            left_out += ["margin", "verdict"]
+            left_out.append("margin")
         return pd.DataFrame(rows).rename(columns=names).drop(columns=left_out)
 
     def against(self, reference: str | None, where: str = "reference") -> Studies:
