@@ -12,7 +12,7 @@ from flray.config.setting_labels import setting_label
 from flray.results import measures
 from flray.results.measures import AVERAGE
 from flray.results.paired import Rule
-from flray.results.paper_table import build_paper_table
+from flray.results.paper_table import build_paper_table, has_arms
 from flray.results.result_set import ResultSet, Trial
 from flray.results.study import Studies, Study
 
@@ -24,6 +24,7 @@ def build_studies(source: ResultSet) -> Studies:
         return Studies(left_out=["settings of a population changed while it ran: not compared"])
     stopped = {place_and_name(source, one) for one in source.trials if one.status == "stopped"}
     left_out = [f"{' '.join(filter(None, name))}: stopped early, not compared" for name in stopped]
+    failures = [one for one in source.trials if one.status == "failed"]
     finished = replace(
         source,
         trials=[
@@ -37,7 +38,7 @@ def build_studies(source: ResultSet) -> Studies:
     if not finished.trials:
         return Studies(left_out=sorted(left_out))
     if source.paper is not None and source.axes:
-        found = _of_paper(finished)
+        found = _of_paper(finished, failures)
     else:
         metric = " or ".join(sorted({one.metric for one in finished.trials if one.metric}))
         values: dict[str, dict[str, dict[int, float]]] = {}
@@ -45,7 +46,20 @@ def build_studies(source: ResultSet) -> Studies:
             place, name = place_and_name(source, one)
             seeds = values.setdefault(place, {}).setdefault(name, {})
             seeds[one.seed] = measures.value(one, "auto")
-        found = [Study(place, metric, settings) for place, settings in values.items()]
+        failed: dict[str, dict[str, dict[int, str]]] = {}
+        for one in failures:
+            place, name = place_and_name(source, one)
+            failed.setdefault(place, {}).setdefault(name, {})[one.seed] = one.failure
+        found = [
+            Study(place, metric, settings, failed=failed.get(place, {}))
+            for place, settings in values.items()
+        ]
+    left_out += [
+        f"{' '.join(filter(None, (study.place, name)))}: failed at each of its seeds, not compared"
+        for study in found
+        for name in study.failed
+        if not study.values.get(name)
+    ]
     whole = list(filter(None, map(without_gaps, found)))
     until = (source.config.get("sweep") or {}).get("until")
     if until:
@@ -65,7 +79,7 @@ def without_gaps(study: Study) -> Study | None:
     return replace(study, values=kept) if len(kept) > 1 else None
 
 
-def _of_paper(source: ResultSet) -> list[Study]:
+def _of_paper(source: ResultSet, failures: Sequence[Trial]) -> list[Study]:
     """Return a study for each column of a paper's table that is a mean over clients, else for every column."""
     assert source.paper is not None
     table = build_paper_table(source, source.paper)
@@ -78,7 +92,12 @@ def _of_paper(source: ResultSet) -> list[Study]:
             values = {name: row[position].values for name, row in table.rows.items()}
             metrics = {one.metric for one in source.trials}
             measure = " or ".join(sorted(metrics)) if column.measure == "auto" else column.measure
-            found.append(Study(place, measure, values))
+            failed: dict[str, dict[int, str]] = {}
+            for one in failures:
+                if has_arms(one, column.arms):
+                    name = one.setting[f"{PREFIX}{table.heading}"]
+                    failed.setdefault(name, {})[one.seed] = one.failure
+            found.append(Study(place, measure, values, failed=failed))
     return found
 
 

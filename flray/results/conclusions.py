@@ -69,6 +69,15 @@ def sentence(one: Difference, unit: str) -> str:
     unit : str
         Of the difference; empty for none.
     """
+    failed = [
+        f"; {name} failed at {how}"
+        for name, how in ((one.first, one.first_failed), (one.second, one.second_failed))
+        if how
+    ]
+    return _without_failures(one, unit) + "".join(failed)
+
+
+def _without_failures(one: Difference, unit: str) -> str:
     pair = f"{one.first} and {one.second}"
     if one.seeds < 2:
         count = "no common seed" if one.seeds == 0 else "1 common seed"
@@ -90,6 +99,11 @@ def sentence(one: Difference, unit: str) -> str:
         )
     amount = _amount(one, abs(one.mean), unit)
     side = "below" if one.lower else "above"
+    if one.verdict == "withheld":
+        return (
+            f"{pair}: not decided, because one that failed does not win; at the {one.seeds} seeds that "
+            f"both have {one.first} is {amount} {side}"
+        )
     if one.verdict == "contradictory":
         return (
             f"{pair}: not decided, {one.first} {amount} {side} ({one.seeds} seeds); the interval "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,8 @@ _OPPOSITE: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}
 
 Values = Mapping[str, Mapping[Any, float]]
 """By setting, the values by seed (or by what else is paired)."""
+Failed = Mapping[str, Mapping[Any, str]]
+"""By setting, why it failed, by the seeds at which it did."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,10 @@ class Difference:
         it the two are equivalent. NaN for a test at a number of seeds that was fixed before.
     verdict : str
         What is decided on the first, see `flray.results.sequential.Verdict`.
+    first_failed, second_failed : str
+        At how many seeds each failed, and why; empty where it did at none. The seeds that are left
+        may be the easy ones: who failed at any may be worse than another, and neither better nor
+        equivalent.
     """
 
     first: str
@@ -90,6 +97,8 @@ class Difference:
     alpha: float = ALPHA
     margin: float = math.nan
     verdict: Verdict = ""
+    first_failed: str = ""
+    second_failed: str = ""
 
     @property
     def sequential(self) -> bool:
@@ -117,6 +126,8 @@ class Difference:
             effect=-self.effect,
             improvement=1 - self.improvement,
             verdict=_OPPOSITE.get(self.verdict, self.verdict),
+            first_failed=self.second_failed,
+            second_failed=self.first_failed,
         )
 
     @property
@@ -149,7 +160,11 @@ class Rule:
 
 
 def compare(
-    values: Values, lower: bool = False, reference: str | None = None, rule: Rule | None = None
+    values: Values,
+    lower: bool = False,
+    reference: str | None = None,
+    rule: Rule | None = None,
+    failed: Failed | None = None,
 ) -> list[Difference]:
     """Compare all pairs of settings, or all settings with one of them.
 
@@ -164,6 +179,8 @@ def compare(
     rule : Rule, optional
         Where seeds were added until pairs were decided; the order of the values is that in which
         they were added.
+    failed : mapping, optional
+        See `Failed`.
     """
     if reference is None:
         pairs = list(itertools.combinations(values, 2))
@@ -172,8 +189,24 @@ def compare(
     found = []
     for first, second in pairs:
         one = _difference(first, second, values, lower, len(pairs))
-        found.append(one if rule is None else _sequential(one, values, rule))
+        one = one if rule is None else _sequential(one, values, rule)
+        found.append(_with_failures(one, values, failed or {}))
     return found
+
+
+def _with_failures(one: Difference, values: Values, failed: Failed) -> Difference:
+    """Return a comparison in which nobody wins by the seeds at which it did not fail."""
+
+    def told(name: str) -> str:
+        reasons = failed.get(name, {})
+        why = textwrap.shorten(next(filter(None, reasons.values()), "").partition("\n")[0], 100)
+        count = f"{len(reasons)} of {len(reasons) + len(values[name])} seeds"
+        return count + f" ({why})" * bool(why) if reasons else ""
+
+    first, second = told(one.first), told(one.second)
+    wins = {"better": first, "worse": second, "equivalent": first or second}
+    verdict: Verdict = "withheld" if wins.get(one.verdict) else one.verdict
+    return replace(one, first_failed=first, second_failed=second, verdict=verdict)
 
 
 def _shared(first: str, second: str, values: Values) -> NDArray[np.float64]:

@@ -106,7 +106,7 @@ def _clients(source: ResultSet, paper: PaperTable, arms: Arms, metric: str) -> l
         printed = list(dict.fromkeys(printed_rows(paper, arms, metric)["client"]))
         if printed:  # data of one's own have no printed numbers
             return printed
-    trials = [trial for trial in source.trials if _has_arms(trial, arms)]
+    trials = [trial for trial in source.trials if has_arms(trial, arms)]
     names = dict.fromkeys(name for trial in trials for name in measures.clients(trial))
     return [*names, AVERAGE]
 
@@ -117,7 +117,7 @@ def _cell(source: ResultSet, paper: PaperTable, arms: Arms, column: Column) -> C
         {
             trial.seed: measures.first_available(trial, column.measure, names)
             for trial in source.trials
-            if _has_arms(trial, arms) and trial.status != "failed" and len(trial.history)
+            if has_arms(trial, arms) and trial.status != "failed" and len(trial.history)
         }
     )
     if _has_numbers(paper):
@@ -131,7 +131,8 @@ def _cell(source: ResultSet, paper: PaperTable, arms: Arms, column: Column) -> C
     return cell
 
 
-def _has_arms(trial: Trial, arms: Arms) -> bool:
+def has_arms(trial: Trial, arms: Arms) -> bool:
+    """Return whether a trial is one of the arms, an axis and its arm each."""
     return all(trial.setting.get(f"{PREFIX}{axis}") == name for axis, name in arms)
 
 

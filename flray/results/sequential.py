@@ -24,9 +24,10 @@ PRIOR = 9.0
 """Variance of the effect sizes over which tests are mixed: differences of about three deviations
 are seen soonest, others a little later; it is valid with any."""
 
-Verdict = Literal["better", "worse", "equivalent", "contradictory", ""]
+Verdict = Literal["better", "worse", "equivalent", "contradictory", "withheld", ""]
 """Of the first of a pair; empty while it is not decided. *Contradictory*: the intervals after some seeds exclude
-those after others, which normal and independent differences do in a share of alpha of the cases."""
+those after others, which normal and independent differences do in a share of alpha of the cases. *Withheld*: the seeds
+that both have would decide, in favour of one that failed at others."""
 
 
 def half_width(std: ArrayLike, count: ArrayLike, alpha: float) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ import pandas as pd
 from flray.errors import FlrayError, nearest
 from flray.metrics.direction import is_share, lower_is_better
 from flray.results import sequential
-from flray.results.paired import METHOD, Difference, Rule, Values, compare
+from flray.results.paired import METHOD, Difference, Failed, Rule, Values, compare
 from flray.results.ranks import Ranks, rank
 
 
@@ -31,6 +31,8 @@ class Study:
         The setting that all others are compared with; default: all pairs.
     rule : Rule, optional
         Where seeds were added until pairs were decided.
+    failed : mapping
+        See `flray.results.paired.Failed`.
     """
 
     place: str
@@ -38,6 +40,7 @@ class Study:
     values: Values
     reference: str | None = None
     rule: Rule | None = None
+    failed: Failed = field(default_factory=dict)
 
     @property
     def lower(self) -> bool:
@@ -54,7 +57,7 @@ class Study:
     def differences(self) -> list[Difference]:
         """The comparisons."""
         reference = self.reference if self.reference in self.values else None
-        return compare(self.values, self.lower, reference, self.rule)
+        return compare(self.values, self.lower, reference, self.rule, self.failed)
 
     @property
     def means(self) -> dict[str, float]:

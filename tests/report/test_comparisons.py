@@ -10,7 +10,14 @@ import pytest
 from scipy import stats
 
 from flray.results.conclusions import ONE_SEED, conclude, rank_sentence, sentence
-from flray.results.paired import Difference, compare, detectable_difference, power, seeds_needed
+from flray.results.paired import (
+    Difference,
+    Rule,
+    compare,
+    detectable_difference,
+    power,
+    seeds_needed,
+)
 from flray.results.profiles import behind_best, profile
 from flray.results.ranks import critical_difference, rank, win_matrix
 from flray.results.study import Studies, Study
@@ -248,6 +255,26 @@ def test_equal_constant_and_without_common_seeds() -> None:
     )
     assert said({0: 1.0}, {0: 2.0}) == "b and a: not decided, 1 common seed"
     assert said({0: 1.0}, {1: 2.0}) == "a and b: not decided, no common seed"
+
+
+def test_who_failed_does_not_win_and_the_failures_are_said() -> None:
+    worse = shifted(4.0, 6.0, 5.0, 7.0, 5.0)
+    (won,) = compare({"a": FIVE, "b": worse}, failed={"b": {5: "it diverged", 6: "it diverged"}})
+    assert won.decided and sentence(won, "points") == (
+        "a is better than b by 5.4 points (95 % interval 4.0 to 6.8, 5 seeds); b failed at 2 of 7 seeds "
+        "(it diverged)"
+    )
+    (lost,) = compare({"b": worse, "a": FIVE}, failed={"a": {5: ""}})
+    assert lost.verdict == "withheld" and not lost.decided
+    assert sentence(lost.better_first(), "points") == (
+        "a and b: not decided, because one that failed does not win; at the 5 seeds that both have a is "
+        "5.4 points above; a failed at 1 of 6 seeds"
+    )
+    near = shifted(0.1, -0.1, 0.2, -0.2, 0.1)
+    (equal,) = compare({"a": FIVE, "b": near}, rule=Rule(5, 0.05, 3), failed={"b": {7: ""}})
+    assert equal.verdict == "withheld"
+    (equal,) = compare({"a": FIVE, "b": near}, rule=Rule(5, 0.05, 3))
+    assert equal.verdict == "equivalent"
 
 
 def studied(values: dict[str, dict[int, float]], place: str = "") -> Study:

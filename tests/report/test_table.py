@@ -244,6 +244,24 @@ def test_failed_and_missing_trials_are_said(sweep: Path) -> None:
     )  # once, where it is so in every column
 
 
+@pytest.mark.parametrize("paper", [True, False])
+def test_failures_stand_in_the_conclusions(sweep: Path, paper: bool) -> None:
+    if not paper:
+        config = yaml.safe_load((sweep / directory.CONFIG).read_text())
+        del config["paper"]
+        (sweep / directory.CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
+    why = "ValueError: no\ntrace"
+    directory.update(sweep / "trials" / "0001", status="failed", failure=why)
+    lines = build_table(load_folder(sweep)).conclusions
+    (line,) = [line for line in lines if line.startswith("CIFAR-10: ")]
+    assert line.endswith("1 common seed; none failed at 1 of 2 seeds (ValueError: no)")
+    directory.update(sweep / "trials" / "0002", status="failed", failure=why)
+    assert (
+        "CIFAR-10 none: failed at each of its seeds, not compared"
+        in build_table(load_folder(sweep)).conclusions
+    )
+
+
 def test_nothing_to_report_is_refused(content: dict[str, Any], sweep: Path) -> None:
     for journal in sweep.glob("trials/*/journal.jsonl"):
         journal.write_text("")
