@@ -34,7 +34,8 @@ def _panel(study: Study, studies: Studies) -> ForestPanel:
     best = next(iter(study.means))
     if len(every) > _MAX_ROWS and not against:
         every = [one for one in every if best in (one.first, one.second)]
-    rows = [_interval(one) for one in every if one.seeds > 1 and not math.isnan(one.low_corrected)]
+    shown = [one for one in every if one.verdict != "withheld"]
+    rows = [_interval(one) for one in shown if not math.isnan(one.low_corrected)]
     rows.sort(key=lambda row: -row.mean)
     return ForestPanel(title, rows[:_MAX_ROWS])
 

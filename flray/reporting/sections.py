@@ -101,8 +101,8 @@ def _comparisons(studies: Studies) -> Iterator[Section]:
             "Differences between settings",
             "Mean of the differences at the seeds that two settings share, with its interval among "
             "those of all pairs, which hold at once. Filled: one of the two is better; open: not "
-            "decided. Where pairs are many, those of the best setting; comparisons.csv has all, and "
-            "each pair's own interval.",
+            "decided, or equivalent. Of many pairs those of the best setting; comparisons.csv has "
+            "all, and each pair's interval alone.",
             {"differences": figure},
         )
     ranks = dict(comparison_sections.rank_figures(studies))

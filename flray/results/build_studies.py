@@ -24,7 +24,6 @@ def build_studies(source: ResultSet) -> Studies:
         return Studies(left_out=["settings of a population changed while it ran: not compared"])
     stopped = {place_and_name(source, one) for one in source.trials if one.status == "stopped"}
     left_out = [f"{' '.join(filter(None, name))}: stopped early, not compared" for name in stopped]
-    failures = [one for one in source.trials if one.status == "failed"]
     finished = replace(
         source,
         trials=[
@@ -38,7 +37,7 @@ def build_studies(source: ResultSet) -> Studies:
     if not finished.trials:
         return Studies(left_out=sorted(left_out))
     if source.paper is not None and source.axes:
-        found = _of_paper(finished, failures)
+        found = _of_paper(finished, source.trials)
     else:
         metric = " or ".join(sorted({one.metric for one in finished.trials if one.metric}))
         values: dict[str, dict[str, dict[int, float]]] = {}
@@ -46,12 +45,12 @@ def build_studies(source: ResultSet) -> Studies:
             place, name = place_and_name(source, one)
             seeds = values.setdefault(place, {}).setdefault(name, {})
             seeds[one.seed] = measures.value(one, "auto")
-        failed: dict[str, dict[str, dict[int, str]]] = {}
-        for one in failures:
-            place, name = place_and_name(source, one)
-            failed.setdefault(place, {}).setdefault(name, {})[one.seed] = one.failure
+        named = [(*place_and_name(source, one), one) for one in source.trials]
         found = [
-            Study(place, metric, settings, failed=failed.get(place, {}))
+            _with_history(
+                Study(place, metric, settings),
+                [(name, one) for where, name, one in named if where == place],
+            )
             for place, settings in values.items()
         ]
     left_out += [
@@ -79,7 +78,18 @@ def without_gaps(study: Study) -> Study | None:
     return replace(study, values=kept) if len(kept) > 1 else None
 
 
-def _of_paper(source: ResultSet, failures: Sequence[Trial]) -> list[Study]:
+def _with_history(study: Study, trials: Sequence[tuple[str, Trial]]) -> Study:
+    """Return a study that knows which of its trials failed, and which were there before the others."""
+    failed: dict[str, dict[int, str]] = {}
+    looks: dict[str, dict[int, int]] = {}
+    for name, one in trials:
+        looks.setdefault(name, {})[one.seed] = 0 if one.taken_over else 1
+        if one.status == "failed":
+            failed.setdefault(name, {})[one.seed] = one.failure
+    return replace(study, failed=failed, looks=looks)
+
+
+def _of_paper(source: ResultSet, trials: Sequence[Trial]) -> list[Study]:
     """Return a study for each column of a paper's table that is a mean over clients, else for every column."""
     assert source.paper is not None
     table = build_paper_table(source, source.paper)
@@ -92,12 +102,9 @@ def _of_paper(source: ResultSet, failures: Sequence[Trial]) -> list[Study]:
             values = {name: row[position].values for name, row in table.rows.items()}
             metrics = {one.metric for one in source.trials}
             measure = " or ".join(sorted(metrics)) if column.measure == "auto" else column.measure
-            failed: dict[str, dict[int, str]] = {}
-            for one in failures:
-                if has_arms(one, column.arms):
-                    name = one.setting[f"{PREFIX}{table.heading}"]
-                    failed.setdefault(name, {})[one.seed] = one.failure
-            found.append(Study(place, measure, values, failed=failed))
+            rows = f"{PREFIX}{table.heading}"
+            same = [(one.setting[rows], one) for one in trials if has_arms(one, column.arms)]
+            found.append(_with_history(Study(place, measure, values), same))
     return found
 
 

@@ -13,8 +13,9 @@ from flray.results.ranks import Ranks
 from flray.results.study import Studies, Study
 
 ONE_SEED = "one seed: no difference can be told from chance; give at least three in sweep.seeds"
-_ALL_PAIRS, _LINES = 6, 24
-"""Pairs up to which each has a sentence, with more only those of the best setting; and sentences in all."""
+_ALL_PAIRS, _LINES, _WORTH = 6, 24, 100
+"""Pairs up to which each has a sentence, with more only those of the best setting; sentences in all; seeds up to which
+more of them are advised."""
 
 
 def conclude(found: Studies) -> list[str]:
@@ -35,7 +36,7 @@ def conclude(found: Studies) -> list[str]:
         heads = [study.place, study.measure if len(measures) > 1 else ""]
         head = " · ".join(filter(None, heads))
         lines += [f"{head}: {line}" if head else line for line in _of_study(study, most)]
-    return [*lines, *found.left_out]
+    return [*lines, *_until(found), *found.left_out]
 
 
 def _of_study(study: Study, most: int) -> Iterator[str]:
@@ -115,6 +116,8 @@ def _without_failures(one: Difference, unit: str) -> str:
         low, high = -high, -low
     kind = f"{100 * (1 - one.alpha):.3g} % interval{' for all pairs' * (one.pairs > 1)}"
     interval = f"{one.seeds} seeds"
+    if one.sequential and math.isnan(one.margin):
+        interval += f", looked at before at {one.first_look}"
     if not math.isnan(low):
         interval = f"{kind} {_number(one, low, unit)} to {_number(one, high, unit)}, {interval}"
     if one.decided:
@@ -129,17 +132,39 @@ def _without_failures(one: Difference, unit: str) -> str:
 
 def _more_seeds(one: Difference, unit: str) -> str:
     """Return how many seeds it takes to see a difference like this one, or a point if it is less."""
-    if one.sequential:
-        return ""
-    wanted = max(1.0, abs(one.mean)) if unit else abs(one.mean)
+    wanted = _wanted(one, unit)
     what = f"a difference of {'1 point' if unit and wanted == 1 else _amount(one, wanted, unit)}"
     needed = one.seeds_for(wanted)
     if needed is None:
         return f"; more than 1,000 seeds for {what}" if wanted else ""
     more = needed - one.seeds
-    if more <= 0:
+    if more <= 0 or (not one.sequential and one.detectable <= wanted):
         return f"; {what} would probably have been seen"
     return f"; about {more} more seed{'s' * (more > 1)} for {what}"
+
+
+def _wanted(one: Difference, unit: str) -> float:
+    """Return the difference that seeds are to be added for."""
+    return max(1.0, abs(one.mean)) if unit else abs(one.mean)
+
+
+def _until(found: Studies) -> Iterator[str]:
+    """Yield how to add seeds so that the test allows for it, if that may decide something."""
+    seeds, most, least = 0, 0, math.inf
+    for study in found.each:
+        for one in study.differences if study.rule is None else ():
+            seeds = max(seeds, one.seeds)
+            wanted = _wanted(one, study.unit)
+            needed = one.seeds_for(wanted) if one.std > 0 and not one.verdict else None
+            if needed is not None and one.seeds < needed <= _WORTH:
+                most, least = max(most, needed), min(least, 1 if study.unit else wanted)
+    if most > seeds:
+        reference = found.each[0].reference
+        yield (
+            "seeds that are added now have to be tested as a further look, so let a sweep add them: "
+            f"sweep.until: {{margin: {least:.2g}, alpha: {ALPHA}, at_least: {seeds}, at_most: {most}}}"
+            + (f" and sweep.reference: {reference}" if reference else "")
+        )
 
 
 def _detectable(every: Sequence[Difference], unit: str) -> Iterator[str]:

@@ -27,6 +27,8 @@ PACKAGES = ("python", "flray", "torch", "numpy")
 COSTS = ("bytes_up", "bytes_down", "seconds")
 LAST = (*COSTS, "sha256", "data", "origins", "data_sha256", "partition_sha256", *PACKAGES)
 """Columns before the settings, after them, and after the domains'."""
+HISTORY = {"look": re.compile(r"\d{0,9}"), "failed": re.compile(r"(\d{1,19}( \d{1,19})*)?")}
+"""Columns after `MEASURED` that only files have in which something is to be said there."""
 DOMAIN, TUNED = "domain/", "tuned."
 _NUMBERS = ("seed", "rounds", "value", "own", "others", "worst", *COSTS)
 _SHA = re.compile(r"[0-9a-f]{64}")
@@ -55,7 +57,9 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         ``arms.AXIS``), ``seed``, ``rounds`` that ended, ``protocol`` (which of them count),
         ``metric`` and ``value`` (the primary metric, shares in percent), ``own`` and ``others``
         (the mean over clients, on their own and on the other clients' test parts), ``worst`` (the
-        client that is served worst on its own), ``tuned.NAME`` (what ``sweep.tune`` chose),
+        client that is served worst on its own), ``look`` (which look at the results, counted from
+        1, was the first with this run: seeds that were added to others are tested as such) and
+        ``failed`` (the seeds at which its setting failed), ``tuned.NAME`` (what ``sweep.tune`` chose),
         ``domain/NAME`` (clients of a domain; on the
         others' test parts if ``metric`` says so), ``bytes_up`` and ``bytes_down`` in total,
         ``seconds`` of training, ``sha256`` of everything learnt, ``data`` with the ``origins`` of
@@ -69,11 +73,23 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
     existing, rows, settings = _beside(source, path)
     if not len(rows):
         raise FlrayError(f"{source.where}: no run has finished, so there is nothing to keep")
+    # Seeds of a setting that others are kept of already come after a look at those.
+    which = [*FIRST, *settings]
+    before = set(existing[which].itertuples(index=False, name=None))
+    last = max((int(look or 1) for look in existing["look"]), default=0)
+    rows["look"] = [
+        str(int(look) + (last if setting in before else 0))
+        for look, setting in zip(
+            rows["look"], rows[which].itertuples(index=False, name=None), strict=True
+        )
+    ]
     known = set(_keys(existing, settings, "sha256"))
     new = rows[[key not in known for key in _keys(rows, settings, "sha256")]]
     if len(new):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, csv_text(pd.concat([existing, new], ignore_index=True)).encode())
+        whole = pd.concat([existing, new], ignore_index=True)
+        whole = whole.drop(columns=[name for name in HISTORY if set(whole[name]) <= {"", "1"}])
+        write_atomically(path, csv_text(whole).encode())
     return ExportCounts(len(new), len(rows) - len(new), len(source.trials) - len(rows))
 
 
@@ -125,9 +141,9 @@ def _beside(source: ResultSet, path: Path) -> tuple[pd.DataFrame, pd.DataFrame, 
     names = list(dict.fromkeys([*existing.columns, *rows.columns]))
     domains = [name for name in names if name.startswith(DOMAIN)]
     tuned = [name for name in names if name.startswith(TUNED)]
-    fixed = {*FIRST, *MEASURED, *LAST, *tuned, *domains}
+    fixed = {*FIRST, *MEASURED, *HISTORY, *LAST, *tuned, *domains}
     settings = source.in_order(name for name in names if name not in fixed)
-    columns = [*FIRST, *settings, *MEASURED, *tuned, *domains, *LAST]
+    columns = [*FIRST, *settings, *MEASURED, *HISTORY, *tuned, *domains, *LAST]
     existing, rows = (frame.reindex(columns=columns, fill_value="") for frame in (existing, rows))
     return existing, rows, settings
 
@@ -173,6 +189,12 @@ def _read_text(path: Path) -> pd.DataFrame:
             f"{path}: no kept results: without the columns {', '.join(missing)}; "
             "make such a file with flray report NAME --keep FILE.csv"
         )
+    for name, expected in HISTORY.items():
+        for text in frame.get(name, ()):
+            if not expected.fullmatch(text):
+                raise DataError(
+                    f"{path}: {text!r} in the column {name} is no number; restore the file"
+                )
     wrong = [sha for sha in frame["sha256"] if not _SHA.fullmatch(sha)]
     if wrong:
         raise DataError(
@@ -209,6 +231,8 @@ def _row(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "rounds": int(trial.history["round"].max()),
         "protocol": protocol,
         "metric": trial.metric,
+        "look": 2 if not trial.taken_over and any(t.taken_over for t in source.trials) else 1,
+        "failed": " ".join(str(seed) for seed in sorted(_failed(source, trial))),
         **{f"{TUNED}{name}": value for name, value in trial.tuned.items()},
         **{name: round(value, _DIGITS) for name, value in measured.items()},
         "bytes_up": _total_bytes(trial, "up"),
@@ -220,6 +244,12 @@ def _row(source: ResultSet, trial: Trial) -> dict[str, Any]:
         **{f"{part}_sha256": trial.fingerprints.get(part, "") for part in ("data", "partition")},
         **{name: versions.get(name, "") for name in PACKAGES},
     }
+
+
+def _failed(source: ResultSet, trial: Trial) -> set[int]:
+    """Return the seeds at which a trial's setting failed."""
+    same = [one for one in source.trials if one.setting == trial.setting]
+    return {one.seed for one in same if one.status == "failed"}
 
 
 def _domains(trial: Trial) -> dict[str, list[str]]:

@@ -102,12 +102,30 @@ def _studies(frame: pd.DataFrame, metric: str) -> Studies:
     several = frame["data"].nunique() > 1 and "data" not in places
     names = _labels(frame.drop(columns=places).assign(data=""))
     values: dict[str, dict[str, dict[int, float]]] = {}
+    looks: dict[str, dict[str, dict[int, int]]] = {}
+    failed: dict[str, dict[str, set[int]]] = {}
     for name, record in zip(names, frame.to_dict("records"), strict=True):
         place = setting_label({one: record[one] for one in places if record[one] != ""})
         place = " ".join(filter(None, (place, str(record["data"]) if several else "")))
         seeds = values.setdefault(place, {}).setdefault(name, {})
         seeds[int(record["seed"])] = float(record["value"])
-    found = [Study(place, metric, settings) for place, settings in values.items()]
+        added = looks.setdefault(place, {}).setdefault(name, {})
+        added[int(record["seed"])] = int(record.get("look") or 1)
+        gone = failed.setdefault(place, {}).setdefault(name, set())
+        gone |= {int(seed) for seed in str(record.get("failed", "")).split()}
+    found = [
+        Study(
+            place,
+            metric,
+            settings,
+            failed={
+                name: dict.fromkeys(failed[place][name] - {*own}, "")
+                for name, own in settings.items()
+            },
+            looks=looks[place],
+        )
+        for place, settings in values.items()
+    ]
     return Studies([one for one in map(without_gaps, found) if one is not None])
 
 

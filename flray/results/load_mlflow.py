@@ -167,6 +167,7 @@ def _trial(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> Tr
                 if f"{part}.fingerprint" in data.tags
             },
         ),
+        taken_over=data.tags.get("taken_over", ""),
         phase=data.tags.get(PHASE, COMPARISON),
         tuned=tuned,
     )

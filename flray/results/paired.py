@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.results.sequential import Decision, Verdict, decide, spread
+from flray.results.sequential import Decision, Verdict, decide, half_width, spread
 
 METHOD = (
     "paired t-tests over the seeds that two settings share, two-sided; tests and intervals are "
@@ -30,6 +30,8 @@ Values = Mapping[str, Mapping[Any, float]]
 """By setting, the values by seed (or by what else is paired)."""
 Failed = Mapping[str, Mapping[Any, str]]
 """By setting, why it failed, by the seeds at which it did."""
+Looks = Mapping[str, Mapping[Any, int]]
+"""By setting and seed, after how many looks at the others a value was added; one that is not there: after none."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ class Difference:
     alpha : float
         Chance that any of the intervals misses its mean.
     margin : float
-        Of a comparison that was looked at after every seed, see `flray.results.sequential`: within
-        it the two are equivalent. NaN for a test at a number of seeds that was fixed before.
+        Within it the two are equivalent; NaN where that was not asked.
+    first_look : int
+        Seeds at the first of several looks; 0 where all seeds were there at once.
     verdict : str
         What is decided on the first, see `flray.results.sequential.Verdict`.
     first_failed, second_failed : str
@@ -97,13 +100,14 @@ class Difference:
     alpha: float = ALPHA
     margin: float = math.nan
     verdict: Verdict = ""
+    first_look: int = 0
     first_failed: str = ""
     second_failed: str = ""
 
     @property
     def sequential(self) -> bool:
-        """Whether it was looked at after every seed."""
-        return not math.isnan(self.margin)
+        """Whether seeds were added after a look."""
+        return self.first_look > 0
 
     @property
     def decided(self) -> bool:
@@ -137,7 +141,7 @@ class Difference:
 
     def seeds_for(self, difference: float) -> int | None:
         """Return the seeds at which a difference would probably be seen; see `seeds_needed`."""
-        return seeds_needed(self.std, difference, ALPHA / self.pairs)
+        return seeds_needed(self.std, difference, self.alpha / self.pairs)
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,7 @@ def compare(
     reference: str | None = None,
     rule: Rule | None = None,
     failed: Failed | None = None,
+    looks: Looks | None = None,
 ) -> list[Difference]:
     """Compare all pairs of settings, or all settings with one of them.
 
@@ -179,8 +184,9 @@ def compare(
     rule : Rule, optional
         Where seeds were added until pairs were decided; the order of the values is that in which
         they were added.
-    failed : mapping, optional
-        See `Failed`.
+    failed, looks : mapping, optional
+        See `Failed` and `Looks`. Where seeds were added after a look at fewer, pairs are decided as
+        if they had been looked at after each; with a `rule` they are anyway.
     """
     if reference is None:
         pairs = list(itertools.combinations(values, 2))
@@ -188,8 +194,12 @@ def compare(
         pairs = [(name, reference) for name in values if name != reference]
     found = []
     for first, second in pairs:
-        one = _difference(first, second, values, lower, len(pairs))
-        one = one if rule is None else _sequential(one, values, rule)
+        differences, before = _shared(
+            first, second, values, (looks if rule is None else None) or {}
+        )
+        one = _difference(first, second, differences, lower, len(pairs))
+        own = rule or (Rule(math.nan, ALPHA, before) if before else None)
+        one = one if own is None else _sequential(one, differences, own)
         found.append(_with_failures(one, values, failed or {}))
     return found
 
@@ -209,15 +219,23 @@ def _with_failures(one: Difference, values: Values, failed: Failed) -> Differenc
     return replace(one, first_failed=first, second_failed=second, verdict=verdict)
 
 
-def _shared(first: str, second: str, values: Values) -> NDArray[np.float64]:
-    """Return the differences at the seeds that both have."""
+def _shared(
+    first: str, second: str, values: Values, looks: Looks
+) -> tuple[NDArray[np.float64], int]:
+    """Return the differences at the seeds that both have, and how many of them were looked at before the others."""
     one, other = values[first], values[second]
     seeds = [s for s in one if s in other and math.isfinite(one[s]) and math.isfinite(other[s])]
-    return np.array([one[seed] - other[seed] for seed in seeds], dtype=float)
+    added = {seed: max(looks.get(n, {}).get(seed, 0) for n in (first, second)) for seed in seeds}
+    seeds.sort(key=lambda seed: added[seed])
+    before = sum(look == min(added.values()) for look in added.values())
+    differences = np.array([one[seed] - other[seed] for seed in seeds], dtype=float)
+    # One seed has no interval: nothing can have been decided by it.
+    return differences, before if 1 < before < len(seeds) else 0
 
 
-def _difference(first: str, second: str, values: Values, lower: bool, pairs: int) -> Difference:
-    differences = _shared(first, second, values)
+def _difference(
+    first: str, second: str, differences: NDArray[np.float64], lower: bool, pairs: int
+) -> Difference:
     count = len(differences)
     mean = std = effect = p = improvement = math.nan
     own = corrected = (math.nan, math.nan)
@@ -261,9 +279,8 @@ def _verdict(low: float, high: float, lower: bool) -> Verdict:
     return ""
 
 
-def _sequential(one: Difference, values: Values, rule: Rule) -> Difference:
+def _sequential(one: Difference, differences: NDArray[np.float64], rule: Rule) -> Difference:
     """Return a comparison as one that was looked at after every seed."""
-    differences = _shared(one.first, one.second, values)
     gains = list(-differences if one.lower else differences)
     own, found = (
         decide(gains, rule.margin, rule.alpha / pairs, rule.at_least) for pairs in (1, one.pairs)
@@ -280,6 +297,7 @@ def _sequential(one: Difference, values: Values, rule: Rule) -> Difference:
         corrected=min(own.p * one.pairs, 1.0),
         alpha=rule.alpha,
         margin=rule.margin,
+        first_look=rule.at_least,
         verdict=found.verdict,
     )
 
@@ -351,7 +369,10 @@ def detectable_difference(std: float, seeds: int, alpha: float = ALPHA) -> float
 
 
 def seeds_needed(std: float, difference: float, alpha: float = ALPHA) -> int | None:
-    """Return with how many seeds a paired t-test sees a difference with probability `POWER`.
+    """Return at how many seeds a difference is seen with probability `POWER`, if each is looked at.
+
+    Seeds that are added to those that there are have been looked for: their test is that of
+    `flray.results.sequential`.
 
     Parameters
     ----------
@@ -365,17 +386,11 @@ def seeds_needed(std: float, difference: float, alpha: float = ALPHA) -> int | N
     Returns
     -------
     int or None
-        Two at least; None where a thousand would not do, or the deviation is not known.
+        None where a thousand would not do, or the deviation is not known.
     """
-    if math.isnan(std) or difference == 0:
-        return None
-    if std == 0:
-        return 2
-    if power(std, difference, _MOST_SEEDS, alpha) < POWER:
-        return None
-    low, high = 1, _MOST_SEEDS
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = power(std, difference, middle, alpha) >= POWER
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+    from scipy import special
+
+    counts = np.arange(2, _MOST_SEEDS + 1)
+    error = std / np.sqrt(counts)
+    enough = half_width(std, counts, alpha) + special.ndtri(POWER) * error <= abs(difference)
+    return int(counts[enough.argmax()]) if enough.any() else None

@@ -11,7 +11,7 @@ import pandas as pd
 from flray.errors import FlrayError, nearest
 from flray.metrics.direction import is_share, lower_is_better
 from flray.results import sequential
-from flray.results.paired import METHOD, Difference, Failed, Rule, Values, compare
+from flray.results.paired import METHOD, Difference, Failed, Looks, Rule, Values, compare
 from flray.results.ranks import Ranks, rank
 
 
@@ -33,6 +33,8 @@ class Study:
         Where seeds were added until pairs were decided.
     failed : mapping
         See `flray.results.paired.Failed`.
+    looks : mapping
+        See `flray.results.paired.Looks`.
     """
 
     place: str
@@ -41,6 +43,7 @@ class Study:
     reference: str | None = None
     rule: Rule | None = None
     failed: Failed = field(default_factory=dict)
+    looks: Looks = field(default_factory=dict)
 
     @property
     def lower(self) -> bool:
@@ -57,7 +60,7 @@ class Study:
     def differences(self) -> list[Difference]:
         """The comparisons."""
         reference = self.reference if self.reference in self.values else None
-        return compare(self.values, self.lower, reference, self.rule, self.failed)
+        return compare(self.values, self.lower, reference, self.rule, self.failed, self.looks)
 
     @property
     def means(self) -> dict[str, float]:
@@ -95,7 +98,10 @@ class Studies:
     @property
     def method(self) -> str:
         """How they are compared, in words."""
-        return sequential.METHOD if any(study.rule for study in self.each) else METHOD
+        kinds = {one.sequential for study in self.each for one in study.differences}
+        if len(kinds) == 1:
+            return sequential.METHOD if True in kinds else METHOD
+        return f"{METHOD}; where seeds were added after a look, {sequential.METHOD}"
 
     def frame(self) -> pd.DataFrame:
         """Return a row per pair: place, measure, and the fields of `flray.results.paired.Difference`."""

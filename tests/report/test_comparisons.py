@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 from scipy import stats
 
+from flray.config.sweep import Until
 from flray.results.conclusions import ONE_SEED, conclude, rank_sentence, sentence
 from flray.results.paired import (
     Difference,
@@ -20,6 +22,7 @@ from flray.results.paired import (
 )
 from flray.results.profiles import behind_best, profile
 from flray.results.ranks import critical_difference, rank, win_matrix
+from flray.results.sequential import half_width
 from flray.results.study import Studies, Study
 from flray.results.variance import split_variance
 
@@ -128,11 +131,43 @@ def test_the_detectable_difference_is_seen_four_times_in_five(seeds: int, alpha:
     assert math.isnan(detectable_difference(2.0, 1))
 
 
-def test_the_seeds_that_are_needed_are_the_fewest() -> None:
-    needed = seeds_needed(2.0, 1.0)
-    assert needed == 34  # the usual tables: standardised difference 0.5, power 0.8, two-sided 0.05
-    assert power(2.0, 1.0, 34) >= 0.8 > power(2.0, 1.0, 33)
+def test_the_seeds_that_are_advised_decide_four_times_in_five_though_each_is_looked_at() -> None:
+    needed = seeds_needed(2.0, 2.0, 0.05)
+    assert needed is not None
+    draws = np.random.default_rng(5).normal(2.0, 2.0, size=(2000, needed))
+    count = np.arange(3, needed + 1)
+    mean = draws.cumsum(1)[:, 2:] / count
+    std = np.sqrt(((draws**2).cumsum(1)[:, 2:] - count * mean**2) / (count - 1))
+    seen = (mean > half_width(std, count, 0.05)).any(1).mean()
+    assert 0.75 < seen < 0.95
     assert seeds_needed(100.0, 0.1) is None and seeds_needed(1.0, 0.0) is None
+
+
+def test_seeds_that_are_added_after_a_look_are_tested_as_such() -> None:
+    """Nothing differs; where five seeds decide nothing, five are added, and then five more."""
+    draws = np.random.default_rng(6).normal(size=(2000, 15))
+    naive = wrong = 0
+    for one in draws:
+        values = {"a": dict(enumerate(one)), "b": dict.fromkeys(range(15), 0.0)}
+        looks = {name: {seed: seed // 5 for seed in range(15)} for name in values}
+        naive += any(stats.ttest_1samp(one[:n], 0).pvalue < 0.05 for n in (5, 10, 15))
+        wrong += compare(values, looks=looks)[0].decided
+    assert naive / 2000 > 0.09 and wrong / 2000 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 2000)
+
+
+def test_a_pair_was_looked_at_before_where_both_were() -> None:
+    worse = shifted(4.0, 6.0, 5.0, 7.0, 5.0)
+    later = {3: 1, 4: 1}
+    (both,) = compare({"a": FIVE, "b": worse}, looks={"a": later, "b": later})
+    (one,) = compare({"a": FIVE, "b": worse}, looks={"a": {}, "b": later})
+    assert both.first_look == one.first_look == 3
+    assert ", 5 seeds, looked at before at 3)" in sentence(both, "points")
+    # The order of the seeds is that of the looks.
+    turned = {seed: FIVE[seed] for seed in (3, 4, 0, 1, 2)}
+    assert compare({"a": turned, "b": worse}, looks={"a": later, "b": later})[0] == both
+    for looks in ({}, {"b": dict.fromkeys(range(5), 1)}, {"b": dict.fromkeys(range(1, 5), 1)}):
+        (fixed,) = compare({"a": FIVE, "b": worse}, looks=looks)
+        assert fixed.first_look == 0 and fixed.decided
 
 
 def test_ranks_by_hand() -> None:
@@ -205,12 +240,11 @@ def test_better_where_less_is_better() -> None:
 def test_not_decided_with_the_seeds_that_it_would_take() -> None:
     assert said(A, B) == (
         "a and b: not decided, a 2.7 points above (95 % interval -2.5 to 7.8, 3 seeds); "
-        "about 4 more seeds for a difference of 2.7 points"
+        "about 11 more seeds for a difference of 2.7 points"
     )
-    critical = stats.t.ppf(0.975, [5, 6])  # of 6 and 7 seeds
-    shift = 8 / 3 * np.sqrt([6, 7]) / math.sqrt(13 / 3)
-    below, enough = stats.nct.sf(critical, [5, 6], shift)
-    assert below < 0.8 <= enough
+    std, normal = math.sqrt(13 / 3), stats.norm.ppf(0.8)
+    below, enough = half_width(std, [13, 14], 0.05) + normal * std / np.sqrt([13, 14])
+    assert enough <= 8 / 3 < below
 
 
 def test_not_decided_with_the_seeds_that_a_point_would_take() -> None:
@@ -287,13 +321,20 @@ def test_one_seed_concludes_nothing() -> None:
 
 
 def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> None:
-    first, last = conclude(Studies([studied({"a": A, "b": B})]))
+    first, seen, last = conclude(Studies([studied({"a": A, "b": B})]))
     least = detectable_difference(math.sqrt(13 / 3), 3)
     assert first.startswith("a and b: not decided")
-    assert last == (
+    assert seen == (
         f"with 3 seeds only differences above about {least:.1f} points would probably have been "
         "seen (4 times in 5)"
     )
+    assert last == (
+        "seeds that are added now have to be tested as a further look, so let a sweep add them: "
+        "sweep.until: {margin: 1, alpha: 0.05, at_least: 3, at_most: 14}"
+    )
+    assert Until.model_validate(yaml.safe_load(last.partition("until: ")[2])).at_most == 14
+    against = replace(studied({"a": A, "b": B}), reference="b")
+    assert conclude(Studies([against]))[-1].endswith("at_most: 14} and sweep.reference: b")
     (only,) = conclude(Studies([studied({"a": FIVE, "b": shifted(4.0, 6.0, 5.0, 7.0, 5.0)})]))
     assert only.startswith("a is better than b")
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,9 +12,11 @@ from flray import reporting
 from flray.cli import main
 from flray.errors import DataError, FlrayError
 from flray.results import export
+from flray.results.build_table import build_table
 from flray.results.export import agreement, export_runs, read_export
 from flray.results.export_table import build_export_table
 from flray.results.load import load_folder
+from flray.results.result_set import ResultSet
 from flray.runs import directory
 
 
@@ -69,6 +72,44 @@ def test_what_was_tuned_is_kept_and_said(sweep: Path, tmp_path: Path) -> None:
     table = build_export_table(frame)
     assert list(table.rows) == list(build_export_table(frame.drop(columns="tuned.local.lr")).rows)
     assert "tuned: none CIFAR-10 lr=0.1235" in table.notes
+
+
+def test_a_kept_file_knows_what_was_looked_at_before_and_what_failed(
+    sweep: Path, tmp_path: Path
+) -> None:
+    """Two modules at seeds 0 and 1, then at 0 to 4, of which one fails: its own sweep, or the same file again."""
+
+    def of(seeds: range, taken_over: range, failed: int = -1) -> ResultSet:
+        source = load_folder(sweep)
+        first = [one for one in source.trials if one.setting["arms.data"] == "CIFAR-10"]
+        source.trials = [
+            replace(
+                one,
+                seed=seed,
+                sha256=f"{seed}{one.number[-1]}" * 32,
+                taken_over="made/001/0001" if seed in taken_over else "",
+                status="failed" if (seed, one.number) == (failed, first[0].number) else "finished",
+                failure="ValueError: no",
+            )
+            for one in (first[0], first[-1])
+            for seed in seeds
+        ]
+        return source
+
+    whole, grown = tmp_path / "whole.csv", tmp_path / "grown.csv"
+    last = of(range(5), range(2), failed=3)
+    export_runs(last, whole)
+    export_runs(of(range(2), range(0)), grown)
+    assert not {"look", "failed"} & set(read_export(grown).columns)
+    assert export_runs(last, grown) == (5, 4, 1)
+    reports = [build_table(last), *(build_export_table(read_export(one)) for one in (whole, grown))]
+    for table in reports:
+        (pair,) = table.studies.each[0].differences
+        assert (pair.first_look, pair.seeds) == (2, 4)
+        assert (pair.first_failed or pair.second_failed).startswith("1 of 5 seeds")
+    grown.write_text(grown.read_text().replace(",3,", ",3 x,"))
+    with pytest.raises(DataError, match="'3 x' in the column"):
+        read_export(grown)
 
 
 def test_domains_have_the_mean_of_their_clients(sweep: Path, tmp_path: Path) -> None:
@@ -159,12 +200,12 @@ def test_the_command_s_values_for_scripts(
 def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     first, second = load_folder(sweep), load_folder(sweep)
-    first.trials, second.trials = first.trials[:3], second.trials[1:]
-    assert export_runs(first, path) == (3, 0, 0)
+    first.trials, second.trials = first.trials[:2], second.trials[1:]
+    assert export_runs(first, path) == (2, 0, 0)
     before = path.read_text().splitlines()
-    assert export_runs(second, path) == (5, 2, 0)
+    assert export_runs(second, path) == (6, 1, 0)
     after = path.read_text().splitlines()
-    assert (after[:4], len(after)) == (before, 9)
+    assert (after[:3], len(after)) == (before, 9)
     for trial in second.trials:  # another sweep, which varies something else
         trial.setting = {"local.lr": 0.1, "=odd": "+name"}
     second.name = "other"
@@ -174,7 +215,7 @@ def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_pat
     assert frame["local.lr"].tolist() == [""] * 8 + ["0.1"] * 7
     assert frame["=odd"].tolist() == [""] * 8 + ["+name"] * 7
     assert frame["arms.data"].tolist()[8:] == [""] * 7
-    assert export_runs(first, path) == (0, 3, 0)
+    assert export_runs(first, path) == (0, 2, 0)
 
 
 def rows(path: Path, *changes: dict[str, object]) -> pd.DataFrame:

@@ -176,4 +176,7 @@ def test_sentences() -> None:
     few = {name: dict(list(seeds.items())[:2]) for name, seeds in values.items()}
     undecided = compare(few, rule=rule)[0]
     assert undecided.verdict == "" and math.isnan(undecided.low)
-    assert sentence(undecided, "points") == "a and b: not decided, a 9.9 points above (2 seeds)"
+    assert sentence(undecided, "points") == (
+        "a and b: not decided, a 9.9 points above (2 seeds); about 2 more seeds for a difference of "
+        "9.9 points"
+    )

@@ -205,6 +205,35 @@ def test_seeds_are_added_where_a_pair_is_open(tuned: dict[str, Any], tmp_path: P
     assert verdicts["fedavg", "fedprox"] == ""
 
 
+def test_a_pair_that_a_failure_leaves_open_is_not_run_to_the_last_seed(
+    tuned: dict[str, Any], tmp_path: Path
+) -> None:
+    tuned["sweep"] = {"until": {"margin": 0.5, "at_least": 5, "at_most": 9}, "seeds": [5]}
+    for arm in METHODS:
+        tuned["arms"]["method"][arm] = {k: v for k, v in METHODS[arm].items() if k != "space"}
+    tuned |= {"space": {}, "arms": {"method": dict(list(tuned["arms"]["method"].items())[:2])}}
+    config = resolve_sweep(load(tuned))
+    folder = begin(config, tmp_path / "until")
+
+    def score(point: TrialSpec, round_: int) -> float:
+        method = point.setting["arms.method"]
+        level = 0.6 if method == "fedavg" else 0.2
+        return level + np.random.default_rng([point.seed, len(method)]).normal() / 500
+
+    first = Phases(config, enumerate_settings(config)).next(folder)
+    assert first is not None
+    for point in first.points:
+        TrialFolder(folder, point.number).create(point, config)
+        run(TrialFolder(folder, point.number), point, config, point.experiment.rounds, score)
+    failed = next(p for p in first.points if p.setting["arms.method"] == "fedavg")
+    directory.update(
+        TrialFolder(folder, failed.number).path, status="failed", failure="ValueError: no"
+    )
+    assert len(go(config, folder, score)) == 1  # in place of the one that failed
+    (pair,) = build_table(load_folder(folder)).studies.each[0].differences
+    assert (pair.verdict, pair.seeds) == ("withheld", 5)
+
+
 def test_with_a_reference_only_its_pairs_are_decided(tuned: dict[str, Any], tmp_path: Path) -> None:
     tuned["sweep"] |= {"until": {"margin": 0.5, "at_most": 6}, "reference": "local"}
     config = resolve_sweep(load(tuned))
