@@ -218,7 +218,7 @@ def test_readmes_table_is_the_report_of_the_kept_runs(
     rows = re.findall(
         r"\| (\d\d\.\d\d ± \d\.\d\d|\*\*\d\d\.\d\d ± \d\.\d\d\*\*) \|", README.read_text()
     )
-    assert len(rows) == 4  # without LG-Mix, whose learning rates were other ones
+    assert len(rows) == 5
     assert all(row.strip("*") in report for row in rows)
 
 

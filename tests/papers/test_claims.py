@@ -38,12 +38,7 @@ def test_a_page_of_results_says_what_reports_conclude(page: str) -> None:
     assert set(claims) <= intervals(sorted((KEPT / "papers" / page).glob("*.results.csv")))
 
 
-_OLD = pytest.mark.xfail(reason="README still has the intervals of single pairs")
-
-
-@pytest.mark.parametrize(
-    "page", [pytest.param("README.md", marks=_OLD), "docs/guide/start.md", "docs/guide/how-sure.md"]
-)
+@pytest.mark.parametrize("page", ["README.md", "docs/guide/start.md", "docs/guide/how-sure.md"])
 def test_other_pages_say_it_too(page: str) -> None:
     kept = ("papers/lgmix/local", "quickstart", "tuned")
     files = [KEPT / f"{name}.results.csv" for name in kept]
