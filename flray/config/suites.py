@@ -115,8 +115,8 @@ def files(folder: Path | None = None) -> dict[str, Path]:
     Parameters
     ----------
     folder : Path, optional
-        Their folder; by default ``search_spaces/papers`` of the current folder, or else the one
-        that comes with flray.
+        Their folder; by default ``search_spaces/papers`` of the current folder if it has suites,
+        else the one that comes with flray.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def files(folder: Path | None = None) -> dict[str, Path]:
     from flray.papers import PAPERS
 
     here = Path.cwd() / spaces.FOLDER / "papers"
-    found = folder or (here if here.is_dir() else spaces.folder() / "papers")
+    found = folder or (here if any(here.glob("*/*.yaml")) else spaces.folder() / "papers")
     paths = [path for path in found.glob("*/*.yaml") if not path.name.startswith("_")]
 
     def place(path: Path) -> tuple[int, int, int, str]:
