@@ -135,21 +135,19 @@ SLOW = """
 import sys, time
 from pathlib import Path
 
-agents = {{"dashboard/agent.py": 20, "runtime_env/agent/main.py": 40}}
-for agent, seconds in agents.items():
-    if any(agent in word for word in sys.orig_argv):
-        begun = Path({folder!r}) / agent.replace("/", ".")
-        wait = seconds if begun.exists() else 600
+for agent in ("dashboard/agent.py", "runtime_env/agent/main.py"):
+    begun = Path({folder!r}) / agent.replace("/", ".")
+    if any(agent in word for word in sys.orig_argv) and not begun.exists():
         begun.touch()
-        time.sleep(wait)
+        time.sleep(600)
 """
 
 
 @pytest.mark.slow
-def test_a_ray_that_is_slow_to_start_is_waited_for_and_started_a_second_time(
+def test_a_ray_that_does_not_start_in_time_is_started_a_second_time(
     tmp_cwd: Path, digits: dict[str, Any], short: Path
 ) -> None:
-    """The first time its agents do nothing, the second time they take longer than Ray itself waits."""
+    """The first time its agents do nothing, as on a machine without a moment for them."""
     (tmp_cwd / "sitecustomize.py").write_text(SLOW.format(folder=str(tmp_cwd)))
     driver = started(tmp_cwd, digits, PYTHONPATH=f"{tmp_cwd}:{os.environ.get('PYTHONPATH', '')}")
     wait_for(lambda: list(Path().glob("runs/long/001/trials/*/journal.jsonl")), driver)
