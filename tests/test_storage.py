@@ -23,8 +23,8 @@ from flray.cli.main import invoke
 from flray.data.sources.cache import data_root, read_arrays, write_arrays
 from flray.errors import DataError, FlrayError
 from flray.files import lease, storage
-from flray.files.mirror import Mirror
 from flray.runs import directory, runner
+from flray.runs.mirror import Mirror
 from flray.runs.progress import NullProgress
 from flray.tracking.client import connect
 from flray.tuning.trial_store import checkpoints, next_session, trial_folders

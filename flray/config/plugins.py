@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from flray.errors import ConfigError, brief
+from flray.files.border import FILE_BYTES, read
 
 MODULE_PREFIX = "flray_plugin_"
 """Prefix of the module names of plug-ins."""
@@ -142,7 +143,7 @@ def file_of(module: ModuleType | None) -> Path | None:
 
 
 def _read(file: Path, imported: frozenset[Path] | set[Path] = frozenset()) -> _Source:
-    content = file.read_bytes()
+    content = read(file, FILE_BYTES)
     try:
         names = tuple(dict.fromkeys(_imports(ast.parse(content), file)))
     except (SyntaxError, ValueError):  # compiled, or not Python

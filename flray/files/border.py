@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from flray.errors import DataError, FlrayError, brief
-from flray.tracking.address import redact, resolve_uri
+from flray.files.tracking_address import redact, resolve_uri
 
 Kind = type | tuple[type, ...]
 

@@ -1,7 +1,7 @@
 """Object storage: ``s3://``, ``gs://`` and other schemes of Arrow or fsspec, with the environment's keys.
 
 Runs work in a local folder, as buckets can neither append to a journal nor rename a checkpoint;
-`flray.files.mirror` copies the changes. Data sets are fetched once per node.
+`flray.runs.mirror` copies the changes. Data sets are fetched once per node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from platformdirs import user_cache_path
 from flray.errors import FlrayError
 from flray.files.border import FILE_BYTES, check_name, read_at_most
 from flray.files.locks import hold_lock
-from flray.tracking.secrets import redact
+from flray.files.secrets import redact
 
 
 def is_remote(place: str | Path) -> bool:

@@ -13,10 +13,10 @@ from flray.config.arms import PREFIX
 from flray.errors import FlrayError
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.files.border import check_name
+from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.results.load import find_primary_metric, read_fingerprints
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.runs import directory
-from flray.tracking.address import database_path, redact, resolve_uri
 from flray.tracking.client import (
     TrackingUnavailableError,
     call,

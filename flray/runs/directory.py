@@ -34,7 +34,7 @@ from flray.errors import FlrayError, nearest
 from flray.files import border, storage
 from flray.files.atomic import write_atomically
 from flray.files.border import FETCHED_MARK
-from flray.tracking.address import redact, resolve_uri
+from flray.files.tracking_address import redact, resolve_uri
 
 FolderKind = Literal["run", "sweep"]
 RunStatus = Literal["waiting", "running", "interrupted", "finished", "stopped", "failed"]

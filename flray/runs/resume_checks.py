@@ -14,9 +14,9 @@ from flray.devices.identity import GpuIdentity, difference
 from flray.errors import FlrayError
 from flray.files import storage
 from flray.files.border import check_settings, foreign
+from flray.files.tracking_address import redact
 from flray.runs import directory
 from flray.runs.events import read_events
-from flray.tracking.address import redact
 
 RESUMABLE_SETTINGS = (
     "callbacks",

@@ -29,7 +29,7 @@ from flray.federation.ray_backend.gpu_nodes import NO_GPU_NOW
 from flray.federation.ray_backend.placement import PoolPlanner, check_address, uses_ray
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
 from flray.federation.spec import FederationSpec
-from flray.files.mirror import mirrored
+from flray.files.tracking_address import check
 from flray.interrupts import InterruptedRunError as InterruptedRunError
 from flray.interrupts import resume_hint
 from flray.metrics.names import VIEWS
@@ -40,12 +40,12 @@ from flray.runs.code import check_code
 from flray.runs.figures import draw_figures
 from flray.runs.identity import code_of
 from flray.runs.loop import RoundLoop
+from flray.runs.mirror import mirrored
 from flray.runs.mlflow_model import save_mlflow_models
 from flray.runs.progress import NullProgress, Progress, logged
 from flray.runs.provenance import save_provenance
 from flray.runs.session import NOTE, POSITIVE, RunSession, record_data, recording_failure, tracking
 from flray.runs.user_callbacks import UserCallbacks
-from flray.tracking.address import check
 
 
 @dataclass(frozen=True)

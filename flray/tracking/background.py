@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flray.errors import FlrayError
+from flray.files.secrets import without_secrets
+from flray.files.tracking_address import redact, resolve_uri
 from flray.runs.events import JOURNAL
 from flray.runs.journal import listen
-from flray.tracking.address import redact, resolve_uri
 from flray.tracking.client import HTTP_TIMEOUT, http_limits
 from flray.tracking.exporter import MlflowExporter
-from flray.tracking.secrets import without_secrets
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _REST, _LONGEST_REST = 200.0, 5.0

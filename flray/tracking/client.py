@@ -19,9 +19,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from flray.errors import FlrayError
 from flray.files.locks import BusyError, hold_lock
+from flray.files.secrets import without_secrets
+from flray.files.tracking_address import check, database_path, redact
 from flray.startup import environment, gc_disabled
-from flray.tracking.address import check, database_path, redact
-from flray.tracking.secrets import without_secrets
 
 P = ParamSpec("P")
 R = TypeVar("R")

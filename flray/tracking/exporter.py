@@ -12,10 +12,11 @@ from typing import Any
 
 from flray.errors import one_line
 from flray.files.atomic import sync_file
+from flray.files.secrets import without_secrets
+from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.metrics.names import clean_name
 from flray.runs.events import JOURNAL, Event, decode
 from flray.tracking import client
-from flray.tracking.address import database_path, redact, resolve_uri
 from flray.tracking.client import (  # fmt: skip
     TrackingRejectedError,
     TrackingUnavailableError,
@@ -27,7 +28,6 @@ from flray.tracking.client import (  # fmt: skip
     silence_mlflow_logs,
 )
 from flray.tracking.cursor import Cursor, load, read, save, unsent_lines
-from flray.tracking.secrets import without_secrets
 
 UID_TAG = "flray.uid"
 # MLflow's limits of one request, and of the length of a value in characters.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from flray.files.tracking_address import redact
 from flray.tracking import cursor
-from flray.tracking.address import redact
 
 
 def ui_links(uri: str, folder: Path) -> list[str]:

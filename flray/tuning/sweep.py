@@ -21,7 +21,7 @@ from flray.data.inventory import stood_in_for
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.first_node import await_first_node
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
-from flray.files.mirror import mirrored
+from flray.files.tracking_address import check
 from flray.interrupts import resume_hint
 from flray.results.build_studies import compared_names
 from flray.results.result_set import ResultSet, Trial
@@ -29,10 +29,10 @@ from flray.results.sweep import SweepResult
 from flray.runs import directory, resume_checks
 from flray.runs.code import Code, check_code
 from flray.runs.identity import code_of, run_identity
+from flray.runs.mirror import mirrored
 from flray.runs.progress import NullProgress, SweepProgress, logged
 from flray.runs.session import RunSession, recording_failure, tracking
 from flray.startup import gc_disabled
-from flray.tracking.address import check
 from flray.tracking.background import Tracker
 from flray.tracking.sync import run_directories
 from flray.tuning import naming

@@ -204,7 +204,13 @@ def test_in_a_table(name: str, place: Path) -> None:
     data = {"name": "table", "path": file, "label": "y"}
     if file == "x.csv":
         data["by"] = "h"
-    content = {**GOOD["experiment"], "data": data, "model": "mlp", "name": "t", "algorithm": "local"}
+    content = {
+        **GOOD["experiment"],
+        "data": data,
+        "model": "mlp",
+        "name": "t",
+        "algorithm": "local",
+    }
     Path("t.yaml").write_text(yaml.safe_dump({"experiment": content}))
     before = listing()
     assert (

@@ -15,7 +15,7 @@ from flray.runs.progress import NullProgress
 
 def seen(uri: str, metric: str) -> set[int]:
     """Return the rounds of a metric that MLflow holds now, over all runs."""
-    from flray.tracking.address import database_path
+    from flray.files.tracking_address import database_path
     from flray.tracking.client import connect
 
     database = database_path(uri)

@@ -11,7 +11,7 @@ import yaml
 
 from flray.cli.main import invoke
 from flray.errors import FlrayError
-from flray.tracking.address import check
+from flray.files.tracking_address import check
 
 
 def a_folder(path: Path) -> None:

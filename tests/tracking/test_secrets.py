@@ -12,10 +12,10 @@ from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.files import storage
+from flray.files.secrets import redact, without_secrets
+from flray.files.tracking_address import resolve_uri
 from flray.runs import directory
-from flray.tracking.address import resolve_uri
 from flray.tracking.exporter import MlflowExporter
-from flray.tracking.secrets import redact, without_secrets
 
 S = "hunter2-0123"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from flray.errors import FlrayError
-from flray.tracking.secrets import HIDDEN, redact
+from flray.files.secrets import HIDDEN, redact
 
 __all__ = ["HIDDEN", "check", "database_path", "redact", "resolve_uri"]
 
