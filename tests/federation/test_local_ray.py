@@ -40,13 +40,29 @@ def started(tmp_cwd: Path, digits: dict[str, Any], **variables: str) -> subproce
     experiment = {**digits, "name": "long", "rounds": 500, "resources": {"actors": 1}}
     content = {"experiment": experiment, "space": {"local.lr": {"grid": [0.01, 0.02]}}}
     (tmp_cwd / "x.yaml").write_text(yaml.safe_dump(content))
-    return subprocess.Popen(
+    driver = subprocess.Popen(
         [sys.executable, "-m", "flray", "tune", "x.yaml"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, **variables},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # not that of a nohup
     )
+    _drivers.append(driver)
+    return driver
+
+
+_drivers: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_driver_is_left() -> Iterator[None]:
+    yield
+    while _drivers:
+        driver = _drivers.pop()
+        if driver.poll() is None:
+            for process in [*descendants(driver), psutil.Process(driver.pid)]:
+                process.kill()
 
 
 def wait_for(condition: Callable[[], Any], driver: subprocess.Popen[str]) -> Any:
