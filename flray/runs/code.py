@@ -13,8 +13,8 @@ from flray.errors import FlrayError
 from flray.files.border import FILE_BYTES, foreign, read
 from flray.runs import directory
 
+# The SHA-256 of ``flray`` and of the user's ``files`` by path, and the ``versions`` of libraries.
 Code = dict[str, dict[str, str]]
-"""The SHA-256 of ``flray`` and of the user's ``files`` by path, and the ``versions`` of libraries."""
 IN_NO_FILE = "(in no file)"
 """In place of a path: code of a notebook, say, which no other process could know again."""
 Differences = dict[str, tuple[str, str]]

@@ -74,7 +74,7 @@ def test_options_reach_it_and_the_bits_stay() -> None:
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["accuracy"], "unknown metric 'accuracy'"),
+        (["accuracy"], "metrics.0\n.*a task measures it by itself"),
         (["hits", "hits"], "it is measured already"),
         (["takes-nothing"], "metric\\(targets, outputs"),
         ([{"name": "hits", "time": 2}], "hits has no option 'time'; did you mean 'times'"),

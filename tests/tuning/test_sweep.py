@@ -404,7 +404,8 @@ def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
     folder = tmp_path / "runs" / "small" / "001"
     assert _parent(uri).info.status == "FAILED" and _parent(uri).data.tags["trials.failed"] == "4"
     own.write_text(own.read_text().replace("client.id == 2", "client.id == 99"))
-    assert invoke(["resume", str(folder)]) == 0
+    assert invoke(["resume", str(folder)]) == 2
+    assert invoke(["resume", str(folder), "--other-code"]) == 0
     parent = _parent(uri)
     assert parent.info.status == "FINISHED" and set(directory.read(folder)) >= {
         "status",

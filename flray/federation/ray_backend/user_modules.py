@@ -18,7 +18,7 @@ def ship_user_modules() -> None:
     registered from Python; installed packages are assumed to be installed everywhere.
     """
     installed = sysconfig.get_paths()
-    names = {name for name in sys.modules if name.startswith(MODULE_PREFIX)}
+    names = {name for name in list(sys.modules) if name.startswith(MODULE_PREFIX)}
     names |= {
         getattr(item, "__module__", "")
         for entries in registry.ALL.values()
