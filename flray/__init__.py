@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flray._torchvision_cpu_shim import install_hook
 
 if TYPE_CHECKING:
+    from flray.api import resume, tune
     from flray.bits import portable
     from flray.config.loader import load as load_config
     from flray.registry import (
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     )
     from flray.reporting.build import report
     from flray.runs.runner import run
-    from flray.runs.sweeps import resume, tune
 
     __version__: str
 
@@ -60,8 +60,8 @@ _LATER = {
     "register_partition": ("flray.registry", "register_partition"),
     "register_sampler": ("flray.registry", "register_sampler"),
     "report": ("flray.reporting.build", "report"),
-    "resume": ("flray.runs.sweeps", "resume"),
-    "tune": ("flray.runs.sweeps", "tune"),
+    "resume": ("flray.api", "resume"),
+    "tune": ("flray.api", "tune"),
 }
 
 

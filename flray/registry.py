@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from flray.config import declarations
+from flray import declarations
 from flray.errors import FlrayError, brief, nearest
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class Registry:
         """Return the component called `name`, or, before the built-in ones are imported, what it declares.
 
         Its docstring, ``Params`` or signature of options and a method's declarations are the same,
-        see `flray.config.declarations`.
+        see `flray.declarations`.
 
         Raises
         ------

@@ -2,7 +2,7 @@
 
 from flray.startup import make_callable
 
-make_callable(__name__, "flray.runs.sweeps", "tune")
+make_callable(__name__, "flray.api", "tune")
 
 if __name__ == "__main__":
     from flray.cli.main import main  # only here: it costs a call from Python nothing

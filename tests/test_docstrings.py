@@ -76,7 +76,7 @@ def with_a_mistake(x: float) -> float:
 @pytest.mark.parametrize(
     "name",
     [f"flray.functional.{name}" for name in functional.__all__]
-    + ["flray.runs.runner.run", "flray.tuning.tune", "flray.config.loader.load"],
+    + ["flray.runs.runner.run", "flray.api.tune", "flray.config.loader.load"],
 )
 def test_every_formula_documents_all_its_parameters(name: str) -> None:
     if inspect.signature(Validator._load_obj(name)).parameters:

@@ -12,11 +12,11 @@ import pytest
 
 import flray
 from flray.cli.main import invoke
+from flray.records import directory
+from flray.records.events import JOURNAL
+from flray.records.journal import Journal
 from flray.results.result_set import ALIKE_NOTE
 from flray.results.sweep import SweepResult
-from flray.runs import directory
-from flray.runs.events import JOURNAL
-from flray.runs.journal import Journal
 
 SMALL: dict[str, Any] = {
     "data": "digits-sklearn",

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flray import registry
+from flray import declarations, registry
 from flray.cli import tables
-from flray.config import declarations
 
 HEAVY = ("torch", "ray", "mlflow", "pandas", "sklearn", "scipy", "matplotlib", "torchvision")
 QUICK = (

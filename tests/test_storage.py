@@ -18,16 +18,18 @@ import numpy as np
 import pytest
 import yaml
 
-from flray import tuning
+from flray import api
 from flray.cli.main import invoke
 from flray.data.sources.cache import data_root, read_arrays, write_arrays
 from flray.errors import DataError, FlrayError
 from flray.files import lease, storage
-from flray.runs import directory, runner
-from flray.runs.mirror import Mirror
+from flray.records import directory
+from flray.records.mirror import Mirror
+from flray.records.trial_checkpoints import checkpoints
+from flray.runs import runner
 from flray.runs.progress import NullProgress
 from flray.tracking.client import connect
-from flray.tuning.trial_store import checkpoints, next_session, trial_folders
+from flray.tuning.trial_store import next_session, trial_folders
 from flray.tuning.tuner import SweepTuner
 
 BUCKET = "s3://flray-test"
@@ -446,8 +448,8 @@ def test_data_are_fetched_once_and_checked(tmp_cwd: Path, monkeypatch: pytest.Mo
 
 SWEEP = """
 import sys
-from flray import tuning
-tuning.tune(sys.argv[1])
+from flray import api
+api.tune(sys.argv[1])
 """
 
 
@@ -486,14 +488,14 @@ def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
         process.wait()
     monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "another-machine"))
     assert next_session(storage_folder) == "002"
-    result = tuning.resume(directory.find("swept", f"{BUCKET}/sweeps"))
+    result = api.resume_sweep(directory.find("swept", f"{BUCKET}/sweeps"))
     assert list(result.results["sha256"]) == [whole.sha256]
     assert {"results.csv", "summary.csv"} <= set(storage.files(f"{BUCKET}/sweeps/swept/001"))
 
     # A third machine, which has never seen it, takes the trial over from the bucket: nothing is run.
     monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "third-machine"))
     monkeypatch.setattr(SweepTuner, "run", None)
-    again = tuning.tune(content)
+    again = api.tune(content)
     assert again.folder.name == "002" and list(again.results["sha256"]) == [whole.sha256]
     (trial,) = trial_folders(again.folder)
     assert trial.identity["taken_over"] == "swept/001/0001"

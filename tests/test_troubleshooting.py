@@ -14,7 +14,7 @@ import yaml
 
 from flray.cli.main import invoke
 from flray.data.public import load_once
-from flray.runs.journal import Journal
+from flray.records.journal import Journal
 
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "troubleshooting.md"
 SEEN = re.findall(r"^\| `([^`]*)` \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)

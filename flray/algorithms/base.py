@@ -10,7 +10,7 @@ method.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,9 @@ from flray.algorithms.types import (
     View,
     Weighting,
 )
-from flray.config.experiment import Experiment
+
+if TYPE_CHECKING:
+    from flray.config.experiment import Experiment
 
 
 class Algorithm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,13 @@ from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Batch, Samples
 from flray.algorithms.common.task_record import TaskRecord
 from flray.algorithms.types import Message, Phase
-from flray.config.experiment import Experiment, Local
 from flray.data.augment import augment_pair
 from flray.errors import FlrayError
 from flray.models import groups
 from flray.tasks.base import Task
+
+if TYPE_CHECKING:
+    from flray.config.experiment import Experiment, Local
 
 
 class Client(TaskRecord):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,11 @@ from flray.algorithms.common.samples import Batch
 from flray.algorithms.common.variants import refuse_overridden, require
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Phase, Replies, Stage
-from flray.config.experiment import Experiment
 from flray.models import as_split
 from flray.registry import hyper, register_algorithm
+
+if TYPE_CHECKING:
+    from flray.config.experiment import Experiment
 
 FISHER_BATCH = 64
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,11 @@ from flray.algorithms.common.public_exchange import (
 from flray.algorithms.common.samples import Samples
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Replies, Reply, Stage, View
-from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import Preset, hyper, register_algorithm
+
+if TYPE_CHECKING:
+    from flray.config.experiment import Experiment
 
 
 @register_algorithm("feddf")

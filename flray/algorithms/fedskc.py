@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,9 +16,11 @@ from flray.algorithms.common.samples import Batch
 from flray.algorithms.common.variants import VariantParams, refuse_overridden, require
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Phase, Replies, Reply, Stage
-from flray.config.experiment import Experiment
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
+
+if TYPE_CHECKING:
+    from flray.config.experiment import Experiment
 
 EQUAL = 1e-5
 """Weights of GDA that differ from equal ones by less, relative to these, are equal ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,9 +12,11 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Phase, Stage
-from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import hyper, register_algorithm
+
+if TYPE_CHECKING:
+    from flray.config.experiment import Experiment
 
 
 @register_algorithm("l2sgd")

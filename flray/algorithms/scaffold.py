@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -14,10 +14,12 @@ from flray.algorithms.common.aggregation import average
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Replies, Stage
-from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
+
+if TYPE_CHECKING:
+    from flray.config.experiment import Experiment
 
 
 @register_algorithm("scaffold")

@@ -14,12 +14,12 @@ from flray.cli.display import console, print_json, table_rows
 from flray.errors import FlrayError
 from flray.metrics.names import VIEWS
 from flray.metrics.summary import summarise_history
+from flray.records import directory
 from flray.results import measures
 from flray.results.formatting import format_mean_std
 from flray.results.load import load_folder
 from flray.results.paired import compare
 from flray.results.result_set import ALIKE_NOTE, ResultSet, Trial, judge_alike
-from flray.runs import directory
 from flray.runs.code import code_differences
 
 _OWN = ("name", "output")

@@ -32,11 +32,11 @@ from flray.metrics.names import VIEWS
 if TYPE_CHECKING:
     import pandas as pd
 
+    from flray.api import PlannedTrial
     from flray.federation.federation import RoundResult
     from flray.federation.spec import FederationSpec
     from flray.results.sweep import SweepResult
     from flray.runs.runner import Result
-    from flray.runs.sweeps import PlannedTrial
 
 
 class _Console(Console):

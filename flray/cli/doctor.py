@@ -29,7 +29,7 @@ def diagnose() -> Iterator[tuple[str, str]]:
     """Yield (check, result) rows: versions, hardware, data sets, missing extras, open ports."""
     import torch
 
-    from flray.runs import directory
+    from flray.records import directory
 
     yield from directory.versions().items()
     yield "CPUs for this process", str(usable_cpus())

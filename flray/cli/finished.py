@@ -110,7 +110,8 @@ def export_command(
     ] = None,
 ) -> None:
     """Write trained models as safetensors, with plain PyTorch code that builds them without flray."""
-    from flray.runs import directory, export
+    from flray.records import directory
+    from flray.runs import export
 
     folder = directory.find(target, output)
     if directory.folder_kind(folder) != "run":
@@ -142,7 +143,7 @@ def compare_command(
 ) -> None:
     """Show in which settings two runs or sweeps differ, and their values with intervals."""
     from flray.cli.comparison import show_comparison
-    from flray.runs import directory
+    from flray.records import directory
 
     show_comparison(directory.find(first, output), directory.find(second, output), as_json)
 
@@ -168,7 +169,7 @@ def sync_command(
     output: OutputFolder = "runs",
 ) -> None:
     """Send what could not be sent to MLflow while the run went on."""
-    from flray.runs import directory
+    from flray.records import directory
     from flray.tracking.sync import sync
 
     folder = directory.find(target, output)

@@ -17,9 +17,9 @@ from flray import registry
 from flray.cli.display import console, show_table
 from flray.errors import FlrayError
 from flray.metrics.names import PRIMARY_VIEWS
-from flray.runs import directory
-from flray.runs.events import JOURNAL, read_events
-from flray.runs.journal import lock_journal
+from flray.records import directory
+from flray.records.events import JOURNAL, read_events
+from flray.records.journal import lock_journal
 
 _SILENT, _REFRESH = 600.0, 2.0
 """Seconds without a word after which a run says so, and between two looks."""

@@ -64,8 +64,8 @@ def tune_command(
     display.to_stderr(as_json)
 
     config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
-    with gc_disabled("flray.runs.sweeps"):
-        from flray.runs import sweeps
+    with gc_disabled("flray.api"):
+        from flray import api as sweeps
 
     if plan:
         planned = sweeps.plan(config, address=address, smoke=smoke)
@@ -136,7 +136,8 @@ def resume_command(
     """Go on with an interrupted run or sweep, to the same bits; a finished run with more rounds."""
     with gc_disabled("flray.cli.display", "flray.runs.runner"):
         from flray.cli import display
-        from flray.runs import directory, extend, runner
+        from flray.records import directory
+        from flray.runs import extend, runner
 
     display.to_stderr(as_json)
     folder = directory.find(target, output)
@@ -158,7 +159,7 @@ def resume_command(
             f"{folder}: rounds={rounds}: a sweep keeps its number of rounds; start one with more"
         )
     else:
-        from flray.runs import sweeps
+        from flray import api as sweeps
 
         with display.SweepProgress() as sweep_progress:
             swept = sweeps.resume_sweep(

@@ -1,7 +1,7 @@
 """Object storage: ``s3://``, ``gs://`` and other schemes of Arrow or fsspec, with the environment's keys.
 
 Runs work in a local folder, as buckets can neither append to a journal nor rename a checkpoint;
-`flray.runs.mirror` copies the changes. Data sets are fetched once per node.
+`flray.records.mirror` copies the changes. Data sets are fetched once per node.
 """
 
 from __future__ import annotations

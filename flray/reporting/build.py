@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from flray.drawing.canvas import render_svg, save_figure
 from flray.files.csv_files import csv_text
+from flray.records import directory
 from flray.reporting import latex, text
 from flray.reporting.html import render_page, render_summary
 from flray.reporting.sections import create_sections
@@ -21,7 +22,6 @@ from flray.results.export_table import build_export_table
 from flray.results.load import load_folder
 from flray.results.result_set import ResultSet
 from flray.results.table import Table
-from flray.runs import directory
 
 MARKDOWN, LATEX, PAGE, FOLDER = "report.md", "report.tex", "report.html", "report"
 COMPARISONS = "comparisons.csv"

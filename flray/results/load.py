@@ -17,10 +17,10 @@ from flray.files.border import read_json, shape_problem
 from flray.metrics.catalogue import is_validation
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS
 from flray.metrics.summary import Protocol
+from flray.records import directory
+from flray.records.events import history_of, read_events
 from flray.results.result_set import COMPARISON, ResultSet, Trial
-from flray.runs import directory
 from flray.runs.code import code_notes
-from flray.runs.events import history_of, read_events
 
 
 def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:

@@ -14,9 +14,10 @@ from flray.errors import FlrayError
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.files.border import check_name
 from flray.files.tracking_address import database_path, redact, resolve_uri
+from flray.records import directory
+from flray.records.events import FIRST, PHASE, TUNED
 from flray.results.load import find_primary_metric, read_fingerprints
 from flray.results.result_set import COMPARISON, ResultSet, Trial
-from flray.runs import directory
 from flray.tracking.client import (
     TrackingUnavailableError,
     call,
@@ -24,7 +25,6 @@ from flray.tracking.client import (
     http_limits,
     silence_mlflow_logs,
 )
-from flray.tuning.naming import FIRST, PHASE, TUNED
 
 _PARENT, _KIND, _VERSION = "mlflow.parentRunId", "flray.kind", "version."
 _SKIPPED = ("train/seconds", "train/loss/client", "memory/server")

@@ -13,7 +13,7 @@ from flray.federation.diagnostic_files import (
 from flray.federation.federation import RoundResult
 from flray.federation.handle import FederationHandle
 from flray.federation.spec import FederationSpec
-from flray.runs.journal import Journal
+from flray.records.journal import Journal
 from flray.runs.progress import Progress
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from flray.errors import FlrayError
 from flray.files.border import FILE_BYTES, foreign, read
-from flray.runs import directory
+from flray.records import directory
 
 # The SHA-256 of ``flray`` and of the user's ``files`` by path, and the ``versions`` of libraries.
 Code = dict[str, dict[str, str]]

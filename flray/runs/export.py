@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from flray.errors import FlrayError, brief
 from flray.files.atomic import write_atomically
-from flray.runs import directory
+from flray.records import directory
 from flray.runs.models import TrainedModels
 
 CARD = "model.json"

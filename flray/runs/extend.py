@@ -13,8 +13,9 @@ from flray.config.loader import parse_override
 from flray.errors import ConfigError
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS
 from flray.federation.spec import FederationSpec
-from flray.runs import directory, resume_checks
-from flray.runs.events import read_events
+from flray.records import directory
+from flray.records.events import read_events
+from flray.runs import resume_checks
 
 ROUNDS = "rounds"
 

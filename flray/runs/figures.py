@@ -9,8 +9,8 @@ from flray.config.shapes import read_partition
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.metrics.direction import measure_name
 from flray.metrics.names import TEST_VIEWS
-from flray.runs import directory
-from flray.runs.journal import Journal
+from flray.records import directory
+from flray.records.journal import Journal
 from flray.runs.provenance import DATA, PLUGINS
 
 if TYPE_CHECKING:

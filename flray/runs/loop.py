@@ -11,7 +11,7 @@ from flray.federation.federation import RoundResult
 from flray.federation.handle import FederationHandle
 from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
-from flray.runs import directory
+from flray.records import directory
 from flray.runs.callbacks import RunCallback
 
 MAX_LOSSES = 3

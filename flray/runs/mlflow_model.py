@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flray.errors import FlrayError
 from flray.files.border import parse_json, read
-from flray.runs.journal import Journal
+from flray.records.journal import Journal
 
 MODEL = "model"
 """Its folder in the run's, and its name among the artifacts; MODEL-NETWORK where there are several networks."""

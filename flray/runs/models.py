@@ -20,7 +20,8 @@ from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner
 from flray.federation.worker.resources import thread_count
-from flray.runs import directory, resume_checks
+from flray.records import directory
+from flray.runs import resume_checks
 
 
 class TrainedModels:
@@ -186,7 +187,7 @@ def _modules_of(predictor: Any) -> Iterator[tuple[str, nn.Module]]:
 @contextlib.contextmanager
 def checkpoint_of(folder: Path) -> Iterator[Path]:
     """Yield the folder of a run's or trial's checkpoints."""
-    from flray.tuning.trial_store import TRIALS, TUNE, checkpoints
+    from flray.records.trial_checkpoints import TRIALS, TUNE, checkpoints
 
     if folder.parent.name != TRIALS:
         yield folder / directory.CHECKPOINT

@@ -15,8 +15,8 @@ from flray.errors import FlrayError
 from flray.files import storage
 from flray.files.border import check_settings, foreign
 from flray.files.tracking_address import redact
-from flray.runs import directory
-from flray.runs.events import read_events
+from flray.records import directory
+from flray.records.events import read_events
 
 RESUMABLE_SETTINGS = (
     "callbacks",

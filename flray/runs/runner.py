@@ -34,13 +34,14 @@ from flray.interrupts import InterruptedRunError as InterruptedRunError
 from flray.interrupts import resume_hint
 from flray.metrics.names import VIEWS
 from flray.metrics.summary import Reported, summarise_history
-from flray.runs import directory, extend, resume_checks
+from flray.records import directory
+from flray.records.mirror import mirrored
+from flray.runs import extend, resume_checks
 from flray.runs.callbacks import DiagnosticsCallback, JournalCallback, ProgressCallback, RunCallback
 from flray.runs.code import check_code
 from flray.runs.figures import draw_figures
 from flray.runs.identity import code_of
 from flray.runs.loop import RoundLoop
-from flray.runs.mirror import mirrored
 from flray.runs.mlflow_model import save_mlflow_models
 from flray.runs.progress import NullProgress, Progress, logged
 from flray.runs.provenance import save_provenance
@@ -396,7 +397,7 @@ def _federate(
 
 
 def _result(folder: Path, spec: FederationSpec) -> Result:
-    from flray.runs.events import history_of, read_events
+    from flray.records.events import history_of, read_events
 
     history = history_of(
         event for event in read_events(folder / directory.JOURNAL) if event["type"] == "round"

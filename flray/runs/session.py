@@ -11,10 +11,10 @@ from flray.config.experiment import Experiment
 from flray.config.shapes import read_partition
 from flray.federation.diagnostic_files import PARTITION
 from flray.files.tracking_address import redact
-from flray.runs import directory
-from flray.runs.directory import RunStatus
-from flray.runs.journal import Journal
-from flray.runs.journal import Status as JournalStatus
+from flray.records import directory
+from flray.records.directory import RunStatus
+from flray.records.journal import Journal
+from flray.records.journal import Status as JournalStatus
 
 NOTE = "mlflow.note.content"
 """The tag that MLflow shows as a run's description."""

@@ -12,9 +12,9 @@ from flray.config.experiment import Experiment
 from flray.errors import FlrayError
 from flray.federation.federation import RoundResult
 from flray.metrics.names import clean_name
-from flray.runs import directory
+from flray.records import directory
+from flray.records.journal import Journal
 from flray.runs.callbacks import RunCallback
-from flray.runs.journal import Journal
 
 
 class UserCallbacks(RunCallback):

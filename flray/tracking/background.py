@@ -11,8 +11,8 @@ from pathlib import Path
 from flray.errors import FlrayError
 from flray.files.secrets import without_secrets
 from flray.files.tracking_address import redact, resolve_uri
-from flray.runs.events import JOURNAL
-from flray.runs.journal import listen
+from flray.records.events import JOURNAL
+from flray.records.journal import listen
 from flray.tracking.client import HTTP_TIMEOUT, http_limits
 from flray.tracking.exporter import MlflowExporter
 

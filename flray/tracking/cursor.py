@@ -11,7 +11,7 @@ from types import NoneType
 from flray.errors import FlrayError
 from flray.files.atomic import write_atomically
 from flray.files.border import WEIGHTS_BYTES, open_file, read_json
-from flray.runs.events import JOURNAL
+from flray.records.events import JOURNAL
 
 CURSOR = "tracking.json"
 

@@ -15,7 +15,7 @@ from flray.files.atomic import sync_file
 from flray.files.secrets import without_secrets
 from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.metrics.names import clean_name
-from flray.runs.events import JOURNAL, Event, decode
+from flray.records.events import JOURNAL, Event, decode
 from flray.tracking import client
 from flray.tracking.client import (  # fmt: skip
     TrackingRejectedError,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flray.errors import DataError, FlrayError
 from flray.files.border import WEIGHTS_BYTES, open_file
-from flray.runs.events import JOURNAL, decode, read_events
+from flray.records.events import JOURNAL, decode, read_events
 from flray.tracking import cursor
 from flray.tracking.client import http_limits
 from flray.tracking.exporter import MlflowExporter

@@ -23,9 +23,9 @@ from flray.federation.diagnostic_files import (
 )
 from flray.federation.federation import RoundResult
 from flray.federation.ray_backend.process_loss import NODE_DIED, PROBABLE_CAUSE, PROCESS_DIED
-from flray.runs import directory
+from flray.records import directory
 from flray.runs.callbacks import JournalCallback
-from flray.runs.progress import SweepProgress, logged
+from flray.runs.progress import logged
 from flray.runs.session import EndStatus, RunSession, record_data
 from flray.runs.user_callbacks import UserCallbacks
 from flray.tracking.background import Tracker
@@ -33,7 +33,7 @@ from flray.tracking.sync import parent_of
 from flray.tuning.reuse import file_digests
 from flray.tuning.setting_runs import SettingRuns
 from flray.tuning.space import TrialSpec
-from flray.tuning.standing import ReportPage, Standing
+from flray.tuning.standing import ReportPage, Standing, SweepProgress
 from flray.tuning.trial_store import TrialFolder
 from flray.tuning.tune_types import Report, TuneTrial
 

@@ -7,12 +7,8 @@ from collections.abc import Mapping
 from flray.config import arms
 from flray.config.experiment import Config, Experiment
 from flray.config.setting_labels import flatten_setting, format_value, registry_paths
+from flray.records.events import FIRST, PHASE, TUNED
 from flray.tuning.space import TrialSpec
-
-PHASE, TUNED = "flray.phase", "flray.tuned"
-"""Tags: ``tuning`` or ``comparison``; names of the settings that were tuned, with commas between them."""
-FIRST = "_"
-"""Prefix of parameters that differ between trials: MLflow sorts them before all others."""
 
 
 def title(point: TrialSpec) -> str:

@@ -31,13 +31,14 @@ from flray.federation.federation import inline_federation
 from flray.files import storage
 from flray.files.border import FILE_BYTES, parse_json, read
 from flray.metrics.names import VIEWS
-from flray.runs import directory
+from flray.records import directory
+from flray.records.events import read_events
+from flray.records.trial_checkpoints import TRIALS, TUNE, checkpoints
 from flray.runs.code import Code, code_differences, describe_difference
-from flray.runs.events import read_events
 from flray.runs.identity import Identity
 from flray.runs.session import record_held
 from flray.tuning.space import TrialSpec
-from flray.tuning.trial_store import TRIALS, TUNE, TrialFolder, checkpoints
+from flray.tuning.trial_store import TrialFolder
 
 FILES = (PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS)
 """What a trial leaves besides its history and its checkpoints."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from flray.config.experiment import Config
 from flray.metrics.names import VIEWS
-from flray.runs import directory
-from flray.runs.events import JOURNAL, read_events
-from flray.runs.journal import Journal
+from flray.records import directory
+from flray.records.events import JOURNAL, read_events
+from flray.records.journal import Journal
 from flray.runs.session import identity_tags, record_data, record_held
 from flray.tracking.sync import SETTINGS
 from flray.tuning import naming

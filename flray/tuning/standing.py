@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from flray.errors import FlrayError
 from flray.metrics.direction import lower_is_better
@@ -18,8 +19,43 @@ from flray.tuning import naming
 from flray.tuning.space import TrialSpec
 from flray.tuning.trial_store import TrialFolder
 
+if TYPE_CHECKING:
+    from flray.results.sweep import SweepResult
+
 REPORT_SECONDS = 300.0
 """Seconds between two report pages of a sweep that runs; each takes some seconds of one CPU."""
+
+
+class SweepProgress(Protocol):
+    """Displays the progress of a sweep."""
+
+    def begin(self, total: int, done: int) -> None:
+        """Show that `done` of `total` trials have ended already."""
+
+    def trial_started(self, number: str, label: str, rounds_done: int) -> None:
+        """Show that a trial runs; `rounds_done` is above 0 if it resumes after an interruption."""
+
+    def round(
+        self, number: str, label: str, done: int, rounds: int, score: float, left: float
+    ) -> None:
+        """Show a trial's finished round: its score (NaN before the first), and seconds left for the whole sweep."""
+
+    def trial_done(
+        self, number: str, label: str, status: str, rounds_done: int, score: float
+    ) -> None:
+        """Show that a trial is finished, stopped (early) or failed."""
+
+    def standing(self, line: str) -> None:
+        """Show how the sweep stands; said again whenever a trial begins or ends."""
+
+    def values(self, result: SweepResult) -> None:
+        """Show what all trials came to; figures and report follow."""
+
+    def say(self, line: str) -> None:
+        """Show a line for the user."""
+
+    def end(self) -> None:
+        """Close the display."""
 
 
 class Standing:

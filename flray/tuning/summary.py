@@ -13,12 +13,12 @@ from flray.config.experiment import Config
 from flray.drawing.canvas import save_figure
 from flray.drawing.charts import draw_scores
 from flray.files.csv_files import csv_text
+from flray.records import directory
+from flray.records.journal import Journal
 from flray.results.formatting import conclusion_text
 from flray.results.frames import TEST
 from flray.results.sweep import SweepResult
 from flray.results.tuned import tuning_frame
-from flray.runs import directory
-from flray.runs.journal import Journal
 from flray.runs.session import NOTE
 from flray.tuning.setting_runs import complete_settings
 from flray.tuning.trial_figures import draw_trials

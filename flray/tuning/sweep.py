@@ -23,14 +23,16 @@ from flray.federation.ray_backend.first_node import await_first_node
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
 from flray.files.tracking_address import check
 from flray.interrupts import resume_hint
+from flray.records import directory
+from flray.records.mirror import mirrored
+from flray.records.trial_checkpoints import TUNE
 from flray.results.build_studies import compared_names
 from flray.results.result_set import ResultSet, Trial
 from flray.results.sweep import SweepResult
-from flray.runs import directory, resume_checks
+from flray.runs import resume_checks
 from flray.runs.code import Code, check_code
 from flray.runs.identity import code_of, run_identity
-from flray.runs.mirror import mirrored
-from flray.runs.progress import NullProgress, SweepProgress, logged
+from flray.runs.progress import NullProgress, logged
 from flray.runs.session import RunSession, recording_failure, tracking
 from flray.startup import gc_disabled
 from flray.tracking.background import Tracker
@@ -40,10 +42,10 @@ from flray.tuning.phases import Batch, Phases, has_reached, metric_of
 from flray.tuning.resources import TrialResources
 from flray.tuning.reuse import FinishedTrial, FinishedTrials, Sought, undo_half
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
+from flray.tuning.standing import SweepProgress
 from flray.tuning.summary import ReportWriter, finish
 from flray.tuning.trial_store import (
     TERMINAL_STATUSES,
-    TUNE,
     TrialFolder,
     suggested_settings,
     trial_folders,
@@ -60,7 +62,7 @@ def tune(
     write_report: ReportWriter | None = None,
     **replaced: Any,
 ) -> SweepResult:
-    """Run a sweep; see `flray.runs.sweeps.tune`, which passes the report writer."""
+    """Run a sweep; see `flray.api.tune`, which passes the report writer."""
     config = _resolved(source, overrides, smoke, replaced)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(config, address, progress or NullProgress(), stack, write_report)
@@ -91,7 +93,7 @@ def plan(
     smoke: bool = False,
     **replaced: Any,
 ) -> list[tuple[TrialSpec, FinishedTrial | None]]:
-    """Return the trials of a sweep; see `flray.runs.sweeps.plan`."""
+    """Return the trials of a sweep; see `flray.api.plan`."""
     config = _resolved(source, overrides, smoke, replaced)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(config, address, NullProgress(), stack, None)
@@ -119,7 +121,7 @@ def resume(
     other_code: bool = False,
     write_report: ReportWriter | None = None,
 ) -> SweepResult:
-    """Continue a sweep; see `flray.runs.sweeps.resume`."""
+    """Continue a sweep; see `flray.api.resume`."""
     config = resolve_sweep(resume_checks.load_config(folder, plugins))
     resume_checks.check_unchanged(folder, config)
     with contextlib.ExitStack() as stack:

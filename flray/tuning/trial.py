@@ -44,9 +44,9 @@ from flray.federation.spec import FederationSpec, SharedDataset
 from flray.files.atomic import write_atomically
 from flray.files.border import FILE_BYTES, parse_json, read
 from flray.metrics.summary import RunningReport, score_metric
+from flray.records.trial_checkpoints import checkpoints
 from flray.tuning.driver_files import DriverFiles as DriverFiles  # which registers its addresses
 from flray.tuning.resources import Bundles, data_key
-from flray.tuning.trial_store import checkpoints
 
 TRIAL_NOTE = "trial.json"
 TRANSIENT_ERRORS = (ray.exceptions.RayError, ObjectLostError, OSError, MemoryError, *MACHINE_ERRORS)

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flray.runs import directory
-from flray.runs.events import read_events
+from flray.records import directory
+from flray.records.events import read_events
+from flray.records.journal import Journal
 from flray.runs.figures import draw_figures
-from flray.runs.journal import Journal
 from flray.runs.mlflow_model import save_mlflow_models
 from flray.startup import usable_cpus
 from flray.tuning.trial_store import TrialFolder, trial_folders

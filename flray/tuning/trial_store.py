@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import re
-import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +13,18 @@ from flray.config.sweep import Sweep
 from flray.errors import FlrayError
 from flray.files import storage
 from flray.files.border import numbered, shape_problem
-from flray.runs import directory
+from flray.records import directory
+from flray.records.directory import RunStatus
+from flray.records.events import read_events
+from flray.records.journal import Journal
+from flray.records.trial_checkpoints import TRIALS
 from flray.runs.code import Code
-from flray.runs.directory import RunStatus
-from flray.runs.events import read_events
-from flray.runs.journal import Journal
 from flray.runs.session import EndStatus, RunSession
 from flray.tuning import naming
 from flray.tuning.setting_runs import begin_setting
 from flray.tuning.space import TrialSpec, Values, trial_number
 
-TRIALS, TUNE, RESULTS, SUMMARY, TABLE = "trials", "tune", "results.csv", "summary.csv", "table.txt"
+RESULTS, SUMMARY, TABLE = "results.csv", "summary.csv", "table.txt"
 TERMINAL_STATUSES = ("finished", "stopped")
 """Statuses in run.json of trials that need not run again."""
 
@@ -214,55 +211,3 @@ def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
 def next_session(folder: str) -> str:
     """Return the name of Tune's next storage folder."""
     return f"{int((numbered(storage.names(folder)) or ['0'])[-1]) + 1:03d}"
-
-
-@dataclass(frozen=True)
-class CheckpointRef:
-    """A trial's checkpoint in Tune's storage, local or remote.
-
-    Attributes
-    ----------
-    uri : str
-        Its address.
-    round : int
-        Rounds done.
-    """
-
-    uri: str
-    round: int
-
-    @contextlib.contextmanager
-    def local(self) -> Iterator[Path]:
-        """Yield a local folder with its content."""
-        if not storage.is_remote(self.uri):
-            yield Path(self.uri)
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            storage.download(self.uri, Path(folder))
-            yield Path(folder)
-
-
-def checkpoints(folder: str, trial: str) -> list[CheckpointRef]:
-    """Return a trial's checkpoints of all sessions, newest first; some may be incomplete after a kill.
-
-    A folder that Tune wrote twice into holds the later round only: all of it is read as one.
-    """
-    found: dict[str, tuple[int, str]] = {}
-    for session in storage.names(folder):
-        for name in storage.files(f"{folder}/{session}/{trial}"):
-            inside, _, file = name.partition("/")
-            if match := re.fullmatch(r"round-(\d+)\.json", file):
-                uri = f"{folder}/{session}/{trial}/{inside}"
-                found[uri] = max(found.get(uri, (0, "")), (int(match[1]), session))
-    newest = sorted(((*place, uri) for uri, place in found.items()), reverse=True)
-    return [CheckpointRef(uri, done) for done, _, uri in newest]
-
-
-def remove_old_checkpoints(folder: str, trial: str, keep: int = 3) -> None:
-    """Remove a trial's checkpoints but the newest: every session leaves two, and large models' fill a disk.
-
-    The newest may be incomplete, and those before it too far behind the trial's journal or ahead
-    of it, hence three.
-    """
-    for old in checkpoints(folder, trial)[keep:]:
-        storage.remove_folder(old.uri)

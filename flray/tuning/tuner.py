@@ -16,7 +16,8 @@ from ray import tune
 from flray.config.experiment import Config
 from flray.config.sweep import Pbt
 from flray.files import storage
-from flray.runs import directory
+from flray.records import directory
+from flray.records.trial_checkpoints import TUNE, checkpoints, remove_old_checkpoints
 from flray.tuning.callback import TrialRecorder
 from flray.tuning.driver_files import PROTOCOL, start_keeper
 from flray.tuning.phases import metric_of
@@ -24,15 +25,7 @@ from flray.tuning.resources import TrialResources, user_components
 from flray.tuning.search import OptunaSearch, scheduler
 from flray.tuning.space import TrialSpec, Values, trial_specs
 from flray.tuning.trial import FederationTrial, SweepContext, read_note
-from flray.tuning.trial_store import (
-    TERMINAL_STATUSES,
-    TUNE,
-    TrialFolder,
-    checkpoints,
-    next_session,
-    remove_old_checkpoints,
-    trial_folders,
-)
+from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder, next_session, trial_folders
 from flray.tuning.tune_losses import losses_are_known
 from flray.tuning.tune_types import TuneTrial
 

@@ -54,8 +54,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[20, 100])
     parser.add_argument("--rounds", type=int, default=400)
     options = parser.parse_args()
-    from flray.runs.events import JOURNAL
-    from flray.runs.journal import Journal
+    from flray.records.events import JOURNAL
+    from flray.records.journal import Journal
     from flray.tracking.exporter import MlflowExporter
 
     table = Table("clients", "metrics", "journal ms", "MLflow ms, alone", "MLflow ms, 20 at once")

@@ -88,7 +88,7 @@ def prepare() -> None:
         "flray.runs.runner",
         "flray.drawing.charts",
         "flray.tracking.background",
-        "flray.runs.sweeps",
+        "flray.api",
         "flray.tuning.callback",
         "flray.tuning.tuner",
         "matplotlib.backends.backend_agg",

@@ -134,7 +134,7 @@ def main() -> int:
     options = parser.parse_args()
     import ray
 
-    from flray import tuning
+    from flray import api
 
     # Sockets' paths may have about a hundred characters.
     with tempfile.TemporaryDirectory(prefix="fl", ignore_cleanup_errors=True) as name:
@@ -152,7 +152,7 @@ def main() -> int:
                     counts.append(_workers(ray))
             seconds = time.monotonic() - begun
             ray.shutdown()
-        tuning.tune(sweep_of(options.trials, place, "alone", options.executor))
+        api.tune(sweep_of(options.trials, place, "alone", options.executor))
         found, alone = (digests(place / kind / "001") for kind in ("cluster", "alone"))
     right = found == alone and {status for status, _ in found.values()} == {"finished"}
     print(

@@ -20,7 +20,7 @@ from typing import Any
 
 import ray
 
-from flray import register_algorithm, registry, tuning
+from flray import api, register_algorithm, registry
 from flray.algorithms.client import Client
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.types import Message
@@ -94,7 +94,7 @@ def check(gpus: int, cpus: int, kinds: list[str]) -> bool:
                 if kind == "run":
                     runner.run({"experiment": experiment(folder, WAIT_S[kind])})
                 else:
-                    tuning.tune(
+                    api.tune(
                         {
                             "experiment": experiment(folder, WAIT_S[kind]),
                             "sweep": {"seeds": list(range(TRIALS))},

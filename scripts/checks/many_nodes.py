@@ -51,7 +51,7 @@ def sweep_of(trials: int, output: Path, name: str) -> dict[str, Any]:
 
 def facts(folder: Path) -> dict[str, Any]:
     """Return what each trial ended with: status, digest, and its rounds with what they measured."""
-    from flray.runs.events import read_events
+    from flray.records.events import read_events
     from flray.tuning.trial_store import trial_folders
 
     found = {}
@@ -140,7 +140,7 @@ def main() -> int:
     import ray
     from ray.cluster_utils import Cluster
 
-    from flray import tuning
+    from flray import api
 
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from tests.tracking.conftest import Server
@@ -163,7 +163,7 @@ def main() -> int:
                 server.start()
                 going.start()
                 content["experiment"]["tracking"]["uri"] = server.uri
-            thread = threading.Thread(target=lambda: tuning.tune(content), daemon=True)  # noqa: B023
+            thread = threading.Thread(target=lambda: api.tune(content), daemon=True)  # noqa: B023
             begun = time.monotonic()
             thread.start()
             if name == "disturbed":

@@ -13,7 +13,7 @@ from flray.cli import display
 from flray.cli.main import invoke
 from flray.errors import DataError, FlrayError
 from flray.files import border
-from flray.runs import directory
+from flray.records import directory
 
 
 @pytest.mark.parametrize("name", ["a", "a/b.c", "..a/b..", "Tromsø/日本", "a b", "-x", "ab:c"])

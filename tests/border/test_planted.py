@@ -20,7 +20,7 @@ from PIL import Image
 
 from flray.cli.main import invoke
 from flray.errors import NO_TEXT
-from flray.runs import directory
+from flray.records import directory
 from tests.border import planted
 from tests.hostile.asking import LIMIT, LateError, limited, listing
 from tests.hostile.values import GOOD

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import yaml
 
-from flray.runs import sweeps
+from flray import api as sweeps
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
@@ -307,7 +307,7 @@ def test_the_whole_checkout_travels_to_the_nodes(name: str) -> None:
         names = parts[:1] if pattern.startswith("/") else parts
         return any(fnmatch.fnmatchcase(part, pattern.lstrip("/")) for part in names)
 
-    assert "flray/runs/sweeps.py" in tracked
+    assert "flray/api.py" in tracked
     missing = [f for f in tracked for p in content["rsync_exclude"] if left_out(f, p)]
     assert missing == []
 

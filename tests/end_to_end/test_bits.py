@@ -22,7 +22,8 @@ from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.client_actor import ClientActor
-from flray.runs import directory, runner
+from flray.records import directory
+from flray.runs import runner
 from tests.end_to_end.pool import Pools
 
 LOWEST = {

@@ -13,7 +13,7 @@ from flray.algorithms.base import Algorithm
 from flray.cli.main import invoke
 from flray.errors import FlrayError
 from flray.interrupts import InterruptedRunError
-from flray.runs import directory
+from flray.records import directory
 from flray.runs.extend import parse_rounds
 from flray.runs.runner import Result
 

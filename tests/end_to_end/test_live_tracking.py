@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flray import tuning
+from flray import api
 from flray.runs import runner
 from flray.runs.progress import NullProgress
 
@@ -81,7 +81,5 @@ def test_every_round_of_a_sweep_is_seen_while_it_goes_on(
             waited.append(done)
 
     content = {**digits, "tracking": {"uri": uri}, "checkpoint": {"min_seconds": 0}}
-    tuning.tune(
-        {"experiment": content, "space": {"local.lr": {"grid": [0.02]}}}, progress=Watched()
-    )
+    api.tune({"experiment": content, "space": {"local.lr": {"grid": [0.02]}}}, progress=Watched())
     assert waited == [1, 2, 3]

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from flray import tuning
+from flray import api
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.errors import FlrayError
-from flray.runs import directory, resume_checks, runner
+from flray.records import directory
+from flray.runs import resume_checks, runner
 from flray.tuning.space import resolve_sweep
 
 
@@ -256,7 +257,7 @@ def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own(
 
 
 def test_a_run_that_still_runs_is_not_resumed(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    from flray.runs.journal import Journal
+    from flray.records.journal import Journal
 
     result = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
     directory.update(result.folder, status="running")
@@ -425,7 +426,7 @@ def test_a_sweep_whose_settings_were_edited_is_not_resumed(
     change(content)
     (folder / directory.CONFIG).write_text(yaml.safe_dump(content))
     with pytest.raises(FlrayError, match=said):
-        tuning.resume(folder)
+        api.resume_sweep(folder)
 
 
 def test_a_cluster_s_address_is_not_ignored(tmp_cwd: Path, digits: dict[str, Any]) -> None:

@@ -14,7 +14,8 @@ from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.errors import ConfigError, ConfigErrors
 from flray.federation.building import build_spec
-from flray.runs import directory, runner
+from flray.records import directory
+from flray.runs import runner
 from tests.end_to_end.pool import Pools
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flray import register_callback, tuning
+from flray import api, register_callback
 from flray.callbacks import RunInfo
 from flray.errors import ConfigError
 from flray.interrupts import InterruptedRunError
@@ -125,7 +125,7 @@ def test_trials_of_a_sweep_have_their_own(
 ) -> None:
     Path("own.py").write_text(PLUGIN)
     content = {**digits, "plugins": ["own.py"], "callbacks": ["lines"]}
-    result = tuning.tune(
+    result = api.tune(
         {
             "experiment": content,
             "space": {"local.lr": {"grid": [0.02, 0.1]}},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flray import tuning
+from flray import api
 from flray.config.experiment import Stop
 from flray.errors import ConfigError, FlrayError
 from flray.federation.early_stop import EarlyStop
@@ -89,7 +89,7 @@ def test_trials_and_actors_end_at_the_same_round(
 ) -> None:
     whole = runner.run(inline(digits))
     on_ray = runner.run(inline(digits, resources={"executor": "ray", "actors": 2}))
-    sweep = tuning.tune({**inline(digits), "sweep": {"seeds": [0]}})
+    sweep = api.tune({**inline(digits), "sweep": {"seeds": [0]}})
     assert on_ray.sha256 == whole.sha256 and len(on_ray.history) == len(whole.history)
     assert sweep.results["sha256"].tolist() == [whole.sha256]
     assert sweep.results["rounds"].tolist() == [len(whole.history)]

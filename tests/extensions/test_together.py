@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flray import tuning
+from flray import api
 from flray.tuning.trial_store import trial_folders
 from tests.extensions.test_callbacks import PLUGIN, wandb_records
 
@@ -72,9 +72,9 @@ def test_a_sweep_with_all_of_them_that_is_killed_and_resumed(
     killed = subprocess.run(command, capture_output=True, timeout=240, check=False, env=own)
     assert killed.returncode == -9, killed.stderr[-2000:]
     before = sum(one.rounds_recorded() for one in trial_folders(folder))
-    resumed = tuning.resume(folder)
+    resumed = api.resume_sweep(folder)
     # in a folder of its own, else what was finished would be taken over
-    whole = tuning.tune(content({**digits, "output": "whole"}, CALLBACKS))
+    whole = api.tune(content({**digits, "output": "whole"}, CALLBACKS))
     assert set(resumed.results["status"]) == {"finished"}
     assert resumed.results["sha256"].tolist() == whole.results["sha256"].tolist()
     assert resumed.results["rounds"].tolist() == whole.results["rounds"].tolist()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from flray import registry, tuning
+from flray import api, registry
 from flray.config.loader import load
 from flray.errors import ConfigError
 from flray.federation.building import dataset_for
@@ -238,7 +238,7 @@ def test_a_sweeps_files_and_tables_have_a_column_for_each(
         "evaluation": {"adapt_steps": 2},
         "partition": {"name": "domain-dirichlet", "parts": 2, "keep": 2, "alpha": 10.0},
     }
-    result = tuning.tune({"experiment": {**digits, **added}, "sweep": {"seeds": [0, 1]}})
+    result = api.tune({"experiment": {**digits, **added}, "sweep": {"seeds": [0, 1]}})
     table = build_table(load_folder(result.folder))
     heads = {column.head[-1]: place for place, column in enumerate(table.columns)}
     (cells,) = table.rows.values()

@@ -13,7 +13,7 @@ import pytest
 import flray
 from flray.devices import identity
 from flray.errors import FlrayError
-from flray.runs import directory
+from flray.records import directory
 
 SETTINGS = """
 import json, os, sys, torch

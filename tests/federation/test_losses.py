@@ -17,8 +17,8 @@ from flray.federation.executor import InlineExecutor
 from flray.federation.failures import ObjectLostError, ServerLostError, error_summary
 from flray.federation.federation import Federation, RoundResult, inline_federation
 from flray.federation.ray_backend import process_loss
+from flray.records.journal import Journal
 from flray.runs.callbacks import JournalCallback
-from flray.runs.journal import Journal
 from flray.runs.loop import RoundLoop
 
 

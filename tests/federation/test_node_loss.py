@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from flray import tuning
+from flray import api
+from flray.records.events import read_events
 from flray.runs import runner
-from flray.runs.events import read_events
 from flray.runs.progress import NullProgress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -148,7 +148,7 @@ def test_a_sweep_survives_the_loss_of_a_node(
         )
         for lr in (0.02, 0.05)
     }
-    result = disturbed(nodes, lambda: tuning.tune(content), "runs/sweep/001/trials/*/journal.jsonl")
+    result = disturbed(nodes, lambda: api.tune(content), "runs/sweep/001/trials/*/journal.jsonl")
     table = result.results.set_index("local.lr")
     assert {lr: table.loc[lr, "sha256"] for lr in whole} == {
         lr: run.sha256 for lr, run in whole.items()
@@ -196,7 +196,7 @@ def test_a_trial_on_a_node_that_is_drained_loses_a_round_at_most(
     progress = Seen()
     result = disturbed(
         nodes,
-        lambda: tuning.tune(content, progress=progress),
+        lambda: api.tune(content, progress=progress),
         "runs/spot/001/trials/*/journal.jsonl",
         notice=True,
         last=20,
@@ -229,7 +229,7 @@ def test_a_node_that_is_lost_uses_up_no_attempt_under_ray_s_own_health_checks(
     progress = Seen()
     swept = disturbed(
         nodes,
-        lambda: tuning.tune(content, progress=progress),
+        lambda: api.tune(content, progress=progress),
         "runs/trials/001/trials/*/journal.jsonl",
         last=8,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flray import api as sweeps
 from flray.config import suites
 from flray.config.components import ModelChoice
 from flray.config.experiment import Config, Experiment
@@ -18,7 +19,6 @@ from flray.data.datasets.stand_in import FORMS
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
-from flray.runs import sweeps
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
 MINE = {"model": "lenet", "algorithm": "fedavg"}

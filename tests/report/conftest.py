@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flray.config.loader import load
-from flray.runs import directory
+from flray.records import directory
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import TrialFolder
 

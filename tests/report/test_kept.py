@@ -11,13 +11,13 @@ import pytest
 from flray import reporting
 from flray.cli import main
 from flray.errors import DataError, FlrayError
+from flray.records import directory
 from flray.results import export
 from flray.results.build_table import build_table
 from flray.results.export import agreement, export_runs, read_export
 from flray.results.export_table import build_export_table
 from flray.results.load import load_folder
 from flray.results.result_set import ResultSet
-from flray.runs import directory
 
 
 def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ from rich.console import Console
 from flray.config.loader import load
 from flray.errors import one_line
 from flray.files.csv_files import csv_text, read_csv
+from flray.records import directory
 from flray.reporting import latex, make
 from flray.reporting import text as text_tables
 from flray.reporting.html import render_summary
 from flray.results.sweep import SweepResult
 from flray.results.table import Cell, Column, Table
-from flray.runs import directory
 from flray.tuning.space import enumerate_settings as settings_of
 from flray.tuning.space import resolve_sweep, trial_specs
 from flray.tuning.summary import finish, text_table
@@ -259,7 +259,7 @@ def swept(content: dict[str, Any], tmp_path: Path) -> SweepResult:
             **({"failure": "KeyError: [/x] \x1b[31m <b>"} if last else {"sha256": "ab" * 32}),
         )
         session.close()
-    from flray.runs.journal import Journal
+    from flray.records.journal import Journal
 
     with Journal(folder / directory.JOURNAL) as journal:
         journal.start(uid="u", experiment="e", name="n")

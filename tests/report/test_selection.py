@@ -11,12 +11,12 @@ from rich.console import Console
 
 from flray.config.loader import load
 from flray.config.selection import selects_on_test
+from flray.records import directory
+from flray.records.journal import Journal
 from flray.reporting.text import markdown
 from flray.results.build_table import build_table
 from flray.results.load import load_folder
 from flray.results.sweep import SweepResult
-from flray.runs import directory
-from flray.runs.journal import Journal
 from flray.runs.progress import NullProgress
 from flray.tuning import sweep as sweeps
 from flray.tuning.space import resolve_sweep

@@ -14,6 +14,9 @@ from rich.console import Console
 
 from flray.config.loader import load
 from flray.errors import FlrayError
+from flray.records import directory
+from flray.records.events import read_events
+from flray.records.journal import Journal
 from flray.reporting.formatting import cost_row, format_measured
 from flray.reporting.html import render_page
 from flray.reporting.latex import render_table as latex
@@ -27,9 +30,6 @@ from flray.results.measures import value
 from flray.results.result_set import ResultSet
 from flray.results.sweep import SweepResult
 from flray.results.table import Cell
-from flray.runs import directory
-from flray.runs.events import read_events
-from flray.runs.journal import Journal
 from flray.tuning.summary import finish, text_table
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from flray.runs.events import JOURNAL
-from flray.runs.journal import Journal
+from flray.records.events import JOURNAL
+from flray.records.journal import Journal
 
 Point = tuple[int, float, int]  # step, value, time [ms]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from flray.errors import DataError, FlrayError
-from flray.runs.events import history_of, read_events
-from flray.runs.journal import Journal, listen
+from flray.records.events import history_of, read_events
+from flray.records.journal import Journal, listen
 
 
 def test_rounds_come_back_bit_for_bit_with_values_that_are_not_finite(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_names_that_would_fall_together_are_refused(tmp_path: Path) -> None:
 
 def test_a_killed_writer_loses_no_round_it_reported(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from flray.runs.journal import Journal\n"
+        "import sys; from pathlib import Path; from flray.records.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1]))\n"
         "for i in range(10**9):\n"
         "    journal.record_round(i, {f'm{j}': float(i * j) for j in range(50)}); print(i, "
@@ -189,7 +189,7 @@ def test_whoever_listens_hears_of_every_event(tmp_path: Path) -> None:
 def test_a_line_cut_off_by_a_full_disk_is_taken_back(tmp_path: Path) -> None:
     """In a process of its own, whose files may not grow beyond a size, as on a disk that is full."""
     code = (
-        "import resource, signal, sys; from pathlib import Path; from flray.runs.journal import "
+        "import resource, signal, sys; from pathlib import Path; from flray.records.journal import "
         "Journal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "with Journal(Path(sys.argv[1])) as journal:\n"

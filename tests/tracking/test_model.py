@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flray import tuning
+from flray import api
 from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.runs import runner
@@ -66,7 +66,7 @@ def test_trials_that_have_one_leave_a_model(
 ) -> None:
     settings = {"tracking": {"uri": None, "model": True}, "rounds": 1}
     arms = {"method": {"fedavg": {}, "local": {"algorithm": "local"}}}
-    found = tuning.tune({"experiment": {**digits, **settings}, "arms": arms})
+    found = api.tune({"experiment": {**digits, **settings}, "arms": arms})
     assert [path.parent.parent.name for path in found.folder.glob("trials/*/model/MLmodel")] == [
         "0001"
     ]

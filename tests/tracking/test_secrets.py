@@ -14,7 +14,7 @@ from flray.errors import FlrayError
 from flray.files import storage
 from flray.files.secrets import redact, without_secrets
 from flray.files.tracking_address import resolve_uri
-from flray.runs import directory
+from flray.records import directory
 from flray.tracking.exporter import MlflowExporter
 
 S = "hunter2-0123"

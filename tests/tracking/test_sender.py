@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from flray.errors import FlrayError
 from flray.files.tracking_address import resolve_uri
-from flray.runs.journal import Journal
+from flray.records.journal import Journal
 from flray.tracking import cursor
 from flray.tracking.client import TrackingRejectedError, http_limits
 from flray.tracking.exporter import MlflowExporter

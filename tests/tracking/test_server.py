@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from flray.runs.journal import Journal
+from flray.records.journal import Journal
 from flray.tracking import cursor
 from flray.tracking.background import Tracker
 from flray.tracking.exporter import MlflowExporter
@@ -84,7 +84,7 @@ def test_the_training_and_the_server_are_both_killed_and_the_run_is_resumed(
     make_run().close()
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from flray.runs.journal import Journal; from flray.tracking.background import Tracker\n"
+        "from flray.records.journal import Journal; from flray.tracking.background import Tracker\n"
         "run, uri, first, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), "
         "int(sys.argv[4])\n"
         "with Journal(run / 'journal.jsonl') as journal, Tracker(uri, print) as tracker:\n"

@@ -7,7 +7,7 @@ import pytest
 from mlflow import MlflowClient
 
 from flray.errors import FlrayError
-from flray.runs.journal import Journal
+from flray.records.journal import Journal
 from flray.tracking import cursor
 from flray.tracking.exporter import MlflowExporter
 from flray.tracking.sync import SyncReport, sync

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flray.errors import FlrayError
-from flray.runs.journal import Journal
+from flray.records.journal import Journal
 from flray.tracking import cursor
 from flray.tracking.background import Tracker
 

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from flray.runs.journal import Journal
+from flray.records.journal import Journal
 from flray.tracking.cursor import Cursor, save
 from flray.tracking.exporter import MlflowExporter
 from flray.tracking.links import ui_links

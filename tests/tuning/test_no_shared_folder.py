@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from flray import tuning
+from flray import api
+from flray.records.events import read_events
 from flray.runs import runner
-from flray.runs.events import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -136,7 +136,7 @@ def test_a_sweep_on_nodes_without_a_shared_folder_has_the_digests_of_one_machine
         "sweep": {"metric": "auto", "max_failures": 0},
     }
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(tuning.tune(content)), daemon=True)
+    thread = threading.Thread(target=lambda: found.append(api.tune(content)), daemon=True)
     thread.start()
     end = time.monotonic() + 240
     journals = "runs/sweep/001/trials/*/journal.jsonl"

@@ -11,7 +11,7 @@ from ray.tune.experiment import Trial
 from ray.tune.result_grid import ResultGrid
 
 from flray.config.loader import load
-from flray.runs import directory
+from flray.records import directory
 from flray.runs.progress import NullProgress
 from flray.tuning.callback import TrialRecorder
 from tests.tuning.test_step import trial_of

@@ -14,8 +14,8 @@ from ray import tune
 
 from flray.config.loader import load
 from flray.config.sweep import Pbt
+from flray.records.trial_checkpoints import checkpoints
 from flray.tuning.population import TIME, Population
-from flray.tuning.trial_store import checkpoints
 
 ROUNDS = 8
 

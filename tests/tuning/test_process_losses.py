@@ -11,7 +11,7 @@ import psutil
 import pytest
 import yaml
 
-from flray import tuning
+from flray import api
 from flray.runs.progress import NullProgress
 
 FREE, TAKEN = 5 * 2**30, 8 * 2**30  # other tests run beside this one
@@ -111,7 +111,7 @@ def test_a_trial_whose_processes_never_begin_fails_and_the_others_go_on(
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
     progress = Lines()
-    rows = tuning.tune(file, progress=progress).results.set_index("algorithm")
+    rows = api.tune(file, progress=progress).results.set_index("algorithm")
     assert dict(rows["status"]) == {"own-unable": "failed", "fedavg": "finished"}
     assert rows.loc["own-unable", "failure"].startswith("its process has died: out of memory")
     assert [line[:18] for line in progress.lines if "tried again" in line] == ["trial 0001 crashed"]
@@ -133,7 +133,7 @@ def test_a_trial_without_memory_is_tried_again_and_the_others_go_on(
     progress = Lines()
     rows = {
         row["algorithm"]: row
-        for row in tuning.tune(file, progress=progress).results.to_dict("records")
+        for row in api.tune(file, progress=progress).results.to_dict("records")
     }
     assert {name: row["status"] for name, row in rows.items()} == {
         "own-greedy": "finished",

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from flray import tune
 from flray.config.loader import load
+from flray.records import directory
 from flray.results.sweep import SweepResult
-from flray.runs import directory
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import TrialFolder, next_session, suggested_settings, trial_folders
 

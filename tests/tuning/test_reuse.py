@@ -14,16 +14,20 @@ from typing import Any
 import pytest
 import yaml
 
-from flray import register_sampler, tuning
+from flray import api, register_sampler
+from flray import api as sweeps
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.federation.checkpoint import learnt_sha256
-from flray.runs import directory, identity, sweeps
-from flray.runs.events import read_events
+from flray.records import directory
+from flray.records.events import read_events
+from flray.records.trial_checkpoints import checkpoints
+from flray.results.sweep import SweepResult
+from flray.runs import identity
 from flray.runs.progress import NullProgress
 from flray.samplers.sampling import Sampling
 from flray.tuning import reuse
-from flray.tuning.trial_store import checkpoints, trial_folders
+from flray.tuning.trial_store import trial_folders
 
 ARMS = {"method": {"fedavg": {}, "local": {"algorithm": "local"}}}
 
@@ -58,7 +62,7 @@ def armed(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "space": {}, "arms": ARMS}
 
 
-def digests(result: tuning.SweepResult) -> dict[tuple[str, int], str]:
+def digests(result: SweepResult) -> dict[tuple[str, int], str]:
     rows = result.results.to_dict("records")
     return {(row["arms.method"], row["seed"]): row["sha256"] for row in rows}
 
@@ -68,7 +72,7 @@ def digests(result: tuning.SweepResult) -> dict[tuple[str, int], str]:
 def test_two_seeds_and_a_method_more_and_only_they_are_run(
     armed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = tuning.tune(armed)
+    first = api.tune(armed)
     armed["arms"] = {"method": {**ARMS["method"], "fedbn": {"algorithm": "fedbn"}}}
     armed["sweep"] = {"seeds": [0, 1, 2, 3]}
     file = tmp_path / "more.yaml"
@@ -80,7 +84,7 @@ def test_two_seeds_and_a_method_more_and_only_they_are_run(
     assert not (tmp_path / "runs" / "small" / "002").exists()
 
     seen = Seen()
-    more = tuning.tune(file, progress=seen)
+    more = api.tune(file, progress=seen)
     assert more.folder.name == "002"
     assert sorted(seen.started) == sorted(
         f"{method} seed={seed}"
@@ -92,7 +96,7 @@ def test_two_seeds_and_a_method_more_and_only_they_are_run(
         "4 of 12 trials are taken over from small/001, which finished them (sweep.reuse=false runs "
         "everything)"
     ]
-    whole = tuning.tune(file, ["sweep.reuse=false", f"output={tmp_path / 'whole'}"])
+    whole = api.tune(file, ["sweep.reuse=false", f"output={tmp_path / 'whole'}"])
     assert digests(more) == digests(whole) and len(digests(whole)) == 12
     assert {**digests(more), **digests(first)} == digests(more)
     same = ["arms.method", "seed", "status", "rounds", "score", "global/common/accuracy"]
@@ -117,7 +121,7 @@ def test_two_seeds_and_a_method_more_and_only_they_are_run(
         assert (folder.path / "figures" / "curves.png").exists()
 
     again = Seen()  # of what was taken over, too
-    third = tuning.tune(file, progress=again)
+    third = api.tune(file, progress=again)
     assert again.started == [] and digests(third) == digests(whole)
 
 
@@ -125,7 +129,7 @@ def test_two_seeds_and_a_method_more_and_only_they_are_run(
 @pytest.mark.usefixtures("ray_runs_already")
 def test_what_is_not_the_same_or_not_whole_is_run(armed: dict[str, Any], tmp_path: Path) -> None:
     armed["arms"], armed["sweep"] = {}, {"seeds": [0]}
-    first = tuning.tune(armed)
+    first = api.tune(armed)
     (trial,) = trial_folders(first.folder)
 
     def taken(**changes: Any) -> list[str]:
@@ -147,7 +151,7 @@ def test_what_is_not_the_same_or_not_whole_is_run(armed: dict[str, Any], tmp_pat
     before = journal.read_text()
     journal.write_text(before.replace('"score":', '"score":1'))
     seen = Seen()
-    second = tuning.tune(armed, progress=seen)
+    second = api.tune(armed, progress=seen)
     assert len(seen.started) == 1 and digests_of(second) == digests_of(first)
     assert any("journal.jsonl is not what it left" in line for line in seen.lines)
 
@@ -157,7 +161,7 @@ def test_what_is_not_the_same_or_not_whole_is_run(armed: dict[str, Any], tmp_pat
     server = next(Path(newest.uri).glob("server-*.safetensors"))
     server.write_bytes(server.read_bytes()[:-1] + b"x")
     seen = Seen()
-    tuning.tune(armed, progress=seen)
+    api.tune(armed, progress=seen)
     assert len(seen.started) == 1 and any("is damaged (SHA-256" in line for line in seen.lines)
 
 
@@ -165,7 +169,7 @@ def test_what_is_not_the_same_or_not_whole_is_run(armed: dict[str, Any], tmp_pat
 @pytest.mark.usefixtures("ray_runs_already")
 def test_values_that_the_checkpoint_does_not_give_are_not_taken_over(armed: dict[str, Any]) -> None:
     """An edited journal whose digests were computed anew, as by somebody else in a shared folder."""
-    first = tuning.tune(armed)
+    first = api.tune(armed)
     edited, gone, *_ = trial_folders(first.folder)
     for trial in (edited, gone):
         journal = trial.path / directory.JOURNAL
@@ -181,7 +185,7 @@ def test_values_that_the_checkpoint_does_not_give_are_not_taken_over(armed: dict
         shutil.rmtree(old.uri)
     os.chown(gone.path / directory.JOURNAL, 65534, -1)  # another user's
     seen = Seen()
-    second = tuning.tune(armed, progress=seen)
+    second = api.tune(armed, progress=seen)
     assert len(seen.started) == 2 and digests_of(second) == digests_of(first)
     assert second.results["score"].max() < 0.98
     said = "\n".join(seen.lines)
@@ -288,7 +292,7 @@ def test_trials_of_other_code_are_run_again_and_it_is_said(tmp_path: Path) -> No
     assert flray("resume", "small/001", cwd=tmp_path)[0] == 0
 
 
-def digests_of(result: tuning.SweepResult) -> list[str]:
+def digests_of(result: SweepResult) -> list[str]:
     return list(result.results["sha256"])
 
 
@@ -298,7 +302,7 @@ def test_a_kill_while_taking_over_leaves_nothing_by_half(
     armed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     armed["arms"] = {}
-    first = tuning.tune(armed)
+    first = api.tune(armed)
     from flray.tuning.trial_store import TrialFolder
 
     class Killed(BaseException):
@@ -311,12 +315,12 @@ def test_a_kill_while_taking_over_leaves_nothing_by_half(
 
         patch.setattr(TrialFolder, "end", die)
         with pytest.raises(Killed):
-            tuning.tune(armed)
+            api.tune(armed)
     folder = first.folder.parent / "002"
     half = trial_folders(folder)[0]
     assert half.status == "running" and read_events(half.path)
     seen = Seen()
-    resumed = tuning.resume(folder, progress=seen)
+    resumed = api.resume_sweep(folder, progress=seen)
     assert seen.started == [] and digests_of(resumed) == digests_of(first)
     starts = [event for event in read_events(half.path) if event["type"] == "start"]
     assert len(starts) == 1 and starts[0]["uid"] == half.identity["uid"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flray import tuning
+from flray import api
 from flray.cli.display import SweepProgress
 from flray.cli.main import invoke
 from flray.config.loader import load
@@ -97,7 +97,7 @@ def test_a_sweep_says_how_it_stands_and_a_resumed_one_knows_what_ended(
             listed.append(row["value"])
 
     progress = Watched()
-    result = tuning.tune(content, progress=progress)
+    result = api.tune(content, progress=progress)
     assert listed[0] == ""  # before any trial ended; each then sees what the line before it said
     for line, value in zip(progress.lines, listed[1:], strict=False):
         assert value.removeprefix("so far: ") == line.partition("best so far: ")[2]

@@ -16,9 +16,9 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.server import Server
 from flray.config.loader import load
 from flray.metrics.summary import summarise_history
+from flray.records.trial_checkpoints import checkpoints, remove_old_checkpoints
 from flray.tuning import trial as trial_module
 from flray.tuning.trial import FederationTrial, SweepContext
-from flray.tuning.trial_store import checkpoints, remove_old_checkpoints
 
 
 def trial_of(

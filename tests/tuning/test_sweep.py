@@ -18,12 +18,15 @@ import pytest
 import yaml
 from rich.console import Console
 
-from flray import tuning
+from flray import api
+from flray import api as sweeps
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.errors import FlrayError
-from flray.runs import directory, runner, sweeps
-from flray.runs.events import read_events
+from flray.records import directory
+from flray.records.events import read_events
+from flray.results.sweep import SweepResult
+from flray.runs import runner
 from flray.runs.progress import NullProgress
 from flray.tuning.trial_store import trial_folders
 
@@ -70,7 +73,7 @@ def test_killed_twice_it_ends_with_one_parent_and_four_children(
     _killed("resume", str(folder), when=lambda: _rounds(folder) >= 3)
     before = {f.number: f.identity["uid"] for f in trial_folders(folder)}
     rounds_before = _rounds(folder)
-    result = tuning.resume(folder)
+    result = api.resume_sweep(folder)
 
     assert len(result.results) == 4 and set(result.results["status"]) == {"finished"}
     assert {f.number: f.identity["uid"] for f in trial_folders(folder)} == before
@@ -86,7 +89,7 @@ def test_killed_twice_it_ends_with_one_parent_and_four_children(
         assert figures[0] == figures[1] == ["clients.png", "curves.png", "partition.png"]
     _check_tracked(uri, folder)
 
-    again = tuning.resume(
+    again = api.resume_sweep(
         folder
     )  # of a finished sweep: the same result, and nothing is run or tracked again
     assert again.results["sha256"].tolist() == result.results["sha256"].tolist()
@@ -96,7 +99,7 @@ def test_killed_twice_it_ends_with_one_parent_and_four_children(
 def _killed(*arguments: str, when: Callable[[], bool]) -> None:
     """Run a command and kill its driver with SIGKILL once `when` holds."""
     script = (
-        "import sys; from pathlib import Path; from flray import tuning\n"
+        "import sys; from pathlib import Path; from flray import api\n"
         "getattr(tuning, sys.argv[1])(Path(sys.argv[2]))"
     )
     process = subprocess.Popen(
@@ -191,7 +194,7 @@ def _check_tracked(uri: str, folder: Path) -> None:
         "figures",
     }
     assert parents[0].data.tags["trials.finished"] == "4"
-    swept = tuning.SweepResult(folder)
+    swept = SweepResult(folder)
     curves = pd.read_csv(folder / "curves.csv", dtype={"trial": str})
     first = ["trial", *swept.settings, "seed", "round"]
     assert len(curves) == 16 and list(curves.columns[: len(first)]) == first
@@ -251,7 +254,7 @@ def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
     progress = Lines()
-    result = tuning.tune(file, progress=progress)
+    result = api.tune(file, progress=progress)
     rows = {row["algorithm"]: row for row in result.results.to_dict("records")}
     assert {name: row["status"] for name, row in rows.items()} == {
         "own-good": "finished",
@@ -283,7 +286,7 @@ def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path)
     content["sweep"], content["space"] = {"seeds": [0]}, {}
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
-    script = "import sys; from flray import tuning; tuning.tune(sys.argv[1])"
+    script = "import sys; from flray import api; api.tune(sys.argv[1])"
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script, str(file)],
@@ -295,8 +298,7 @@ def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path)
     outputs = [process.communicate(timeout=200)[0].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     digests = {
-        tuning.SweepResult(tmp_path / "runs" / "small" / n).results["sha256"][0]
-        for n in ("001", "002")
+        SweepResult(tmp_path / "runs" / "small" / n).results["sha256"][0] for n in ("001", "002")
     }
     assert len(digests) == 1
     from flray.tracking.client import connect
@@ -316,7 +318,7 @@ def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, 
         "seeds": [0],
         "concurrency": 1,
     }
-    result = tuning.tune(content)
+    result = api.tune(content)
     rows = result.results.set_index("local.lr")
     assert rows.loc[0.1, "status"] == "finished" and rows.loc[0.1, "rounds"] == 6
     assert "stopped" in set(rows["status"]) and rows["rounds"].sum() < 24
@@ -328,7 +330,7 @@ def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, 
 def test_rounds_without_evaluation_and_a_setting_that_diverges(content: dict[str, Any]) -> None:
     content["experiment"]["evaluation"] = {"every": 2}
     content["space"] = {"local.lr": {"grid": [0.05, 1e30]}}
-    result = tuning.tune(content)
+    result = api.tune(content)
     assert list(result.results["status"]) == ["finished"] * 4
     curves = {
         name: {event["round"]: event["metrics"] for event in events if event["type"] == "round"}
@@ -352,7 +354,7 @@ def test_rounds_without_evaluation_and_a_setting_that_diverges(content: dict[str
 
 
 class _FirstShown(NullProgress):
-    def values(self, result: tuning.SweepResult) -> None:
+    def values(self, result: SweepResult) -> None:
         self.summary = pd.read_csv(result.folder / "summary.csv")
         self.drawn = sorted(path.name for path in result.folder.rglob("*.png"))
 
@@ -374,7 +376,7 @@ def test_an_unknown_metric_is_refused_before_the_first_trial(
 ) -> None:
     content["sweep"] = {"metric": "global/common/acuracy", "seeds": [0, 1]}
     with pytest.raises(FlrayError, match="did you mean 'global/common/accuracy'") as caught:
-        tuning.tune(content)
+        api.tune(content)
     assert len(str(caught.value).splitlines()) == 1 and not (tmp_path / "runs").exists()
 
 
@@ -412,7 +414,7 @@ def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
         "settings",
     }
     assert parent.data.tags["trials.finished"] == "4" and parent.data.tags["trials.failed"] == "0"
-    best = tuning.SweepResult(folder).best["score"]
+    best = SweepResult(folder).best["score"]
     assert float(parent.data.tags["best.score"]) == pytest.approx(best, rel=1e-5)
 
 
@@ -428,7 +430,7 @@ def _parent(uri: str) -> Any:
 def test_a_mistake_creates_nothing(content: dict[str, Any], tmp_path: Path) -> None:
     content["space"] = {"participation.clients": {"grid": [2, 50]}}
     with pytest.raises(FlrayError, match="the partition has 4 clients"):
-        tuning.tune(content)
+        api.tune(content)
     assert not (tmp_path / "runs").exists()
     assert load(content).space  # the file itself is well-formed
 
@@ -452,8 +454,8 @@ def test_a_population_copies_and_perturbs_without_a_gap_and_a_kill_changes_nothi
     folder = tmp_path / "runs" / "small" / "001"
     _killed("tune", str(file), when=lambda: _rounds(folder) >= 6)
     reached = [f.rounds_recorded() for f in trial_folders(folder)]
-    resumed = tuning.resume(folder)
-    result = tuning.tune(file)
+    resumed = api.resume_sweep(folder)
+    result = api.tune(file)
     assert min(reached) >= 2 and max(reached) < 6
     assert set(result.results["status"]) == {"finished"} and len(result.summary) == 2
     changed = [f for f in trial_folders(result.folder) if f.identity.get("setting_at_end")]
@@ -491,7 +493,7 @@ def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) 
         address="local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR"
     )
     try:
-        result = tuning.tune(content, progress=progress)
+        result = api.tune(content, progress=progress)
         assert ray.is_initialized()
     finally:
         ray.shutdown()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flray.runs.events import read_events
+from flray.records.events import read_events
 from flray.tuning import trial_figures
 
 SWEEP = Path(__file__).parents[1] / "fixtures" / "begun_sweep"

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from flray import tuning
+from flray import api
+from flray import api as sweeps
 from flray.errors import FlrayError
+from flray.records.events import read_events
 from flray.results.build_table import build_table
 from flray.results.load import load_folder
 from flray.results.load_mlflow import load_mlflow
-from flray.runs import sweeps
-from flray.runs.events import read_events
 from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders
 
@@ -86,9 +86,9 @@ def test_killed_while_tuning_and_while_comparing(tuned: dict[str, Any], tmp_path
     folder = tmp_path / "runs" / "small" / "001"
     killed(["tune", str(file)], folder, "tuning", 4)
     killed(["resume", str(folder)], folder, "comparison", 2)
-    resumed = tuning.resume(folder)
+    resumed = api.resume_sweep(folder)
 
-    whole = tuning.tune(
+    whole = api.tune(
         file, ["sweep.reuse=false", f"output={tmp_path / 'whole'}", "tracking.uri=null"]
     )
     assert left(resumed.folder) == left(whole.folder)
@@ -129,7 +129,7 @@ def test_an_unknown_reference_is_refused_before_the_start(
     with pytest.raises(
         FlrayError, match=r"sweep\.reference: found 'fedvag'; one of .*mean 'fedavg'"
     ) as caught:
-        tuning.tune(tuned)
+        api.tune(tuned)
     assert len(str(caught.value).splitlines()) == 1
     del tuned["sweep"]["tune"], tuned["sweep"]["until"]
     tuned["space"] = {"local.lr": {"grid": [0.01, 0.1]}}
@@ -138,5 +138,5 @@ def test_an_unknown_reference_is_refused_before_the_start(
     with pytest.raises(
         FlrayError, match=r"one of what is compared: fedavg lr=0\.01, fedavg lr=0\.1"
     ):
-        tuning.tune(tuned)
+        api.tune(tuned)
     assert not (tmp_path / "runs").exists()

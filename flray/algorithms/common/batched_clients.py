@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,13 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Batch
-from flray.config.experiment import Experiment
 from flray.devices import transfers
 from flray.errors import ConfigError
 from flray.tasks.base import Task
 from flray.tasks.few_shot import FewShot
+
+if TYPE_CHECKING:
+    from flray.config.experiment import Experiment
 
 HOOKS = ("train", "train_phase", "begin", "phases", "step", "after_backward")
 """What a method must leave as it is for its clients to be trained in one step."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
 
-from flray.config.experiment import Experiment
-from flray.config.experiment import Local as LocalSettings
 from flray.errors import ConfigError
 from flray.registry import Params, hyper
+
+if TYPE_CHECKING:
+    from flray.config.experiment import Experiment
+    from flray.config.experiment import Local as LocalSettings
 
 T = TypeVar("T")
 

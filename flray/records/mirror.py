@@ -13,7 +13,7 @@ from flray.errors import DataError, FlrayError
 from flray.files import storage
 from flray.files.border import FILE_BYTES, parse_json, read
 from flray.files.lease import Lease, LeaseTakenError
-from flray.runs import directory
+from flray.records import directory
 
 MIRROR_INTERVAL_S = 20.0
 """Upload interval in seconds; a lost head node loses at most this much besides the rounds since a checkpoint."""

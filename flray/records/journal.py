@@ -16,7 +16,7 @@ from flray.errors import FlrayError
 from flray.files.border import read
 from flray.files.locks import BusyError, take_lock
 from flray.metrics.names import clean_name
-from flray.runs.events import Event, encode, history_of, parse_events, read_events
+from flray.records.events import Event, encode, history_of, parse_events, read_events
 
 if TYPE_CHECKING:
     import pandas as pd

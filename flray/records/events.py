@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 JOURNAL = "journal.jsonl"
+PHASE, TUNED = "flray.phase", "flray.tuned"
+"""Tags: ``tuning`` or ``comparison``; names of the settings that were tuned, with commas between them."""
+FIRST = "_"
+"""Prefix of parameters that differ between trials: MLflow sorts them before all others."""
 Event = dict[str, Any]
 _BEGINNING = b'{"type":"'
 # JSON escapes control characters: none is in a line. A machine's crash leaves blocks of zeros.

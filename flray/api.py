@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 from flray.config.experiment import Config
 from flray.errors import FlrayError
+from flray.records import directory
 from flray.results.sweep import SweepResult
-from flray.runs import directory, runner
-from flray.runs.progress import Progress, SweepProgress
+from flray.runs import runner
+from flray.runs.progress import Progress
 from flray.runs.runner import Result
 from flray.tuning import sweep
+from flray.tuning.standing import SweepProgress
 
 
 class PlannedTrial(NamedTuple):

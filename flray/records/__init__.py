@@ -1,0 +1,1 @@
+"""Records of runs and sweeps on disk: their folders, events, journals, mirrors and checkpoints of trials."""

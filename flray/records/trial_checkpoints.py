@@ -1,0 +1,67 @@
+"""Checkpoints of a sweep's trials in Tune's storage, local or remote."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from flray.files import storage
+
+TRIALS, TUNE = "trials", "tune"
+"""Folders in a sweep's folder: run folders of the trials, and Tune's storage."""
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A trial's checkpoint in Tune's storage, local or remote.
+
+    Attributes
+    ----------
+    uri : str
+        Its address.
+    round : int
+        Rounds done.
+    """
+
+    uri: str
+    round: int
+
+    @contextlib.contextmanager
+    def local(self) -> Iterator[Path]:
+        """Yield a local folder with its content."""
+        if not storage.is_remote(self.uri):
+            yield Path(self.uri)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            storage.download(self.uri, Path(folder))
+            yield Path(folder)
+
+
+def checkpoints(folder: str, trial: str) -> list[CheckpointRef]:
+    """Return a trial's checkpoints of all sessions, newest first; some may be incomplete after a kill.
+
+    A folder that Tune wrote twice into holds the later round only: all of it is read as one.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for session in storage.names(folder):
+        for name in storage.files(f"{folder}/{session}/{trial}"):
+            inside, _, file = name.partition("/")
+            if match := re.fullmatch(r"round-(\d+)\.json", file):
+                uri = f"{folder}/{session}/{trial}/{inside}"
+                found[uri] = max(found.get(uri, (0, "")), (int(match[1]), session))
+    newest = sorted(((*place, uri) for uri, place in found.items()), reverse=True)
+    return [CheckpointRef(uri, done) for done, _, uri in newest]
+
+
+def remove_old_checkpoints(folder: str, trial: str, keep: int = 3) -> None:
+    """Remove a trial's checkpoints but the newest: every session leaves two, and large models' fill a disk.
+
+    The newest may be incomplete, and those before it too far behind the trial's journal or ahead
+    of it, hence three.
+    """
+    for old in checkpoints(folder, trial)[keep:]:
+        storage.remove_folder(old.uri)
