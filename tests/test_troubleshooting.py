@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from flray.cli.main import invoke
-from flray.data.public import load_once
+from flray.data.loading import load_once
 from flray.records.journal import Journal
 
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "troubleshooting.md"

@@ -103,7 +103,7 @@ def data_get(
     ],
 ) -> None:
     """Download a data set into the cache, checked by checksum."""
-    from flray.data.fetching import get
+    from flray.data.inventory import get
     from flray.data.sources.cache import data_root
 
     get(name, data_root())

@@ -56,7 +56,7 @@ def _gpus() -> Iterator[str]:
 
 
 def _data() -> Iterator[tuple[str, str]]:
-    from flray.data.fetching import FETCHABLE
+    from flray.data.inventory import FETCHABLE
     from flray.data.sources.cache import data_root
 
     root = data_root()

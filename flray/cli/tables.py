@@ -178,9 +178,8 @@ def show_datasets(as_json: bool = False) -> None:
 def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
     """Print the table of a partition, of a file or of a data set by its name, and draw its bubble chart."""
     from flray.config.loader import load
-    from flray.data.federated import federate
+    from flray.data.federated import federate, partition_table
     from flray.data.loading import load_dataset
-    from flray.data.partition_table import partition_table
     from flray.drawing.canvas import SUFFIXES, save_figure
     from flray.drawing.partition import PartitionCounts, draw_partition
     from flray.federation.building import build_spec

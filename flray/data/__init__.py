@@ -1,7 +1,7 @@
 """Data sets, partitions, augmentations and the federation's data; nothing here imports torch but the augmentations."""
 
 from flray.data.federated import federate
-from flray.data.fetching import FETCHABLE, get
+from flray.data.inventory import FETCHABLE, get
 from flray.data.loading import load_dataset
 from flray.data.sources.cache import data_root
 from flray.data.sources.images import channel_statistics

@@ -11,15 +11,328 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
+from flray.devices import transfers
 from flray.errors import ConfigError
-from flray.registry import augmentations
+from flray.registry import augmentations, register_augmentation
+
+Spread = Annotated[
+    float, Field(ge=0, description="the factor is uniform in 1 - this to 1 + this, not below 0")
+]
+Chance = Annotated[float, Field(ge=0, le=1, description="probability for each image")]
+_LUMA = (0.2989, 0.587, 0.114)
+"""Weights of red, green and blue (ITU-R BT.601), rounded as in torchvision."""
+
+
+def gray(pixels: Tensor) -> Tensor:
+    """Return the brightness [B, 1, H, W] of images [B, C, H, W]; of one channel, the channel itself."""
+    if pixels.shape[1] == 1:
+        return pixels
+    red, green, blue = pixels.split(1, 1)
+    weighted: Tensor = _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
+    return weighted
+
+
+def brightness(pixels: Tensor, factor: Tensor) -> Tensor:
+    """Multiply pixels [B, C, H, W] in [0, 1] by a factor [B], cut to [0, 1]."""
+    return (pixels * factor.view(-1, 1, 1, 1)).clamp(0, 1)
+
+
+def contrast(pixels: Tensor, factor: Tensor) -> Tensor:
+    """Move pixels away from their image's mean brightness by a factor [B], cut to [0, 1]."""
+    return _blend(pixels, gray(pixels).mean((1, 2, 3), keepdim=True), factor)
+
+
+def saturation(pixels: Tensor, factor: Tensor) -> Tensor:
+    """Move pixels away from their own brightness by a factor [B], cut to [0, 1]; 0 is black and white."""
+    return _blend(pixels, gray(pixels), factor)
+
+
+def hue(pixels: Tensor, turn: Tensor) -> Tensor:
+    """Turn the hue by a share [B] of the full circle, at constant saturation and value; one channel stays as it is."""
+    if pixels.shape[1] == 1:
+        return pixels
+    value, smallest = pixels.amax(1, keepdim=True), pixels.amin(1, keepdim=True)
+    chroma = value - smallest
+    red, green, blue = pixels.split(1, 1)
+    step = torch.where(chroma == 0, 1, chroma)
+    sector = torch.where(
+        value == red,
+        (green - blue) / step,
+        torch.where(value == green, 2 + (blue - red) / step, 4 + (red - green) / step),
+    )
+    sector = sector + 6 * turn.view(-1, 1, 1, 1)
+    # A channel of a colour of hue h, in sixths of the circle: V - chroma * clamp(min(k, 4 - k), 0,
+    # 1), k = n + h mod 6.
+    first = torch.arange(5, 0, -2, device=pixels.device, dtype=pixels.dtype)  # 5, 3, 1
+    k = (first.view(1, 3, 1, 1) + sector) % 6
+    return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)
+
+
+@register_augmentation("jitter")
+def random_jitter(
+    pixels: Tensor,
+    generator: torch.Generator,
+    *,
+    brightness: Spread = 0.4,
+    contrast: Spread = 0.4,
+    saturation: Spread = 0.4,
+    hue: Annotated[
+        float, Field(ge=0, le=0.5, description="the hue turns by up to this share of the circle")
+    ] = 0.1,
+    p: Chance = 0.8,
+) -> Tensor:
+    """Change brightness, contrast, saturation and hue by random factors, in an order of its own for each image.
+
+    Parameters
+    ----------
+    pixels : Tensor [B, C, H, W]
+        In [0, 1], of one or three channels.
+    generator : torch.Generator
+        Draws on its own device.
+    brightness, contrast, saturation, hue : float
+        Spreads; defaults are those of FCCL+'s strong augmentation.
+    p : float
+        Probability that an image is changed at all.
+
+    Returns
+    -------
+    Tensor
+        Same shape, dtype and device, in [0, 1].
+    """
+    draws = torch.rand((9, len(pixels)), generator=generator, device=generator.device)
+    changed, orders = draws[0] < p, draws[5:].argsort(0)
+    spreads = (brightness, contrast, saturation, hue)
+    factors = [
+        spread * (2 * draws[1 + i] - 1)
+        if i == 3
+        else max(0.0, 1 - spread) + (1 + spread - max(0.0, 1 - spread)) * draws[1 + i]
+        for i, spread in enumerate(spreads)
+    ]
+    if pixels.device.type != "cpu":
+        return _changed(pixels, changed, orders, torch.stack(factors), spreads)
+    result = pixels.clone()
+    for place in range(4):
+        for i, change in enumerate(_CHANGES):
+            chosen = (changed & (orders[place] == i)).nonzero().flatten()
+            if spreads[i] and len(chosen):
+                factor = factors[i][chosen].to(pixels.dtype)
+                result[chosen] = change(result[chosen], factor)
+    return result
+
+
+def _changed(
+    pixels: Tensor, changed: Tensor, orders: Tensor, factors: Tensor, spreads: Sequence[float]
+) -> Tensor:
+    """Return the same as the loop over chosen images, with all images in each operation.
+
+    So a device is sent what was drawn in one copy, and asked for nothing.
+    """
+    idle = torch.tensor([not spread for spread in spreads])[orders] | ~changed
+    drawn = torch.cat([orders.masked_fill(idle, 4), factors.gather(0, orders)])
+    kinds, values = transfers.to_device(drawn, pixels.device).to(pixels.dtype).split(4)
+    for kind, factor in zip(kinds.view(4, -1, 1, 1, 1), values, strict=True):
+        luma = gray(pixels)
+        other = torch.where(kind == 1, luma.mean((1, 2, 3), keepdim=True), luma)
+        blended = _blend(pixels, torch.where(kind == 0, 0, other), factor)
+        result = torch.where(kind < 3, blended, pixels)
+        if spreads[3]:
+            result = torch.where(kind == 3, hue(pixels, factor), result)
+        pixels = result
+    return pixels
+
+
+@register_augmentation("grayscale")
+def random_grayscale(pixels: Tensor, generator: torch.Generator, *, p: Chance = 0.2) -> Tensor:
+    """Turn images to black and white.
+
+    Parameters
+    ----------
+    pixels : floating Tensor [B, C, H, W]
+        As in `random_jitter`.
+    generator : torch.Generator
+        As in `random_jitter`.
+    p : float
+        Probability for each image.
+    """
+    chosen = torch.rand((len(pixels), 1, 1, 1), generator=generator, device=generator.device) < p
+    return torch.where(transfers.to_device(chosen, pixels.device), gray(pixels), pixels)
+
+
+_CHANGES = (brightness, contrast, saturation, hue)
+
+
+def _blend(pixels: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    factor = factor.view(-1, 1, 1, 1)
+    return (factor * pixels + (1 - factor) * other).clamp(0, 1)
+
+
+@register_augmentation("crop")
+def random_crop(
+    images: Tensor,
+    generator: torch.Generator,
+    *,
+    padding: Annotated[int, Field(ge=0, description="largest shift in pixels")] = 4,
+) -> Tensor:
+    """Move every image by up to `padding` pixels in both directions, filling with zeros.
+
+    Parameters
+    ----------
+    images : Tensor [B, C, H, W]
+        Of any dtype, on any device; normalised images are filled with the channel mean.
+    generator : torch.Generator
+        Draws the offsets on its own device, so that a CPU generator gives the same crops on every
+        device.
+    padding : int
+        Largest shift in pixels.
+
+    Returns
+    -------
+    Tensor
+        Same shape, dtype and device.
+    """
+    batch, channels, height, width = images.shape
+    offsets = torch.randint(
+        2 * padding + 1, (2, batch, 1), generator=generator, device=generator.device
+    )
+    down, across = transfers.to_device(offsets, images.device)
+    rows = (down + torch.arange(height, device=images.device))[:, :, None]
+    columns = (across + torch.arange(width, device=images.device))[:, None, :]
+    sample = torch.arange(batch, device=images.device)[:, None, None]
+    # Whole pixels are picked, with all channels: several times faster than picking numbers.
+    places = ((sample * (height + 2 * padding) + rows) * (width + 2 * padding) + columns).flatten()
+    pixels = (
+        F.pad(images, (padding, padding, padding, padding))
+        .permute(0, 2, 3, 1)
+        .reshape(-1, channels)
+    )
+    return (
+        pixels.index_select(0, places)
+        .view(batch, height, width, channels)
+        .permute(0, 3, 1, 2)
+        .contiguous()
+    )
+
+
+@register_augmentation("flip")
+def random_flip(images: Tensor, generator: torch.Generator, *, p: Chance = 0.5) -> Tensor:
+    """Mirror images left to right, not for digits.
+
+    Parameters
+    ----------
+    images : Tensor [n, C, H, W]
+        As in `random_crop`.
+    generator : torch.Generator
+        As in `random_crop`.
+    p : float
+        Probability for each image.
+    """
+    mirrored = torch.rand((len(images), 1, 1, 1), generator=generator, device=generator.device) < p
+    return torch.where(transfers.to_device(mirrored, images.device), images.flip(-1), images)
+
+
+@register_augmentation("resized")
+def random_resized_crop(
+    images: Tensor,
+    generator: torch.Generator,
+    *,
+    smallest: Annotated[
+        float, Field(gt=0, le=1, description="least share of the area that is shown")
+    ] = 0.2,
+) -> Tensor:
+    """Cut a random part out of every image and resize it to the image's size, bilinearly.
+
+    Parameters
+    ----------
+    images : Tensor [B, C, H, W]
+        Floating.
+    generator : torch.Generator
+        Draws on its own device.
+    smallest : float
+        Least share of the area; the share is uniform from it to 1, the side ratio log-uniform from
+        3/4 to 4/3. A side that would be longer than the image is cut to it.
+
+    Returns
+    -------
+    Tensor
+        Same shape, dtype and device.
+    """
+    draws = torch.rand(
+        (4, len(images)), generator=generator, device=generator.device, dtype=torch.float64
+    )
+    area = smallest + (1 - smallest) * draws[0]
+    ratio = torch.exp((2 * draws[1] - 1) * math.log(4 / 3))
+    width, height = ((area * r).sqrt().clamp(max=1) for r in (ratio, 1 / ratio))
+    # in the coordinates of affine_grid, -1 to 1: how much is seen, and where its middle lies
+    middle_x, middle_y = (1 - width) * (2 * draws[2] - 1), (1 - height) * (2 * draws[3] - 1)
+    zero = torch.zeros_like(width)
+    theta = torch.stack(
+        [torch.stack([width, zero, middle_x], 1), torch.stack([zero, height, middle_y], 1)], 1
+    )
+    grid = F.affine_grid(
+        transfers.to_device(theta.to(images.dtype), images.device),
+        list(images.shape),
+        align_corners=False,
+    )
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def rotate(images: Tensor, angles: Tensor) -> Tensor:
+    """Return images [B, C, H, W] turned counter-clockwise about their middles by angles [B] in degrees, bilinearly.
+
+    What comes from outside is zero, which for normalised images is the channel mean.
+    """
+    height, width = images.shape[-2:]
+    radians = torch.deg2rad(angles.to(torch.float64))
+    cos, sin, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
+    theta = torch.stack(
+        [
+            torch.stack([cos, -sin * height / width, zero], 1),
+            torch.stack([sin * width / height, cos, zero], 1),
+        ],
+        1,
+    )
+    grid = F.affine_grid(
+        transfers.to_device(theta.to(images.dtype), images.device),
+        list(images.shape),
+        align_corners=False,
+    )
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+@register_augmentation("rotation")
+def random_rotation(
+    images: Tensor,
+    generator: torch.Generator,
+    *,
+    degrees: Annotated[
+        float, Field(ge=0, le=180, description="largest angle to either side")
+    ] = 15.0,
+) -> Tensor:
+    """Turn every image by a random angle, uniform to both sides.
+
+    Parameters
+    ----------
+    images : floating Tensor [n, C, H, W]
+        As in `random_crop`.
+    generator : torch.Generator
+        As in `random_crop`.
+    degrees : float
+        Largest angle.
+    """
+    draws = torch.rand(
+        len(images), generator=generator, device=generator.device, dtype=torch.float64
+    )
+    return rotate(images, degrees * (2 * draws - 1))
 
 
 class Step(Protocol):
@@ -85,7 +398,7 @@ def augment_pair(
     generator: torch.Generator,
     normalisation: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return a batch augmented as in `augmented`, and its targets: masks go where their pixels go, labels stay.
+    """Return a batch augmented as in `augment_batch`, and its targets: masks go where their pixels go, labels stay.
 
     Parameters
     ----------
@@ -95,11 +408,11 @@ def augment_pair(
         Labels, or masks, 1 inside. What comes in from beyond the image is outside; resampled,
         inside from one half on.
     how : str or sequence of Step
-        As in `augmented`; the images' bits do not depend on what the targets are.
+        As in `augment_batch`; the images' bits do not depend on what the targets are.
     generator : torch.Generator
         Of this batch.
     normalisation : two Tensors that broadcast to [C, 1, 1], optional
-        As in `augmented`.
+        As in `augment_batch`.
 
     Raises
     ------
@@ -126,7 +439,7 @@ def check(how: str | Sequence[Step], path: str, shape: Sequence[int], dtype: np.
     Parameters
     ----------
     how : str or sequence of Step
-        As in `augmented`.
+        As in `augment_batch`.
     path : str
         The setting, for the message.
     shape : tuple of int

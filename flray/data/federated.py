@@ -5,20 +5,173 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.config.sections import Shift, SplitName
-from flray.data.arrays import Labels, Rows
+from flray.config.sections import Normalisation, Shift, SplitName
 from flray.data.loading import validate_options
-from flray.data.shifts import long_tail, noise_levels, private_sizes, used_share
-from flray.data.splits import FEDBN_SHARES, Division, assign_test_samples, by_client, divide
-from flray.data.types import ClientIndices, DataSet, FederatedData, Pooled
-from flray.data.unseen import keep_unseen
-from flray.errors import ConfigError, DataError
+from flray.data.splits import (
+    FEDBN_SHARES,
+    Division,
+    assign_test_samples,
+    by_client,
+    divide,
+    long_tail,
+    noise_levels,
+    private_sizes,
+    used_share,
+)
+from flray.data.types import ClientIndices, DataSet, FederatedData, Labels, Pooled, Rows
+from flray.errors import ConfigError, DataError, nearest
 from flray.registry import partitions
 from flray.rng import numpy_generator
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and deviation of ImageNet's red, green and blue, as torchvision's networks want them."""
+
+
+def with_normalisation(data: FederatedData, how: Normalisation) -> FederatedData:
+    """Return federated data whose images are normalised as ``normalisation`` says.
+
+    Parameters
+    ----------
+    data : FederatedData
+        With the data set's own mean and deviation.
+    how : Normalisation
+        The setting.
+
+    Raises
+    ------
+    ConfigError
+        If samples are no 8-bit images, or have other channels than there are values.
+    """
+    if how == "data":
+        return data
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    if isinstance(how, str):
+        found: str = how
+        mean, std = IMAGENET if how == "imagenet" else ((0.0,), (1.0,))
+    else:
+        found, mean, std = f"mean of {len(how.mean)} values", how.mean, how.std
+    if data.x.dtype != np.uint8:
+        raise ConfigError(
+            "experiment.normalisation",
+            found,
+            f"samples of {data.dataset} are no 8-bit images but {data.x.dtype}, which are taken as "
+            "they are; data",
+        )
+    if len(mean) not in (1, data.shape[0]):
+        raise ConfigError(
+            "experiment.normalisation",
+            found,
+            f"images of {data.dataset} have {data.shape[0]} channels; give mean and std of 1 or "
+            f"{data.shape[0]} values, or data",
+        )
+    return replace(data, mean=mean, std=std)
+
+
+_SETTING = "experiment.participation.unseen"
+
+
+def keep_unseen(data: FederatedData, wanted: float | Sequence[str], seed: int) -> FederatedData:
+    """Move some clients from `FederatedData.clients` to `FederatedData.unseen`.
+
+    The common test set is then that of the others. Their samples stay where they are; the data
+    set's mean and deviation are still those of all its training samples.
+
+    Parameters
+    ----------
+    data : FederatedData
+        A partition.
+    wanted : float or sequence of str
+        How many clients, below 1 a share of them, drawn by the seed; or names of clients and
+        domains. 0 and nothing change nothing.
+    seed : int
+        The partition's seed.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such client, or nobody would be left.
+    """
+    if not wanted:
+        return data
+    names = [client.name for client in data.clients]
+    if isinstance(wanted, int | float):
+        count = round(wanted * len(names)) if wanted < 1 else int(wanted)
+        order = numpy_generator(seed, "partition", extra="unseen").permutation(len(names))
+        kept_out = set(order[:count].tolist())
+        shown = f"{wanted:g}"
+    else:
+        known = {*names, *(client.domain for client in data.clients)}
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(
+                    _SETTING, repr(name), f"no client or domain has this name{nearest(name, known)}"
+                )
+        kept_out = {
+            number
+            for number, client in enumerate(data.clients)
+            if client.name in wanted or client.domain in wanted
+        }
+        shown = ", ".join(wanted)
+    if not 0 < len(kept_out) < len(names):
+        raise ConfigError(
+            _SETTING,
+            shown,
+            f"that is {len(kept_out)} of the {len(names)} clients; keep at least one out, and one to train",
+        )
+    clients = tuple(c for number, c in enumerate(data.clients) if number not in kept_out)
+    return replace(
+        data,
+        clients=clients,
+        unseen=tuple(data.clients[number] for number in sorted(kept_out)),
+        test=np.concatenate([client.test for client in clients]),
+    )
+
+
+def partition_table(data: FederatedData) -> pd.DataFrame:
+    """Return one row per client with its numbers of samples.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``client, domain, origin, train, val, test`` (numbers of samples; a pooled client's
+        origin lists those of all domains, joined by ``+``), ``unseen`` where clients are kept out of
+        training, ``noise`` where there is any (standard
+        deviation on normalised inputs) and one column per class with its number of training
+        samples, where samples have classes.
+    """
+    import pandas as pd
+
+    rows = []
+    classes, table = replace(data, clients=data.everyone, unseen=()).class_table()
+    for number, (client, counts) in enumerate(zip(data.everyone, table, strict=True)):
+        origins = (
+            {data.origins[client.domain]}
+            if client.domain in data.origins
+            else set(data.origins.values())
+        )
+        rows.append(
+            {
+                "client": client.name,
+                "domain": client.domain,
+                "origin": "+".join(sorted(origins)),
+                "train": len(client.train),
+                "val": len(client.val),
+                "test": len(client.test),
+                **({"unseen": number >= len(data.clients)} if data.unseen else {}),
+                **({"noise": float(data.noise[client.train[0]])} if data.noise is not None else {}),
+                **(dict(zip(classes, counts.tolist(), strict=True)) if data.has_classes else {}),
+            }
+        )
+    return pd.DataFrame(rows)
+
 
 Split = SplitName | tuple[float, float, float]
 _MANY = 100_000  # clients: up to so many the partition itself says why they are too many
@@ -71,7 +224,7 @@ def federate(
     shift : Shift, optional
         ``experiment.shift``; none by default.
     unseen : float or sequence of str
-        ``experiment.participation.unseen``; see `flray.data.unseen.keep_unseen`.
+        ``experiment.participation.unseen``; see `flray.data.federated.keep_unseen`.
 
     Raises
     ------

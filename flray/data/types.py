@@ -5,14 +5,67 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.arrays import Array, Labels
-from flray.data.sources.memmap import add_bytes, backing_file, join_parts
 from flray.errors import DataError
+
+Array: TypeAlias = NDArray[Any]
+Arrays: TypeAlias = dict[str, Array]
+Rows: TypeAlias = NDArray[np.int64]
+Images: TypeAlias = NDArray[np.uint8]
+Labels: TypeAlias = NDArray[np.int64] | NDArray[np.uint8]
+
+
+_BLOCK = 2**26  # bytes that are read at a time
+
+
+def backing_file(array: Array) -> str | None:
+    """Return the file that holds exactly this memory-mapped array and no more, or None."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    if (
+        isinstance(base, np.memmap)
+        and base.filename is not None
+        and base.shape == array.shape
+        and base.ctypes.data == array.ctypes.data
+        and array.flags.c_contiguous
+    ):
+        return str(base.filename)
+    return None
+
+
+def join_parts(parts: Sequence[Array]) -> Array | None:
+    """Return the array whose consecutive parts these are, if they are all there is of it."""
+    base = parts[0].base
+    if (
+        not isinstance(base, np.ndarray)
+        or base.dtype != parts[0].dtype
+        or not base.flags.c_contiguous
+        or base.nbytes != sum(part.nbytes for part in parts)
+    ):
+        return None
+    place = base.ctypes.data
+    for part in parts:
+        if (
+            part.base is not base
+            or not part.flags.c_contiguous
+            or (len(part) and part.ctypes.data != place)
+        ):
+            return None
+        place += part.nbytes
+    return np.asarray(base).reshape(-1, *parts[0].shape[1:])
+
+
+def add_bytes(digest: hashlib._Hash, array: Array) -> None:
+    """Add an array's bytes as if it were contiguous, without a copy of all of it."""
+    step = max(1, _BLOCK // max(1, array[:1].nbytes))
+    for start in range(0, len(array), step):
+        digest.update(np.ascontiguousarray(array[start : start + step]).data)
+
 
 Origin = Literal["real", "composed", "rendered", "random"]
 

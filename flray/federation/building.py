@@ -9,9 +9,8 @@ from flray import registry
 from flray.callbacks.base import check_callbacks
 from flray.config.components import ModelChoice
 from flray.config.experiment import Experiment
-from flray.data.federated import federate
-from flray.data.normalisation import with_normalisation
-from flray.data.public import load_once
+from flray.data.federated import federate, with_normalisation
+from flray.data.loading import load_once
 from flray.data.types import DataSet, FederatedData
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.federation.spec import FederationSpec, SharedDataset

@@ -7,8 +7,7 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor, nn
 
-from flray.data.arrays import Array
-from flray.data.types import FederatedData
+from flray.data.types import Array, FederatedData
 
 Predictions: TypeAlias = Mapping[str, Array]
 

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.data.arrays import Array
-from flray.data.types import FederatedData
+from flray.data.types import Array, FederatedData
 from flray.errors import DataError
 from flray.tasks.base import Predictions
 from flray.tasks.classification import Classification

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flray import functional, rng
-from flray.data.arrays import Array, Rows
-from flray.data.types import FederatedData
+from flray.data.types import Array, FederatedData, Rows
 from flray.errors import DataError
 from flray.models.dry_run import dry_run
 from flray.tasks.base import Predictions

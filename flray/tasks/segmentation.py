@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flray import functional
-from flray.data.arrays import Array
-from flray.data.types import FederatedData
+from flray.data.types import Array, FederatedData
 from flray.errors import ConfigError, DataError
 from flray.models.dry_run import dry_run
 from flray.tasks.base import Predictions

@@ -166,7 +166,7 @@ def test_moabbs_own_generated_trials_reach_the_tangent_space(
     from moabb.datasets.fake import FakeDataset
 
     from flray.data.datasets import eeg
-    from flray.data.datasets.tangent_space import covariances
+    from flray.data.datasets.eeg import covariances
 
     assert moabb
     found = {}

@@ -12,7 +12,7 @@ import pytest
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
-from flray.data.datasets.digit_sources import SOURCES, Source
+from flray.data.datasets.digits5 import SOURCES, Source
 
 N_MNIST = {"train": 100, "test": 30}
 N_USPS = 25  # each half

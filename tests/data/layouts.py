@@ -12,12 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.io import savemat
 
-from flray.data.datasets.cifar import CIFAR10, CIFAR100
-from flray.data.datasets.class_folders import ClassFolders
+from flray.data.datasets.cifar import CIFAR10, CIFAR100, FC100_COARSE
+from flray.data.datasets.class_folders import (
+    OFFICE31,
+    OFFICE_CALTECH10,
+    OFFICE_HOME,
+    PACS,
+    VLCS,
+    ClassFolders,
+)
 from flray.data.datasets.domainnet import TEN
-from flray.data.datasets.fc100 import FC100_COARSE
-from flray.data.datasets.office_pacs_vlcs import OFFICE31, OFFICE_CALTECH10, OFFICE_HOME, PACS, VLCS
-from flray.data.public import fit_to_shape
+from flray.data.loading import fit_to_shape
 from flray.data.sources.cache import write_arrays
 from flray.data.sources.images import resize, to_colour
 from tests.data.conftest import N_MNIST, N_USPS

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from flray.data.datasets.cifar import CIFAR10, CIFAR100
-from flray.data.datasets.fc100 import FC100_COARSE
-from flray.data.fetching import get
+from flray.data.datasets.cifar import CIFAR10, CIFAR100, FC100_COARSE
+from flray.data.inventory import get
 from flray.data.loading import load_dataset
 from flray.data.sources.archives import FILES
 from flray.data.sources.safe_unpickle import read_pickled_arrays

@@ -6,9 +6,12 @@ from torchvision.transforms.v2 import functional as reference
 
 from flray.config.experiment import Config, Local
 from flray.config.loader import ConfigErrors, load
-from flray.data import colour_jitter
-from flray.data.augment import PRESETS, augment_batch, augment_pair, check
-from flray.data.geometric import (
+from flray.data import augment as own_augment
+from flray.data.augment import (
+    PRESETS,
+    augment_batch,
+    augment_pair,
+    check,
     random_crop,
     random_flip,
     random_resized_crop,
@@ -109,10 +112,10 @@ def photos(batch: int = 6, height: int = 9, width: int = 7) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("own", "name", "factors"),
     [
-        (colour_jitter.brightness, "adjust_brightness", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
-        (colour_jitter.contrast, "adjust_contrast", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
-        (colour_jitter.saturation, "adjust_saturation", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
-        (colour_jitter.hue, "adjust_hue", [-0.5, -0.1, 0.0, 0.04, 0.1, 0.5]),
+        (own_augment.brightness, "adjust_brightness", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
+        (own_augment.contrast, "adjust_contrast", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
+        (own_augment.saturation, "adjust_saturation", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
+        (own_augment.hue, "adjust_hue", [-0.5, -0.1, 0.0, 0.04, 0.1, 0.5]),
     ],
 )
 @pytest.mark.parametrize("channels", [1, 3])
@@ -132,7 +135,7 @@ def test_colours_are_those_of_torchvision(
 def test_gray_is_that_of_torchvision(channels: int) -> None:
     images = photos()[:, :channels]
     torch.testing.assert_close(
-        colour_jitter.gray(images).expand(-1, 3, -1, -1),
+        own_augment.gray(images).expand(-1, 3, -1, -1),
         reference.rgb_to_grayscale(images, num_output_channels=3),
         rtol=0,
         atol=1e-6,
@@ -212,10 +215,10 @@ def test_every_image_has_its_own_order_of_changes() -> None:
     result = jitter(images, torch_generator(3, "augmentation"), p=1.0, **options)
     draws = torch.rand((9, 200), generator=torch_generator(3, "augmentation"))
     functions = (
-        colour_jitter.brightness,
-        colour_jitter.contrast,
-        colour_jitter.saturation,
-        colour_jitter.hue,
+        own_augment.brightness,
+        own_augment.contrast,
+        own_augment.saturation,
+        own_augment.hue,
     )
     factors = [
         0.6 + 0.8 * draws[1],

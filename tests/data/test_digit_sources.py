@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from flray.data.datasets.digit_sources import (
+from flray.data.datasets.digits5 import (
     SOURCES,
     Source,
     get_source,

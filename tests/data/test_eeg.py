@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from flray.data.datasets import eeg
-from flray.data.datasets.eeg_synthetic import trials
-from flray.data.datasets.tangent_space import covariances
+from flray.data.datasets.eeg import covariances, trials
 from flray.data.loading import load_dataset
 from flray.errors import FlrayError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flray.data import get, load_dataset
-from flray.data.datasets.digit_sources import SOURCES, Source
+from flray.data.datasets.digits5 import SOURCES, Source
 from flray.data.sources.download import fetch, member
 from flray.errors import DataError
 

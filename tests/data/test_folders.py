@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flray.data.datasets.office_pacs_vlcs import OFFICE31, OFFICE_CALTECH10, OFFICE_HOME, PACS, VLCS
+from flray.data.datasets.class_folders import OFFICE31, OFFICE_CALTECH10, OFFICE_HOME, PACS, VLCS
 from flray.data.loading import load_dataset
 from flray.data.types import DataSet
 from flray.errors import FlrayError

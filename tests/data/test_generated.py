@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flray.data import load_dataset
-from flray.data.datasets.fundus_synthetic import SOURCES
+from flray.data.datasets.fundus import SOURCES
 
 
 def test_fundus_synthetic() -> None:

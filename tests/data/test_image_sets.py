@@ -11,8 +11,7 @@ import pytest
 from flray.data.federated import federate
 from flray.data.loading import load_dataset
 from flray.data.sources import image_sets
-from flray.data.sources.memmap import backing_file
-from flray.data.types import DataSet, Pooled
+from flray.data.types import DataSet, Pooled, backing_file
 from flray.errors import FlrayError
 from tests.data.pictures import trees
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from flray.config.loader import load, schema
 from flray.data import load_dataset
-from flray.data.public import fit_to_shape, load_once, public_images
+from flray.data.loading import fit_to_shape, load_once, public_images
 from flray.errors import ConfigError, FlrayError
 from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flray.data.shifts import long_tail, noise_levels, private_sizes, used_share
+from flray.data.splits import long_tail, noise_levels, private_sizes, used_share
 from flray.errors import ConfigError
 
 SEEDS = st.integers(0, 2**32)

@@ -7,7 +7,7 @@ from PIL import Image
 from flray import registry
 from flray.cli.main import invoke
 from flray.data import DataSet, Domain, federate, load_dataset
-from flray.data.partition_table import partition_table
+from flray.data.federated import partition_table
 from flray.drawing.canvas import LIGHT, save_figure
 from flray.drawing.partition import PartitionCounts, draw_partition
 

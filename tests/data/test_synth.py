@@ -1,7 +1,7 @@
 import numpy as np
 from sklearn.neighbors import KNeighborsClassifier
 
-from flray.data.datasets.rendered_digits import FONTS, _atlas, _ink, _paint, render_digits
+from flray.data.datasets.glyphs import FONTS, _atlas, _ink, _paint, render_digits
 
 
 def test_rendering_follows_the_generator() -> None:

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 from scipy.linalg import eigvalsh, logm
 
-from flray.data.datasets.tangent_space import (
-    covariances,
-    log_euclidean_mean,
-    pad_vectors,
-    tangent_vectors,
-)
+from flray.data.datasets.eeg import covariances, log_euclidean_mean, pad_vectors, tangent_vectors
 
 TRIALS = np.random.default_rng(0).standard_normal((6, 4, 50))
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from flray.data.datasets.cifar import CIFAR10
-from flray.data.datasets.fc100 import FC100_COARSE
+from flray.data.datasets.cifar import CIFAR10, FC100_COARSE
 
 RNG = np.random.default_rng(0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flray.config.loader import load
-from flray.data import public
+from flray.data import loading
 from flray.data.loading import load_dataset
 from flray.data.sources.cache import data_root, write_arrays
 from flray.data.types import Pooled
@@ -34,7 +34,7 @@ def shared(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "test_y": generator.integers(0, 10, 60),
         },
     )
-    public._loaded.clear()
+    loading._loaded.clear()
 
 
 def settings(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:

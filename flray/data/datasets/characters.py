@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.arrays import Arrays
 from flray.data.datasets.embedded import DIGITS, SampleCap, Seed, cap_samples
 from flray.data.sources.archives import (
     Download,
@@ -26,7 +25,7 @@ from flray.data.sources.archives import (
     whole_numbers,
 )
 from flray.data.sources.images import channel_statistics
-from flray.data.types import DataSet, Domain
+from flray.data.types import Arrays, DataSet, Domain
 from flray.errors import DataError
 from flray.files.border import ARRAYS_BYTES, open_file, read_at_most
 from flray.registry import register_dataset

@@ -1,21 +1,18 @@
-"""Sets laid out as ``ROOT/<domain>/<class>/*``: how one is declared, read and registered."""
+"""Sets laid out as ``ROOT/<domain>/<class>/*``: how one is declared, read and registered, and five of them."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets.domain_folders import (
-    check_complete,
-    domain_home,
-    normalise_name,
-    select_domains,
-)
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
 from flray.data.sources.archives import register_source
 from flray.data.sources.download import Progress
@@ -33,6 +30,96 @@ from flray.data.sources.image_sets import (
 from flray.data.types import DataSet
 from flray.errors import ConfigError, DataError, nearest
 from flray.registry import register_dataset
+
+_DEEPEST = 3  # folders between the given place and those of the domains
+
+
+@lru_cache(4096)
+def normalise_name(name: str) -> str:
+    """Return a folder's name without capitals, spaces and punctuation."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def select_domains(name: str, have: Sequence[str], wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the wanted domains in the set's order.
+
+    Raises
+    ------
+    ConfigError
+        If one is unknown or named twice, or none is wanted.
+    """
+    for domain in wanted if wanted is not None else ():
+        if domain not in have or list(wanted or ()).count(domain) > 1:
+            raise ConfigError(
+                f"dataset.{name}.domains",
+                repr(domain),
+                f"each of {', '.join(have)} at most once{nearest(domain, set(have) - {domain})}",
+            )
+    if wanted is not None and not wanted:
+        raise ConfigError(f"dataset.{name}.domains", "an empty list", f"some of {', '.join(have)}")
+    return tuple(domain for domain in have if wanted is None or domain in wanted)
+
+
+def domain_home(
+    store: Store, items: Sequence[Item], domains: Mapping[str, str], layout: str, name: str
+) -> str:
+    """Return the path (with a slash, or empty) below which most of the domains' folders lie.
+
+    Raises
+    ------
+    DataError
+        If none of them is anywhere.
+    """
+    homes: dict[str, set[str]] = {}
+    for item in items:
+        parents = item.path.split("/")[:-1]
+        for depth, folder in enumerate(parents[: _DEEPEST + 1]):
+            if normalise_name(folder) in domains:
+                homes.setdefault("".join(f"{p}/" for p in parents[:depth]), set()).add(
+                    domains[normalise_name(folder)]
+                )
+    if not homes:
+        tops = sorted({item.path.split("/")[0] for item in items})
+        some = ", ".join(tops[:5]) + (" and more" if len(tops) > 5 else "")
+        raise DataError(
+            f"data set {name}: no domain's folder in {store.where}, only {some or 'nothing'}; it "
+            f"must be laid out as {layout}"
+        )
+    return min(homes, key=lambda home: (-len(homes[home]), home.count("/"), home))
+
+
+def check_complete(
+    name: str,
+    where: Path,
+    table: Table,
+    domains: Sequence[str],
+    classes: Sequence[str],
+    incomplete: bool,
+) -> None:
+    """Refuse a domain without images, or without images of some classes.
+
+    Raises
+    ------
+    DataError
+        Naming domain and classes.
+    """
+    counts = Counter(zip(table.domains.tolist(), table.labels.tolist(), strict=True))
+    for number, domain in enumerate(domains):
+        missing = [c for label, c in enumerate(classes) if not counts[number, label]]
+        if len(missing) == len(classes):
+            raise DataError(
+                f"data set {name}: the domain {domain} has no images in {where}; put them there, "
+                "or choose other domains with data.domains"
+            )
+        if missing and not incomplete:
+            some = ", ".join(missing[:5]) + (
+                f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            )
+            raise DataError(
+                f"data set {name}: the domain {domain} in {where} has no images of {some}; fetch "
+                "it again, or set data.incomplete to true to do without"
+            )
+
 
 Rename = Annotated[
     dict[str, str], Field(description="other names of class folders, for example {auto: car}")
@@ -230,3 +317,103 @@ def register_tree(tree: ClassFolders) -> ClassFolders:
     register_dataset(tree.name)(dataset)
     register_source(tree)
     return tree
+
+
+_SAME_THING = {
+    "backpack": "back_pack",
+    "touring bike": "bike",
+    "computer keyboard": "keyboard",
+    "laptop": "laptop_computer",
+    "laptop 101": "laptop_computer",
+    "computer monitor": "monitor",
+    "computer mouse": "mouse",
+    "coffee mug": "mug",
+    "video projector": "projector",
+    "headphones 101": "headphones",
+}
+
+OFFICE_CALTECH10 = register_tree(
+    ClassFolders(
+        "office-caltech10",
+        "Return Office-Caltech10: 2,533 photos of 10 classes from 4 sources, by default 3x256x256.",
+        "the Office-Caltech10 archive that FedBN links to (https://github.com/med-air/FedBN)",
+        {"amazon": (), "caltech": ("caltech10", "caltech256"), "dslr": (), "webcam": ()},
+        (
+            "back_pack",
+            "bike",
+            "calculator",
+            "headphones",
+            "keyboard",
+            "laptop_computer",
+            "monitor",
+            "mouse",
+            "mug",
+            "projector",
+        ),
+        256,
+        _SAME_THING,
+    )
+)
+OFFICE31 = register_tree(
+    ClassFolders(
+        "office31",
+        "Return Office31: 4,110 photos of 31 classes from 3 sources, by default 3x256x256.",
+        "https://faculty.cc.gatech.edu/~judy/domainadapt (Saenko et al., 2010)",
+        {"amazon": (), "dslr": (), "webcam": ()},
+        tuple(
+            """
+back_pack bike bike_helmet bookcase bottle calculator desk_chair desk_lamp desktop_computer
+file_cabinet headphones keyboard laptop_computer letter_tray mobile_phone monitor mouse mug
+paper_notebook pen phone printer projector punchers ring_binder ruler scissors speaker stapler
+tape_dispenser trash_can
+""".split()  # noqa: SIM905
+        ),
+        256,
+        {"backpack": "back_pack", "laptop": "laptop_computer"},
+    )
+)
+OFFICE_HOME = register_tree(
+    ClassFolders(
+        "office-home",
+        "Return Office-Home: 15,588 pictures of 65 classes in 4 styles, by default 3x256x256.",
+        "https://www.hemanthdv.org/officeHomeDataset.html",
+        {"art": (), "clipart": (), "product": (), "real-world": ("real",)},
+        tuple(
+            """
+Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair Clipboards
+Computer Couch Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet Flipflops Flowers Folder
+Fork Glasses Hammer Helmet Kettle Keyboard Knives Lamp_Shade Laptop Marker Monitor Mop Mouse Mug
+Notebook Oven Pan Paper_Clip Pen Pencil Postit_Notes Printer Push_Pin Radio Refrigerator Ruler
+Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon TV Table Telephone ToothBrush Toys
+Trash_Can Webcam
+""".split()  # noqa: SIM905
+        ),
+        256,
+    )
+)
+PACS = register_tree(
+    ClassFolders(
+        "pacs",
+        "Return PACS: 9,991 pictures of 7 classes in 4 styles, by default 3x224x224.",
+        "https://www.kaggle.com/datasets/nickfratto/pacs-dataset (Li et al., 2017)",
+        {"photo": (), "art_painting": ("art",), "cartoon": (), "sketch": ()},
+        ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
+        224,
+    )
+)
+VLCS = register_tree(
+    ClassFolders(
+        "vlcs",
+        "Return VLCS: 10,729 photos of 5 classes from 4 collections, by default 3x224x224.",
+        "the archive that DomainBed fetches (Fang et al., 2013)",
+        {
+            "caltech": ("caltech101",),
+            "labelme": (),
+            "pascal": ("voc2007", "pascal2007"),
+            "sun": ("sun09",),
+        },
+        ("bird", "car", "chair", "dog", "person"),
+        224,
+        {"0": "bird", "1": "car", "2": "chair", "3": "dog", "4": "person"},
+    )
+)

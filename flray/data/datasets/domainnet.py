@@ -10,8 +10,13 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets.class_folders import ClassFolders, Incomplete
-from flray.data.datasets.domain_folders import domain_home, normalise_name, select_domains
+from flray.data.datasets.class_folders import (
+    ClassFolders,
+    Incomplete,
+    domain_home,
+    normalise_name,
+    select_domains,
+)
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
 from flray.data.sources.archives import register_source
 from flray.data.sources.download import Progress

@@ -13,17 +13,85 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, Seed, choose_domains
-from flray.data.datasets.tangent_space import (
-    covariances,
-    log_euclidean_mean,
-    pad_vectors,
-    tangent_vectors,
-)
 from flray.data.sources.cache import MANIFEST, read_arrays, write_arrays
-from flray.data.types import DataSet, Domain
+from flray.data.types import Array, DataSet, Domain
 from flray.errors import DataError
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
+
+Floats = NDArray[np.float64]
+
+
+def covariances(trials: Array, shrinkage: float = 1e-3) -> Floats:
+    """Return each trial's covariance over time.
+
+    Parameters
+    ----------
+    trials : ndarray [n, channels, times]
+    shrinkage : float
+        Share of the mean variance on the diagonal, so that short or re-referenced trials give
+        definite matrices.
+
+    Returns
+    -------
+    ndarray of float64 [n, channels, channels]
+    """
+    centred = np.asarray(trials, dtype=np.float64)
+    centred = centred - centred.mean(-1, keepdims=True)
+    raw = centred @ centred.swapaxes(1, 2) / centred.shape[-1]
+    level = np.trace(raw, axis1=1, axis2=2)[:, None, None] / raw.shape[1]
+    shrunk: Floats = (1 - shrinkage) * raw + shrinkage * level * np.eye(raw.shape[1])
+    return shrunk
+
+
+def log_euclidean_mean(matrices: Floats) -> Floats:
+    """Return ``exp(mean(log C))`` of symmetric positive definite matrices [n, d, d]."""
+    return _apply(np.exp, _apply(np.log, matrices).mean(0))
+
+
+def tangent_vectors(matrices: Floats, reference: Floats) -> Floats:
+    """Return ``upper(log(R^-1/2 C R^-1/2))``, off-diagonal entries times the square root of 2.
+
+    The vector's length is the Riemannian distance of a matrix from the reference R.
+
+    Parameters
+    ----------
+    matrices : ndarray [n, d, d]
+        Symmetric positive definite.
+    reference : ndarray [d, d]
+        Where the tangent space touches: the mean of the training trials.
+
+    Returns
+    -------
+    ndarray of float64 [n, d (d + 1) / 2]
+        Row by row of the upper triangle.
+    """
+    whitener = _apply(lambda values: 1 / np.sqrt(values), reference)
+    logs = _apply(np.log, whitener @ matrices @ whitener)
+    rows, columns = np.triu_indices(matrices.shape[-1])
+    vectors: Floats = logs[..., rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0))
+    return vectors
+
+
+def pad_vectors(vectors: Array, length: int) -> NDArray[np.float32]:
+    """Return vectors [n, d] with zeros behind them, float32 [n, length] (LG-Mix, appendix: sets of unequal channels).
+
+    Raises
+    ------
+    ValueError
+        If the vectors are longer.
+    """
+    if vectors.shape[1] > length:
+        raise ValueError(f"vectors: length {vectors.shape[1]}, expected at most {length}")
+    return np.pad(vectors, ((0, 0), (0, length - vectors.shape[1]))).astype(np.float32)
+
+
+def _apply(function: Callable[[Floats], Floats], matrices: Floats) -> Floats:
+    """Return a function of symmetric matrices, applied to their eigenvalues."""
+    values, vectors = np.linalg.eigh((matrices + matrices.swapaxes(-1, -2)) / 2)
+    result: Floats = (vectors * function(values)[..., None, :]) @ vectors.swapaxes(-1, -2)
+    return result
+
 
 SOURCES = ("AlexMI", "BNCI2014_001", "BNCI2015_004", "Zhou2016")
 EVENTS = ("feet", "right_hand")
@@ -148,3 +216,64 @@ def _cached_trials(
         write_arrays(folder, {"x": covariances(x), "y": y})
     arrays = read_arrays(folder, "eeg")
     return arrays["x"], arrays["y"]
+
+
+CHANNELS = {"A": 8, "B": 11, "C": 15, "D": 7}
+CLASSES = ("feet", "right hand")
+_TIMES = 128
+
+
+@register_dataset("eeg-synthetic")
+def eeg_synthetic(
+    root: Path,
+    *,
+    seed: Seed = 0,
+    samples: Annotated[
+        int, Field(ge=10, description="trials of each source; a fifth of them for test")
+    ] = 150,
+    strength: Annotated[
+        float, Field(ge=0, description="how far the two classes' sources differ in power")
+    ] = 0.2,
+) -> DataSet:
+    """Return four sources of generated trials with 8, 11, 15 and 7 channels, as zero-padded tangent vectors (binary).
+
+    A trial mixes as many independent sources as there are channels, by a matrix of its domain; in
+    each class other sources are strong. Its covariance goes into the tangent space at the mean of
+    its domain's training trials. Origin: random.
+
+    Parameters
+    ----------
+    root : Path
+        Data cache; not used.
+    seed : int
+        Of everything.
+    samples : int
+        Trials of each source.
+    strength : float
+        0: the classes do not differ.
+    """
+    length = max(CHANNELS.values()) * (max(CHANNELS.values()) + 1) // 2
+    domains = []
+    for name, channels in CHANNELS.items():
+        generator = numpy_generator(seed, "data", extra=f"eeg-synthetic/{name}")
+        y = np.arange(samples, dtype=np.int64) % 2
+        x = covariances(trials(y, channels, strength, generator))
+        cut = samples - samples // 5
+        vectors = pad_vectors(tangent_vectors(x, log_euclidean_mean(x[:cut])), length)
+        domains.append(Domain(name, "random", vectors[:cut], y[:cut], vectors[cut:], y[cut:]))
+    return DataSet("eeg-synthetic", tuple(domains), CLASSES, (0.0,), (1.0,), task="binary")
+
+
+def trials(
+    labels: NDArray[np.int64], channels: int, strength: float, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """Return generated trials [n, channels, 128]."""
+    mixing = generator.standard_normal((channels, channels)) + 2 * np.eye(channels)
+    power = np.exp(strength * generator.standard_normal((2, channels)))
+    jitter = np.exp(0.3 * generator.standard_normal((len(labels), channels)))
+    sources = (
+        generator.standard_normal((len(labels), channels, _TIMES))
+        * (power[labels] * jitter)[..., None]
+    )
+    mixed: NDArray[np.float64] = mixing @ sources
+    return mixed

@@ -1,4 +1,4 @@
-"""Data sets that are always there: scikit-learn's embedded digits as four domains, and random numbers."""
+"""Data sets that are always there: scikit-learn's digits as four domains, crops of photos, and random numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from flray.data.arrays import Array
 from flray.data.sources.images import (
     channel_statistics,
     over_photos,
@@ -17,7 +16,7 @@ from flray.data.sources.images import (
     resize,
     to_colour,
 )
-from flray.data.types import DataSet, Domain, Origin
+from flray.data.types import Array, DataSet, Domain, Origin
 from flray.errors import ConfigError, nearest
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
@@ -183,3 +182,36 @@ def cap_samples(domain: Domain, samples: int | None, seed: int) -> Domain:
         domain.test_x,
         domain.test_y,
     )
+
+
+@register_dataset("photos")
+def photos(
+    root: Path,
+    *,
+    seed: Seed = 0,
+    crops: Annotated[int, Field(ge=1, description="training images")] = 5000,
+    size: Annotated[int, Field(ge=8, le=128, description="side of a crop in pixels")] = 32,
+) -> DataSet:
+    """Return crops of the photos that scikit-learn and matplotlib carry, 3 x size x size, of one class: public data.
+
+    Parameters
+    ----------
+    root : Path
+        Data cache; not used.
+    seed : int
+        Which crops.
+    crops : int
+        Training images; there are a fifth as many test images.
+    size : int
+        Side of a crop in pixels.
+    """
+    parts: list[Array] = []
+    for part, count in (("train", crops), ("test", max(1, crops // 5))):
+        generator = numpy_generator(seed, "data", extra=f"photos/{part}")
+        # Few pixels averaged to one where a crop is large: the smallest photo has some 400 rows.
+        parts += [
+            photo_crops(count, size, generator, max_scale=max(1, min(8, 400 // size))),
+            np.zeros(count, dtype=np.int64),
+        ]
+    mean, std = channel_statistics([parts[0]])
+    return DataSet("photos", (Domain("photos", "real", *parts),), ("photo",), mean, std)

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from flray.data.datasets.embedded import SampleCap, Seed, cap_samples
-from flray.data.datasets.own_rows import Positive, Rows, TaskName, domains_of
+from flray.data.datasets.own import Positive, Rows, TaskName, domains_of
 from flray.data.sources.image_files import decode
 from flray.data.sources.images import channel_statistics
 from flray.data.types import DataSet

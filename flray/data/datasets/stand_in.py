@@ -10,18 +10,17 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from flray.data.arrays import Array
 from flray.data.datasets import (
     camelyon,
+    class_folders,
     digit_archives,
     digits5,
     domainnet,
     eeg,
     fundus,
-    office_pacs_vlcs,
 )
 from flray.data.datasets.embedded import ChosenDomains, Seed, choose_domains
-from flray.data.types import DataSet, Domain
+from flray.data.types import Array, DataSet, Domain
 from flray.errors import ConfigError, nearest
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
@@ -66,9 +65,9 @@ FORMS: dict[str, Form] = {
     "fc100": Form(("fc100",), 100, (3, 32, 32), "few-shot"),
     "fundus": Form(fundus.DOMAINS, 2, (3, 32, 32), "segmentation"),
     "mnist": Form(("mnist",), 10, (1, 28, 28)),
-    "office-caltech10": Form(tuple(office_pacs_vlcs.OFFICE_CALTECH10.domains), 10, (3, 64, 64)),
-    "office-home": Form(tuple(office_pacs_vlcs.OFFICE_HOME.domains), 65, (3, 64, 64)),
-    "office31": Form(tuple(office_pacs_vlcs.OFFICE31.domains), 31, (3, 64, 64)),
+    "office-caltech10": Form(tuple(class_folders.OFFICE_CALTECH10.domains), 10, (3, 64, 64)),
+    "office-home": Form(tuple(class_folders.OFFICE_HOME.domains), 65, (3, 64, 64)),
+    "office31": Form(tuple(class_folders.OFFICE31.domains), 31, (3, 64, 64)),
     "tiny-imagenet": Form(("tiny-imagenet",), 200, (3, 64, 64)),
 }
 """By name; sizes of images are those that training is quick with."""

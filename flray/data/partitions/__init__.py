@@ -11,12 +11,17 @@ Data whose clients are sites (hospitals, recordings) have these sites as domains
 their partition.
 """
 
-from flray.data.arrays import Rows
-from flray.data.partitions.classes import pathological
-from flray.data.partitions.dirichlet import dirichlet, dirichlet_equal, iid, quantity
-from flray.data.partitions.domains import by_domain, domain_dirichlet
+from flray.data.partitions.classes import pachinko, pathological
+from flray.data.partitions.dirichlet import (
+    by_domain,
+    dirichlet,
+    dirichlet_equal,
+    domain_dirichlet,
+    iid,
+    quantity,
+)
 from flray.data.partitions.flower import flower
-from flray.data.partitions.pachinko import pachinko
+from flray.data.types import Rows
 
 __all__ = [
     "Rows",

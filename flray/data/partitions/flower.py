@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from flray.data.arrays import Rows
+from flray.data.types import Rows
 from flray.errors import DataError, brief, nearest, one_line
 from flray.registry import register_partition
 from flray.rng import numpy_generator

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from flray.data.arrays import Array, Arrays
 from flray.data.sources.cache import MANIFEST, read_arrays, write_arrays
 from flray.data.sources.download import Progress
+from flray.data.types import Array, Arrays
 from flray.errors import DataError
 
 Place = Annotated[

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flray.data.arrays import Array, Arrays
+from flray.data.types import Array, Arrays
 from flray.errors import DataError, FlrayError, brief
 from flray.files import storage
 from flray.files.atomic import sync_file, sync_folder, write_atomically

@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.arrays import Array, Rows
 from flray.data.sources.cache import MANIFEST, new_folder, read_arrays
 from flray.data.sources.download import Progress
 from flray.data.sources.file_stores import Item, Store, content_groups
 from flray.data.sources.image_files import check_proportions, decode_images
 from flray.data.sources.images import channel_counts, statistics_of
-from flray.data.types import DataSet, Domain
+from flray.data.types import Array, DataSet, Domain, Rows
 from flray.errors import DataError
 from flray.rng import numpy_generator
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from flray.data.arrays import Array, Images
+from flray.data.types import Array, Images
 from flray.errors import DataError
 
 # Standard deviation within a crop below which it counts as one colour: half of the bundled photos

@@ -23,8 +23,7 @@ from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import BlockSum, weight_of
 from flray.algorithms.common.batched_clients import train_batched
 from flray.algorithms.types import Phase, Predictor
-from flray.data.arrays import Rows
-from flray.data.types import ClientIndices
+from flray.data.types import ClientIndices, Rows
 from flray.devices.memory import again_without_cache, reserved_bytes
 from flray.devices.settings import make_repeatable
 from flray.federation.failures import MACHINE_ERRORS, describe_failure

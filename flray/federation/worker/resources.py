@@ -13,8 +13,8 @@ from flray import rng
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Samples
 from flray.config.experiment import Experiment
-from flray.data.arrays import Rows
 from flray.data.sample_noise import sample_noise
+from flray.data.types import Rows
 from flray.devices import memory, transfers
 from flray.federation.spec import FederationSpec
 from flray.models import acceleration

@@ -1,0 +1,463 @@
+"""Data of one's own: columns of a CSV or parquet file, and photographs in folders of classes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+
+import numpy as np
+from pydantic import Field
+
+from flray.data.datasets.class_folders import select_domains
+from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, cap_samples
+from flray.data.sources.file_stores import Item, Store, find_store
+from flray.data.sources.image_sets import (
+    ImageSet,
+    Mapped,
+    Size,
+    Table,
+    TestShare,
+    image_dataset,
+    split,
+)
+from flray.data.types import Array, DataSet, Domain
+from flray.errors import DataError, brief, nearest
+from flray.files.border import check_cells, open_file
+from flray.registry import register_dataset
+from flray.rng import numpy_generator
+
+_TRAINING, _TEST = ("train", "training"), ("test", "testing")
+_EVIDENT = (
+    ("0", "1"),
+    ("-1", "1"),
+    ("n", "y"),
+    ("no", "yes"),
+    ("false", "true"),
+    ("neg", "pos"),
+    ("negative", "positive"),
+)
+
+_TRUTH = (("no", "n", "off"), ("yes", "y", "on"))
+TaskName = Annotated[
+    Literal["classification", "binary"],
+    Field(description="binary: two classes, measured by AUC, sensitivity, specificity and F1 too"),
+]
+Positive = Annotated[
+    bool | str | int | float | None,
+    Field(
+        description="task binary: the class that is to be found, such as the ill; null: the evident one "
+        "of 0 and 1, no and yes, false and true, negative and positive"
+    ),
+]
+
+
+def classes_of(
+    name: str, values: Sequence[Any], where: str, task: str = "classification", positive: Any = None
+) -> list[Any]:
+    """Return the classes in the order of their numbers; the positive one of a binary task is the last.
+
+    Parameters
+    ----------
+    name : str
+        The data set's.
+    values : sequence
+        The label of each sample, of any type.
+    where : str
+        Where the labels stand, for messages.
+    task : str
+        The data set's.
+    positive : str or number, optional
+        The positive class of a binary task, as the user names it.
+
+    Raises
+    ------
+    DataError
+        If there is one class, the labels are fractions, or it is not clear which class is positive.
+    """
+    numeric = all(isinstance(one, int | float) for one in values)
+    fraction = next((one for one in values if numeric and not float(one).is_integer()), None)
+    if fraction is not None:
+        raise DataError(
+            f"data set {name}: {where} holds fractions such as {fraction}, which are not classes; name "
+            f"a column of classes, or divide the numbers into some (pandas.cut)"
+        )
+    found: list[Any] = sorted(set(values) if numeric else {str(one) for one in values})
+    if len(found) < 2:
+        raise DataError(
+            f"data set {name}: {where} has {len(found)} class{'es' * (not found)}; two at least are needed"
+        )
+    if task != "binary":
+        if positive is not None:
+            raise DataError(
+                f"data set {name}: data.positive is {positive}, which only a binary task has; add "
+                "task: binary, or leave it out"
+            )
+        return found
+    if len(found) > 2:
+        raise DataError(
+            f"data set {name}: a binary task has 2 classes, and {where} has {len(found)}; "
+            "task: classification, or labels of two"
+        )
+    names = [_in_words(one) for one in found]
+    evident = next((last for first, last in _EVIDENT if {first, last} == set(names)), None)
+    wanted = evident if positive is None else _in_words(positive)
+    if isinstance(positive, bool):  # YAML reads yes and no so
+        wanted = next((one for one in names if one in _TRUTH[positive]), wanted)
+    if wanted not in names:
+        raise DataError(
+            f"data set {name}: {where} has the classes {found[0]} and {found[1]}, and "
+            + ("which is positive is not evident" if positive is None else f"not {positive}")
+            + f"; write data.positive: {found[0]} or data.positive: {found[1]}"
+        )
+    return found if names[1] == wanted else found[::-1]
+
+
+def _in_words(label: Any) -> str:
+    """Return a class as it is compared with what a user writes, for example ``1`` for 1.0."""
+    return f"{label:g}" if isinstance(label, float) else str(label).strip().lower()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Samples before they are cut.
+
+    Attributes
+    ----------
+    name : str
+        The data set's.
+    x : ndarray [n, ...]
+        The samples.
+    labels : sequence
+        The class of each, of any one type that can be sorted.
+    domains : sequence of str
+        The domain of each.
+    parts : sequence of str or None
+        ``train`` or ``test`` of each, where the data say so.
+    label : str
+        The column of the labels, for messages.
+    task : str
+        The data set's.
+    positive : str or number, optional
+        As for `classes_of`.
+    """
+
+    name: str
+    x: Array
+    labels: Sequence[Any]
+    domains: Sequence[str]
+    parts: Sequence[str] | None = None
+    label: str = "label"
+    task: str = "classification"
+    positive: Any = None
+
+
+def domains_of(
+    rows: Rows, share: float, seed: int, where: str
+) -> tuple[list[Domain], tuple[str, ...]]:
+    """Return the domains, by name, and the names of the classes.
+
+    Parameters
+    ----------
+    rows : Rows
+        The samples.
+    share : float
+        Of each class of a domain for test, where there are no parts; one at least in each part where
+        a class has two samples of a domain.
+    seed : int
+        Which ones.
+    where : str
+        For messages.
+
+    Raises
+    ------
+    DataError
+        If a part is neither train nor test, a domain has no sample of one, or the labels are not
+        classes of the task.
+    """
+    labels = f"column {rows.label!r} of {where}"
+    found = classes_of(rows.name, rows.labels, labels, rows.task, rows.positive)
+    number = {one: place for place, one in enumerate(found)}
+    named = isinstance(found[0], str)
+    y = np.array([number[str(one) if named else one] for one in rows.labels], dtype=np.int64)
+    of_domain = np.array(rows.domains)
+    test = _test_rows(rows, y, of_domain, share, seed, where)
+    domains = []
+    for name in sorted(set(rows.domains)):
+        parts = []
+        for part, chosen in (("training", ~test), ("test", test)):
+            places = np.flatnonzero((of_domain == name) & chosen)
+            if not len(places):
+                raise DataError(
+                    f"data set {rows.name}: {name!r} of {where} has no {part} samples; take it away, "
+                    f"or join it with another"
+                )
+            parts += [np.ascontiguousarray(rows.x[places]), y[places]]
+        domains.append(Domain(name, "real", *parts))
+    return domains, tuple(str(one) for one in found)
+
+
+def _test_rows(
+    rows: Rows, y: Array, of_domain: Array, share: float, seed: int, where: str
+) -> Array:
+    test = np.zeros(len(y), dtype=bool)
+    if rows.parts is not None:
+        said = np.array([one.lower() for one in rows.parts])
+        wrong = sorted(set(said.tolist()) - {*_TRAINING, *_TEST})
+        if wrong:
+            raise DataError(
+                f"data set {rows.name}: {where} has the part {wrong[0]!r}; only train and test are known"
+            )
+        return np.isin(said, _TEST)
+    for name in sorted(set(rows.domains)):
+        for label in range(int(y.max()) + 1):
+            places = np.flatnonzero((of_domain == name) & (y == label))
+            key = f"{rows.name}/split/{name}/{label}"
+            order = numpy_generator(seed, "data", extra=key).permutation(places)
+            test[order[: min(max(round(share * len(places)), 1), max(len(places) - 1, 0))]] = True
+    return test
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Share = Annotated[float, Field(gt=0, lt=1, description="share of each class of a domain for test")]
+
+
+@register_dataset("table")
+def table(
+    root: Path,
+    *,
+    path: Annotated[str, Field(description="a .csv or .parquet file")],
+    label: Annotated[str, Field(description="column of the classes")],
+    columns: Annotated[
+        list[str] | None, Field(description="columns of numbers to learn from; null: all others")
+    ] = None,
+    by: Annotated[
+        str | None,
+        Field(description="column of the domain, such as the hospital; each value is a client"),
+    ] = None,
+    part: Annotated[
+        str | None, Field(description="column that says train or test; null: by the share test")
+    ] = None,
+    test: Share = 0.2,
+    scale: Annotated[
+        Literal["standard", "none"],
+        Field(description="standard: each column by mean and deviation of all training rows"),
+    ] = "standard",
+    task: TaskName = "classification",
+    positive: Positive = None,
+    seed: Seed = 0,
+    samples: SampleCap = None,
+) -> DataSet:
+    """Rows of a CSV or parquet file: columns of numbers, a column of classes, and one of domains if there is one.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, a column is missing, repeats the label or holds something else
+        than is needed.
+    """
+    file = Path(path).expanduser()
+    frame = _read(file)
+    uses = {"label": label, "by": by, "part": part}
+    besides = [name for name in uses.values() if name is not None]
+    for name in (*besides, *(columns or [])):
+        if name not in frame.columns:
+            raise DataError(
+                f"data set table: {file} has no column {name!r}{nearest(name, frame.columns)}; it has "
+                f"{', '.join(map(str, frame.columns[:20]))}"
+            )
+    for name in besides:
+        if name in (columns or []):
+            raise DataError(
+                f"data set table: data.columns has {name!r}, which is data."
+                f"{next(use for use, one in uses.items() if one == name)} already; leave it out"
+            )
+    used = columns or [name for name in frame.columns if name not in besides]
+    x = _numbers(file, frame, used)
+    for name in besides:
+        if frame[name].isna().any():
+            raise DataError(
+                f"data set table: column {name!r} of {file} is empty in "
+                f"{int(frame[name].isna().sum())} rows; fill them or take the rows away"
+            )
+    _check_other_than_label(file, frame, used, label)
+    groups = ["table"] * len(frame) if by is None else [str(v) for v in frame[by].tolist()]
+    rows = Rows(
+        "table",
+        x,
+        frame[label].tolist(),
+        groups,
+        None if part is None else [str(v) for v in frame[part].tolist()],
+        label,
+        task,
+        positive,
+    )
+    domains, classes = domains_of(rows, test, seed, str(file))
+    if scale == "standard":
+        training = np.concatenate([domain.train_x for domain in domains]).astype(np.float64)
+        mean, std = training.mean(0), training.std(0)
+        std[std == 0] = 1.0
+        for domain in domains:
+            for values in (domain.train_x, domain.test_x):
+                values[:] = ((values - mean) / std).astype(np.float32)
+    capped = tuple(cap_samples(domain, samples, seed) for domain in domains)
+    return DataSet("table", capped, classes, (0.0,), (1.0,), task=task)
+
+
+def _read(file: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    if file.suffix not in (".csv", ".parquet"):
+        raise DataError(f"data set table: {file} is neither a .csv nor a .parquet file")
+    try:
+        with open_file(file) as source:
+            if file.suffix == ".csv":
+                # pandas calls a second column y "y.1", under which it would be learnt from.
+                first = pd.read_csv(source, header=None, nrows=1, dtype=str)
+                names: list[Any] = first.iloc[0].tolist()
+                source.seek(0)
+                frame = pd.read_csv(source)
+            else:
+                _check_footer(file, source)
+                frame = pd.read_parquet(source)
+                names = list(frame.columns)
+    except OSError as error:
+        raise DataError(
+            f"data set table: {file} cannot be read ({error.strerror or brief(error)})"
+        ) from None
+    except (ValueError, OverflowError) as error:  # pandas' and pyarrow's own are ValueErrors
+        raise DataError(f"data set table: {file} is no table ({brief(error)})") from None
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"data set table: {file} has {names.count(twice)} columns {twice!r}; give each its own name"
+        )
+    return frame
+
+
+def _check_footer(file: Path, source: BinaryIO) -> None:
+    """Refuse a parquet file of too many rows: a million that are alike take up a few bytes in it."""
+    from pyarrow.parquet import read_metadata
+
+    found = read_metadata(source)
+    groups = sum(found.row_group(number).num_rows for number in range(found.num_row_groups))
+    check_cells(file, max(found.num_rows, groups), found.num_columns)
+
+
+def _numbers(
+    file: Path, frame: pd.DataFrame, columns: list[str]
+) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    import pandas as pd
+
+    if not columns:
+        raise DataError(f"data set table: {file} has no column to learn from; give data.columns")
+    for name in columns:
+        if not pd.api.types.is_numeric_dtype(frame[name]):
+            raise DataError(
+                f"data set table: column {name!r} of {file} is no column of numbers; leave it out with "
+                f"data.columns, or write its values as numbers"
+            )
+        wrong = int((~np.isfinite(frame[name].to_numpy(dtype=np.float64, na_value=np.nan))).sum())
+        if wrong:
+            raise DataError(
+                f"data set table: column {name!r} of {file} is empty or infinite in {wrong} rows; fill "
+                f"them or take the rows away"
+            )
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(frame[columns].to_numpy(dtype=np.float32))
+    wrong_rows, wrong_columns = np.nonzero(~np.isfinite(x))
+    if len(wrong_rows):
+        name = columns[wrong_columns[0]]
+        raise DataError(
+            f"data set table: column {name!r} of {file} has {frame[name].iloc[wrong_rows[0]]} in row "
+            f"{wrong_rows[0] + 1}, and float32 ends at 3.4e38; write the column in another unit"
+        )
+    return x
+
+
+def _check_other_than_label(
+    file: Path, frame: pd.DataFrame, columns: list[str], label: str
+) -> None:
+    """Refuse a column that says the same as the label: one value for each class, another for each."""
+    classes = frame[label].nunique()
+    for name in columns:
+        if classes < 2 or frame[name].nunique() != classes:
+            continue
+        if frame.groupby([name, label]).ngroups == classes:
+            raise DataError(
+                f"data set table: column {name!r} of {file} says the same as the label {label!r} in every "
+                "row, so it would be learnt from; leave it out with data.columns, or take it away"
+            )
+
+
+LAYOUT = "CLASS/*.jpg, DOMAIN/CLASS/*.jpg, or train/CLASS/*.jpg and test/CLASS/*.jpg"
+_PARTS = {"train": False, "training": False, "test": True, "testing": True, "val": True}
+
+
+@register_dataset("folder")
+def folder(
+    root: Path,
+    *,
+    path: Annotated[str, Field(description=f"folder or zip archive with {LAYOUT}")],
+    size: Size = 32,
+    seed: Seed = 0,
+    domains: ChosenDomains = None,
+    samples: SampleCap = None,
+    test: TestShare = 0.2,
+    mapped: Mapped = None,
+    task: TaskName = "classification",
+    positive: Positive = None,
+) -> DataSet:
+    """Photographs in a folder per class; a folder above these is a domain, so a client, or train and test.
+
+    Raises
+    ------
+    DataError
+        If the images do not all lie equally deep, a class or domain has too few, or it is not clear
+        which class of a binary task is positive.
+    """
+    store = find_store(root, "folder", path, "your own files", LAYOUT)
+    images = [item for item in store.items() if item.is_image]
+    table, names, classes = _table(store, images, task, positive)
+    chosen = select_domains("folder", names, domains)
+    kept = np.flatnonzero(np.isin(table.domains, [names.index(name) for name in chosen]))
+    table = table.rows(kept)
+    numbers = np.array([chosen.index(names[d]) for d in table.domains.tolist()], dtype=np.int64)
+    table = Table(table.items, table.labels, numbers, table.test)
+    spec = ImageSet("folder", chosen, classes, size, seed, samples, mapped, task)
+    if table.test is None:
+        table = split(table, test, spec, store)
+    return image_dataset(spec, table, store, root)
+
+
+def _table(
+    store: Store, images: Sequence[Item], task: str, positive: str | float | None
+) -> tuple[Table, tuple[str, ...], tuple[str, ...]]:
+    """Return every image with its class, domain and part; the names of the domains and of the classes."""
+    depths = Counter(item.path.count("/") for item in images)
+    if set(depths) - {1, 2} or len(depths) != 1:
+        odd = min(images, key=lambda item: depths[item.path.count("/")]).path if images else ""
+        raise DataError(
+            f"data set folder: {store.where} has "
+            + (f"images at several depths, such as {odd}" if images else "no images")
+            + f"; lay them out as {LAYOUT}"
+        )
+    steps = [item.path.split("/") for item in images]
+    named = [step[-2] for step in steps]
+    classes = tuple(classes_of("folder", named, str(store.where), task, positive))
+    labels = np.array([classes.index(name) for name in named], dtype=np.int64)
+    above = [step[0] if len(step) == 3 else "photos" for step in steps]
+    if len(steps[0]) == 3 and {name.lower() for name in above} <= _PARTS.keys():
+        test = np.array([_PARTS[name.lower()] for name in above])
+        return (
+            Table(list(images), labels, np.zeros(len(images), dtype=np.int64), test),
+            ("photos",),
+            classes,
+        )
+    names = tuple(sorted(set(above)))
+    numbers = np.array([names.index(name) for name in above], dtype=np.int64)
+    return Table(list(images), labels, numbers), names, classes
