@@ -6,7 +6,8 @@ each client's test part, ``personal/local`` a client's own model on its test par
 clients' test parts together, each sample by its own client's model. ``online/local`` and
 ``offline/local`` are Fed-CO2's two models alone. Where clients have validation samples,
 ``global/validation`` and ``personal/validation`` are measured on these. Clients that take no part in
-training are measured by `flray.federation.unseen`.
+training are measured under ``unseen``: the global model as it is, and ``adapted`` by plain local
+training with the settings of ``local``, in the same way for every method, so that only the model differs.
 """
 
 from __future__ import annotations
@@ -395,4 +396,50 @@ def over_clients(
             )
         if len(clients) <= MAX_CLIENT_METRICS:
             metrics.update({f"{view}/{name}/client/{clients[i].name}": v for i, v in known.items()})
+    return metrics
+
+
+def unseen_tasks(federation: FederationState) -> list[TaskInput]:
+    """Return the tasks that test the global model on the unseen clients, who are numbered after the others."""
+    spec, server = federation.spec, federation.server
+    if not spec.data.unseen:
+        return []
+    ((architecture, weights),) = server.models.items()
+    handle, token = federation.executor.put(trees.pack({"weights": weights})), uuid.uuid4().hex
+    steps = spec.config.evaluation.adapt_steps
+    return [
+        TaskInput(
+            ClientTask(
+                "unseen",
+                len(spec.data.clients) + position,
+                server.round,
+                architecture,
+                Stage("adapt"),
+                token=token,
+                cost=float(len(client.test) + steps * spec.config.local.batch_size),
+            ),
+            handle,
+        )
+        for position, client in enumerate(spec.data.unseen)
+    ]
+
+
+def evaluate_unseen(federation: FederationState) -> Mapping[str, float]:
+    """Return the metrics ``global/unseen`` and ``adapted/unseen``; nothing where no client is unseen.
+
+    Raises
+    ------
+    ClientError
+        If a model raises, unless failing clients are left out.
+    """
+    tasks = unseen_tasks(federation)
+    if not tasks:
+        return {}
+    answers = zip(tasks, predict(federation, tasks), strict=True)
+    found = {task.client_task.client: one for task, one in answers if one is not None}
+    views = sorted({view for one in found.values() for view in one}, reverse=True)
+    metrics: dict[str, float] = {}
+    for view in views:
+        values = {n: federation.spec.task.summarise(one[view]) for n, one in found.items()}
+        metrics.update(over_clients(federation, f"{view}/unseen", values))
     return metrics

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
 from flray import models, registry
 from flray.algorithms.base import Algorithm
@@ -17,11 +21,78 @@ from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.types import Weighting
 from flray.config.components import ModelChoice
 from flray.config.experiment import Experiment
+from flray.config.start import Start
 from flray.data.types import DataSet, FederatedData, Pooled, label_placeholders
-from flray.federation.start_weights import Weights, load_start
+from flray.errors import ConfigError
+from flray.federation.tree_files import tree_from_bytes
 from flray.metrics.names import primary_metric_name
 from flray.tasks import Task, make_task
 from flray.tasks.measured import WithMetrics
+
+Weights = Mapping[str, Tensor]
+FIELD = "experiment.start"
+
+
+def read_start(start: Start | None) -> dict[str, Weights]:
+    """Return the weights of ``experiment.start`` by architecture; those of a plain file under no name.
+
+    Parameters
+    ----------
+    start : Start or None
+        The file, with its digest.
+
+    Raises
+    ------
+    ConfigError
+        If it is gone, is not the one that was there when the run began, or holds no weights.
+    """
+    if start is None:
+        return {}
+    path, data = Path(start.weights), start.read(FIELD)
+    try:
+        if path.name.startswith("server-"):  # of a run's checkpoint
+            return dict(tree_from_bytes(data)["models"])
+        return {"": safetensors.torch.load(data)}
+    except (KeyError, ValueError, SafetensorError):
+        raise ConfigError(
+            FIELD, str(path), "it holds no weights; a safetensors file is needed"
+        ) from None
+
+
+def load_start(model: nn.Module, key: str, start: Mapping[str, Weights]) -> None:
+    """Copy the weights that training starts from into a fresh network; what they lack stays fresh.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The network, changed in place.
+    key : str
+        Its architecture. Where several weights are there, those of that name are taken.
+    start : mapping of str to mapping
+        From `read_start`; empty for none.
+
+    Raises
+    ------
+    ConfigError
+        If they are another network's.
+    """
+    if not start:
+        return
+    if key not in start and len(start) > 1:
+        raise ConfigError(FIELD, ", ".join(start), f"none is called {key}, as a network here is")
+    weights = start[key] if key in start else next(iter(start.values()))
+    entries = model.state_dict()
+    for name, value in weights.items():
+        ours = entries.get(name)
+        if ours is None or ours.shape != value.shape:
+            has = "has none" if ours is None else f"has {tuple(ours.shape)}"
+            raise ConfigError(
+                FIELD,
+                f"{name} of shape {tuple(value.shape)}",
+                f"{key} {has}: weights of the same network are needed",
+            )
+        ours.copy_(value)
+
 
 EVAL_CHUNK = 2048
 """Samples of the common test set in one evaluation task; fixed, so that results do not depend on the workers."""
@@ -82,7 +153,7 @@ class FederationSpec:
     components : dict
         The user's components that client tasks need, by kind, for the other processes.
     start : dict
-        Weights that training starts from, by architecture; see `flray.federation.start_weights`.
+        Weights that training starts from, by architecture; see `flray.federation.spec`.
     """
 
     config: Experiment

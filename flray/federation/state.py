@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,17 +13,71 @@ from flray import trees
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.server import ClientInfo, Server
 from flray.algorithms.types import Stage
+from flray.config.experiment import Stop
 from flray.devices.settings import make_repeatable
-from flray.federation.early_stop import EarlyStop
 from flray.federation.executor import Executor
-from flray.federation.hooks import method_hook
+from flray.federation.failures import method_hook
 from flray.federation.memory import keep_freed_memory
 from flray.federation.messages import Ref
+from flray.federation.round_metrics import SystemUsage
 from flray.federation.spec import FederationSpec
-from flray.federation.system_usage import SystemUsage
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
+from flray.metrics.direction import lower_is_better
 from flray.metrics.summary import AUTO, VALIDATION, score_metric
 from flray.trees import Packed
+
+
+class EarlyStop:
+    """Decides after each evaluated round; what it knows is part of a checkpoint, so a resume decides alike.
+
+    Parameters
+    ----------
+    settings : Stop
+        When.
+    metric : str
+        By what.
+
+    Attributes
+    ----------
+    reason : str
+        Why the federation ends; empty while it goes on.
+    """
+
+    def __init__(self, settings: Stop, metric: str) -> None:
+        self._settings, self._metric = settings, metric
+        self._sign = -1.0 if lower_is_better(metric) else 1.0
+        self._best: float | None = None
+        self._waited = 0
+        self.reason = ""
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take note of a round; one without an evaluation changes nothing."""
+        value = metrics.get(self._metric, math.nan)
+        if math.isnan(value) or self.reason:
+            return
+        settings, gain = self._settings, self._settings.min_delta
+        if self._best is None or self._sign * (value - self._best) > gain:
+            self._best, self._waited = value, 0
+        else:
+            self._waited += 1
+        if settings.target is not None and self._sign * (value - settings.target) >= 0:
+            self.reason = f"{self._metric} is {value:.4g}, as good as stop.target"
+        elif settings.patience is not None and self._waited >= settings.patience:
+            self.reason = (
+                f"{self._metric} was not above {self._best:.4g}"
+                if self._sign > 0
+                else f"{self._metric} was not below {self._best:.4g}"
+            ) + f" in {self._waited} evaluations"
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs, as a plain tree."""
+        return {"best": self._best, "waited": self._waited, "reason": self.reason}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._best, self._waited = state.get("best"), int(state.get("waited", 0))
+        self.reason = str(state.get("reason", ""))
+
 
 Notify = Callable[[str], None]
 """A callback for one line that the user should see."""

@@ -10,8 +10,7 @@ from flray.federation.diagnostic_files import (
     encode,
     save_encoded,
 )
-from flray.federation.federation import RoundResult
-from flray.federation.handle import FederationHandle
+from flray.federation.federation import FederationHandle, RoundResult
 from flray.federation.spec import FederationSpec
 from flray.records.journal import Journal
 from flray.runs.progress import Progress

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flray.federation.failures import ObjectLostError, ServerLostError
-from flray.federation.federation import RoundResult
-from flray.federation.handle import FederationHandle
+from flray.federation.federation import FederationHandle, RoundResult
 from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
 from flray.records import directory

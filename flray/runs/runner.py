@@ -22,10 +22,8 @@ from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.diagnostic_files import PARTITION, save_partition
 from flray.federation.diagnostics import partition_summary
-from flray.federation.federation import inline_federation
-from flray.federation.handle import FederationHandle
-from flray.federation.ray_backend.first_node import await_first_node
-from flray.federation.ray_backend.gpu_nodes import NO_GPU_NOW
+from flray.federation.federation import FederationHandle, inline_federation
+from flray.federation.ray_backend.nodes import NO_GPU_NOW, await_first_node
 from flray.federation.ray_backend.placement import PoolPlanner, check_address, uses_ray
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
 from flray.federation.spec import FederationSpec

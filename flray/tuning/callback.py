@@ -22,7 +22,7 @@ from flray.federation.diagnostic_files import (
     save_partition,
 )
 from flray.federation.federation import RoundResult
-from flray.federation.ray_backend.process_loss import NODE_DIED, PROBABLE_CAUSE, PROCESS_DIED
+from flray.federation.ray_backend.losses import NODE_DIED, PROBABLE_CAUSE, PROCESS_DIED
 from flray.records import directory
 from flray.runs.callbacks import JournalCallback
 from flray.runs.progress import logged

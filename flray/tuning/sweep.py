@@ -19,7 +19,7 @@ from flray.config.setting_labels import flatten_setting
 from flray.config.sweep import Pbt
 from flray.data.inventory import stood_in_for
 from flray.errors import ConfigError, RunFailedError, nearest
-from flray.federation.ray_backend.first_node import await_first_node
+from flray.federation.ray_backend.nodes import await_first_node
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
 from flray.files.tracking_address import check
 from flray.interrupts import resume_hint

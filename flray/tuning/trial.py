@@ -35,11 +35,11 @@ from flray.federation.diagnostics import collect_diagnostics, partition_summary
 from flray.federation.executor import InlineExecutor
 from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, describe_failure
 from flray.federation.federation import Federation
-from flray.federation.ray_backend.draining import LOOK_SECONDS, NodeWatch
+from flray.federation.ray_backend.client_actor import granted_device
 from flray.federation.ray_backend.executor import RayExecutor
-from flray.federation.ray_backend.gauges import publish
-from flray.federation.ray_backend.granted import granted_device
+from flray.federation.ray_backend.handle import publish
 from flray.federation.ray_backend.handles import ObjectRef
+from flray.federation.ray_backend.losses import LOOK_SECONDS, NodeWatch
 from flray.federation.spec import FederationSpec, SharedDataset
 from flray.files.atomic import write_atomically
 from flray.files.border import FILE_BYTES, parse_json, read

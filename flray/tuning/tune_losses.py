@@ -10,7 +10,7 @@ import ray.exceptions
 from ray.tune.execution import tune_controller
 
 from flray.federation.failures import ObjectLostError
-from flray.federation.ray_backend.process_loss import NODE_DIED, cause_of_loss, node_is_gone
+from flray.federation.ray_backend.losses import NODE_DIED, cause_of_loss, node_is_gone
 
 HANDLERS = ("_actor_start_failed", "_actor_task_failed")
 """Where Tune takes the errors of trials' processes: of those that start, and of their steps."""

@@ -10,8 +10,8 @@ import pytest
 from flray import registry
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.ray_backend.draining import NodeWatch
-from flray.federation.ray_backend.server_actor import ServerActor
+from flray.federation.ray_backend.handle import ServerActor
+from flray.federation.ray_backend.losses import NodeWatch
 from tests.algorithms.helpers import Arrays, gaussian_clients, models_sha, run_federation, spec_of
 
 EVEN = gaussian_clients((12, 9, 15))

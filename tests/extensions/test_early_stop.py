@@ -10,7 +10,7 @@ import pytest
 from flray import api
 from flray.config.experiment import Stop
 from flray.errors import ConfigError, FlrayError
-from flray.federation.early_stop import EarlyStop
+from flray.federation.state import EarlyStop
 from flray.interrupts import InterruptedRunError
 from flray.runs import runner
 from flray.runs.progress import NullProgress

@@ -19,7 +19,6 @@ from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import ClientReply, ClientTask, TaskInput, TaskOutcome, TaskResult
-from flray.federation.ray_backend import calls as actor_calls
 from flray.federation.ray_backend import scheduler
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.handles import ReplyInCall
@@ -151,9 +150,9 @@ def test_short_tasks_share_calls_and_a_process_that_ends_costs_its_neighbours_no
     for _ in range(2):
         inline.step()
     calls: list[int] = []
-    send = actor_calls._send
+    send = scheduler._send
     monkeypatch.setattr(
-        actor_calls, "_send", lambda method, jobs: calls.append(len(jobs)) or send(method, jobs)
+        scheduler, "_send", lambda method, jobs: calls.append(len(jobs)) or send(method, jobs)
     )
     monkeypatch.setattr(scheduler, "CALL_SECONDS", 60.0)  # however busy this machine is
     executor = RayExecutor(ray.put(spec), spec.config, 2, 0.0)

@@ -27,9 +27,9 @@ from flray.federation.ray_backend.memory_probe import (
     TaskFootprint,
     joined,
     measure_footprint,
-    node_resources,
     survey_nodes,
 )
+from flray.federation.ray_backend.nodes import node_resources
 from flray.federation.ray_backend.placement import make_plan
 from flray.federation.worker.client_runner import ClientRunner
 from flray.tuning.trial import TRANSIENT_ERRORS

@@ -13,10 +13,9 @@ from flray.config.loader import load
 from flray.devices.identity import check_alike
 from flray.errors import ConfigError, FlrayError
 from flray.federation.building import build_spec
-from flray.federation.ray_backend import first_node
-from flray.federation.ray_backend.first_node import await_first_node
-from flray.federation.ray_backend.gpu_nodes import only_model
+from flray.federation.ray_backend import nodes
 from flray.federation.ray_backend.handle import RayFederation
+from flray.federation.ray_backend.nodes import await_first_node, only_model
 from flray.federation.ray_backend.placement import PoolPlanner
 
 L4, A100 = ({"CPU": 4.0, "GPU": 2.0, f"accelerator_type:{name}": 1.0} for name in ("L4", "A100"))
@@ -70,7 +69,7 @@ def test_a_cluster_without_workers_is_waited_for(
     lines: list[str] = []
     there = ray.cluster_resources()
     assert await_first_node(experiment(digits), there, lines.append) is there and not lines
-    monkeypatch.setattr(first_node, "NODE_WAIT_S", 1.0)
+    monkeypatch.setattr(nodes, "NODE_WAIT_S", 1.0)
     nothing = {name: value for name, value in there.items() if name != "CPU"}
     wants = experiment(digits, cpus_per_actor=3)  # more than the head has
     with pytest.raises(FlrayError, match="no CPU came to the cluster within 1 s"):
@@ -86,7 +85,7 @@ def test_the_first_gpu_is_waited_for_and_then_one_model_is_used(
 ) -> None:
     asks = experiment(digits, gpus_per_actor=0.5)
     lines: list[str] = []
-    monkeypatch.setattr(first_node, "NODE_WAIT_S", 1.0)
+    monkeypatch.setattr(nodes, "NODE_WAIT_S", 1.0)
     with pytest.raises(FlrayError, match="no GPU came to the cluster within 1 s"):
         await_first_node(asks, ray.cluster_resources(), lines.append)
     assert len(lines) == 1 and "waiting up to 1 s for its autoscaler" in lines[0]
@@ -99,7 +98,7 @@ def test_the_first_gpu_is_waited_for_and_then_one_model_is_used(
         .lacks_gpus(experiment(digits))
     )
 
-    monkeypatch.setattr(first_node, "NODE_WAIT_S", 120.0)
+    monkeypatch.setattr(nodes, "NODE_WAIT_S", 120.0)
     node = {"num_cpus": 2, "num_gpus": 1}
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(await_first_node, asks, ray.cluster_resources(), lines.append)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import yaml
 
-from flray.federation.ray_backend import local_ray
+from flray.federation.ray_backend import session
 from flray.federation.ray_backend.session import ray_session
 from flray.files.locks import hold_lock
 
@@ -140,8 +140,8 @@ def test_a_sweep_that_is_stopped_while_ray_starts_leaves_no_process_of_it(
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_stays(short: Path) -> None:
     for name in ("flray-left", "flray-used", "flray-other"):
         (short / name).mkdir()
-    (short / "flray-left" / local_ray.LOCK).touch()
-    with hold_lock(short / "flray-used" / local_ray.LOCK), local_ray._private_folder() as folder:
+    (short / "flray-left" / session.LOCK).touch()
+    with hold_lock(short / "flray-used" / session.LOCK), session._private_folder() as folder:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {path.name for path in short.iterdir()} == {"flray-used", "flray-other", folder.name}
     assert not folder.exists()

@@ -16,7 +16,7 @@ from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
 from flray.federation.failures import ObjectLostError, ServerLostError, error_summary
 from flray.federation.federation import Federation, RoundResult, inline_federation
-from flray.federation.ray_backend import process_loss
+from flray.federation.ray_backend import losses
 from flray.records.journal import Journal
 from flray.runs.callbacks import JournalCallback
 from flray.runs.loop import RoundLoop
@@ -109,8 +109,8 @@ def test_every_way_in_which_ray_ends_a_process_is_a_loss() -> None:
         exceptions.WorkerCrashedError(),
         exceptions.NodeDiedError(""),
     ):
-        assert isinstance(error, process_loss.ACTOR_DIED_ERRORS)
-    assert "memory monitor" in process_loss.last_line(
+        assert isinstance(error, losses.ACTOR_DIED_ERRORS)
+    assert "memory monitor" in losses.last_line(
         exceptions.OutOfMemoryError("1 worker(s) were killed\n...")
     )
 
@@ -149,8 +149,8 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(
     """The monitor watches the whole machine, so a test cannot have it strike; its error comes by a real reference."""
     import ray
 
-    from flray.federation.ray_backend.calls import SingleTasks
     from flray.federation.ray_backend.executor import RayExecutor
+    from flray.federation.ray_backend.scheduler import SingleTasks
 
     spec = build_spec(
         load({"experiment": {**digits, "rounds": 1, "resources": {"actors": 1}}}).experiment

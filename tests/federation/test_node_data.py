@@ -16,7 +16,7 @@ from flray.data.sources.cache import data_root, write_arrays
 from flray.data.types import Pooled
 from flray.errors import DataError
 from flray.federation.building import build_spec
-from flray.federation.ray_backend.node_cache import node_samples
+from flray.federation.ray_backend.client_actor import node_samples
 from flray.runs import runner
 
 

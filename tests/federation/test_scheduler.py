@@ -11,9 +11,8 @@ from flray.algorithms.types import Stage
 from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.messages import ClientTask, TaskInput
-from flray.federation.ray_backend.calls import SingleTasks
 from flray.federation.ray_backend.executor import RayExecutor
-from flray.federation.ray_backend.scheduler import SCHEDULING_WINDOW
+from flray.federation.ray_backend.scheduler import SCHEDULING_WINDOW, SingleTasks
 
 
 @pytest.mark.slow

@@ -18,10 +18,10 @@ from flray.federation.messages import (
     TaskInput,
     TaskResult,
 )
-from flray.federation.ray_backend.calls import BlockTasks, SingleTasks, SumTasks
 from flray.federation.ray_backend.handles import ObjectRef, ReplyInCall
+from flray.federation.ray_backend.losses import OBJECT_LOST_ERRORS, OBJECT_LOST_MESSAGE
 from flray.federation.ray_backend.pool import ActorPool
-from flray.federation.ray_backend.process_loss import OBJECT_LOST_ERRORS, OBJECT_LOST_MESSAGE
+from flray.federation.ray_backend.scheduler import BlockTasks, SingleTasks, SumTasks
 from flray.trees import Packed
 
 MAX_INLINE_ARG_BYTES = int(0.9 * int(os.environ.get("RAY_max_direct_call_object_size", 100 * 1024)))  # noqa: SIM112

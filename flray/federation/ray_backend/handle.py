@@ -8,29 +8,153 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.metrics import Gauge
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
 
+from flray import bits
 from flray.devices.identity import GpuIdentity
-from flray.errors import FlrayError, disk_is_full
-from flray.federation.failures import ObjectLostError, ServerLostError
-from flray.federation.federation import RoundResult
-from flray.federation.ray_backend.handles import ObjectRef, ServerHandle
-from flray.federation.ray_backend.placement import Plan
-from flray.federation.ray_backend.process_loss import (
+from flray.errors import FlrayError, MethodError, disk_is_full
+from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, ServerLostError
+from flray.federation.federation import Federation, RoundResult
+from flray.federation.memory import resident_bytes
+from flray.federation.ray_backend.client_actor import granted_device
+from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.ray_backend.handles import ObjectRef, PlacementGroup, ServerHandle
+from flray.federation.ray_backend.losses import (
     ACTOR_DIED_ERRORS,
     OBJECT_LOST_ERRORS,
     OBJECT_LOST_MESSAGE,
     last_line,
 )
-from flray.federation.ray_backend.server_actor import ServerActor
+from flray.federation.ray_backend.placement import Plan
 from flray.federation.ray_backend.user_modules import ship_user_modules
 from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
 from flray.federation.worker.diagnostics import Diagnostics
+
+_TAGS = ("name", "algorithm", "data", "seed")
+_GAUGES: dict[str, Gauge] = {}
+_WORDS = {
+    "flray_round": "rounds done",
+    "flray_score": "the method's main test value in the last round that measured it",
+    "flray_samples_per_second": "training samples per second of the last round",
+}
+
+
+def publish(spec: FederationSpec, result: RoundResult) -> None:
+    """Set the gauges after a round; a Ray without an agent for metrics has none."""
+    config = spec.config
+    tags = {
+        "name": config.name,
+        "algorithm": config.algorithm.name,
+        "data": config.data.name,
+        "seed": str(config.seed),
+    }
+    metric = spec.primary_metric
+    values = {
+        "flray_round": float(result.number),
+        "flray_score": result.metrics.get(metric),
+        "flray_samples_per_second": result.metrics.get("time/samples_per_second"),
+    }
+    with contextlib.suppress(Exception):  # whatever becomes of them, training goes on
+        for name, value in values.items():
+            if value is not None:
+                if name not in _GAUGES:
+                    _GAUGES[name] = Gauge(name, _WORDS[name], tag_keys=_TAGS)
+                _GAUGES[name].set(value, tags=tags)
+
+
+class ServerActor(Federation):
+    """The federation's server as a Ray actor: its methods run here, one call at a time.
+
+    All aggregation happens in this process, including FedSKC's GDA and GPR and FISL's averaging.
+
+    Parameters
+    ----------
+    spec : FederationSpec
+        The federation; resolved from the object store.
+    spec_ref : list of one ObjectRef
+        The same object, to pass to the client actors.
+    plan : Plan
+        The pool's size and shares.
+    group : PlacementGroup or None
+        Placement of the client actors.
+    first_bundle : int
+        Bundle of the first client actor.
+    """
+
+    _title = ""  # Ray asks for it also where the constructor fails
+
+    def __init__(
+        self,
+        spec: FederationSpec,
+        spec_ref: list[ObjectRef],
+        plan: Plan,
+        group: PlacementGroup,
+        first_bundle: int,
+    ) -> None:
+        executor = RayExecutor(
+            spec_ref[0], spec.config, plan.actors, plan.gpus_per_actor, group, first_bundle
+        )
+        self._pool = executor
+        self._title = f"{spec.config.name} {spec.config.algorithm.name}"
+        self._lines: list[str] = []
+        self._error: FlrayError | None = None
+        try:
+            if lacking := bits.problem(spec.config):
+                raise FlrayError(lacking)
+            super().__init__(spec, executor, self._lines.append, granted_device())
+        except FlrayError as error:
+            # Raised by the first call: if an actor's constructor fails, Ray only says that it is
+            # dead.
+            self._error = error
+
+    def call(self, method: str, *arguments: object) -> tuple[object, list[str]]:
+        """Call a method; return its result with the lines that the user should see.
+
+        Raises
+        ------
+        FlrayError
+            If there is no federation, because its constructor raised.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            value = getattr(self, method)(*arguments)
+        except MethodError as error:
+            if isinstance(error.__cause__, MACHINE_ERRORS):  # goes on in a new process
+                raise ServerLostError(f"the server's device failed: {error.__cause__}") from None
+            raise
+        lines, self._lines[:] = list(self._lines), []
+        return value, lines
+
+    def step(self) -> RoundResult:
+        """Run a round, show it in Ray's metrics, and see whether this node is to be saved from."""
+        result = super().step()
+        publish(self.spec, result)
+        result.leaving = self._pool.nodes.leaves()
+        return result
+
+    def __repr__(self) -> str:
+        """Return the name that Ray's dashboard and log lines show."""
+        return f"flray {self._title}: server"
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of server and client actors."""
+        return {"server": resident_bytes(), **super().memory()}
+
+    def networks(self) -> list[dict[str, int]]:
+        """Return for each client actor how many instances of each architecture it holds."""
+        return self._pool.networks()
+
+    def client_pids(self) -> list[int]:
+        """Return the process ids of the client actors."""
+        return self._pool.pids()
+
 
 PLACEMENT_TIMEOUT_S = 300.0
 """Seconds for Ray to find room for the actors; an autoscaler may have to start nodes first."""

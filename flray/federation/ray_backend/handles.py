@@ -59,7 +59,7 @@ class ClientHandle(Protocol):
 
 
 class ServerHandle(Protocol):
-    """A `flray.federation.ray_backend.server_actor.ServerActor` in its process."""
+    """A `flray.federation.ray_backend.handle.ServerActor` in its process."""
 
     call: RemoteMethod
     close: RemoteMethod

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import psutil
@@ -19,6 +18,7 @@ from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.memory import peak_bytes
 from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput, TaskResult
+from flray.federation.ray_backend.nodes import Node
 from flray.federation.spec import FederationSpec
 
 SAFETY_FACTOR = 1.2
@@ -39,10 +39,6 @@ GPU_PROBE_TIMEOUT_S = 60.0
 
 COMPILE_TIMEOUT_S = 240.0
 """The same where networks are compiled first."""
-
-
-# Resources of one node of the cluster by name, its ``id`` and its ``name``.
-Node = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -209,19 +205,6 @@ def _longest(jobs: Sequence[TaskInput]) -> dict[str, TaskInput]:
     return found
 
 
-def node_resources() -> list[Node]:
-    """Return the resources of every living node of the connected Ray cluster, if any."""
-    import ray
-
-    if not ray.is_initialized():
-        return []
-    return [
-        {**node["Resources"], "id": node["NodeID"], "name": node["NodeManagerHostname"]}
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-
-
 def should_probe(spec: FederationSpec, nodes: Sequence[Node]) -> bool:
     """Return whether memory may limit the number of actors: always on GPUs, seldom on CPUs."""
     settings = spec.config.resources
@@ -250,7 +233,7 @@ def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey:
     spec : FederationSpec
         The federation.
     nodes : sequence of dict
-        From `node_resources`.
+        From `flray.federation.ray_backend.nodes.node_resources`.
 
     Raises
     ------

@@ -17,9 +17,8 @@ from flray.config.experiment import Experiment
 from flray.devices.identity import GpuIdentity, distinct
 from flray.federation.messages import Ref, TaskInput
 from flray.federation.ray_backend.client_actor import ClientActor, Description
-from flray.federation.ray_backend.draining import NodeWatch
 from flray.federation.ray_backend.handles import ClientHandle, ObjectRef, PlacementGroup
-from flray.federation.ray_backend.process_loss import ACTOR_DIED_ERRORS
+from flray.federation.ray_backend.losses import ACTOR_DIED_ERRORS, NodeWatch
 from flray.federation.worker.resources import thread_count
 
 START_TIMEOUT_S = 60.0
