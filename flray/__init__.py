@@ -6,7 +6,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from flray._torchvision_cpu_shim import install_hook
+from flray import _torchvision_cpu_shim
 
 if TYPE_CHECKING:
     from flray.api import resume, tune
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-install_hook()
+_torchvision_cpu_shim.install_hook()
 logging.getLogger("flray").addHandler(logging.NullHandler())
 
 __all__ = [

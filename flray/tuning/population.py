@@ -14,6 +14,7 @@ from ray.tune.schedulers import PopulationBasedTraining
 from flray import rng
 from flray.config.experiment import Config
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, Pbt, RandInt, Uniform
+from flray.federation.ray_backend import private
 from flray.tuning.tune_types import Controller, TuneTrial
 
 TIME = "training_iteration"
@@ -53,13 +54,14 @@ class Population(PopulationBasedTraining):  # type: ignore[misc]
             synch=True,
             log_config=False,
         )
+        private.check_inherited(self, *private.POPULATION)
         self._seed = config.sweep.seed
         if start:
             self._next_perturbation_sync = start
 
-    def on_trial_add(self, tune_controller: Controller, trial: TuneTrial, **options: Any) -> None:
+    def on_trial_add(self, controller: Controller, trial: TuneTrial, **options: Any) -> None:
         """Add a member, new or tried again after a crash: its next exchange is the population's next."""
-        super().on_trial_add(tune_controller, trial, **options)
+        super().on_trial_add(controller, trial, **options)
         self._trial_state[trial].last_perturbation_time = (
             self._next_perturbation_sync - self._perturbation_interval
         )

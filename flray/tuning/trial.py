@@ -35,6 +35,7 @@ from flray.federation.diagnostics import collect_diagnostics, partition_summary
 from flray.federation.executor import InlineExecutor
 from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, describe_failure
 from flray.federation.federation import Federation
+from flray.federation.ray_backend import private
 from flray.federation.ray_backend.client_actor import granted_device
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.handle import publish
@@ -262,6 +263,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         metrics = getattr(found, "metrics", None) or {}
         with getattr(found, "checkpoint", found).as_directory() as folder:
             self.load_checkpoint(str(folder))
+        private.check_inherited(self, *private.TRAINABLE)
         self._iteration = metrics.get("training_iteration", 0)
         self._time_total = metrics.get("time_total_s", 0.0)
         self._time_since_restore, self._iterations_since_restore = 0.0, 0

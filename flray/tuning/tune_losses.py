@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray.exceptions
-from ray.tune.execution import tune_controller
 
 from flray.federation.failures import ObjectLostError
+from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import NODE_DIED, cause_of_loss, node_is_gone
-
-HANDLERS = ("_actor_start_failed", "_actor_task_failed")
-"""Where Tune takes the errors of trials' processes: of those that start, and of their steps."""
 
 
 @contextlib.contextmanager
@@ -22,17 +19,14 @@ def losses_are_known() -> Iterator[None]:
 
     Tune 2.60 takes the error of an ended process without memory for a fault of its own, and one such
     trial would end the sweep. It counts a lost node as a crash as long as Ray says only that the trial
-    is unavailable. Does nothing if Tune's inside is another.
+    is unavailable.
     """
-    manager = getattr(tune_controller, "RayActorManager", None)
-    originals = {name: getattr(manager, name) for name in HANDLERS if hasattr(manager, name)}
-    for name, original in originals.items():
-        setattr(manager, name, _told(original))
-    try:
+    private.check(*private.SWEEP)
+    with (
+        private.replaced(private.TRIAL_STARTS, _told),
+        private.replaced(private.TRIAL_STEPS, _told),
+    ):
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(manager, name, original)
 
 
 def _told(handler: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import ray
 import ray.exceptions
 
-from flray.federation.ray_backend.cluster_state import draining_nodes, lost_nodes, node_of
+from flray.federation.ray_backend import private
 from flray.federation.ray_backend.handles import ReplyInCall
 
 ACTOR_DIED_ERRORS = (
@@ -57,12 +57,18 @@ def node_is_gone(error: BaseException, node: str = "") -> bool:
         return _says_node_died(error)
     end = time.monotonic() + VERDICT_SECONDS
     while True:
-        place, dead = (node, False) if node else node_of(error.actor_id)
-        if place in lost_nodes():
+        place, dead = (node, False) if node else _node_of(error.actor_id)
+        if place in {one["NodeID"] for one in ray.nodes() if not one["Alive"]}:
             return True
         if dead or time.monotonic() > end:
             return False
         time.sleep(0.2)
+
+
+def _node_of(actor: str) -> tuple[str, bool]:
+    """Return the id of an actor's node, empty if it has none, and whether Ray knows that the actor is dead."""
+    found = private.member(private.ACTOR_TABLE)(actor)
+    return found.get("Address", {}).get("NodeID", ""), found.get("State") == "DEAD"
 
 
 def _says_node_died(error: BaseException) -> bool:
@@ -116,7 +122,7 @@ class NodeWatch:
             return frozenset()
         before = self.leaving
         with contextlib.suppress(Exception):  # a look that fails is made again
-            self.leaving = draining_nodes()
+            self.leaving = frozenset(private.member(private.DRAINING)())
         self._next = time.monotonic() + LOOK_SECONDS
         return self.leaving - before
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
+import functools
 import os
 import secrets
 import shutil
@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from flray.errors import FlrayError, RunFailedError, brief
+from flray.federation.ray_backend import private
 from flray.files.locks import BusyError, take_lock
 from flray.interrupts import RayLostError, preserve_handlers
 from flray.startup import environment, usable_cpus
@@ -60,7 +61,8 @@ def local_ray(resources: dict[str, float]) -> Iterator[None]:
             processes = _Processes(folder)
             try:
                 stack.callback(processes.end)
-                with preserve_handlers(), _patient(processes):
+                wait = functools.partial(_patient, processes)
+                with preserve_handlers(), private.replaced(private.NODE, wait):
                     _start(folder / "r", resources)
                 break
             except Exception as error:  # Ray raises plain ones if its node does not start in time
@@ -87,7 +89,9 @@ def _refused(why: str) -> str:
 def _start(folder: Path, resources: dict[str, float]) -> None:
     import ray
 
-    with _loopback_node():
+    # Ray gives its node, and with it every socket, an address that other machines can reach, unless
+    # it takes this machine for one that can be in no cluster: its switch for macOS and Windows.
+    with private.replaced(private.CLUSTER, lambda _: False):
         ray.init(
             address="local",
             include_dashboard=False,
@@ -95,27 +99,8 @@ def _start(folder: Path, resources: dict[str, float]) -> None:
             num_gpus=int(resources["GPU"]),
             logging_level="ERROR",
             log_to_driver=True,
-            _node_ip_address=LOOPBACK,
-            _temp_dir=str(folder),
+            **{private.ADDRESS: LOOPBACK, private.FOLDER: str(folder)},
         )
-
-
-@contextlib.contextmanager
-def _loopback_node() -> Iterator[None]:
-    """Give Ray's node the address 127.0.0.1, so that it binds every socket to it.
-
-    Ray replaces it by an address other machines can reach, unless it takes this machine for one
-    that can be in no cluster: its switch for macOS and Windows, which it reads once, at its first
-    import.
-    """
-    from ray._private import ray_constants
-
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextlib.contextmanager
@@ -255,15 +240,11 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
 
 
-@contextlib.contextmanager
-def _patient(processes: _Processes) -> Iterator[None]:
-    """Wait for Ray's node as long as its processes get anywhere; Ray itself waits 30 seconds on any machine.
+def _patient(processes: _Processes, ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a wait for Ray's node as long as its processes get anywhere; Ray's own ends after 30 seconds.
 
     The node process ends itself if an agent takes longer; the next start finds its files in memory.
     """
-    from ray._private import services
-
-    ask: Callable[..., Any] = services.get_node
 
     def get_node(*arguments: Any, **options: Any) -> Any:
         while True:
@@ -274,11 +255,7 @@ def _patient(processes: _Processes) -> Iterator[None]:
                     raise
                 time.sleep(0.2)
 
-    services.get_node = get_node
-    try:
-        yield
-    finally:
-        services.get_node = ask
+    return get_node
 
 
 _HERE = {
@@ -367,6 +344,7 @@ def ray_session(
     with _environment(address), contextlib.ExitStack() as stack:
         import ray
 
+        private.check(*private.SESSION)
         if address is None:
             stack.enter_context(local_ray(local_resources()))
         else:
@@ -416,11 +394,10 @@ def _environment(address: str | None) -> Iterator[None]:
 
 def _read_authentication_anew() -> None:
     """Make Ray's native code read the token settings from the environment again."""
-    native: Any = importlib.import_module("ray._raylet")
     # In this order: a thread of a session that has just ended may still ask for the token its mode
     # wants.
-    native.Config.initialize("")
-    native.AuthenticationTokenLoader.instance().reset_cache()
+    private.member(private.CONFIG)("")
+    private.member(private.TOKENS)().reset_cache()
 
 
 def _check_answers(address: str) -> None:

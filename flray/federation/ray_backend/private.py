@@ -1,0 +1,100 @@
+"""Private members of Ray and Tune: all that flray uses, reached here alone, and refused in one line if missing."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from flray.errors import FlrayError
+
+TESTED = ">=2.60,<2.62"
+"""The versions of Ray that flray was tested with, as in ``pyproject.toml``."""
+
+DRAINING = "ray._private.state:state.get_draining_nodes"
+ACTOR_TABLE = "ray._private.state:state.actor_table"
+CLUSTER = "ray._private.ray_constants:ENABLE_RAY_CLUSTER"
+NODE = "ray._private.services:get_node"
+CONFIG = "ray._raylet:Config.initialize"
+TOKENS = "ray._raylet:AuthenticationTokenLoader.instance"
+CACHE = "ray._raylet:AuthenticationTokenLoader.reset_cache"
+ADDRESS, FOLDER = "_node_ip_address", "_temp_dir"
+"""Options of ``ray.init``, which refuses by itself those that it does not know."""
+
+SESSION = (DRAINING, ACTOR_TABLE, CLUSTER, NODE, CONFIG, TOKENS, CACHE)
+"""The members that a session needs: a module, and a path in it."""
+
+TRIAL_STARTS = "ray.tune.execution.tune_controller:RayActorManager._actor_start_failed"
+TRIAL_STEPS = "ray.tune.execution.tune_controller:RayActorManager._actor_task_failed"
+SAVES = "ray.tune.execution.tune_controller:TuneController._schedule_trial_save"
+EXPLOITS = "ray.tune.schedulers:PopulationBasedTraining._checkpoint_or_exploit"
+CONFIGURES = "ray.tune.schedulers:PopulationBasedTraining._get_new_config"
+SWEEP = (TRIAL_STARTS, TRIAL_STEPS, SAVES, EXPLOITS, CONFIGURES)
+"""The members that a sweep needs."""
+
+POPULATION = ("_trial_state", "_next_perturbation_sync", "_perturbation_interval")
+TRAINABLE = (
+    "_iteration",
+    "_iterations_since_restore",
+    "_restored",
+    "_time_since_restore",
+    "_time_total",
+)
+"""Attributes that a scheduler and a trial inherit."""
+
+
+def member(name: str) -> Any:
+    """Return a private member, such as `NODE`.
+
+    Raises
+    ------
+    FlrayError
+        If the installed Ray has none of that name.
+    """
+    with _required(name):
+        owner, last = _place(name)
+        return getattr(owner, last)
+
+
+def check(*names: str) -> None:
+    """Refuse a Ray that lacks a member, before anything is started with it; see `member`."""
+    for name in names:
+        member(name)
+
+
+def check_inherited(owner: object, *names: str) -> None:
+    """Refuse a Ray of which an object did not inherit some attributes; see `member`."""
+    for name in names:
+        with _required(f"{type(owner).__name__}.{name}"):
+            getattr(owner, name)
+
+
+@contextlib.contextmanager
+def replaced(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace a member by what `make` returns for it, until the block ends."""
+    before, (owner, last) = member(name), _place(name)
+    setattr(owner, last, make(before))
+    try:
+        yield
+    finally:
+        setattr(owner, last, before)
+
+
+def _place(name: str) -> tuple[Any, str]:
+    module, path = name.split(":")
+    *way, last = path.split(".")
+    return functools.reduce(getattr, way, importlib.import_module(module)), last
+
+
+@contextlib.contextmanager
+def _required(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (ImportError, AttributeError):
+        version = importlib.import_module("ray").__version__
+        raise FlrayError(
+            f"ray {version} has no {name.replace(':', '.')}, which flray needs; install a version "
+            f"that it was tested with: pip install 'ray[tune,default]{TESTED}'"
+        ) from None
