@@ -117,7 +117,7 @@ def test_masks_are_resized_without_new_values_and_stay_with_their_image(tmp_path
             lambda p: picture(p / "Domain2/test/lost.png", 0),
             ["Domain2/test/lost.png", "out of place"],
         ),
-        (lambda p: shutil.rmtree(p / "Domain6"), ["domain6 has no images"]),
+        (lambda p: shutil.rmtree(p / "Domain6"), ["domain6 has no train images"]),
         (lambda p: shutil.rmtree(p / "Domain6/test"), ["domain6 has no test images"]),
     ],
 )

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets.class_folders import select_domains
-from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
-from flray.data.sources.archives import register_source
-from flray.data.sources.download import Progress
+from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
+from flray.data.sources.archives import Place, Source, register_source
 from flray.data.sources.file_stores import Folder, Item
 from flray.data.sources.image_sets import (
     ImageSet,
@@ -33,62 +30,9 @@ CENTRES = tuple(f"centre{number}" for number in range(5))
 METADATA = "metadata.csv"
 LAYOUT = f"{METADATA} and patches/patient_*_node_*/patch_*.png"
 _COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
-Place = Annotated[
-    str | None,
-    Field(
-        description="folder of the set, default DATA/archives/camelyon17 (DATA: $FLRAY_DATA or "
-        "the cache folder, see flray doctor)"
-    ),
-]
-
-
-@dataclass(frozen=True)
-class Camelyon17:
-    """Where it comes from (see `flray.data.sources.archives.DatasetSource`)."""
-
-    name: str = "camelyon17"
-    where: str = "https://wilds.stanford.edu/datasets/#camelyon17 (camelyon17_v1.0)"
-    fetched: bool = False
-
-    def present(self, root: Path) -> bool:
-        """Whether there is something at the usual place."""
-        return _root_folder(root / "archives" / self.name) is not None
-
-    def get(self, root: Path, progress: Progress) -> None:
-        """Decode what was put there by hand."""
-        self.load(root, None, "image", 0, None, None, 96, 0.2, None, progress)
-
-    def load(
-        self,
-        root: Path,
-        path: str | None,
-        by: str,
-        seed: int,
-        domains: Sequence[str] | None,
-        samples: int | None,
-        size: int,
-        test: float,
-        mapped: bool | None,
-        progress: Progress | None = None,
-    ) -> DataSet:
-        """Return the data set; the options are those of `camelyon17`."""
-        place = Path(path).expanduser() if path else root / "archives" / self.name
-        home = _root_folder(place)
-        if home is None:
-            raise DataError(
-                f"data set camelyon17 is not there: {place} lacks {METADATA}. It comes from "
-                f"{self.where}; unpack it there (or give its folder as data.path), laid out as "
-                f"{LAYOUT}"
-            )
-        chosen = select_domains(self.name, CENTRES, domains)
-        spec = ImageSet(
-            self.name, chosen, ("normal", "tumour"), size, seed, samples, mapped, task="binary"
-        )
-        table = split(_table(home, chosen, by == "slide"), test, spec)
-        return image_dataset(spec, table, Folder(home), root, progress)
-
-
-CAMELYON17 = register_source(Camelyon17())
+CAMELYON17 = register_source(
+    Source("camelyon17", "https://wilds.stanford.edu/datasets/#camelyon17 (camelyon17_v1.0)")
+)
 
 
 @register_dataset("camelyon17")
@@ -117,14 +61,20 @@ def camelyon17(
     A patch that is not there is noticed when it is decoded; that it changed later, only with the
     table.
     """
-    return CAMELYON17.load(root, path, by, seed, domains, samples, size, test, mapped)
-
-
-def _root_folder(place: Path) -> Path | None:
-    return next(
-        (folder for folder in (place, place / "camelyon17_v1.0") if (folder / METADATA).is_file()),
-        None,
+    place = Path(path).expanduser() if path else root / "archives" / "camelyon17"
+    homes = [home for home in (place, place / "camelyon17_v1.0") if (home / METADATA).is_file()]
+    if not homes:
+        raise DataError(
+            f"data set camelyon17 is not there: {place} lacks {METADATA}. It comes from "
+            f"{CAMELYON17.where}; unpack it there (or give its folder as data.path), laid out as "
+            f"{LAYOUT}"
+        )
+    chosen = select_domains("camelyon17", CENTRES, domains)
+    spec = ImageSet(
+        "camelyon17", chosen, ("normal", "tumour"), size, seed, samples, mapped, "binary"
     )
+    table = split(_table(homes[0], chosen, by == "slide"), test, spec)
+    return image_dataset(spec, table, Folder(homes[0]), root)
 
 
 def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[dict[str, str]]:

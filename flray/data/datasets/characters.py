@@ -7,6 +7,7 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,42 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.datasets.embedded import DIGITS, SampleCap, Seed, cap_samples
+from flray.data.datasets.digit_archives import MATLAB_READERS
+from flray.data.datasets.embedded import DIGITS, PARTS, SampleCap, Seed, one_domain
 from flray.data.sources.archives import (
     Download,
     Files,
     Place,
-    check_labels,
     expect,
+    labelled_images,
     register_source,
-    whole_numbers,
 )
-from flray.data.sources.images import channel_statistics
-from flray.data.types import Arrays, DataSet, Domain
+from flray.data.types import Arrays, DataSet
 from flray.errors import DataError
 from flray.files.border import ARRAYS_BYTES, open_file, read_at_most
 from flray.registry import register_dataset
 
-FASHION = (
-    "T-shirt/top",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
-)
+_FASHION = "T-shirt/top trouser pullover dress coat sandal shirt sneaker bag ankle_boot"
+FASHION = tuple(name.replace("_", " ") for name in _FASHION.split())
 EMNIST = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
 """The 47 merged classes: lower-case letters that look like their capitals count as these."""
-_IDX = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
+_IDX = [
+    f"{part}-{kind}-ubyte.gz"
+    for part in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+]
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -73,63 +62,24 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     )
     rank = raw[3]
     shape = struct.unpack(f">{rank}I", raw[4 : 4 + 4 * rank])
-    expect(
-        path,
-        len(raw) == 4 + 4 * rank + math.prod(shape),
-        f"{len(raw)} bytes",
-        f"{4 + 4 * rank + math.prod(shape)} for {list(shape)}",
-    )
+    size = 4 + 4 * rank + math.prod(shape)
+    expect(path, len(raw) == size, f"{len(raw)} bytes", f"{size} for {list(shape)}")
     return np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * rank).reshape(shape)
 
 
-def _idx_pairs(folder: Path, names: Sequence[str], classes: int) -> Arrays:
+def _idx_pairs(folder: Path, names: Sequence[str], classes: int, turned: bool) -> Arrays:
+    """Return both parts; EMNIST stores its images turned: rows and columns change places."""
     arrays: Arrays = {}
     for part, images, labels in (("train", names[0], names[1]), ("test", names[2], names[3])):
-        x, y = read_idx(folder / images), read_idx(folder / labels)
-        expect(
-            folder / labels,
-            y.ndim == 1 and len(y) == len(x),
-            f"{len(y)} labels for {len(x)} images",
-            "as many",
-        )
-        check_labels(folder / labels, y.astype(np.int64), classes)
-        arrays |= {f"{part}_x": np.ascontiguousarray(x[:, None]), f"{part}_y": y.astype(np.int64)}
+        x = read_idx(folder / images)[:, None]
+        path, y = folder / labels, read_idx(folder / labels)
+        x = x.swapaxes(2, 3) if turned else x
+        arrays[f"{part}_x"], arrays[f"{part}_y"] = labelled_images(path, x, y, (1, 28, 28), classes)
     return arrays
-
-
-def _fashion(folder: Path, names: Sequence[str]) -> Arrays:
-    return _idx_pairs(folder, names, len(FASHION))
-
-
-def _emnist(folder: Path, names: Sequence[str]) -> Arrays:
-    arrays = _idx_pairs(folder, names, len(EMNIST))
-    # EMNIST stores its images turned: rows and columns change places.
-    return {
-        part: a.swapaxes(2, 3).copy() if part.endswith("x") else a for part, a in arrays.items()
-    }
 
 
 def _svhn(folder: Path, names: Sequence[str]) -> Arrays:
-    from scipy.io import loadmat
-
-    arrays: Arrays = {}
-    for part, name in zip(("train", "test"), names, strict=True):
-        content: Arrays = loadmat(folder / name)
-        expect(folder / name, {"X", "y"} <= content.keys(), "other variables", "X and y")
-        x, y = (
-            content["X"].transpose(3, 2, 0, 1),
-            whole_numbers(folder / name, content["y"].ravel()),
-        )
-        y = np.where(y == 10, 0, y)  # how a zero is written
-        expect(
-            folder / name,
-            x.shape[1:] == (3, 32, 32) and len(x) == len(y),
-            f"{list(x.shape)} and {len(y)} labels",
-            "[n, 3, 32, 32] and n labels",
-        )
-        check_labels(folder / name, y, 10)
-        arrays |= {f"{part}_x": np.ascontiguousarray(x), f"{part}_y": y}
-    return arrays
+    return dict(zip(PARTS, MATLAB_READERS["svhn"](folder, names), strict=True))
 
 
 def _fashion_downloads() -> Sequence[Download]:
@@ -163,34 +113,34 @@ def _emnist_names(split: str) -> list[str]:
 FASHION_FILES = register_source(
     Files(
         "fashion-mnist",
-        [_IDX, [f"FashionMNIST/raw/{name}" for name in _IDX], [name[:-3] for name in _IDX]],
-        _fashion,
         "https://github.com/zalandoresearch/fashion-mnist or the Debian package "
         "dataset-fashion-mnist",
+        [_IDX, [f"FashionMNIST/raw/{name}" for name in _IDX], [name[:-3] for name in _IDX]],
+        partial(_idx_pairs, classes=len(FASHION), turned=False),
         _fashion_downloads,
         elsewhere=(Path("/usr/share/datasets/fashion-mnist"),),
     )
 )
 EMNIST_FILES = {
     split: Files(
-        name,
+        "emnist",
+        "https://www.nist.gov/itl/products-and-services/emnist-dataset",
         [
             [f"{folder}{file}" for file in _emnist_names(split)]
             for folder in ("gzip/", "", "EMNIST/raw/")
         ],
-        _emnist,
-        "https://www.nist.gov/itl/products-and-services/emnist-dataset",
+        partial(_idx_pairs, classes=len(EMNIST), turned=True),
         _emnist_downloads,
     )
-    for split, name in (("bymerge", "emnist"), ("balanced", "emnist"))
+    for split in ("bymerge", "balanced")
 }
 register_source(EMNIST_FILES["bymerge"])
 SVHN_FILES = register_source(
     Files(
         "svhn",
+        "http://ufldl.stanford.edu/housenumbers",
         [["train_32x32.mat", "test_32x32.mat"]],
         _svhn,
-        "http://ufldl.stanford.edu/housenumbers",
         _svhn_downloads,
     )
 )
@@ -201,7 +151,7 @@ def fashion_mnist(
     root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None
 ) -> DataSet:
     """Return Fashion-MNIST, 60,000 and 10,000 images 1x28x28, official split."""
-    return _dataset("fashion-mnist", FASHION_FILES.load(root, path), FASHION, seed, samples)
+    return one_domain("fashion-mnist", FASHION_FILES.load(root, path), FASHION, seed, samples)
 
 
 @register_dataset("emnist")
@@ -216,21 +166,10 @@ def emnist(
     ] = "bymerge",
 ) -> DataSet:
     """Return EMNIST's 47 merged classes of letters and digits, 1x28x28, official split (by merge 697,932 + 116,323)."""
-    return _dataset("emnist", EMNIST_FILES[split].load(root, path), EMNIST, seed, samples)
+    return one_domain("emnist", EMNIST_FILES[split].load(root, path), EMNIST, seed, samples)
 
 
 @register_dataset("svhn")
 def svhn(root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None) -> DataSet:
     """Return SVHN, 73,257 and 26,032 cropped house numbers 3x32x32, official split."""
-    return _dataset("svhn", SVHN_FILES.load(root, path), DIGITS, seed, samples)
-
-
-def _dataset(
-    name: str, arrays: Arrays, classes: tuple[str, ...], seed: int, samples: int | None
-) -> DataSet:
-    domain = cap_samples(
-        Domain(name, "real", *(arrays[p] for p in ("train_x", "train_y", "test_x", "test_y"))),
-        samples,
-        seed,
-    )
-    return DataSet(name, (domain,), classes, *channel_statistics([domain.train_x]))
+    return one_domain("svhn", SVHN_FILES.load(root, path), DIGITS, seed, samples)

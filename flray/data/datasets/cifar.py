@@ -3,56 +3,44 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.datasets.embedded import SampleCap, Seed, cap_samples
+from flray.data.datasets.embedded import SampleCap, Seed, one_domain
 from flray.data.sources.archives import (
     Download,
     Files,
     Place,
     check_labels,
     expect,
+    labelled_images,
     register_source,
     whole_numbers,
 )
 from flray.data.sources.download import Progress
-from flray.data.sources.images import channel_statistics
 from flray.data.sources.safe_unpickle import read_pickled_arrays
-from flray.data.types import Arrays, DataSet, Domain
+from flray.data.types import Arrays, DataSet
 from flray.errors import DataError
 from flray.files.border import read_npz
 from flray.registry import register_dataset
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-COARSE = (
-    "aquatic mammals",
-    "fish",
-    "flowers",
-    "food containers",
-    "fruit and vegetables",
-    "household electrical devices",
-    "household furniture",
-    "insects",
-    "large carnivores",
-    "large man-made outdoor things",
-    "large natural outdoor scenes",
-    "large omnivores and herbivores",
-    "medium-sized mammals",
-    "non-insect invertebrates",
-    "people",
-    "reptiles",
-    "small mammals",
-    "trees",
-    "vehicles 1",
-    "vehicles 2",
+COARSE = tuple(
+    """
+aquatic mammals, fish, flowers, food containers, fruit and vegetables, household electrical devices,
+household furniture, insects, large carnivores, large man-made outdoor things, large natural outdoor scenes,
+large omnivores and herbivores, medium-sized mammals, non-insect invertebrates, people, reptiles,
+small mammals, trees, vehicles 1, vehicles 2
+""".strip()
+    .replace("\n", " ")
+    .split(", ")
 )
 CIFAR100 = tuple(
     """
@@ -68,80 +56,59 @@ willow_tree wolf woman worm
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 
-def _cifar10_downloads() -> Sequence[Download]:
-    from torchvision.datasets import CIFAR10
+def _downloads(name: str) -> Sequence[Download]:
+    from torchvision import datasets
 
-    return (Download(CIFAR10.url, CIFAR10.tgz_md5, unpack=True),)
-
-
-def _cifar100_downloads() -> Sequence[Download]:
-    from torchvision.datasets import CIFAR100
-
-    return (Download(CIFAR100.url, CIFAR100.tgz_md5, unpack=True),)
+    source = getattr(datasets, name)
+    return (Download(source.url, source.tgz_md5, unpack=True),)
 
 
-def _records(path: Path, extra: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return images and labels [n, extra] of a file in the binary form: labels, then 3,072 pixels, for each image."""
-    if path.suffix == ".bin":
-        raw = np.fromfile(path, dtype=np.uint8)
-        expect(
-            path,
-            raw.size > 0 and raw.size % (3072 + extra) == 0,
-            f"{raw.size} bytes",
-            f"a multiple of {3072 + extra}",
-        )
-        rows = raw.reshape(-1, 3072 + extra)
-        return rows[:, extra:].reshape(-1, 3, 32, 32), rows[:, :extra].astype(np.int64)
+def _entries(path: Path, names: Collection[str]) -> dict[str, Any]:
+    """Return what a pickle holds under some names."""
     content = read_pickled_arrays(path)
-    keys = ("labels",) if extra == 1 else ("coarse_labels", "fine_labels")
-    expect(
-        path,
-        isinstance(content, dict) and all(key in content for key in ("data", *keys)),
-        "other entries",
-        f"data, {', '.join(keys)}",
-    )
-    pixels = np.asarray(content["data"])
-    expect(
-        path,
-        pixels.dtype == np.uint8 and pixels.ndim == 2 and pixels.shape[1] == 3072,
-        f"data of {pixels.dtype} {list(pixels.shape)}",
-        "uint8 [n, 3072]",
-    )
-    labels = np.stack([whole_numbers(path, content[key]) for key in keys], 1)
-    expect(
-        path,
-        len(labels) == len(pixels),
-        f"{len(labels)} labels for {len(pixels)} images",
-        "as many",
-    )
-    return pixels.reshape(-1, 3, 32, 32), labels
+    known = isinstance(content, dict) and set(names) <= content.keys()
+    expect(path, known, "other entries", ", ".join(names))
+    return {name: np.asarray(content[name]) for name in names}
+
+
+def _records(path: Path, **classes: int) -> Arrays:
+    """Return images and labels of a file in either form: a pickle, or labels and 3,072 pixels for each image."""
+    if path.suffix == ".bin":
+        raw, width = np.fromfile(path, dtype=np.uint8), 3072 + len(classes)
+        expect(path, raw.size % width == 0, f"{raw.size} bytes", f"a multiple of {width}")
+        columns = np.split(raw.reshape(-1, width), range(1, 1 + len(classes)), 1)
+        content = dict(zip((*classes, "data"), columns, strict=True))
+    else:
+        content = _entries(path, ("data", *classes))
+    found: Arrays = {}
+    for kind, count in classes.items():
+        labels = content[kind].ravel()
+        x, found[kind] = labelled_images(path, content["data"], labels, (3072,), count)
+    return {"x": x.reshape(-1, 3, 32, 32), **found}
 
 
 def _decode10(folder: Path, names: Sequence[str]) -> Arrays:
-    parts = [_records(folder / name, 1) for name in names]
-    for name, (_, labels) in zip(names, parts, strict=True):
-        check_labels(folder / name, labels, 10)
-    x, y = np.concatenate([p[0] for p in parts[:-1]]), np.concatenate([p[1] for p in parts[:-1]])
-    return {"train_x": x, "train_y": y[:, 0], "test_x": parts[-1][0], "test_y": parts[-1][1][:, 0]}
+    files = [_records(folder / name, labels=10) for name in names]
+    return {
+        f"{part}_{kind}": np.concatenate([file[entry] for file in some])
+        for part, some in (("train", files[:-1]), ("test", files[-1:]))
+        for kind, entry in (("x", "x"), ("y", "labels"))
+    }
 
 
 def _decode100(folder: Path, names: Sequence[str]) -> Arrays:
-    arrays: Arrays = {}
-    for part, name in zip(("train", "test"), names, strict=True):
-        x, labels = _records(folder / name, 2)
-        check_labels(folder / name, labels[:, 0], 20)
-        check_labels(folder / name, labels[:, 1], 100)
-        arrays |= {
-            f"{part}_x": x,
-            f"{part}_coarse": labels[:, 0].copy(),
-            f"{part}_y": labels[:, 1].copy(),
-        }
-    return arrays
+    kinds = {"x": "x", "coarse_labels": "coarse", "fine_labels": "y"}
+    return {
+        f"{part}_{kinds[entry]}": values
+        for part, name in zip(("train", "test"), names, strict=True)
+        for entry, values in _records(folder / name, coarse_labels=20, fine_labels=100).items()
+    }
 
 
 CIFAR10_FILES = register_source(
     Files(
         "cifar-10",
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
         [
             [f"cifar-10-batches-py/{name}" for name in (*_BATCHES, "test_batch")],
             [f"cifar-10-batches-bin/{name}.bin" for name in (*_BATCHES, "test_batch")],
@@ -149,13 +116,13 @@ CIFAR10_FILES = register_source(
             [f"{name}.bin" for name in (*_BATCHES, "test_batch")],
         ],
         _decode10,
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
-        _cifar10_downloads,
+        partial(_downloads, "CIFAR10"),
     )
 )
 CIFAR100_FILES = register_source(
     Files(
         "cifar-100",
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
         [
             ["cifar-100-python/train", "cifar-100-python/test"],
             ["cifar-100-binary/train.bin", "cifar-100-binary/test.bin"],
@@ -163,8 +130,7 @@ CIFAR100_FILES = register_source(
             ["train.bin", "test.bin"],
         ],
         _decode100,
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
-        _cifar100_downloads,
+        partial(_downloads, "CIFAR100"),
     )
 )
 
@@ -191,14 +157,9 @@ def cifar100(
     """Return CIFAR-100, 50,000 and 10,000 photos 3x32x32, official split; its superclasses serve `pachinko`."""
     arrays = CIFAR100_FILES.load(root, path)
     if labels == "coarse":
-        return one_domain(
-            "cifar-100",
-            {**arrays, "train_y": arrays["train_coarse"], "test_y": arrays["test_coarse"]},
-            COARSE,
-            seed,
-            samples,
-        )
-    return one_domain("cifar-100", arrays, CIFAR100, seed, samples, superclasses(arrays))
+        arrays |= {"train_y": arrays["train_coarse"], "test_y": arrays["test_coarse"]}
+        return one_domain("cifar-100", arrays, COARSE, seed, samples)
+    return one_domain("cifar-100", arrays, CIFAR100, seed, samples, coarse=superclasses(arrays))
 
 
 def superclasses(arrays: Arrays) -> tuple[int, ...]:
@@ -222,23 +183,6 @@ def superclasses(arrays: Arrays) -> tuple[int, ...]:
     return tuple(found.get(label, 0) for label in range(100))
 
 
-def one_domain(
-    name: str,
-    arrays: Arrays,
-    classes: tuple[str, ...],
-    seed: int,
-    samples: int | None,
-    coarse: tuple[int, ...] | None = None,
-) -> DataSet:
-    """Return a data set of a single domain from arrays of its two parts."""
-    domain = cap_samples(
-        Domain(name, "real", *(arrays[p] for p in ("train_x", "train_y", "test_x", "test_y"))),
-        samples,
-        seed,
-    )
-    return DataSet(name, (domain,), classes, *channel_statistics([domain.train_x]), coarse=coarse)
-
-
 @register_dataset("cifar10-jpeg")
 def cifar10_jpeg(
     root: Path,
@@ -251,9 +195,8 @@ def cifar10_jpeg(
 ) -> DataSet:
     """Return all of CIFAR-10 after lossy compression, 3x32x32: results on it are not results on CIFAR-10."""
     file = Path(path).expanduser()
-    arrays = Files("cifar10-jpeg", [[file.name]], _decode_jpeg, "who made the file").load(
-        root, str(file.parent)
-    )
+    files = Files("cifar10-jpeg", "who made the file", [[file.name]], _decode_jpeg)
+    arrays = files.load(root, str(file.parent))
     return one_domain("cifar10-jpeg", arrays, CIFAR10, seed, samples)
 
 
@@ -262,22 +205,15 @@ def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
 
     path = folder / names[0]
     wanted = ("jpeg", "offset", "label", "is_test", "classes")
-    stored = {name: array for name, array in read_npz(path).items() if name in wanted}
+    stored = read_npz(path)
     missing = [name for name in wanted if name not in stored]
     expect(path, not missing, f"no {', '.join(missing)}", ", ".join(wanted))
-    jpeg, offset, labels = (
-        stored["jpeg"].tobytes(),
-        stored["offset"],
-        whole_numbers(path, stored["label"]),
-    )
-    test, names_ = stored["is_test"].astype(bool), [str(name) for name in stored["classes"]]
+    jpeg, offset, label, test, found = (stored[name] for name in wanted)
+    labels, jpeg, test = whole_numbers(path, label), jpeg.tobytes(), test.astype(bool)
+    names_ = [str(name) for name in found]
     expect(path, labels.ndim == 1, f"labels of shape {list(labels.shape)}", "[n]")
-    expect(
-        path,
-        sorted(names_) == sorted(CIFAR10),
-        f"the classes {', '.join(names_)}",
-        ", ".join(CIFAR10),
-    )
+    known = sorted(names_) == sorted(CIFAR10)
+    expect(path, known, f"the classes {', '.join(names_)}", ", ".join(CIFAR10))
     check_labels(path, labels, 10)
     expect(
         path,
@@ -295,18 +231,13 @@ def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
     for row, (start, end) in enumerate(pairwise(offset.tolist())):
         try:
             with Image.open(io.BytesIO(jpeg[start:end]), formats=("JPEG", "PNG", "WEBP")) as image:
-                expect(
-                    path,
-                    image.size == (32, 32),
-                    f"image {row} of {list(image.size)}",
-                    "32 by 32 pixels",
-                )
-                pixels = np.asarray(image.convert("RGB"))
+                size = list(image.size)
+                expect(path, size == [32, 32], f"image {row} of {size}", "32 by 32 pixels")
+                x[row] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise DataError(
                 f"{path}: image {row} cannot be decoded ({error}); fetch the file again"
             ) from None
-        x[row] = pixels.transpose(2, 0, 1)
     return {
         "train_x": x[~test],
         "train_y": labels[~test],
@@ -363,23 +294,10 @@ def _decode_fc100(folder: Path, names: Sequence[str]) -> Arrays:
     owner: dict[int, str] = {}
     for part, name in zip(FC100_COARSE, names, strict=True):
         path = folder / name
-        content = read_pickled_arrays(path)
-        expect(
-            path,
-            isinstance(content, dict) and {"data", "labels"} <= content.keys(),
-            "other entries",
-            "data and labels",
-        )
-        x, y = np.asarray(content["data"]), whole_numbers(path, content["labels"])
+        x, y = _entries(path, ("data", "labels")).values()
         if x.ndim == 4 and x.shape[-1] == 3:
             x = x.transpose(0, 3, 1, 2)
-        expect(
-            path,
-            x.dtype == np.uint8 and x.shape[1:] == (3, 32, 32) and y.shape == x.shape[:1],
-            f"data of {x.dtype} {list(x.shape)} and labels {list(y.shape)}",
-            "uint8 [n, 32, 32, 3] and n labels",
-        )
-        check_labels(path, y, 100)
+        x, y = labelled_images(path, x, y, (3, 32, 32), 100)
         for label in np.unique(y).tolist():
             expect(
                 path,
@@ -387,16 +305,16 @@ def _decode_fc100(folder: Path, names: Sequence[str]) -> Arrays:
                 f"the class {CIFAR100[label]}, which {owner[label]} has",
                 "classes of its own",
             )
-        arrays |= {f"{part}_x": np.ascontiguousarray(x), f"{part}_y": y}
+        arrays |= {f"{part}_x": x, f"{part}_y": y}
     return arrays
 
 
 FC100_FILES = register_source(
     Fc100Files(
         "fc100",
+        "CIFAR-100 (`flray data get cifar-100`), or as the three pickles that MetaOptNet links to",
         [[f"FC100_{part}.pickle" for part in FC100_COARSE]],
         _decode_fc100,
-        "CIFAR-100 (`flray data get cifar-100`), or as the three pickles that MetaOptNet links to",
     )
 )
 
@@ -414,8 +332,5 @@ def fc100(
 ) -> DataSet:
     """Return FC100: few-shot classes of CIFAR-100, split by superclass into 60 for training, 20 and 20 unseen ones."""
     arrays = FC100_FILES.load(root, path)
-    parts = (arrays[name] for name in ("train_x", "train_y", f"{part}_x", f"{part}_y"))
-    domain = cap_samples(Domain("fc100", "real", *parts), samples, seed)
-    return DataSet(
-        "fc100", (domain,), CIFAR100, *channel_statistics([domain.train_x]), task="few-shot"
-    )
+    arrays |= {"test_x": arrays[f"{part}_x"], "test_y": arrays[f"{part}_y"]}
+    return one_domain("fc100", arrays, CIFAR100, seed, samples, task="few-shot")

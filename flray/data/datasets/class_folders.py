@@ -13,10 +13,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
-from flray.data.sources.archives import register_source
-from flray.data.sources.download import Progress
-from flray.data.sources.file_stores import Item, Store, find_store
+from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
+from flray.data.sources.archives import Source, register_source
+from flray.data.sources.file_stores import Item, Store
 from flray.data.sources.image_sets import (
     ImageSet,
     Mapped,
@@ -24,6 +23,7 @@ from flray.data.sources.image_sets import (
     Size,
     Table,
     TestShare,
+    find_store,
     image_dataset,
     split,
 )
@@ -38,26 +38,6 @@ _DEEPEST = 3  # folders between the given place and those of the domains
 def normalise_name(name: str) -> str:
     """Return a folder's name without capitals, spaces and punctuation."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def select_domains(name: str, have: Sequence[str], wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the wanted domains in the set's order.
-
-    Raises
-    ------
-    ConfigError
-        If one is unknown or named twice, or none is wanted.
-    """
-    for domain in wanted if wanted is not None else ():
-        if domain not in have or list(wanted or ()).count(domain) > 1:
-            raise ConfigError(
-                f"dataset.{name}.domains",
-                repr(domain),
-                f"each of {', '.join(have)} at most once{nearest(domain, set(have) - {domain})}",
-            )
-    if wanted is not None and not wanted:
-        raise ConfigError(f"dataset.{name}.domains", "an empty list", f"some of {', '.join(have)}")
-    return tuple(domain for domain in have if wanted is None or domain in wanted)
 
 
 def domain_home(
@@ -129,83 +109,30 @@ _BETWEEN = ("images", "full")
 
 
 @dataclass(frozen=True)
-class ClassFolders:
+class ClassFolders(Source):
     """How a set of folders looks.
 
     Attributes
     ----------
-    name, title : str
-        Its registered name, and one sentence of what it is.
-    where : str
-        Where a user gets it.
     domains : mapping of str to sequence of str
         Names of the domains in order, and what else their folders are called.
     classes : sequence of str
         Names of the classes in label order.
-    size : int
-        Usual height and width.
     aliases : mapping of str to str
         What else folders of classes are called.
     others : bool
         Whether folders of other classes are passed over; otherwise they are refused.
     """
 
-    name: str
-    title: str
-    where: str
     domains: Mapping[str, Sequence[str]]
     classes: Sequence[str]
-    size: int
     aliases: Mapping[str, str] = field(default_factory=dict)
     others: bool = False
-
-    @property
-    def fetched(self) -> bool:
-        """Whether `flray data get` downloads it."""
-        return False
 
     @property
     def layout(self) -> str:
         """The layout in words."""
         return f"DOMAIN/CLASS/*.jpg with the domains {', '.join(self.domains)} (DOMAIN/images/CLASS is taken too)"
-
-    def present(self, root: Path) -> bool:
-        """Whether there is something at the usual place."""
-        return (root / "archives" / self.name).exists()
-
-    def get(self, root: Path, progress: Progress) -> None:
-        """Decode what was put there by hand.
-
-        Raises
-        ------
-        DataError
-            If it is not there.
-        """
-        self.load(root, progress=progress)
-
-    def load(
-        self,
-        root: Path,
-        *,
-        path: str | None = None,
-        seed: int = 0,
-        domains: Sequence[str] | None = None,
-        samples: int | None = None,
-        size: int | None = None,
-        test: float = 0.2,
-        rename: Mapping[str, str] | None = None,
-        incomplete: bool = False,
-        mapped: bool | None = None,
-        progress: Progress | None = None,
-    ) -> DataSet:
-        """Return the data set; the options are those of `register_tree`."""
-        store = find_store(root, self.name, path, self.where, self.layout)
-        chosen = select_domains(self.name, tuple(self.domains), domains)
-        table = self.table(store, store.items(), chosen, rename or {}, incomplete)
-        spec = ImageSet(
-            self.name, chosen, tuple(self.classes), size or self.size, seed, samples, mapped
-        )
-        return image_dataset(spec, split(table, test, spec, store), store, root, progress)
 
     def table(
         self,
@@ -284,8 +211,18 @@ class ClassFolders:
         return table
 
 
-def register_tree(tree: ClassFolders) -> ClassFolders:
-    """Register a set of folders with the options that all of them have."""
+def register_tree(tree: ClassFolders, title: str, usual: int) -> ClassFolders:
+    """Register a set of folders with the options that all of them have.
+
+    Parameters
+    ----------
+    tree : ClassFolders
+        The set.
+    title : str
+        One sentence of what it is.
+    usual : int
+        Default height and width.
+    """
 
     def dataset(
         root: Path,
@@ -294,29 +231,21 @@ def register_tree(tree: ClassFolders) -> ClassFolders:
         seed: Seed = 0,
         domains: ChosenDomains = None,
         samples: SampleCap = None,
-        size: Size = tree.size,
+        size: Size = usual,
         test: TestShare = 0.2,
         rename: Rename = {},  # noqa: B006 - never changed, and the schema shows it
         incomplete: Incomplete = False,
         mapped: Mapped = None,
     ) -> DataSet:
-        return tree.load(
-            root,
-            path=path,
-            seed=seed,
-            domains=domains,
-            samples=samples,
-            size=size,
-            test=test,
-            rename=rename,
-            incomplete=incomplete,
-            mapped=mapped,
-        )
+        store = find_store(root, tree, path, tree.layout)
+        chosen = select_domains(tree.name, tuple(tree.domains), domains)
+        table = tree.table(store, store.items(), chosen, rename, incomplete)
+        spec = ImageSet(tree.name, chosen, tuple(tree.classes), size, seed, samples, mapped)
+        return image_dataset(spec, split(table, test, spec, store), store, root)
 
-    dataset.__doc__ = tree.title
+    dataset.__doc__ = title
     register_dataset(tree.name)(dataset)
-    register_source(tree)
-    return tree
+    return register_source(tree)
 
 
 _SAME_THING = {
@@ -335,29 +264,21 @@ _SAME_THING = {
 OFFICE_CALTECH10 = register_tree(
     ClassFolders(
         "office-caltech10",
-        "Return Office-Caltech10: 2,533 photos of 10 classes from 4 sources, by default 3x256x256.",
         "the Office-Caltech10 archive that FedBN links to (https://github.com/med-air/FedBN)",
         {"amazon": (), "caltech": ("caltech10", "caltech256"), "dslr": (), "webcam": ()},
-        (
-            "back_pack",
-            "bike",
-            "calculator",
-            "headphones",
-            "keyboard",
-            "laptop_computer",
-            "monitor",
-            "mouse",
-            "mug",
-            "projector",
+        tuple(
+            """
+back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector
+""".split()  # noqa: SIM905
         ),
-        256,
         _SAME_THING,
-    )
+    ),
+    "Return Office-Caltech10: 2,533 photos of 10 classes from 4 sources, by default 3x256x256.",
+    256,
 )
 OFFICE31 = register_tree(
     ClassFolders(
         "office31",
-        "Return Office31: 4,110 photos of 31 classes from 3 sources, by default 3x256x256.",
         "https://faculty.cc.gatech.edu/~judy/domainadapt (Saenko et al., 2010)",
         {"amazon": (), "dslr": (), "webcam": ()},
         tuple(
@@ -368,14 +289,14 @@ paper_notebook pen phone printer projector punchers ring_binder ruler scissors s
 tape_dispenser trash_can
 """.split()  # noqa: SIM905
         ),
-        256,
         {"backpack": "back_pack", "laptop": "laptop_computer"},
-    )
+    ),
+    "Return Office31: 4,110 photos of 31 classes from 3 sources, by default 3x256x256.",
+    256,
 )
 OFFICE_HOME = register_tree(
     ClassFolders(
         "office-home",
-        "Return Office-Home: 15,588 pictures of 65 classes in 4 styles, by default 3x256x256.",
         "https://www.hemanthdv.org/officeHomeDataset.html",
         {"art": (), "clipart": (), "product": (), "real-world": ("real",)},
         tuple(
@@ -388,23 +309,23 @@ Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon TV Table Telephone T
 Trash_Can Webcam
 """.split()  # noqa: SIM905
         ),
-        256,
-    )
+    ),
+    "Return Office-Home: 15,588 pictures of 65 classes in 4 styles, by default 3x256x256.",
+    256,
 )
 PACS = register_tree(
     ClassFolders(
         "pacs",
-        "Return PACS: 9,991 pictures of 7 classes in 4 styles, by default 3x224x224.",
         "https://www.kaggle.com/datasets/nickfratto/pacs-dataset (Li et al., 2017)",
         {"photo": (), "art_painting": ("art",), "cartoon": (), "sketch": ()},
         ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
-        224,
-    )
+    ),
+    "Return PACS: 9,991 pictures of 7 classes in 4 styles, by default 3x224x224.",
+    224,
 )
 VLCS = register_tree(
     ClassFolders(
         "vlcs",
-        "Return VLCS: 10,729 photos of 5 classes from 4 collections, by default 3x224x224.",
         "the archive that DomainBed fetches (Fang et al., 2013)",
         {
             "caltech": ("caltech101",),
@@ -413,7 +334,8 @@ VLCS = register_tree(
             "sun": ("sun09",),
         },
         ("bird", "car", "chair", "dog", "person"),
-        224,
         {"0": "bird", "1": "car", "2": "chair", "3": "dog", "4": "person"},
-    )
+    ),
+    "Return VLCS: 10,729 photos of 5 classes from 4 collections, by default 3x224x224.",
+    224,
 )

@@ -12,22 +12,23 @@ from pydantic import Field
 
 from flray.data.datasets.embedded import (
     DIGITS,
+    PARTS,
     ChosenDomains,
     SampleCap,
     Seed,
+    assemble,
     cap_samples,
-    choose_domains,
+    select_domains,
 )
 from flray.data.loading import fit_to_shape
 from flray.data.sources.archives import (
     Files,
     Place,
-    check_labels,
     expect,
+    labelled_images,
     register_source,
     whole_numbers,
 )
-from flray.data.sources.images import channel_statistics
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.registry import register_dataset
@@ -60,24 +61,12 @@ def images_of(path: Path, values: ArrayLike) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.broadcast_to(array, (len(array), 3, *array.shape[2:])))
 
 
-def labels_of(path: Path, values: ArrayLike, count: int) -> NDArray[np.int64]:
-    """Return labels 0 to 9 from numbers (a zero may be written as 10) or one-hot rows."""
-    array = np.asarray(values)
-    if array.ndim == 2 and array.shape[1] == 10:
-        array = array.argmax(1)
-    labels = whole_numbers(path, array.ravel())
-    if 0 not in labels:
-        labels = np.where(labels == 10, 0, labels)
-    expect(path, len(labels) == count, f"{len(labels)} labels for {count} images", "as many")
-    check_labels(path, labels, 10)
-    return labels
-
-
-def _validate_pair(
-    path: Path, images: ArrayLike, labels: ArrayLike
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    x = images_of(path, images)
-    return x, labels_of(path, labels, len(x))
+def _pair(path: Path, images: ArrayLike, labels: ArrayLike) -> list[Array]:
+    """Return images, and labels 0 to 9 from numbers (a zero may be written as 10) or one-hot rows."""
+    x, y = images_of(path, images), np.asarray(labels)
+    y = whole_numbers(path, y.argmax(1) if y.ndim == 2 and y.shape[1] == 10 else y.ravel())
+    y = y if 0 in y else np.where(y == 10, 0, y)
+    return list(labelled_images(path, x, y, x.shape[1:], 10))
 
 
 def read_pickled_parts(folder: Path, names: Sequence[str]) -> list[Array]:
@@ -85,18 +74,10 @@ def read_pickled_parts(folder: Path, names: Sequence[str]) -> list[Array]:
     pairs = []
     for name in names:
         content = read_pickled_arrays(folder / name)
-        expect(
-            folder / name,
-            isinstance(content, (tuple, list)) and len(content) == 2,
-            type(content).__name__,
-            "a pair of images and labels",
-        )
-        pairs.append(_validate_pair(folder / name, *content))
-    return [
-        np.concatenate([x for x, _ in pairs[:-1]]),
-        np.concatenate([y for _, y in pairs[:-1]]),
-        *pairs[-1],
-    ]
+        known = isinstance(content, (tuple, list)) and len(content) == 2
+        expect(folder / name, known, type(content).__name__, "a pair of images and labels")
+        pairs.append(_pair(folder / name, *content))
+    return [*map(np.concatenate, zip(*pairs[:-1], strict=True)), *pairs[-1]]
 
 
 def _read_matlab(path: Path, wanted: Mapping[str, Sequence[str]]) -> Arrays:
@@ -119,22 +100,17 @@ def _read_matlab(path: Path, wanted: Mapping[str, Sequence[str]]) -> Arrays:
 
 def _reader_of(train: Sequence[str], test: Sequence[str]) -> Reader:
     """Return the reader of one file with two parts, given the names of their images."""
+    wanted = {
+        "x": train,
+        "y": ("label_train", "train_label"),
+        "tx": test,
+        "ty": ("label_test", "test_label"),
+    }
 
     def read(folder: Path, names: Sequence[str]) -> list[Array]:
         path = folder / names[0]
-        found = _read_matlab(
-            path,
-            {
-                "x": train,
-                "y": ("label_train", "train_label"),
-                "tx": test,
-                "ty": ("label_test", "test_label"),
-            },
-        )
-        return [
-            *_validate_pair(path, found["x"], found["y"]),
-            *_validate_pair(path, found["tx"], found["ty"]),
-        ]
+        x, y, test_x, test_y = _read_matlab(path, wanted).values()
+        return [*_pair(path, x, y), *_pair(path, test_x, test_y)]
 
     return read
 
@@ -143,23 +119,16 @@ def _read_svhn(folder: Path, names: Sequence[str]) -> list[Array]:
     parts: list[Array] = []
     for name in names:
         found = _read_matlab(folder / name, {"X": ("X",), "y": ("y",)})
-        parts += _validate_pair(folder / name, found["X"].transpose(3, 2, 0, 1), found["y"])
+        parts += _pair(folder / name, found["X"].transpose(3, 2, 0, 1), found["y"])
     return parts
 
 
 def _read_usps(folder: Path, names: Sequence[str]) -> list[Array]:
     path = folder / names[0]
     dataset = _read_matlab(path, {"dataset": ("dataset",)})["dataset"]
-    expect(
-        path,
-        getattr(dataset, "shape", ()) == (2, 2),
-        f"dataset of {getattr(dataset, 'shape', ())}",
-        "2 by 2 cells",
-    )
-    return [
-        *_validate_pair(path, dataset[0][0], dataset[0][1]),
-        *_validate_pair(path, dataset[1][0], dataset[1][1]),
-    ]
+    shape = getattr(dataset, "shape", ())
+    expect(path, shape == (2, 2), f"dataset of {shape}", "2 by 2 cells")
+    return [array for row in dataset for array in _pair(path, *row)]
 
 
 MATLAB_READERS: dict[str, Reader] = {
@@ -179,81 +148,57 @@ DOMAINS: dict[str, Origin] = {
     "synthdigits": "rendered",
     "mnistm": "composed",
 }
-FOLDERS = {
-    "mnist": "MNIST",
-    "svhn": "SVHN",
-    "usps": "USPS",
-    "synthdigits": "SynthDigits",
-    "mnistm": "MNIST_M",
-}
-_FOUR = ("train_x", "train_y", "test_x", "test_y")
 _FEDBN = {
-    domain: [
-        f"{sub}/{name}"
-        for name in (*(f"partitions/train_part{i}.pkl" for i in range(10)), "test.pkl")
-    ]
-    for domain, sub in FOLDERS.items()
+    domain: [*(f"{folder}/partitions/train_part{i}.pkl" for i in range(10)), f"{folder}/test.pkl"]
+    for domain, folder in zip(
+        DOMAINS, ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST_M"), strict=True
+    )
 }
 _MAT = {
-    "mnist": ("mnist_data.mat",),
-    "svhn": ("svhn_train_32x32.mat", "svhn_test_32x32.mat"),
-    "usps": ("usps_28x28.mat",),
-    "synthdigits": ("syn_number.mat",),
-    "mnistm": ("mnistm_with_label.mat",),
+    "mnist": ["mnist_data.mat"],
+    "svhn": ["svhn_train_32x32.mat", "svhn_test_32x32.mat"],
+    "usps": ["usps_28x28.mat"],
+    "synthdigits": ["syn_number.mat"],
+    "mnistm": ["mnistm_with_label.mat"],
 }
 
 
-def _decode_fedbn(folder: Path, names: Sequence[str]) -> Arrays:
-    return {
-        f"{domain}_{part}": array
-        for domain in FOLDERS
-        for part, array in zip(_FOUR, read_pickled_parts(folder, _FEDBN[domain]), strict=True)
-    }
-
-
-def _decode_five(folder: Path, names: Sequence[str]) -> Arrays:
-    return {
-        f"{domain}_{part}": array
-        for domain, read in MATLAB_READERS.items()
-        for part, array in zip(_FOUR, read(folder, _MAT[domain]), strict=True)
-    }
-
-
-FEDBN_FILES = register_source(
-    Files(
-        "digits5",
-        [[name for names in _FEDBN.values() for name in names]],
-        _decode_fedbn,
-        "the link in https://github.com/med-air/FedBN (digit_dataset)",
-    )
-)
-FIVE_FILES = register_source(
-    Files(
-        "digit-five",
-        [[name for names in _MAT.values() for name in names]],
-        _decode_five,
-        "the data sets of Moment Matching for Multi-Source Domain Adaptation (M3SDA), Digit-Five",
-    )
-)
-
-
-def _alone(name: str, domain: str, where: str) -> Files:
-    """Return the files of one domain, of either archive."""
+def _files(
+    name: str, where: str, *archives: dict[str, list[str]], have: Sequence[str] = tuple(DOMAINS)
+) -> Files:
+    """Register the files of some domains, of either archive."""
 
     def decode(folder: Path, names: Sequence[str]) -> Arrays:
-        read = read_pickled_parts if names[0].endswith(".pkl") else MATLAB_READERS[domain]
-        return {
-            f"{domain}_{part}": array
-            for part, array in zip(_FOUR, read(folder, names), strict=True)
-        }
+        pickled = names[0].endswith(".pkl")
+        arrays: Arrays = {}
+        for domain in have:
+            read = read_pickled_parts if pickled else MATLAB_READERS[domain]
+            parts = read(folder, (_FEDBN if pickled else _MAT)[domain])
+            arrays |= {f"{domain}_{part}": a for part, a in zip(PARTS, parts, strict=True)}
+        return arrays
 
-    return register_source(Files(name, [_MAT[domain], _FEDBN[domain]], decode, where))
+    layouts = [[file for domain in have for file in archive[domain]] for archive in archives]
+    return register_source(Files(name, where, layouts, decode))
 
 
-MNISTM_FILES = _alone(
-    "mnist-m", "mnistm", "Digit-Five or FedBN's Digits-5, or http://yaroslav.ganin.net"
+FEDBN_FILES = _files(
+    "digits5", "the link in https://github.com/med-air/FedBN (digit_dataset)", _FEDBN
 )
-SYNTHDIGITS_FILES = _alone("synthdigits", "synthdigits", "Digit-Five or FedBN's Digits-5")
+FIVE_FILES = _files(
+    "digit-five",
+    "the data sets of Moment Matching for Multi-Source Domain Adaptation (M3SDA), Digit-Five",
+    _MAT,
+)
+MNISTM_FILES = _files(
+    "mnist-m",
+    "Digit-Five or FedBN's Digits-5, or http://yaroslav.ganin.net",
+    _MAT,
+    _FEDBN,
+    have=("mnistm",),
+)
+SYNTHDIGITS_FILES = _files(
+    "synthdigits", "Digit-Five or FedBN's Digits-5", _MAT, _FEDBN, have=("synthdigits",)
+)
 
 
 @register_dataset("digits5")
@@ -267,7 +212,7 @@ def digits5(
     size: Size = 28,
 ) -> DataSet:
     """Return FedBN's Digits-5 (MNIST, SVHN, USPS, SynthDigits, MNIST-M), 7,438 and about 1,860 colour images each."""
-    return _dataset("digits5", FEDBN_FILES.load(root, path), seed, domains, samples, size)
+    return _dataset(FEDBN_FILES, root, path, seed, samples, size, domains)
 
 
 @register_dataset("digit-five")
@@ -281,7 +226,7 @@ def digit_five(
     size: Size = 32,
 ) -> DataSet:
     """Return Digit-Five, the same five domains from their MATLAB files, at their own sizes and official splits."""
-    return _dataset("digit-five", FIVE_FILES.load(root, path), seed, domains, samples, size)
+    return _dataset(FIVE_FILES, root, path, seed, samples, size, domains)
 
 
 @register_dataset("mnist-m")
@@ -289,9 +234,7 @@ def mnist_m(
     root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None, size: Size = 28
 ) -> DataSet:
     """Return MNIST-M, MNIST's digits over photos, 3x28x28, from Digit-Five's or FedBN's files (composed)."""
-    return _dataset(
-        "mnist-m", MNISTM_FILES.load(root, path), seed, None, samples, size, ("mnistm",)
-    )
+    return _dataset(MNISTM_FILES, root, path, seed, samples, size, ["mnistm"])
 
 
 @register_dataset("synthdigits")
@@ -299,39 +242,22 @@ def synthdigits(
     root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None, size: Size = 32
 ) -> DataSet:
     """Return SynthDigits, rendered digits 3x32x32, from Digit-Five's or FedBN's files."""
-    return _dataset(
-        "synthdigits",
-        SYNTHDIGITS_FILES.load(root, path),
-        seed,
-        None,
-        samples,
-        size,
-        ("synthdigits",),
-    )
+    return _dataset(SYNTHDIGITS_FILES, root, path, seed, samples, size, ["synthdigits"])
 
 
 def _dataset(
-    name: str,
-    arrays: Arrays,
+    files: Files,
+    root: Path,
+    path: str | None,
     seed: int,
-    domains: list[str] | None,
     samples: int | None,
     size: int,
-    have: Sequence[str] = tuple(DOMAINS),
+    domains: list[str] | None,
 ) -> DataSet:
-    made = []
-    for domain in choose_domains(
-        [Domain(d, DOMAINS[d], *(arrays[f"{d}_{p}"] for p in _FOUR)) for d in have], domains, name
-    ):
-        taken = cap_samples(domain, samples, seed)
-        made.append(
-            Domain(
-                taken.name,
-                taken.origin,
-                fit_to_shape(taken.train_x, (3, size, size)),
-                taken.train_y,
-                fit_to_shape(taken.test_x, (3, size, size)),
-                taken.test_y,
-            )
-        )
-    return DataSet(name, tuple(made), DIGITS, *channel_statistics([d.train_x for d in made]))
+    arrays, made = files.load(root, path), []
+    for name in select_domains(files.name, tuple(DOMAINS), domains):
+        parts = (arrays[f"{name}_{part}"] for part in PARTS)
+        one = cap_samples(Domain(name, DOMAINS[name], *parts), samples, seed)
+        x = (fit_to_shape(part, (3, size, size)) for part in (one.train_x, one.test_x))
+        made.append(Domain(name, one.origin, next(x), one.train_y, next(x), one.test_y))
+    return assemble(files.name, made, DIGITS)

@@ -8,6 +8,7 @@ tables that print numbers of Digits-5 beside digits5-local compare two different
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +17,11 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.datasets.embedded import DIGITS, SampleCap, Seed, cap_samples, choose_domains
+from flray.data.datasets.embedded import DIGITS, PARTS, SampleCap, Seed, assemble, one_domain
 from flray.data.datasets.glyphs import render_digits
 from flray.data.sources.cache import MANIFEST, read_arrays, write_arrays
 from flray.data.sources.download import Archive, Progress, fetch, member
-from flray.data.sources.images import (
-    channel_statistics,
-    over_photos,
-    photo_crops,
-    resize,
-    to_colour,
-)
+from flray.data.sources.images import over_photos, photo_crops, resize, to_colour
 from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.errors import DataError
 from flray.registry import register_dataset
@@ -122,13 +117,12 @@ def read_optdigits(archive: Path) -> Arrays:
     table = _parse(archive, name, parse)
     _expect(archive, name, table.shape[1] == 65, f"{table.shape[1]} columns", "65")
     official = load_digits()
-    left = _row_counts(np.column_stack([official.data, official.target]))
+    known = np.column_stack([official.data, official.target]).astype(np.uint8)
+    left = Counter(row.tobytes() for row in known)
     in_test = np.zeros(len(table), dtype=bool)
-    for row, values in enumerate(table):
-        key = values.astype(np.uint8).tobytes()
-        if left.get(key, 0):
-            left[key] -= 1
-            in_test[row] = True
+    for place, row in enumerate(table.astype(np.uint8)):
+        in_test[place] = left[row.tobytes()] > 0
+        left[row.tobytes()] -= 1
     arrays: Arrays = {}
     for part, rows in (("train", table[~in_test]), ("test", table[in_test])):
         arrays |= _part(archive, name, part, rows[:, :64].reshape(-1, 8, 8), rows[:, 64])
@@ -217,13 +211,6 @@ def _part(archive: Path, name: str, part: str, images: Array, labels: Array) -> 
     return {f"{part}_x": images.astype(np.uint8), f"{part}_y": labels.astype(np.int64)}
 
 
-def _row_counts(rows: Array) -> dict[bytes, int]:
-    counts: dict[bytes, int] = {}
-    for row in rows.astype(np.uint8):
-        counts[row.tobytes()] = counts.get(row.tobytes(), 0) + 1
-    return counts
-
-
 ORIGINS: dict[str, Origin] = {
     "mnist": "real",
     "usps": "real",
@@ -232,7 +219,6 @@ ORIGINS: dict[str, Origin] = {
     "mnistm": "composed",
 }
 DIGITS5_SOURCES = ("mnist", "usps", "optdigits")
-PARTS = ("train_x", "train_y", "test_x", "test_y")
 NUM_PUBLIC = 5000
 
 # Part of the folder's name: raised whenever the recipe changes, so that no one trains on the old
@@ -314,12 +300,8 @@ def digits5_local(
         Domain(name, origin, *(arrays[f"{name}_{part}"] for part in PARTS))
         for name, origin in ORIGINS.items()
     ]
-    taken = [
-        cap_samples(domain, samples, seed)
-        for domain in choose_domains(made, domains, "digits5-local")
-    ]
-    mean, std = channel_statistics([domain.train_x for domain in taken])
-    return DataSet("digits5-local", tuple(taken), DIGITS, mean, std, public=arrays["public"])
+    public = arrays["public"]
+    return assemble("digits5-local", made, DIGITS, seed, samples, domains, public=public)
 
 
 def load_or_build_digits5(root: Path, seed: int, *, mend: bool = False) -> Arrays:
@@ -416,9 +398,8 @@ def split_usps(halves: Arrays, seed: int) -> Arrays:
 def _single(
     name: Literal["mnist", "usps"], arrays: Arrays, seed: int, samples: int | None
 ) -> DataSet:
-    parts = [arrays[part][:, None] if part.endswith("x") else arrays[part] for part in PARTS]
-    domain = cap_samples(Domain(name, "real", *parts), samples, seed)
-    return DataSet(name, (domain,), DIGITS, *channel_statistics([domain.train_x]))
+    arrays = {part: a[:, None] if part.endswith("x") else a for part, a in arrays.items()}
+    return one_domain(name, arrays, DIGITS, seed, samples)
 
 
 def _enlarge(images: Array, factor: float) -> NDArray[np.uint8]:

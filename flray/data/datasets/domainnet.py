@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets.class_folders import (
-    ClassFolders,
-    Incomplete,
-    domain_home,
-    normalise_name,
-    select_domains,
-)
-from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed
+from flray.data.datasets.class_folders import ClassFolders, Incomplete, domain_home, normalise_name
+from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
 from flray.data.sources.archives import register_source
-from flray.data.sources.download import Progress
-from flray.data.sources.file_stores import Item, Store, find_store
+from flray.data.sources.file_stores import Item, Store
 from flray.data.sources.image_sets import (
     ImageSet,
     Mapped,
@@ -28,6 +21,7 @@ from flray.data.sources.image_sets import (
     Size,
     Table,
     TestShare,
+    find_store,
     image_dataset,
     split,
 )
@@ -36,81 +30,20 @@ from flray.errors import DataError
 from flray.registry import register_dataset
 
 NUM_CLASSES = 345
-DOMAINS: dict[str, tuple[str, ...]] = {
-    "clipart": (),
-    "infograph": (),
-    "painting": (),
-    "quickdraw": (),
-    "real": (),
-    "sketch": (),
-}
-TEN = (
-    "bird",
-    "feather",
-    "headphones",
-    "ice_cream",
-    "teapot",
-    "tiger",
-    "whale",
-    "windmill",
-    "wine_glass",
-    "zebra",
+DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+TEN = tuple(
+    "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split()  # noqa: SIM905
 )
 """FedBN's classes, in its label order."""
 Which = Annotated[Literal["ten", "all"], Field(description="FedBN's ten classes, or all 345")]
 
 
-@dataclass(frozen=True)
-class _DomainNet(ClassFolders):
-    """The folders of DomainNet, with lists of files beside them."""
-
-    def load_domainnet(
-        self,
-        root: Path,
-        path: str | None,
-        classes: str,
-        seed: int,
-        domains: Sequence[str] | None,
-        samples: int | None,
-        size: int,
-        test: float,
-        incomplete: bool,
-        mapped: bool | None,
-        progress: Progress | None = None,
-    ) -> DataSet:
-        """Return the data set; the options are those of `domainnet`."""
-        store = find_store(root, self.name, path, self.where, self.layout)
-        chosen = select_domains(self.name, tuple(DOMAINS), domains)
-        items = store.items()
-        home = domain_home(
-            store, items, {normalise_name(d): d for d in DOMAINS}, self.layout, self.name
-        )
-        tree = (
-            self
-            if classes == "ten"
-            else replace(
-                self, classes=_all_classes(store, items, home, chosen, incomplete), others=False
-            )
-        )
-        table = tree.table(store, items, chosen, {}, incomplete)
-        spec = ImageSet(self.name, chosen, tuple(tree.classes), size, seed, samples, mapped)
-        listed = _test_list(store, items, home, chosen)
-        table = split(table, test, spec, store) if listed is None else _official(table, listed)
-        return image_dataset(spec, table, store, root, progress)
-
-    def get(self, root: Path, progress: Progress) -> None:
-        """Decode what was put there by hand (see `Tree`)."""
-        self.load_domainnet(root, None, "ten", 0, None, None, self.size, 0.2, False, None, progress)
-
-
 DOMAINNET = register_source(
-    _DomainNet(
+    ClassFolders(
         "domainnet",
-        "DomainNet",
         "https://ai.bu.edu/M3SDA (Peng et al., 2019)",
-        DOMAINS,
+        dict.fromkeys(DOMAINS, ()),
         TEN,
-        256,
         others=True,
     )
 )
@@ -135,9 +68,19 @@ def domainnet(
     With the lists ``DOMAIN_train.txt`` and ``DOMAIN_test.txt`` beside the folders the split is the
     official one, and only listed pictures are taken; without them `test` and `seed` decide.
     """
-    return DOMAINNET.load_domainnet(
-        root, path, classes, seed, domains, samples, size, test, incomplete, mapped
-    )
+    tree, name = DOMAINNET, DOMAINNET.name
+    store = find_store(root, tree, path, tree.layout)
+    chosen = select_domains(name, DOMAINS, domains)
+    items = store.items()
+    home = domain_home(store, items, {normalise_name(d): d for d in DOMAINS}, tree.layout, name)
+    if classes == "all":
+        found = _all_classes(store, items, home, chosen, incomplete)
+        tree = replace(tree, classes=found, others=False)
+    table = tree.table(store, items, chosen, {}, incomplete)
+    spec = ImageSet(name, chosen, tuple(tree.classes), size, seed, samples, mapped)
+    listed = _test_list(store, items, home, chosen)
+    table = split(table, test, spec, store) if listed is None else _official(table, listed)
+    return image_dataset(spec, table, store, root)
 
 
 def _all_classes(

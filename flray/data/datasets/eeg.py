@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.datasets.embedded import ChosenDomains, Seed, choose_domains
-from flray.data.sources.cache import MANIFEST, read_arrays, write_arrays
-from flray.data.types import Array, DataSet, Domain
+from flray.data.datasets.embedded import ChosenDomains, Seed, select_domains
+from flray.data.sources.cache import decoded
+from flray.data.types import Array, Arrays, DataSet, Domain
 from flray.errors import DataError
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
@@ -132,10 +132,8 @@ def eeg(
     FlrayError
         If MOABB is not installed or cannot fetch a source.
     """
-    nothing, none = np.empty(0), np.empty(0, dtype=np.int64)
-    known = [Domain(name, "real", nothing, none, nothing, none) for name in SOURCES]
-    wanted = [domain.name for domain in choose_domains(known, domains, "eeg")]
-    found = {name: _cached_trials(root, name, low, high, moabb_trials) for name in wanted}
+    wanted = select_domains("eeg", SOURCES, domains)
+    found = {name: _cached_trials(root, name, low, high) for name in wanted}
     return dataset_of("eeg", found, seed)
 
 
@@ -206,15 +204,13 @@ def imagery_trials(dataset: Any, paradigms: Any, low: float, high: float) -> Tri
     )
 
 
-def _cached_trials(
-    root: Path, source: str, low: float, high: float, trials: Callable[[str, float, float], Trials]
-) -> Trials:
+def _cached_trials(root: Path, source: str, low: float, high: float) -> Trials:
+    def decode(_: Path) -> Arrays:
+        x, y = moabb_trials(source, low, high)
+        return {"x": covariances(x), "y": y}
+
     key = hashlib.sha256(f"{source}|{low}|{high}".encode()).hexdigest()[:16]
-    folder = root / "eeg" / f"{source}-{key}"
-    if not (folder / MANIFEST).exists():
-        x, y = trials(source, low, high)
-        write_arrays(folder, {"x": covariances(x), "y": y})
-    arrays = read_arrays(folder, "eeg")
+    arrays = decoded(root / "eeg" / f"{source}-{key}", "eeg", decode)
     return arrays["x"], arrays["y"]
 
 

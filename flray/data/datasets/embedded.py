@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -16,11 +17,12 @@ from flray.data.sources.images import (
     resize,
     to_colour,
 )
-from flray.data.types import Array, DataSet, Domain, Origin
+from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.errors import ConfigError, nearest
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
 
+PARTS = ("train_x", "train_y", "test_x", "test_y")
 DIGITS = tuple(str(digit) for digit in range(10))
 Seed = Annotated[int, Field(ge=0, description="seed of the choice and composition of samples")]
 ChosenDomains = Annotated[list[str] | None, Field(description="domains to take, default all")]
@@ -76,13 +78,8 @@ def digits_sklearn(
         )
         y, cut = bunch.target[rows].astype(np.int64), round(0.8 * len(rows))
         parts.append(Domain(name, origin, x[:cut], y[:cut], x[cut:], y[cut:]))
-    taken = [
-        cap_samples(part, samples, seed)
-        for part in choose_domains(parts, domains, "digits-sklearn")
-    ]
-    mean, std = channel_statistics([part.train_x for part in taken])
     public = photo_crops(1000, 32, numpy_generator(seed, "data", extra="digits-sklearn/public"))
-    return DataSet("digits-sklearn", tuple(taken), DIGITS, mean, std, public=public)
+    return assemble("digits-sklearn", parts, DIGITS, seed, samples, domains, public=public)
 
 
 @register_dataset("random")
@@ -131,30 +128,65 @@ def random(
     )
 
 
-def choose_domains(
-    domains: Sequence[Domain], names: Sequence[str] | None, dataset: str
-) -> list[Domain]:
-    """Return the named domains in the data set's own order, or all.
+def select_domains(name: str, have: Sequence[str], wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the wanted domains in the set's order, or all.
 
     Raises
     ------
     ConfigError
-        If a name is unknown, given twice, or the list is empty.
+        If one is unknown or named twice, or none is wanted.
     """
-    have = [domain.name for domain in domains]
-    wanted = have if names is None else list(names)
-    for name in wanted:
-        if name not in have or wanted.count(name) > 1:
-            raise ConfigError(
-                f"dataset.{dataset}.domains",
-                repr(name),
-                f"each of {', '.join(have)} at most once{nearest(name, set(have) - {name})}",
-            )
+    if wanted is None:
+        return tuple(have)
+    setting = f"dataset.{name}.domains"
     if not wanted:
-        raise ConfigError(
-            f"dataset.{dataset}.domains", "an empty list", f"some of {', '.join(have)}"
-        )
-    return [domain for domain in domains if domain.name in wanted]
+        raise ConfigError(setting, "an empty list", f"some of {', '.join(have)}")
+    for domain in wanted:
+        if domain not in have or list(wanted).count(domain) > 1:
+            near = nearest(domain, set(have) - {domain})
+            raise ConfigError(
+                setting, repr(domain), f"each of {', '.join(have)} at most once{near}"
+            )
+    return tuple(domain for domain in have if domain in wanted)
+
+
+def assemble(
+    name: str,
+    domains: Sequence[Domain],
+    classes: tuple[str, ...],
+    seed: int = 0,
+    samples: int | None = None,
+    chosen: Sequence[str] | None = None,
+    **more: Any,
+) -> DataSet:
+    """Return a data set of some domains.
+
+    Parameters
+    ----------
+    name : str
+        The data set's.
+    domains : sequence of Domain
+        Those that it may have.
+    classes : tuple of str
+        As in `DataSet`.
+    seed, samples : int, int or None
+        As for `cap_samples`.
+    chosen : sequence of str, optional
+        As for `select_domains`.
+    **more : Any
+        What else `DataSet` takes.
+    """
+    names = select_domains(name, [domain.name for domain in domains], chosen)
+    taken = tuple(cap_samples(d, samples, seed) for d in domains if d.name in names)
+    return DataSet(name, taken, classes, *channel_statistics([d.train_x for d in taken]), **more)
+
+
+def one_domain(
+    name: str, arrays: Arrays, classes: tuple[str, ...], seed: int, samples: int | None, **more: Any
+) -> DataSet:
+    """Return a data set of a single domain from the arrays of its two parts."""
+    domain = Domain(name, "real", *(arrays[part] for part in PARTS))
+    return assemble(name, [domain], classes, seed, samples, **more)
 
 
 def cap_samples(domain: Domain, samples: int | None, seed: int) -> Domain:
@@ -174,14 +206,7 @@ def cap_samples(domain: Domain, samples: int | None, seed: int) -> Domain:
     rows = numpy_generator(seed, "data", extra=f"samples/{domain.name}").permutation(
         len(domain.train_y)
     )[:samples]
-    return Domain(
-        domain.name,
-        domain.origin,
-        domain.train_x[rows],
-        domain.train_y[rows],
-        domain.test_x,
-        domain.test_y,
-    )
+    return replace(domain, train_x=domain.train_x[rows], train_y=domain.train_y[rows])
 
 
 @register_dataset("photos")
@@ -213,5 +238,4 @@ def photos(
             photo_crops(count, size, generator, max_scale=max(1, min(8, 400 // size))),
             np.zeros(count, dtype=np.int64),
         ]
-    mean, std = channel_statistics([parts[0]])
-    return DataSet("photos", (Domain("photos", "real", *parts),), ("photo",), mean, std)
+    return assemble("photos", [Domain("photos", "real", *parts)], ("photo",))

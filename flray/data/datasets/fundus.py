@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from pydantic import Field
 
-from flray.data.datasets.class_folders import select_domains
-from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, choose_domains
-from flray.data.sources.archives import register_source
-from flray.data.sources.download import Progress
-from flray.data.sources.file_stores import Item, Store, find_store
-from flray.data.sources.image_sets import ImageSet, Mapped, Place, Size, Table, image_dataset
-from flray.data.sources.images import channel_statistics
+from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, assemble, select_domains
+from flray.data.sources.archives import Source, register_source
+from flray.data.sources.file_stores import Item, Store
+from flray.data.sources.image_sets import (
+    ImageSet,
+    Mapped,
+    Place,
+    Size,
+    Table,
+    find_store,
+    image_dataset,
+)
 from flray.data.types import DataSet, Domain
 from flray.errors import DataError
 from flray.registry import register_dataset
@@ -29,8 +33,7 @@ Colour = tuple[float, float, float]
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Source:
+class Look(NamedTuple):
     """How a camera and its patients look.
 
     Attributes
@@ -51,9 +54,9 @@ class Source:
         How much darker vessels are; negative: brighter.
     """
 
-    retina: Colour
-    disc: Colour
-    cup: Colour
+    retina: Sequence[float]
+    disc: Sequence[float]
+    cup: Sequence[float]
     radius: tuple[float, float]
     ratio: tuple[float, float]
     blur: float
@@ -61,76 +64,25 @@ class Source:
     shade: float
     vessels: float
 
+    @classmethod
+    def of(cls, line: str) -> Look:
+        """Return the look whose numbers stand in a line of `SOURCES`."""
+        n = [float(number) for number in line.split()[1:]]
+        return cls(n[:3], n[3:6], n[6:9], (n[9], n[10]), (n[11], n[12]), *n[13:])
 
+
+# E is the odd one out, as LG-Mix's client E is: another imaging technique, dark structures on a
+# bright ground.
 SOURCES = {
-    "A": Source(
-        (0.62, 0.30, 0.14),
-        (0.90, 0.62, 0.36),
-        (0.98, 0.86, 0.66),
-        (0.20, 0.26),
-        (0.40, 0.60),
-        0.6,
-        0.02,
-        0.3,
-        0.45,
-    ),
-    "B": Source(
-        (0.48, 0.17, 0.10),
-        (0.74, 0.40, 0.20),
-        (0.86, 0.58, 0.34),
-        (0.15, 0.20),
-        (0.30, 0.50),
-        1.2,
-        0.03,
-        0.5,
-        0.35,
-    ),
-    "C": Source(
-        (0.72, 0.46, 0.34),
-        (0.88, 0.66, 0.52),
-        (0.94, 0.80, 0.70),
-        (0.24, 0.32),
-        (0.50, 0.70),
-        0.9,
-        0.02,
-        0.1,
-        0.25,
-    ),
-    "D": Source(
-        (0.34, 0.22, 0.08),
-        (0.62, 0.54, 0.26),
-        (0.78, 0.76, 0.50),
-        (0.18, 0.24),
-        (0.35, 0.55),
-        0.4,
-        0.05,
-        0.4,
-        0.50,
-    ),
-    # The odd one out, as LG-Mix's client E is: another imaging technique, dark structures on a
-    # bright ground.
-    "E": Source(
-        (0.64, 0.70, 0.66),
-        (0.44, 0.52, 0.54),
-        (0.24, 0.32, 0.38),
-        (0.22, 0.30),
-        (0.30, 0.60),
-        0.8,
-        0.03,
-        0.2,
-        -0.20,
-    ),
-    "F": Source(
-        (0.56, 0.24, 0.22),
-        (0.80, 0.52, 0.46),
-        (0.88, 0.68, 0.62),
-        (0.14, 0.22),
-        (0.45, 0.75),
-        1.6,
-        0.02,
-        0.6,
-        0.30,
-    ),
+    line[0]: Look.of(line)
+    for line in """
+A 0.62 0.30 0.14  0.90 0.62 0.36  0.98 0.86 0.66  0.20 0.26  0.40 0.60  0.6  0.02  0.3   0.45
+B 0.48 0.17 0.10  0.74 0.40 0.20  0.86 0.58 0.34  0.15 0.20  0.30 0.50  1.2  0.03  0.5   0.35
+C 0.72 0.46 0.34  0.88 0.66 0.52  0.94 0.80 0.70  0.24 0.32  0.50 0.70  0.9  0.02  0.1   0.25
+D 0.34 0.22 0.08  0.62 0.54 0.26  0.78 0.76 0.50  0.18 0.24  0.35 0.55  0.4  0.05  0.4   0.50
+E 0.64 0.70 0.66  0.44 0.52 0.54  0.24 0.32 0.38  0.22 0.30  0.30 0.60  0.8  0.03  0.2  -0.20
+F 0.56 0.24 0.22  0.80 0.52 0.46  0.88 0.68 0.62  0.14 0.22  0.45 0.75  1.6  0.02  0.6   0.30
+""".strip().splitlines()
 }
 
 
@@ -172,13 +124,11 @@ def fundus_synthetic(
         x, y = (np.stack(arrays) for arrays in zip(*drawn, strict=True))
         cut = samples - samples // 5
         parts.append(Domain(name, "rendered", x[:cut], y[:cut], x[cut:], y[cut:]))
-    taken = choose_domains(parts, domains, "fundus-synthetic")
-    mean, std = channel_statistics([part.train_x for part in taken])
-    return DataSet("fundus-synthetic", tuple(taken), STRUCTURES, mean, std, task="segmentation")
+    return assemble("fundus-synthetic", parts, STRUCTURES, chosen=domains, task="segmentation")
 
 
 def draw(
-    source: Source, size: int, generator: np.random.Generator
+    source: Look, size: int, generator: np.random.Generator
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return one image [3, size, size] and its masks of disc and cup [2, size, size]."""
     from scipy.ndimage import gaussian_filter
@@ -243,51 +193,12 @@ DOMAINS = tuple(f"domain{number}" for number in range(1, 7))
 LAYOUT = "Domain1 to Domain6/{train,test}/ROIs/{image,mask}/*.png, image and mask of the same name"
 
 
-@dataclass(frozen=True)
-class Fundus:
-    """Where it comes from (see `flray.data.sources.archives.DatasetSource`)."""
-
-    name: str = "fundus"
-    where: str = "the six-source optic disc and cup set of DoFE (https://github.com/emma-sjwang/Dofe) and its extension"
-    fetched: bool = False
-
-    def present(self, root: Path) -> bool:
-        """Whether there is something at the usual place."""
-        return (root / "archives" / self.name).exists()
-
-    def get(self, root: Path, progress: Progress) -> None:
-        """Decode what was put there by hand."""
-        self.load(root, None, 0, None, None, 256, None, progress)
-
-    def load(
-        self,
-        root: Path,
-        path: str | None,
-        seed: int,
-        domains: Sequence[str] | None,
-        samples: int | None,
-        size: int,
-        mapped: bool | None,
-        progress: Progress | None = None,
-    ) -> DataSet:
-        """Return the data set; the options are those of `fundus`."""
-        store = find_store(root, self.name, path, self.where, LAYOUT)
-        chosen = select_domains(self.name, DOMAINS, domains)
-        spec = ImageSet(
-            self.name,
-            chosen,
-            STRUCTURES,
-            size,
-            seed,
-            samples,
-            mapped,
-            task="segmentation",
-            read_mask=disc_and_cup,
-        )
-        return image_dataset(spec, _table(store, chosen), store, root, progress)
-
-
-FUNDUS = register_source(Fundus())
+FUNDUS = register_source(
+    Source(
+        "fundus",
+        "the six-source optic disc and cup set of DoFE (https://github.com/emma-sjwang/Dofe) and its extension",
+    )
+)
 
 
 @register_dataset("fundus")
@@ -302,7 +213,12 @@ def fundus(
     mapped: Mapped = None,
 ) -> DataSet:
     """Return retinal photographs of six sources with masks of disc and cup (segmentation); own test parts."""
-    return FUNDUS.load(root, path, seed, domains, samples, size, mapped)
+    store = find_store(root, FUNDUS, path, LAYOUT)
+    chosen = select_domains("fundus", DOMAINS, domains)
+    spec = ImageSet(
+        "fundus", chosen, STRUCTURES, size, seed, samples, mapped, "segmentation", disc_and_cup
+    )
+    return image_dataset(spec, _table(store, chosen), store, root)
 
 
 def disc_and_cup(mask: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
@@ -382,12 +298,6 @@ def _table(store: Store, chosen: Sequence[str]) -> Table:
                 "name; fetch it again or take the file away"
             )
     keys = sorted(images)
-    for number, name in enumerate(chosen):
-        if not any(key[0] == number for key in keys):
-            raise DataError(
-                f"data set fundus: {name} has no images in {store.where}; it must be laid out as "
-                f"{LAYOUT}; put them there, or choose other sources with data.domains"
-            )
     return Table(
         [images[key] for key in keys],
         np.zeros(len(keys), dtype=np.int64),

@@ -15,33 +15,18 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 
-from flray.data.datasets.embedded import Seed
-from flray.data.sources.images import channel_statistics
+from flray.data.datasets.embedded import Seed, assemble
 from flray.data.types import DataSet, Domain
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
 
-FONTS = (
-    "DejaVuSans",
-    "DejaVuSans-Bold",
-    "DejaVuSans-Oblique",
-    "DejaVuSans-BoldOblique",
-    "DejaVuSansMono",
-    "DejaVuSansMono-Bold",
-    "DejaVuSansMono-Oblique",
-    "DejaVuSansMono-BoldOblique",
-    "DejaVuSerif",
-    "DejaVuSerif-Bold",
-    "DejaVuSerif-Italic",
-    "DejaVuSerif-BoldItalic",
-    "STIXGeneral",
-    "STIXGeneralBol",
-    "STIXGeneralItalic",
-    "STIXGeneralBolIta",
-    "cmr10",
-    "cmb10",
-    "cmss10",
-    "cmtt10",
+FONTS = tuple(
+    """
+DejaVuSans DejaVuSans-Bold DejaVuSans-Oblique DejaVuSans-BoldOblique
+DejaVuSansMono DejaVuSansMono-Bold DejaVuSansMono-Oblique DejaVuSansMono-BoldOblique
+DejaVuSerif DejaVuSerif-Bold DejaVuSerif-Italic DejaVuSerif-BoldItalic
+STIXGeneral STIXGeneralBol STIXGeneralItalic STIXGeneralBolIta cmr10 cmb10 cmss10 cmtt10
+""".split()  # noqa: SIM905
 )
 SIZE = 32
 _TILE = 48  # side of a glyph's tile in the atlas; glyphs are 32 high in its middle
@@ -230,8 +215,7 @@ def glyphs(
     x = np.stack([render(names[label], size, generator) for label in y])[:, None]
     test = hidden[y]
     domain = Domain("glyphs", "rendered", x[~test], y[~test], x[test], y[test])
-    mean, std = channel_statistics([domain.train_x])
-    return DataSet("glyphs", (domain,), names, mean, std, task="few-shot")
+    return assemble("glyphs", [domain], names, task="few-shot")
 
 
 def render(character: str, size: int, generator: np.random.Generator) -> NDArray[np.uint8]:

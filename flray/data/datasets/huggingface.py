@@ -11,10 +11,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets.embedded import SampleCap, Seed, cap_samples
-from flray.data.datasets.own import Positive, Rows, TaskName, domains_of
+from flray.data.datasets.embedded import SampleCap, Seed, assemble
+from flray.data.datasets.own import Positive, TaskName, domains_of
 from flray.data.sources.image_files import decode
-from flray.data.sources.images import channel_statistics
 from flray.data.types import DataSet
 from flray.errors import DataError, brief, nearest
 from flray.files.border import FILE_BYTES, open_file, parse_json, read, read_at_most
@@ -100,25 +99,21 @@ def huggingface(
         labels += list(_names(rows, label))
         domains += [str(one) for one in _names(rows, by)] if by else ["all"] * len(rows)
         said += [part] * len(rows)
-    cut = Rows(
+    given = said if len(parts) > 1 else None
+    found_domains, classes = domains_of(
         "huggingface",
+        path,
         np.stack(images),
         labels,
         domains,
-        said if len(parts) > 1 else None,
-        label,
-        task,
-        positive,
-    )
-    found_domains, classes = domains_of(cut, test, seed, path)
-    capped = [cap_samples(domain, samples, seed) for domain in found_domains]
-    return DataSet(
-        "huggingface",
-        tuple(capped),
-        classes,
-        *channel_statistics([domain.train_x for domain in capped]),
+        given,
+        test,
+        seed,
+        label=label,
         task=task,
+        positive=positive,
     )
+    return assemble("huggingface", found_domains, classes, seed, samples, task=task)
 
 
 def _saved(folder: Path) -> Any:

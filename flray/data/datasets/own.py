@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets.class_folders import select_domains
-from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, cap_samples
-from flray.data.sources.file_stores import Item, Store, find_store
+from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, cap_samples, select_domains
+from flray.data.sources.archives import Source
+from flray.data.sources.file_stores import Item, Store
 from flray.data.sources.image_sets import (
     ImageSet,
     Mapped,
     Size,
     Table,
     TestShare,
+    find_store,
     image_dataset,
     split,
 )
@@ -120,14 +120,26 @@ def _in_words(label: Any) -> str:
     return f"{label:g}" if isinstance(label, float) else str(label).strip().lower()
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Samples before they are cut.
+def domains_of(
+    name: str,
+    where: str,
+    x: Array,
+    labels: Sequence[Any],
+    domains: Sequence[str],
+    parts: Sequence[str] | None,
+    share: float,
+    seed: int,
+    *,
+    label: str,
+    task: str,
+    positive: Any,
+) -> tuple[list[Domain], tuple[str, ...]]:
+    """Return the domains, by name, and the names of the classes.
 
-    Attributes
+    Parameters
     ----------
-    name : str
-        The data set's.
+    name, where : str
+        The data set's, and where the samples come from, for messages.
     x : ndarray [n, ...]
         The samples.
     labels : sequence
@@ -136,40 +148,15 @@ class Rows:
         The domain of each.
     parts : sequence of str or None
         ``train`` or ``test`` of each, where the data say so.
-    label : str
-        The column of the labels, for messages.
-    task : str
-        The data set's.
-    positive : str or number, optional
-        As for `classes_of`.
-    """
-
-    name: str
-    x: Array
-    labels: Sequence[Any]
-    domains: Sequence[str]
-    parts: Sequence[str] | None = None
-    label: str = "label"
-    task: str = "classification"
-    positive: Any = None
-
-
-def domains_of(
-    rows: Rows, share: float, seed: int, where: str
-) -> tuple[list[Domain], tuple[str, ...]]:
-    """Return the domains, by name, and the names of the classes.
-
-    Parameters
-    ----------
-    rows : Rows
-        The samples.
     share : float
         Of each class of a domain for test, where there are no parts; one at least in each part where
         a class has two samples of a domain.
     seed : int
         Which ones.
-    where : str
-        For messages.
+    label : str
+        The column of the labels, for messages.
+    task, positive : str, str or number
+        As for `classes_of`.
 
     Raises
     ------
@@ -177,47 +164,37 @@ def domains_of(
         If a part is neither train nor test, a domain has no sample of one, or the labels are not
         classes of the task.
     """
-    labels = f"column {rows.label!r} of {where}"
-    found = classes_of(rows.name, rows.labels, labels, rows.task, rows.positive)
+    found = classes_of(name, labels, f"column {label!r} of {where}", task, positive)
     number = {one: place for place, one in enumerate(found)}
     named = isinstance(found[0], str)
-    y = np.array([number[str(one) if named else one] for one in rows.labels], dtype=np.int64)
-    of_domain = np.array(rows.domains)
-    test = _test_rows(rows, y, of_domain, share, seed, where)
-    domains = []
-    for name in sorted(set(rows.domains)):
-        parts = []
-        for part, chosen in (("training", ~test), ("test", test)):
-            places = np.flatnonzero((of_domain == name) & chosen)
-            if not len(places):
-                raise DataError(
-                    f"data set {rows.name}: {name!r} of {where} has no {part} samples; take it away, "
-                    f"or join it with another"
-                )
-            parts += [np.ascontiguousarray(rows.x[places]), y[places]]
-        domains.append(Domain(name, "real", *parts))
-    return domains, tuple(str(one) for one in found)
-
-
-def _test_rows(
-    rows: Rows, y: Array, of_domain: Array, share: float, seed: int, where: str
-) -> Array:
-    test = np.zeros(len(y), dtype=bool)
-    if rows.parts is not None:
-        said = np.array([one.lower() for one in rows.parts])
+    y = np.array([number[str(one) if named else one] for one in labels], dtype=np.int64)
+    of_domain, test, made = np.array(domains), np.zeros(len(y), dtype=bool), []
+    if parts is not None:
+        said = np.array([one.lower() for one in parts])
         wrong = sorted(set(said.tolist()) - {*_TRAINING, *_TEST})
         if wrong:
             raise DataError(
-                f"data set {rows.name}: {where} has the part {wrong[0]!r}; only train and test are known"
+                f"data set {name}: {where} has the part {wrong[0]!r}; only train and test are known"
             )
-        return np.isin(said, _TEST)
-    for name in sorted(set(rows.domains)):
-        for label in range(int(y.max()) + 1):
-            places = np.flatnonzero((of_domain == name) & (y == label))
-            key = f"{rows.name}/split/{name}/{label}"
-            order = numpy_generator(seed, "data", extra=key).permutation(places)
-            test[order[: min(max(round(share * len(places)), 1), max(len(places) - 1, 0))]] = True
-    return test
+        test = np.isin(said, _TEST)
+    for domain in sorted(set(domains)):
+        inside = of_domain == domain
+        for number_of in range(len(found) if parts is None else 0):
+            rows = np.flatnonzero(inside & (y == number_of))
+            key = f"{name}/split/{domain}/{number_of}"
+            order = numpy_generator(seed, "data", extra=key).permutation(rows)
+            test[order[: min(max(round(share * len(rows)), 1), max(len(rows) - 1, 0))]] = True
+        arrays = []
+        for part, chosen in (("training", ~test), ("test", test)):
+            rows = np.flatnonzero(inside & chosen)
+            if not len(rows):
+                raise DataError(
+                    f"data set {name}: {domain!r} of {where} has no {part} samples; take it away, "
+                    f"or join it with another"
+                )
+            arrays += [np.ascontiguousarray(x[rows]), y[rows]]
+        made.append(Domain(domain, "real", *arrays))
+    return made, tuple(str(one) for one in found)
 
 
 if TYPE_CHECKING:
@@ -286,17 +263,20 @@ def table(
             )
     _check_other_than_label(file, frame, used, label)
     groups = ["table"] * len(frame) if by is None else [str(v) for v in frame[by].tolist()]
-    rows = Rows(
+    parts = None if part is None else [str(v) for v in frame[part].tolist()]
+    domains, classes = domains_of(
         "table",
+        str(file),
         x,
         frame[label].tolist(),
         groups,
-        None if part is None else [str(v) for v in frame[part].tolist()],
-        label,
-        task,
-        positive,
+        parts,
+        test,
+        seed,
+        label=label,
+        task=task,
+        positive=positive,
     )
-    domains, classes = domains_of(rows, test, seed, str(file))
     if scale == "standard":
         training = np.concatenate([domain.train_x for domain in domains]).astype(np.float64)
         mean, std = training.mean(0), training.std(0)
@@ -420,7 +400,7 @@ def folder(
         If the images do not all lie equally deep, a class or domain has too few, or it is not clear
         which class of a binary task is positive.
     """
-    store = find_store(root, "folder", path, "your own files", LAYOUT)
+    store = find_store(root, Source("folder", "your own files"), path, LAYOUT)
     images = [item for item in store.items() if item.is_image]
     table, names, classes = _table(store, images, task, positive)
     chosen = select_domains("folder", names, domains)

@@ -19,7 +19,7 @@ from flray.data.datasets import (
     eeg,
     fundus,
 )
-from flray.data.datasets.embedded import ChosenDomains, Seed, choose_domains
+from flray.data.datasets.embedded import ChosenDomains, Seed, select_domains
 from flray.data.types import Array, DataSet, Domain
 from flray.errors import ConfigError, nearest
 from flray.registry import register_dataset
@@ -113,7 +113,7 @@ def stand_in(
     shape = form.shape if size is None or len(form.shape) == 1 else (form.shape[0], size, size)
     tests = max(_TESTS, 4 * form.classes)
     made = []
-    for name in form.domains:
+    for name in select_domains("stand-in", form.domains, domains):
         parts: list[Array] = []
         for part, n in (("train", max(samples, 6 * tests)), ("test", tests)):
             draw = numpy_generator(seed, "data", extra=f"stand-in/{of}/{name}/{part}")
@@ -136,7 +136,7 @@ def stand_in(
     channels = shape[0] if len(shape) == 3 else 1
     return DataSet(
         f"stand-in of {of}",
-        tuple(choose_domains(made, domains, "stand-in")),
+        tuple(made),
         tuple(map(str, range(form.classes))),
         (0.5,) * channels,
         (0.5,) * channels,

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from flray.data.datasets.embedded import SampleCap, Seed
-from flray.data.sources.archives import register_source
-from flray.data.sources.download import Progress
-from flray.data.sources.file_stores import Item, Store, find_store
-from flray.data.sources.image_sets import ImageSet, Mapped, Place, Size, Table, image_dataset
+from flray.data.sources.archives import Source, register_source
+from flray.data.sources.file_stores import Item, Store
+from flray.data.sources.image_sets import (
+    ImageSet,
+    Mapped,
+    Place,
+    Size,
+    Table,
+    find_store,
+    image_dataset,
+)
 from flray.data.types import DataSet
 from flray.errors import DataError
 from flray.registry import register_dataset
@@ -22,40 +28,9 @@ ANNOTATIONS = "val_annotations.txt"
 LAYOUT = f"train/WNID/images/*.JPEG and val/images/*.JPEG with val/{ANNOTATIONS} (val/WNID/*.JPEG is taken too)"
 
 
-@dataclass(frozen=True)
-class TinyImageNet:
-    """Where it comes from (see `flray.data.sources.archives.DatasetSource`)."""
-
-    name: str = "tiny-imagenet"
-    where: str = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
-    fetched: bool = False
-
-    def present(self, root: Path) -> bool:
-        """Whether there is something at the usual place."""
-        return (root / "archives" / self.name).exists()
-
-    def get(self, root: Path, progress: Progress) -> None:
-        """Decode what was put there by hand."""
-        self.load(root, None, 0, None, 64, None, progress)
-
-    def load(
-        self,
-        root: Path,
-        path: str | None,
-        seed: int,
-        samples: int | None,
-        size: int,
-        mapped: bool | None,
-        progress: Progress | None = None,
-    ) -> DataSet:
-        """Return the data set; the options are those of `tiny_imagenet`."""
-        store = find_store(root, self.name, path, self.where, LAYOUT)
-        table, classes = _table(store)
-        spec = ImageSet(self.name, (self.name,), classes, size, seed, samples, mapped)
-        return image_dataset(spec, table, store, root, progress)
-
-
-TINY_IMAGENET = register_source(TinyImageNet())
+TINY_IMAGENET = register_source(
+    Source("tiny-imagenet", "http://cs231n.stanford.edu/tiny-imagenet-200.zip")
+)
 
 
 @register_dataset("tiny-imagenet")
@@ -69,7 +44,10 @@ def tiny_imagenet(
     mapped: Mapped = None,
 ) -> DataSet:
     """Return Tiny-ImageNet: 100,000 photos 3x64x64 of 200 classes (sorted WordNet ids); 10,000 of val for test."""
-    return TINY_IMAGENET.load(root, path, seed, samples, size, mapped)
+    store = find_store(root, TINY_IMAGENET, path, LAYOUT)
+    table, classes = _table(store)
+    spec = ImageSet("tiny-imagenet", ("tiny-imagenet",), classes, size, seed, samples, mapped)
+    return image_dataset(spec, table, store, root)
 
 
 def _table(store: Store) -> tuple[Table, tuple[str, ...]]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from flray.data.sources.cache import MANIFEST, read_arrays, write_arrays
+from flray.data.sources.cache import decoded
 from flray.data.sources.download import Progress
 from flray.data.types import Array, Arrays
 from flray.errors import DataError
+from flray.registry import datasets
 
 Place = Annotated[
     str | None,
@@ -44,30 +46,67 @@ class Download:
     unpack: bool = False
 
 
+announce: ContextVar[Progress] = ContextVar("announce", default=lambda line: None)
+"""Is told in one line when files are decoded."""
+
+
 @dataclass(frozen=True)
-class Files:
-    """What a data set is read from.
+class Source:
+    """Where a data set comes from that does not come with flray; this one is put in its place by hand.
 
     Attributes
     ----------
     name : str
         The data set's.
+    where : str
+        Where a user gets the files, for the message.
+    """
+
+    name: str
+    where: str
+
+    @property
+    def fetched(self) -> bool:
+        """Whether `flray data get` downloads it."""
+        return False
+
+    def present(self, root: Path) -> bool:
+        """Whether there is something at the usual place of a data cache."""
+        return (root / "archives" / self.name).exists()
+
+    def get(self, root: Path, progress: Progress) -> None:
+        """Fetch it if that is possible and need be, and decode it.
+
+        Raises
+        ------
+        DataError
+            If it is not there and cannot be fetched.
+        """
+        token = announce.set(progress)
+        try:
+            datasets.call(self.name, root)
+        finally:
+            announce.reset(token)
+
+
+@dataclass(frozen=True)
+class Files(Source):
+    """A data set that is a few files.
+
+    Attributes
+    ----------
     layouts : sequence of sequence of str
         Sets of files, relative to the folder; the first set that is complete is read.
     decode : callable
         From the folder and the set of files to the arrays.
-    where : str
-        Where a user gets them, for the message.
     downloads : callable
         Returns the files that `flray data get` fetches; none for sets that must be fetched by hand.
     elsewhere : sequence of Path
         Other folders to look in, such as a system package's.
     """
 
-    name: str
     layouts: Sequence[Sequence[str]]
     decode: Callable[[Path, Sequence[str]], Arrays]
-    where: str
     downloads: Callable[[], Sequence[Download]] = tuple
     elsewhere: Sequence[Path] = ()
 
@@ -84,11 +123,15 @@ class Files:
         for name in names:
             facts = (folder / name).stat()
             digest.update(os.fsencode(f"{folder / name}|{facts.st_size}|{facts.st_mtime_ns}"))
-        cache = root / self.name / digest.hexdigest()[:16]
-        if (cache / MANIFEST).exists():
-            return read_arrays(cache, self.name)
+        return decoded(
+            root / self.name / digest.hexdigest()[:16],
+            self.name,
+            lambda _: self._decode(folder, names),
+        )
+
+    def _decode(self, folder: Path, names: Sequence[str]) -> Arrays:
         try:
-            arrays = self.decode(folder, names)
+            return self.decode(folder, names)
         except DataError:
             raise
         except Exception as error:
@@ -97,8 +140,6 @@ class Files:
                 f"{error}); one of {', '.join(names)} is damaged or of another data set; fetch "
                 "them again"
             ) from error
-        write_arrays(cache, arrays)
-        return arrays
 
     @property
     def fetched(self) -> bool:
@@ -118,16 +159,8 @@ class Files:
         return True
 
     def get(self, root: Path, progress: Progress) -> None:
-        """Fetch the files, unless they are there, and decode them.
-
-        Raises
-        ------
-        DataError
-            If one cannot be fetched.
-        """
-        try:
-            self._find(root, None)
-        except DataError:
+        """Fetch the files, unless they are there, and decode them."""
+        if not self.has(root, None):
             self._download(root / "archives" / self.name, progress)
         self.load(root)
 
@@ -206,6 +239,40 @@ def whole_numbers(path: Path, values: ArrayLike) -> NDArray[np.int64]:
     return labels
 
 
+def labelled_images(
+    path: Path, images: Array, labels: ArrayLike, shape: tuple[int, ...], classes: int
+) -> tuple[Array, NDArray[np.int64]]:
+    """Return a file's images and labels in one piece each.
+
+    Parameters
+    ----------
+    path : Path
+        For messages.
+    images : ndarray [n, ...]
+        As they came out of it.
+    labels : array_like [n]
+        Numbers, or a column of them.
+    shape : tuple of int
+        Of an image.
+    classes : int
+        Labels count from 0 to one less.
+
+    Raises
+    ------
+    DataError
+        If they are no such images and labels, or not as many.
+    """
+    y = whole_numbers(path, labels)
+    expect(
+        path,
+        images.dtype == np.uint8 and images.shape[1:] == shape and y.shape == images.shape[:1],
+        f"images of {images.dtype} {list(images.shape)} and labels {list(y.shape)}",
+        f"uint8 {['n', *shape]} and n labels".replace("'", ""),
+    )
+    check_labels(path, y, classes)
+    return np.ascontiguousarray(images), y
+
+
 def check_labels(path: Path, labels: Array, classes: int) -> None:
     """Refuse labels outside 0 to `classes` - 1, and files that lack a class.
 
@@ -223,31 +290,9 @@ def check_labels(path: Path, labels: Array, classes: int) -> None:
     )
 
 
-class DatasetSource(Protocol):
-    """A data set that does not come with flray: where it is from, and whether it is there."""
-
-    @property
-    def name(self) -> str:
-        """The data set's."""
-
-    @property
-    def where(self) -> str:
-        """Where a user gets it."""
-
-    @property
-    def fetched(self) -> bool:
-        """Whether `flray data get` downloads it."""
-
-    def present(self, root: Path) -> bool:
-        """Whether its files are at the usual place of a data cache."""
-
-    def get(self, root: Path, progress: Progress) -> None:
-        """Fetch it if that is possible and need be, and decode it."""
-
-
-FILES: dict[str, DatasetSource] = {}
+FILES: dict[str, Source] = {}
 """Every data set of this kind by name; the modules that define them put them here."""
-_Kind = TypeVar("_Kind", bound=DatasetSource)
+_Kind = TypeVar("_Kind", bound=Source)
 
 
 def register_source(files: _Kind) -> _Kind:

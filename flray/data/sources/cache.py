@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -51,8 +51,37 @@ def write_arrays(folder: Path, arrays: Mapping[str, Array]) -> None:
     arrays : mapping of str to ndarray
         Plain numeric arrays.
     """
+    _write(folder, lambda temporary: arrays)
+
+
+def decoded(
+    folder: Path,
+    name: str,
+    decode: Callable[[Path], Mapping[str, Array]],
+    mapped: Collection[str] = (),
+) -> Arrays:
+    """Return a data set's decoded arrays, which are decoded at the first use and kept.
+
+    Parameters
+    ----------
+    folder : Path
+        Where they are kept; another folder whenever the files or the settings change.
+    name : str
+        As for `read_arrays`.
+    decode : callable
+        Returns the arrays; large ones it may write itself, as ``NAME.npy`` into the folder that it
+        is given.
+    mapped : collection of str
+        As for `read_arrays`.
+    """
+    if not (folder / MANIFEST).exists():
+        _write(folder, decode)
+    return read_arrays(folder, name, mapped)
+
+
+def _write(folder: Path, decode: Callable[[Path], Mapping[str, Array]]) -> None:
     with new_folder(folder) as temporary:
-        for name, array in arrays.items():
+        for name, array in decode(temporary).items():
             np.save(temporary / f"{name}.npy", array, allow_pickle=False)
 
 

@@ -10,8 +10,7 @@ import threading
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
@@ -31,8 +30,11 @@ from flray.files.border import (
 )
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
+_DAMAGED = (
+    *(KeyError, OSError, EOFError, RuntimeError, ValueError),
+    *(struct.error, zlib.error, zipfile.BadZipFile),
+)
 _LITTER = ("thumbs.db", "desktop.ini", "__macosx")
-_BEGINNING = 4096  # bytes that nearly always tell two files apart
 
 
 class Item(NamedTuple):
@@ -141,13 +143,7 @@ class Zip:
         self.where = where
         try:
             self._archive = zipfile.ZipFile(where)
-        except (
-            OSError,
-            ValueError,
-            struct.error,
-            NotImplementedError,
-            zipfile.BadZipFile,
-        ) as error:
+        except _DAMAGED as error:
             raise DataError(
                 f"{where}: not a readable zip archive ({error}); fetch it again, or unpack it "
                 "into a folder if it is of another kind"
@@ -192,17 +188,7 @@ class Zip:
                     f"{len(content)} bytes instead of the {entry.file_size} that it declares"
                 )
             return content[:length] if length >= 0 else content
-        except (
-            KeyError,
-            OSError,
-            EOFError,
-            RuntimeError,
-            NotImplementedError,
-            ValueError,
-            struct.error,
-            zlib.error,
-            zipfile.BadZipFile,
-        ) as error:
+        except _DAMAGED as error:
             raise DataError(
                 f"{self.where}: {path} cannot be read ({error}); fetch the archive again"
             ) from None
@@ -220,34 +206,14 @@ def open_store(path: Path) -> Store | None:
     return Zip(path) if path.is_file() else None
 
 
-def find_store(root: Path, name: str, path: str | None, where: str, layout: str) -> Store:
-    """Return the files of a set.
-
-    Raises
-    ------
-    DataError
-        If they are not there: what it is, where it comes from, where to put it and how it is laid
-        out.
-    """
-    place = Path(path).expanduser() if path else root / "archives" / name
-    store = open_store(place)
-    if store is None:
-        found = "empty" if place.exists() else "missing"
-        raise DataError(
-            f"data set {name} is not there: {place} is {found}. It comes from {where}; put the "
-            f"folder or zip archive there (or give its place as data.path), laid out as {layout}"
-        )
-    return store
-
-
 def content_groups(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:
     """Return a number for each file that it shares with the files of the same bytes.
 
     Parameters
     ----------
     store : Store
-        Where they lie. Of a folder's files of equal size the beginnings are compared, and what is
-        left is read whole; of an archive nothing has to be read.
+        Where they lie. Of a folder's files those of equal size are read; of an archive nothing has
+        to be.
     items : sequence of Item
         Which.
 
@@ -256,33 +222,18 @@ def content_groups(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:
     ndarray of int64 [n]
         The position of the first file with these bytes.
     """
-    packed = isinstance(store, Zip)
-    groups = _group_by(
-        range(len(items)), lambda row: (items[row].size, items[row].stamp if packed else "")
-    )
-    if not packed:
-        for length in (_BEGINNING, -1):
-            digest = partial(_digest, store, items, length)
-            groups = [
-                group
-                for whole in groups
-                for group in (_group_by(whole, digest) if len(whole) > 1 else [whole])
-            ]
-    numbers = np.empty(len(items), dtype=np.int64)
-    for group in groups:
-        numbers[group] = group[0]
-    return numbers
-
-
-def _digest(store: Store, items: Sequence[Item], length: int, row: int) -> bytes:
-    return hashlib.sha256(store.read(items[row].path, length)).digest()
-
-
-def _group_by(rows: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
     groups: dict[Hashable, list[int]] = defaultdict(list)
-    for row in rows:
-        groups[key(row)].append(row)
-    return list(groups.values())
+    for row, item in enumerate(items):
+        groups[item.size, item.stamp if isinstance(store, Zip) else ""].append(row)
+    numbers = np.arange(len(items))
+    for alike in groups.values():
+        first: dict[Hashable, int] = {}
+        for row in alike if len(alike) > 1 else ():
+            same = (
+                not isinstance(store, Zip) and hashlib.sha256(store.read(items[row].path)).digest()
+            )
+            numbers[row] = first.setdefault(same, row)
+    return numbers
 
 
 def _is_litter(name: str) -> bool:

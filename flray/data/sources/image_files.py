@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from flray.data.sources.file_stores import Item, Store
 from flray.errors import DataError
@@ -22,21 +22,7 @@ from flray.startup import usable_cpus
 # Pillow is told what to expect: of its other formats some start programs (EPS is drawn by
 # Ghostscript).
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_ON_ITS_SIDE = (
-    Image.Transpose.TRANSPOSE,
-    Image.Transpose.ROTATE_270,
-    Image.Transpose.TRANSVERSE,
-    Image.Transpose.ROTATE_90,
-)
+_ON_ITS_SIDE = (5, 6, 7, 8)  # orientations of EXIF
 _AHEAD = 1024  # images that are in work or wait to be taken
 _LARGE = 2**24  # bytes of a file, or pixels, from which on one is decoded at a time
 _alone = threading.RLock()
@@ -152,7 +138,7 @@ def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item
 def _extent(store: Store, item: Item) -> tuple[int, int]:
     """Return an upright image's width and height."""
     with _open_image(store.read(item.path), store.where / item.path) as image:
-        return image.size if _turn(image) not in _ON_ITS_SIDE else (image.height, image.width)
+        return (image.height, image.width) if _orientation(image) in _ON_ITS_SIDE else image.size
 
 
 def _open_image(content: bytes, where: Path | str) -> Image.Image:
@@ -186,9 +172,9 @@ def _one_at_a_time(size: int) -> contextlib.AbstractContextManager[object]:
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     """Return an image upright, in red, green and blue of 8 bits each."""
-    turn = _turn(image)
-    if turn is not None:
-        image = image.transpose(turn)
+    if _orientation(image) != 1:
+        image.info.pop("exif", None)  # or else all that is noted there would be written anew
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # Pillow would cut 16 bits of grey off at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if "transparency" in image.info:
@@ -196,9 +182,9 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
-    """Return what sets an image upright."""
+def _orientation(image: Image.Image) -> int:
     try:
-        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+        orientation: int = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # what is written beside the image may be damaged where the image is not
-        return None
+        return 1
+    return orientation

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.sources.cache import MANIFEST, new_folder, read_arrays
-from flray.data.sources.download import Progress
-from flray.data.sources.file_stores import Item, Store, content_groups
+from flray.data.sources.archives import Source, announce
+from flray.data.sources.cache import decoded
+from flray.data.sources.file_stores import Item, Store, content_groups, open_store
 from flray.data.sources.image_files import check_proportions, decode_images
 from flray.data.sources.images import channel_counts, statistics_of
-from flray.data.types import Array, DataSet, Domain, Rows
+from flray.data.types import Arrays, DataSet, Domain, Rows
 from flray.errors import DataError
 from flray.rng import numpy_generator
 
@@ -126,6 +126,26 @@ class ImageSet:
     read_mask: Callable[[NDArray[np.uint8], Path], NDArray[np.uint8]] | None = None
 
 
+def find_store(root: Path, source: Source, path: str | None, layout: str) -> Store:
+    """Return the files of a set.
+
+    Raises
+    ------
+    DataError
+        If they are not there: what it is, where it comes from, where to put it and how it is laid
+        out.
+    """
+    place = Path(path).expanduser() if path else root / "archives" / source.name
+    store = open_store(place)
+    if store is None:
+        found = "empty" if place.exists() else "missing"
+        raise DataError(
+            f"data set {source.name} is not there: {place} is {found}. It comes from {source.where}; put the "
+            f"folder or zip archive there (or give its place as data.path), laid out as {layout}"
+        )
+    return store
+
+
 def split(table: Table, share: float, spec: ImageSet, store: Store | None = None) -> Table:
     """Return the table with a share of each class of each domain for test.
 
@@ -166,9 +186,7 @@ def split(table: Table, share: float, spec: ImageSet, store: Store | None = None
     return replace(table, test=test)
 
 
-def image_dataset(
-    spec: ImageSet, table: Table, store: Store, root: Path, progress: Progress | None = None
-) -> DataSet:
+def image_dataset(spec: ImageSet, table: Table, store: Store, root: Path) -> DataSet:
     """Return a data set of decoded images, decoding the files at the first use and whenever they have changed.
 
     Parameters
@@ -182,8 +200,6 @@ def image_dataset(
     root : Path
         Data cache; the arrays go to ``ROOT/NAME/FINGERPRINT``, channels last, training parts before
         test parts.
-    progress : callable, optional
-        Told when the files are decoded.
 
     Raises
     ------
@@ -199,36 +215,22 @@ def image_dataset(
                 f"{store.where}; put some there, or choose other domains with data.domains"
             )
     table = table.rows(np.concatenate(list(parts.values())))
-    folder = root / spec.name / _key(spec, table, store)
-    if not (folder / MANIFEST).exists():
-        if progress is not None:
-            progress(f"{spec.name}: decoding {len(table.items)} images of {store.where}")
-        _decode(spec, table, store, folder)
     bytes_of_images = len(table.items) * spec.size**2 * 3
     mapped = spec.mapped if spec.mapped is not None else bytes_of_images > _free_memory() / 4
-    arrays = read_arrays(folder, spec.name, ("x",) if mapped else ())
-    x, y = np.asarray(arrays["x"]), arrays["y"]
-    places = np.cumsum([0, *map(len, parts.values())])
-    cut = {
-        key: slice(start, end)
-        for key, start, end in zip(parts, places[:-1], places[1:], strict=True)
-    }
-    domains = []
-    for number, name in enumerate(spec.domains):
-        train, test = cut["train", number], cut["test", number]
-        domains.append(
-            Domain(
-                name,
-                "real",
-                np.moveaxis(x[train], -1, 1),
-                y[train],
-                np.moveaxis(x[test], -1, 1),
-                y[test],
-            )
-        )
-    return DataSet(
-        spec.name, tuple(domains), spec.classes, *statistics_of(arrays["counts"]), task=spec.task
+    arrays = decoded(
+        root / spec.name / _key(spec, table, store),
+        spec.name,
+        lambda folder: _decode(spec, table, store, folder),
+        ("x",) if mapped else (),
     )
+    ends = np.cumsum([len(rows) for rows in parts.values()])[:-1]
+    x = [np.moveaxis(part, -1, 1) for part in np.split(np.asarray(arrays["x"]), ends)]
+    y, count = np.split(arrays["y"], ends), len(spec.domains)
+    domains = tuple(
+        Domain(name, "real", x[number], y[number], x[count + number], y[count + number])
+        for number, name in enumerate(spec.domains)
+    )
+    return DataSet(spec.name, domains, spec.classes, *statistics_of(arrays["counts"]), spec.task)
 
 
 def _parts(spec: ImageSet, table: Table) -> dict[tuple[str, int], Rows]:
@@ -258,29 +260,28 @@ def _key(spec: ImageSet, table: Table, store: Store) -> str:
     return digest.hexdigest()[:16]
 
 
-def _decode(spec: ImageSet, table: Table, store: Store, folder: Path) -> None:
+def _decode(spec: ImageSet, table: Table, store: Store, folder: Path) -> Arrays:
+    announce.get()(f"{spec.name}: decoding {len(table.items)} images of {store.where}")
+    assert table.test is not None
     shape = (len(table.items), spec.size, spec.size, 3)
-    with new_folder(folder) as temporary:
-        x = np.lib.format.open_memmap(temporary / "x.npy", "w+", np.uint8, shape)
-        for row, pixels in enumerate(decode_images(store, table.items, spec.size)):
-            x[row] = pixels
-        x.flush()
-        assert table.test is not None
-        counts = channel_counts(np.moveaxis(x[: np.count_nonzero(~table.test)], -1, 1))
-        y: Array = table.labels
-        if spec.read_mask is not None:
-            check_proportions(store, table.items, table.masks)
-            paths = (store.where / item.path for item in table.masks)
-            y = np.stack(
-                [
-                    spec.read_mask(mask, path)
-                    for mask, path in zip(
-                        decode_images(store, table.masks, spec.size, "L"), paths, strict=True
-                    )
-                ]
-            )
-        np.save(temporary / "y.npy", y, allow_pickle=False)
-        np.save(temporary / "counts.npy", counts, allow_pickle=False)
+    x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.uint8, shape)
+    for row, pixels in enumerate(decode_images(store, table.items, spec.size)):
+        x[row] = pixels
+    x.flush()
+    counts = channel_counts(np.moveaxis(x[: np.count_nonzero(~table.test)], -1, 1))
+    if spec.read_mask is None:
+        return {"y": table.labels, "counts": counts}
+    check_proportions(store, table.items, table.masks)
+    masks = decode_images(store, table.masks, spec.size, "L")
+    return {
+        "y": np.stack(
+            [
+                spec.read_mask(mask, store.where / item.path)
+                for mask, item in zip(masks, table.masks, strict=True)
+            ]
+        ),
+        "counts": counts,
+    }
 
 
 def _free_memory() -> int:
