@@ -15,8 +15,17 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from flray.drawing.canvas import render_svg, save_figure, theme_svg
-from flray.drawing.charts import Line, LinePanel, draw_clients, draw_lines, draw_scores
-from flray.drawing.comparisons import ForestPanel, Interval, draw_forest, draw_ranks
+from flray.drawing.charts import (
+    ForestPanel,
+    Interval,
+    Line,
+    LinePanel,
+    draw_clients,
+    draw_forest,
+    draw_lines,
+    draw_ranks,
+    draw_scores,
+)
 from flray.drawing.grids import GridPanel, draw_matrices, draw_table
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
@@ -193,7 +202,7 @@ def test_drawing_opens_no_pyplot_figure_and_changes_no_setting(tmp_path: Path) -
 
 def test_drawing_needs_neither_torch_nor_ray() -> None:
     code = (
-        "import sys, flray.drawing.charts, flray.drawing.partition; "
+        "import sys, flray.drawing.charts, flray.drawing.grids; "
         "print({'torch', 'ray', 'matplotlib.pyplot'} & set(sys.modules))"
     )
     command = [sys.executable, "-c", code]

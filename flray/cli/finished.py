@@ -12,7 +12,7 @@ from flray.cli.arguments import AsJson, OutputFolder, RunName, complete
 from flray.errors import FlrayError, one_line
 
 if TYPE_CHECKING:
-    from flray.results.costs import Cost
+    from flray.results.measures import Cost
 
 commands = typer.Typer()
 
@@ -63,7 +63,7 @@ def report_command(
     from flray import reporting
     from flray.cli import display
     from flray.reporting.build import report_file
-    from flray.reporting.values import report_values
+    from flray.reporting.render import report_values
 
     display.to_stderr(as_json)
     if target.endswith(".csv"):

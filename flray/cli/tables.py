@@ -181,7 +181,7 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
     from flray.data.federated import federate, partition_table
     from flray.data.loading import load_dataset
     from flray.drawing.canvas import SUFFIXES, save_figure
-    from flray.drawing.partition import PartitionCounts, draw_partition
+    from flray.drawing.grids import PartitionCounts, draw_partition
     from flray.federation.building import build_spec
 
     if plot is not None and plot.suffix.lower() not in SUFFIXES:

@@ -1,4 +1,4 @@
-"""Charts of numbers: lines over rounds, bars by client, scores by setting."""
+"""Charts of numbers: lines over rounds, bars by client, scores by setting, differences, ranks, parallel coordinates."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from flray.drawing.canvas import (
     INK,
+    LIGHT,
     MAIN,
     MARKED,
+    PAPER,
     SOFT,
     add_legend,
     create_figure,
@@ -174,14 +177,8 @@ def draw_clients(values: Mapping[str, float], metric: str, worst_share: float = 
     mean = axes.axhline(float(np.mean(heights)), color=INK, linewidth=1.1, linestyle="--")
     if len(finite) <= _MAX_VALUES:
         for position, height in enumerate(heights):
-            axes.annotate(
-                f"{height:.3g}",
-                (position, height),
-                ha="center",
-                va="bottom",
-                fontsize=7,
-                color=SOFT,
-            )
+            text = axes.annotate(f"{height:.3g}", (position, height), ha="center", va="bottom")
+            text.set(fontsize=7, color=SOFT)
     axes.grid(axis="x", visible=False)
     if len(finite) <= _MAX_NAMES:
         name_ticks(axes, names)
@@ -237,23 +234,259 @@ def draw_scores(scores: Mapping[str, Sequence[float]], metric: str, title: str =
     for height, name in enumerate(ranked):
         seeds = finite[name]
         spread = float(np.std(seeds, ddof=1)) if len(seeds) > 1 else 0.0
-        axes.plot(
-            seeds,
-            [height] * len(seeds),
-            "o",
-            color=MAIN,
-            alpha=0.35,
-            markersize=5,
-            markeredgewidth=0,
-        )
+        dots: Any = {"alpha": 0.35, "markersize": 5, "markeredgewidth": 0}
+        axes.plot(seeds, [height] * len(seeds), "o", color=MAIN, **dots)
         axes.errorbar(
             np.mean(seeds), height, xerr=spread, fmt="|", color=INK, markersize=11, capsize=3
         )
     failed = {name: len(scores[name]) - len(finite[name]) for name in ranked}
     labels = [f"{name} ({failed[name]} failed)" if failed[name] else name for name in ranked]
-    axes.set_yticks(range(len(ranked)), list(map(plain_text, labels)))
-    axes.set_ylim(-0.6, len(ranked) - 0.4)
-    axes.set_xlabel(plain_text(f"{metric} (dots: seeds; bars: mean ± standard deviation)"))
+    x_label = f"{metric} (dots: seeds; bars: mean ± standard deviation)"
+    _name_rows(axes, labels, len(ranked), x_label, title)
+    return figure
+
+
+def _name_rows(axes: Axes, names: Sequence[str], most: int, x_label: str, title: str) -> None:
+    """Name the rows 0, 1, 2, ... of horizontal axes with room for `most` of them."""
+    axes.set_yticks(range(len(names)), list(map(plain_text, names)))
+    axes.set_ylim(-0.6, most - 0.4)
+    axes.set_xlabel(plain_text(x_label))
     axes.grid(axis="y", visible=False)
     set_title(axes, title)
+
+
+_FAINT, _STRONG = 0.12, 0.9
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """An axis of parallel coordinates.
+
+    Attributes
+    ----------
+    name : str
+        Below it.
+    places : sequence of float
+        Of each line, between 0 (below) and 1.
+    ticks : mapping of str to float
+        Texts beside it, and where they stand.
+    """
+
+    name: str
+    places: Floats
+    ticks: Mapping[str, float]
+
+
+def draw_parallel(coordinates: Sequence[Coordinate], best: int, title: str = "") -> Figure:
+    """Draw a line for each setting through all its values to its score, stronger where it is higher up there.
+
+    Parameters
+    ----------
+    coordinates : sequence of Coordinate
+        The settings' values, then the score.
+    best : int
+        The line to mark.
+    title : str
+        Above the axes.
+    """
+    figure, (axes,) = create_figure(1, 1.6 + 1.45 * len(coordinates), 3.4)
+    places = np.array([one.places for one in coordinates], dtype=float)
+    positions = range(len(coordinates))
+    order = sorted(range(places.shape[1]), key=lambda line: (line == best, places[-1, line]))
+    for line in order:
+        marked = line == best
+        axes.plot(
+            positions,
+            places[:, line],
+            color=MARKED if marked else MAIN,
+            linewidth=2.2 if marked else 1.3,
+            alpha=1.0 if marked else _FAINT + (_STRONG - _FAINT) * places[-1, line] ** 2,
+        )
+    for position, one in enumerate(coordinates):
+        axes.axvline(position, color=INK, linewidth=0.8, ymin=0.045, ymax=0.955)
+        last = position == len(coordinates) - 1
+        for text, height in one.ticks.items():
+            axes.annotate(
+                plain_text(text),
+                (position, height),
+                xytext=(5 if last else -5, 0),
+                textcoords="offset points",
+                ha="left" if last else "right",
+                va="center",
+                fontsize=7.5,
+                color=SOFT,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
+            )
+    axes.set_xlim(-0.45, len(coordinates) - 0.5)
+    axes.set_ylim(-0.05, 1.05)
+    axes.set_xticks(positions, [plain_text(one.name) for one in coordinates])
+    axes.tick_params(axis="x", labelsize=8.5, length=0, colors=INK)
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    axes.grid(visible=False)
+    set_title(axes, title)
+    return figure
+
+
+@dataclass(frozen=True)
+class BarPanel:
+    """Axes of horizontal bars.
+
+    Attributes
+    ----------
+    title : str
+        Above the axes.
+    names : sequence of str
+        Of the bars, from above.
+    parts : mapping of str to sequence of float
+        What each bar consists of, from the left; a single part has no legend.
+    """
+
+    title: str
+    names: Sequence[str]
+    parts: Mapping[str, Floats]
+
+
+def draw_bars(panels: Sequence[BarPanel], x_label: str) -> Figure:
+    """Draw bars below each other, each with its parts one behind the other.
+
+    Parameters
+    ----------
+    panels : sequence of BarPanel
+        At least one.
+    x_label : str
+        Of all axes.
+    """
+    most = max(len(panel.names) for panel in panels)
+    longest = max(len(name) for panel in panels for name in panel.names)
+    width = 3.6 + 0.06 * min(longest, 60)
+    figure, axes = create_figure(len(panels), width, 1.1 + 0.3 * most, columns=2)
+    series = list(dict.fromkeys(part for panel in panels for part in panel.parts))
+    handles = {}
+    for one, panel in zip(axes, panels, strict=True):
+        heights = np.arange(len(panel.names))[::-1]
+        left = np.zeros(len(panel.names))
+        for part, values in panel.parts.items():
+            colour = LIGHT[series.index(part) % len(LIGHT)]
+            handles[part] = one.barh(heights, values, left=left, height=0.66, color=colour)[0]
+            left = left + np.nan_to_num(np.asarray(values, dtype=float))
+        _name_rows(one, panel.names[::-1], most, x_label, panel.title)
+    if len(series) > 1:
+        add_legend(figure, [handles[name] for name in series], series)
+    return figure
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A difference of two settings.
+
+    Attributes
+    ----------
+    name : str
+        The pair.
+    mean, low, high : float
+        The difference and the ends of its interval.
+    decided : bool
+        Whether the test decided; others are drawn open and grey.
+    """
+
+    name: str
+    mean: float
+    low: float
+    high: float
+    decided: bool
+
+
+@dataclass(frozen=True)
+class ForestPanel:
+    """Axes of a forest plot.
+
+    Attributes
+    ----------
+    title : str
+        Above the axes.
+    rows : sequence of Interval
+        From above.
+    """
+
+    title: str
+    rows: Sequence[Interval]
+
+
+def draw_forest(panels: Sequence[ForestPanel], x_label: str) -> Figure:
+    """Draw differences below each other with their intervals, and a line at zero.
+
+    Parameters
+    ----------
+    panels : sequence of ForestPanel
+        At least one, each with at least one row.
+    x_label : str
+        Of all axes.
+    """
+    most = max(len(panel.rows) for panel in panels)
+    longest = max(len(row.name) for panel in panels for row in panel.rows)
+    width = 4.0 + 0.06 * min(longest, 80)
+    figure, axes = create_figure(len(panels), width, 1.1 + 0.3 * most, columns=2)
+    for one, panel in zip(axes, panels, strict=True):
+        one.axvline(0.0, color=INK, linewidth=1.0)
+        for height, row in enumerate(reversed(panel.rows)):
+            colour = MAIN if row.decided else SOFT
+            one.plot([row.low, row.high], [height] * 2, color=colour, linewidth=1.6)
+            face = colour if row.decided else "none"
+            one.plot(row.mean, height, "o", color=colour, markersize=5, markerfacecolor=face)
+        names = [row.name for row in reversed(panel.rows)]
+        _name_rows(one, names, most, x_label, panel.title)
+    return figure
+
+
+def draw_ranks(
+    names: Sequence[str],
+    means: Sequence[float],
+    critical: float,
+    together: Sequence[tuple[int, int]],
+) -> Figure:
+    """Draw mean ranks along a line; bars join settings that are not told apart.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The settings, best first.
+    means : sequence of float
+        Their mean ranks.
+    critical : float
+        The critical difference, drawn as a scale.
+    together : sequence of (int, int)
+        First and last setting of each bar.
+    """
+    count = len(names)
+    half = math.ceil(count / 2)
+    longest = max(map(len, names))
+    depth = 0.5 + 0.35 * len(together)
+    lowest = depth + 0.5 * half
+    figure, (axes,) = create_figure(1, 5.0 + 0.13 * min(longest, 60), 1.2 + 0.42 * lowest)
+    axes.axis("off")
+    axes.set_xlim(1 - 0.05 * count, count + 0.05 * count)
+    axes.set_ylim(-lowest - 0.3, 1.6)
+    axes.plot([1, count], [0, 0], color=INK, linewidth=1.2)
+    for tick in range(1, count + 1):
+        axes.plot([tick, tick], [0, 0.15], color=INK, linewidth=1.0)
+        axes.text(tick, 0.25, str(tick), ha="center", va="bottom", fontsize=8, color=SOFT)
+    end = 1 + min(critical, count - 1)
+    axes.plot([1, end], [1.1, 1.1], color=SOFT, linewidth=1.6)
+    label = f"critical difference {critical:.2f}"
+    axes.text(1, 1.2, label, ha="left", va="bottom", fontsize=8, color=SOFT)
+    for level, (first, last) in enumerate(together, start=1):
+        height = -0.35 * level
+        ends = [means[first] - 0.02 * count, means[last] + 0.02 * count]
+        axes.plot(ends, [height] * 2, color=MAIN, linewidth=3.5, solid_capstyle="round")
+    for place, (name, mean) in enumerate(zip(names, means, strict=True)):
+        left = place < half
+        row = place if left else count - 1 - place
+        height = -depth - 0.5 * row
+        side = 1 - 0.04 * count if left else count + 0.04 * count
+        axes.plot([mean, mean, side], [0, height, height], color=SOFT, linewidth=0.9)
+        style: Any = {"ha": "right" if left else "left", "va": "center", "clip_on": False}
+        axes.text(
+            side, height, plain_text(f" {name} {mean:.2f} "), fontsize=8.5, color=INK, **style
+        )
     return figure

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -20,11 +21,16 @@ from flray.drawing.canvas import (
     MARKED,
     PAPER,
     RULE,
+    SOFT,
     create_figure,
     name_ticks,
     plain_text,
     set_title,
 )
+
+if TYPE_CHECKING:
+    from flray.data.types import FederatedData
+
 
 _CLEAR_AT_ZERO = [(0.0, MARKED), (0.5, f"{MARKED}00"), (0.5, f"{MAIN}00"), (1.0, MAIN)]
 _BLUE_ORANGE = LinearSegmentedColormap.from_list("blue-orange", _CLEAR_AT_ZERO)
@@ -180,3 +186,175 @@ def _remove_frame(axes: Axes) -> None:
     axes.spines[:].set_visible(False)
     axes.grid(visible=False)
     axes.tick_params(length=0)
+
+
+_MAX_BUBBLE_CLIENTS = 200
+_LEFT, _RIGHT = 0.5, 1.7  # inches; the right margin holds the legend
+
+
+@dataclass(frozen=True)
+class PartitionCounts:
+    """Training samples of each class at each client.
+
+    Attributes
+    ----------
+    dataset : str
+        The data set's name.
+    classes : tuple of str
+        Their names.
+    clients, domains : tuple of str
+        Each client's name and domain.
+    counts : ndarray of int [K, C]
+        Training samples.
+    has_classes : bool
+        Whether samples have classes; otherwise there is one column for all.
+    """
+
+    dataset: str
+    classes: tuple[str, ...]
+    clients: tuple[str, ...]
+    domains: tuple[str, ...]
+    counts: NDArray[np.int64]
+    has_classes: bool = True
+
+    @classmethod
+    def of(cls, data: FederatedData) -> PartitionCounts:
+        """Count a federation's data."""
+        classes, counts = data.class_table()
+        return cls(
+            data.dataset,
+            tuple(classes),
+            tuple(client.name for client in data.clients),
+            tuple(client.domain for client in data.clients),
+            counts,
+            data.has_classes,
+        )
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> PartitionCounts:
+        """Return the counts in a run's ``partition.json``, as `flray.config.shapes.read_partition` reads it."""
+        clients = record["clients"]
+        counts = np.array([client["train"] for client in clients], dtype=np.int64)
+        return cls(
+            record["dataset"],
+            tuple(map(str, record["classes"])),
+            tuple(client["name"] for client in clients),
+            tuple(client["domain"] for client in clients),
+            counts.reshape(len(clients), -1),
+            bool(record.get("has_classes", True)),
+        )
+
+
+def draw_partition(held: PartitionCounts, title: str = "") -> Figure:
+    """Draw clients by classes, with the area of each bubble in proportion to the client's training samples.
+
+    Parameters
+    ----------
+    held : PartitionCounts
+        Readable from 5 to 100 clients and 2 to 100 classes; colours are domains. More than 200
+        clients become columns of an image whose shade is the number of samples, above a strip of
+        their domains.
+    title : str
+        Above it; default: the data set.
+    """
+    many = len(held.clients) > _MAX_BUBBLE_CLIENTS
+    return (_draw_columns if many else _draw_bubbles)(held, title or held.dataset)
+
+
+def _draw_bubbles(held: PartitionCounts, title: str) -> Figure:
+    num_clients, num_classes = held.counts.shape
+    cell = float(np.clip(12 / max(num_clients, num_classes), 0.2, 0.45))  # inches
+    domains = list(dict.fromkeys(held.domains))
+    # Fixed margins in inches, so that a cell has the same size for every number of clients.
+    width, height = max(num_clients * cell, 2.5), num_classes * cell
+    # The legend's lines may be more than the rows.
+    bottom = max(0.5 + 0.08 * max(map(len, held.clients)), 0.16 * (len(domains) + 2) - height)
+    figure, axes = _create_figure(held, width, height, bottom)
+    largest = int(held.counts.max())
+    # Area of a full cell's bubble, in points squared.
+    points = (0.95 * 72 * min(cell, width / num_clients)) ** 2
+    for number, domain in enumerate(domains):
+        mine = np.array([own == domain for own in held.domains])
+        client, label = np.nonzero(held.counts * mine[:, None])
+        axes.scatter(
+            client,
+            label,
+            s=points * held.counts[client, label] / largest,
+            color=LIGHT[number % len(LIGHT)],
+            linewidths=0,
+        )
+    axes.set_xlim(-0.5, num_clients - 0.5)
+    axes.set_ylim(-0.5, num_classes - 0.5)
+    axes.set_xticks(
+        range(num_clients), list(map(plain_text, held.clients)), rotation=90, fontsize=7
+    )
+    axes.grid(color=RULE, linewidth=0.5)
+    axes.set_axisbelow(True)
+    set_title(axes, f"{title}: training samples (largest bubble {largest})")
+    _add_domains(axes, domains, width)
+    return figure
+
+
+def _draw_columns(held: PartitionCounts, title: str) -> Figure:
+    num_clients, num_classes = held.counts.shape
+    domains = list(dict.fromkeys(held.domains))
+    width, height = 12.0, max(0.2 * num_classes, 0.16 * (len(domains) + 2))
+    figure, axes = _create_figure(held, width, height, bottom=0.7)
+    # The square root, so that few samples are seen beside many.
+    shades = np.sqrt(held.counts.T)
+    axes.imshow(shades, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
+    set_title(axes, f"{title}: training samples (darkest {int(held.counts.max())})")
+    total = figure.get_size_inches()
+    strip = figure.add_axes(
+        (_left(held) / total[0], 0.4 / total[1], width / total[0], 0.1 / total[1])
+    )
+    colours = [to_rgb(LIGHT[domains.index(own) % len(LIGHT)]) for own in held.domains]
+    strip.imshow(np.array([colours]), aspect="auto", interpolation="nearest")
+    strip.set_axis_off()
+    axes.set_xlabel(f"{num_clients} clients", fontsize=8, labelpad=14, color=SOFT)
+    _add_domains(axes, domains, width)
+    return figure
+
+
+def _left(held: PartitionCounts) -> float:
+    return _LEFT + 0.08 * max(map(len, held.classes))
+
+
+def _create_figure(
+    held: PartitionCounts, width: float, height: float, bottom: float
+) -> tuple[Figure, Axes]:
+    """Return a figure and axes of `width` by `height` inches with a row per class."""
+    left, top = _left(held), 0.5
+    figure = Figure(figsize=(left + width + _RIGHT, bottom + height + top), dpi=150)
+    FigureCanvasAgg(figure)
+    total = figure.get_size_inches()
+    axes = figure.add_axes(
+        (left / total[0], bottom / total[1], width / total[0], height / total[1])
+    )
+    axes.set_yticks(range(len(held.classes)), list(map(plain_text, held.classes)), fontsize=7)
+    axes.set_ylabel("class" if held.has_classes else "", fontsize=8, color=SOFT)
+    axes.tick_params(length=2, labelsize=7, colors=SOFT)
+    axes.spines[:].set_visible(False)
+    return figure, axes
+
+
+def _add_domains(axes: Axes, domains: Sequence[str], width: float) -> None:
+    """Name the domains beside axes `width` inches wide."""
+    handles = [
+        axes.plot([], [], "o", color=LIGHT[number % len(LIGHT)], markersize=5)[0]
+        for number in range(len(domains))
+    ]
+    legend = axes.legend(
+        handles,
+        list(map(str, range(len(domains)))),
+        loc="upper left",
+        bbox_to_anchor=(1 + 0.1 / width, 1),
+        fontsize=7,
+        frameon=False,
+        title="domain",
+        title_fontsize=7,
+        borderaxespad=0,
+        labelcolor=INK,
+    )
+    for text, domain in zip(legend.get_texts(), domains, strict=True):
+        text.set_text(plain_text(domain))

@@ -12,14 +12,12 @@ from matplotlib.figure import Figure
 from flray.drawing.canvas import render_svg, save_figure
 from flray.files.csv_files import csv_text
 from flray.records import directory
-from flray.reporting import latex, text
-from flray.reporting.html import render_page, render_summary
+from flray.reporting.render import markdown, render_latex, render_page, render_summary
 from flray.reporting.sections import create_sections
 from flray.results.build_table import build_table
-from flray.results.costs import Cost, costs
-from flray.results.export import export_runs, read_export
-from flray.results.export_table import build_export_table
+from flray.results.export import build_export_table, export_runs, read_export
 from flray.results.load import load_folder
+from flray.results.measures import Cost, costs
 from flray.results.result_set import ResultSet
 from flray.results.table import Table
 
@@ -153,8 +151,8 @@ def make(
         for path in pictures[-2:]:
             save_figure(figure, path)
     contents = {
-        MARKDOWN: text.markdown(table, spent),
-        LATEX: latex.render_table(table),
+        MARKDOWN: markdown(table, spent),
+        LATEX: render_latex(table),
         PAGE: render_page(source, table, spent, sections, vectors),
     }
     if table.studies.each:
@@ -174,8 +172,8 @@ def report_file(
         return table, ()
     to.mkdir(parents=True, exist_ok=True)
     files = {
-        to / f"{path.stem}.md": text.markdown(table, ()),
-        to / f"{path.stem}.tex": latex.render_table(table),
+        to / f"{path.stem}.md": markdown(table, ()),
+        to / f"{path.stem}.tex": render_latex(table),
     }
     if table.studies.each:
         files[to / f"{path.stem}.{COMPARISONS}"] = csv_text(table.studies.frame())

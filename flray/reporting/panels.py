@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from flray.drawing.charts import Line, LinePanel
-from flray.drawing.grids import GridPanel
+from flray.config.setting_labels import format_value
+from flray.drawing.canvas import plain_text
+from flray.drawing.charts import (
+    BarPanel,
+    Coordinate,
+    ForestPanel,
+    Interval,
+    Line,
+    LinePanel,
+    draw_forest,
+    draw_parallel,
+    draw_ranks,
+)
+from flray.drawing.grids import GridPanel, PointPanel, draw_table
+from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
 from flray.metrics.direction import is_share, lower_is_better
 from flray.results import measures
+from flray.results.choices import Choices, is_logarithmic, is_number
+from flray.results.paired import Difference
 from flray.results.result_set import Trial
+from flray.results.study import Studies, Study, behind_best, profile
 
 Groups = Mapping[str, Mapping[str, Sequence[Trial]]]
 """The trials of every setting, by group and label."""
@@ -136,3 +157,239 @@ def layer_distances(firsts: Mapping[str, Trial]) -> Iterator[LinePanel]:
                 for name, row in zip(found["names"], distance, strict=False)
             ]
             yield LinePanel(label, lines, layers)
+
+
+_MAX_CLASS_NAMES, _MIN_POINTS = 30, 10
+
+
+def correlations(firsts: Mapping[str, Trial]) -> Iterator[GridPanel]:
+    """Yield the correlation matrices before the first round and after the last, mean over clients."""
+    for label, trial in firsts.items():
+        for name, when in ((INITIAL_DIAGNOSTICS, "before"), (FINAL_DIAGNOSTICS, "after")):
+            found = trial.diagnostics(name).get("correlation")
+            if found is not None:
+                mean = np.asarray(found, dtype=float).mean(axis=0)
+                rest = mean[~np.eye(len(mean), dtype=bool)]
+                gap = f"{when}; diagonal − rest: {float(np.diag(mean).mean() - rest.mean()):.2f}"
+                yield GridPanel(label, (), (gap,), mean)
+
+
+def features(firsts: Mapping[str, Trial]) -> Iterator[PointPanel]:
+    """Yield t-SNE of penultimate features with the method's prototypes, or else the class means."""
+    for label, trial in firsts.items():
+        found = trial.diagnostics()
+        points = found.get("features")
+        if (
+            points is not None
+            and points.shape[1] > 1
+            and len(points) >= _MIN_POINTS
+            and np.isfinite(points).all()
+        ):
+            yield _embed(found, label)
+
+
+def _embed(found: Mapping[str, NDArray[Any]], title: str) -> PointPanel:
+    # Start-up: scikit-learn takes a second, which a report without features need not spend.
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    points, labels = np.asarray(found["features"], dtype=np.float32), np.asarray(found["labels"])
+    present, index = np.unique(labels, return_inverse=True)
+    if "prototypes" in found:
+        centres = np.asarray(found["prototypes"], dtype=np.float32)[present]
+    else:
+        centres = np.stack([points[labels == one].mean(axis=0) for one in present])
+    everything = np.concatenate([points, centres])
+    with threadpool_limits(limits=1):  # several threads on a busy machine take many times as long
+        reduced = PCA(min(30, *everything.shape), svd_solver="full").fit_transform(everything)
+        plane = TSNE(
+            perplexity=min(30.0, (len(everything) - 1) / 3),
+            init=reduced[:, :2] / reduced[:, 0].std() * 1e-4,
+            random_state=0,
+            max_iter=500,
+        ).fit_transform(reduced)
+    names = list(map(str, present)) if len(present) <= _MAX_CLASS_NAMES else []
+    return PointPanel(title, plane[: len(points)], index, plane[len(points) :], names)
+
+
+_MAX_FIGURES, _MAX_TICKS = 6, 6
+_FEWEST_LINES, _FEWEST_FOR_IMPORTANCE = 4, 10
+_NO_PHASES = ("time/round", "time/samples_per_second")
+
+
+def heat_maps(every: Sequence[Choices]) -> Iterator[tuple[str, Figure]]:
+    """Yield a name and a heat map of each two settings whose combinations were all run."""
+    found = ((one, grid) for one in every for grid in one.grids())
+    for number, (one, (row, column, table)) in enumerate(
+        itertools.islice(found, _MAX_FIGURES), start=1
+    ):
+        best = np.argmin(table) if lower_is_better(one.metric) else np.argmax(table)
+        marked = divmod(int(best), table.shape[1])
+        panel = GridPanel(
+            one.name,
+            list(map(format_value, one.values(row))),
+            list(map(format_value, one.values(column))),
+            table,
+            [[f"{value:.3g}" for value in cells] for cells in table],
+            frozenset({marked}),
+        )
+        figure = draw_table(panel)
+        figure.axes[0].set(ylabel=plain_text(_short(row)), xlabel=plain_text(_short(column)))
+        yield f"grid-{number}" if number > 1 else "grid", figure
+
+
+def parallel_coordinates(every: Sequence[Choices]) -> Iterator[tuple[str, Figure]]:
+    """Yield a name and the parallel coordinates of settings with two columns at least."""
+    drawn = (one for one in every if len(one.columns) > 1 and len(one.settings) >= _FEWEST_LINES)
+    for number, one in enumerate(itertools.islice(drawn, _MAX_FIGURES), start=1):
+        lower = lower_is_better(one.metric)
+        columns = [_coordinate(_short(name), one, name) for name in one.columns]
+        low, high = float(one.scores.min()), float(one.scores.max())
+        span = (high - low) or 1.0
+        places = (one.scores - low) / span
+        ticks = {f"{value:.3g}": (value - low) / span for value in (low, high)}
+        if lower:
+            places, ticks = 1 - places, {text: 1 - place for text, place in ticks.items()}
+        last = Coordinate(one.metric.rpartition("/")[2], places, ticks)
+        name = f"parallel-{number}" if number > 1 else "parallel"
+        yield name, draw_parallel([*columns, last], int(np.argmax(places)), one.name)
+
+
+def _coordinate(title: str, one: Choices, column: str) -> Coordinate:
+    values = one.values(column)
+    taken = [setting[column] for setting in one.settings]
+    if all(map(is_number, values)):
+        scale: Any = np.log if is_logarithmic(values) else np.asarray
+        low, span = scale(values[0]), scale(values[-1]) - scale(values[0])
+        shown = values if len(values) <= _MAX_TICKS else (values[0], values[-1])
+        ticks = {format_value(value): float((scale(value) - low) / span) for value in shown}
+        return Coordinate(title, [float((scale(value) - low) / span) for value in taken], ticks)
+    steps = len(values) - 1
+    places = {str(value): number / steps for number, value in enumerate(values)}
+    return Coordinate(title, [places[str(value)] for value in taken], places)
+
+
+def importances(every: Sequence[Choices]) -> list[BarPanel]:
+    """Return a panel for each method with enough settings: how much of the scores' variance each explains."""
+    panels = []
+    for one in every:
+        if len(one.columns) > 1 and len(one.settings) >= _FEWEST_FOR_IMPORTANCE:
+            found = one.importance()
+            shares = [100 * share for share in found.values()]
+            panels.append(BarPanel(one.name, list(map(_short, found)), {"share": shares}))
+    return panels[:_MAX_FIGURES]
+
+
+def _short(column: str) -> str:
+    return column.removeprefix("algorithm.")
+
+
+def client_quantiles(groups: Groups) -> Iterator[LinePanel]:
+    """Yield what the clients reach, from the one that is served worst to the best, by share of clients."""
+    for group, settings in groups.items():
+        lines = []
+        for label, trials in settings.items():
+            found = [values for trial in trials if len(values := _sorted_clients(trial)) > 2]
+            if found:
+                levels = np.linspace(0, 1, max(map(len, found)))
+                each = [np.quantile(values, levels) for values in found]
+                thin = each if 1 < len(each) <= _MAX_SEEDS else []
+                lines.append(Line(label, 100 * levels, np.mean(each, axis=0), None, thin))
+        if lines:
+            yield LinePanel(group, lines)
+
+
+def _sorted_clients(trial: Trial) -> NDArray[np.float64]:
+    measure = measures.client_measure(trial)
+    found = [measures.value(trial, measure, client) for client in measures.clients(trial)]
+    values: NDArray[np.float64] = np.sort([one for one in found if np.isfinite(one)])
+    return values[::-1] if lower_is_better(trial.metric) else values
+
+
+def phase_seconds(groups: Groups) -> Iterator[BarPanel]:
+    """Yield where the seconds of a run went, mean over seeds."""
+    for group, settings in groups.items():
+        names = dict.fromkeys(
+            str(name)
+            for trials in settings.values()
+            for trial in trials
+            for name in trial.history
+            if str(name).startswith("time/") and name not in _NO_PHASES
+        )
+        sums = {
+            name.removeprefix("time/"): [_mean_total(trials, name) for trials in settings.values()]
+            for name in names
+        }
+        if not sums:
+            continue
+        whole = np.array([_mean_total(trials, "time/round") for trials in settings.values()])
+        sums["other"] = list(np.maximum(0.0, whole - np.sum(list(sums.values()), axis=0)))
+        most = float(whole.max())
+        parts = {name: values for name, values in sums.items() if max(values) > 0.002 * most}
+        yield BarPanel(group, list(settings), parts)
+
+
+def _mean_total(trials: Sequence[Trial], name: str) -> float:
+    return float(np.mean(np.nan_to_num([measures.total(trial, name) for trial in trials])))
+
+
+def profiles(studies: Studies) -> Iterator[LinePanel]:
+    """Yield a performance profile for each measure that several places have."""
+    for measure in studies.ranks:
+        same = [study for study in studies.each if study.measure == measure]
+        found = behind_best(same)
+        most = max((float(one[-1]) for one in found.values()), default=0.0)
+        if most == 0:
+            continue
+        lines = []
+        for name, behind in found.items():
+            steps = np.unique(np.concatenate([[0.0], behind, [1.05 * most]]))
+            x = np.repeat(steps, 2)[1:]
+            y = np.repeat([profile(behind, float(step)) for step in steps], 2)[:-1]
+            lines.append(Line(name, x, y))
+        yield LinePanel(measure if len(studies.ranks) > 1 else "", lines)
+
+
+_MAX_FORESTS, _MAX_ROWS = 8, 20
+
+
+def forest(studies: Studies) -> Figure | None:
+    """Return the forest plot of all comparisons with an interval; None without any."""
+    panels = [panel for study in studies.each if (panel := _panel(study, studies)).rows]
+    if not panels:
+        return None
+    units = {study.unit for study in studies.each}
+    unit = f", {units.pop()}" if len(units) == 1 and units != {""} else ""
+    return draw_forest(panels[:_MAX_FORESTS], f"how much better the first is{unit}")
+
+
+def _panel(study: Study, studies: Studies) -> ForestPanel:
+    """Return a study's panel: all pairs, or where they are many those of the best setting."""
+    measures = {one.measure for one in studies.each}
+    title = " · ".join(filter(None, [study.place, study.measure if len(measures) > 1 else ""]))
+    against = study.reference in study.values
+    every = [one if against else one.better_first() for one in study.differences]
+    best = next(iter(study.means))
+    if len(every) > _MAX_ROWS and not against:
+        every = [one for one in every if best in (one.first, one.second)]
+    shown = [one for one in every if one.verdict != "withheld"]
+    rows = [_interval(one) for one in shown if not math.isnan(one.low_corrected)]
+    rows.sort(key=lambda row: -row.mean)
+    return ForestPanel(title, rows[:_MAX_ROWS])
+
+
+def _interval(one: Difference) -> Interval:
+    name = f"{one.first} – {one.second}"
+    low, high = one.low_corrected, one.high_corrected
+    if one.lower:
+        return Interval(name, -one.mean, -high, -low, one.decided)
+    return Interval(name, one.mean, low, high, one.decided)
+
+
+def rank_figures(studies: Studies) -> Iterator[tuple[str, Figure]]:
+    """Yield a name and a critical-difference diagram for each measure with ranks."""
+    found = itertools.islice(studies.ranks.values(), _MAX_FORESTS)
+    for number, ranks in enumerate(found, start=1):
+        name = f"ranks-{number}" if number > 1 else "ranks"
+        yield name, draw_ranks(ranks.names, ranks.means, ranks.critical, ranks.together)

@@ -11,17 +11,20 @@ from matplotlib.figure import Figure
 from flray.config import arms
 from flray.config.selection import PLACES
 from flray.config.setting_labels import setting_label
-from flray.drawing.charts import LinePanel, draw_lines
-from flray.drawing.choices import draw_bars
-from flray.drawing.grids import draw_matrices, draw_points, draw_table
-from flray.drawing.partition import PartitionCounts, draw_partition
+from flray.drawing.charts import LinePanel, draw_bars, draw_lines
+from flray.drawing.grids import (
+    PartitionCounts,
+    draw_matrices,
+    draw_partition,
+    draw_points,
+    draw_table,
+)
 from flray.metrics.catalogue import is_validation
 from flray.metrics.direction import is_share
-from flray.reporting import comparison_sections, model_panels, panels, setting_sections
+from flray.reporting import panels
 from flray.reporting.panels import MAX_PANELS, Groups, join_names
 from flray.results.choices import choices
-from flray.results.costs import group_trials
-from flray.results.measures import clients_stay
+from flray.results.measures import clients_stay, group_trials
 from flray.results.result_set import ResultSet, Trial
 from flray.results.study import Studies
 
@@ -95,7 +98,7 @@ def create_sections(source: ResultSet, studies: Studies | None = None) -> Iterat
 
 
 def _comparisons(studies: Studies) -> Iterator[Section]:
-    figure = comparison_sections.forest(studies)
+    figure = panels.forest(studies)
     if figure is not None:
         yield Section(
             "Differences between settings",
@@ -105,7 +108,7 @@ def _comparisons(studies: Studies) -> Iterator[Section]:
             "all, and each pair's interval alone.",
             {"differences": figure},
         )
-    ranks = dict(comparison_sections.rank_figures(studies))
+    ranks = dict(panels.rank_figures(studies))
     if ranks:
         yield Section(
             "Mean ranks",
@@ -113,7 +116,7 @@ def _comparisons(studies: Studies) -> Iterator[Section]:
             "under one bar differ by less than Nemenyi's critical difference at 0.05.",
             ranks,
         )
-    profiles = list(setting_sections.profiles(studies))
+    profiles = list(panels.profiles(studies))
     if profiles:
         unit = {study.unit for study in studies.each}
         behind = f"behind the best{', points' if unit == {'points'} else ''}"
@@ -130,17 +133,17 @@ def _chosen(source: ResultSet) -> Iterator[Section]:
     every = choices(source)
     chosen = "validation" if any(is_validation(one.metric) for one in every) else "test"
     what = f"Means over the seeds, on {chosen} data, of settings that ran to the end."
-    figures = dict(setting_sections.heat_maps(every))
+    figures = dict(panels.heat_maps(every))
     if figures:
         yield Section("Grids of two settings", f"{what} The best is marked.", figures)
-    figures = dict(setting_sections.parallel_coordinates(every))
+    figures = dict(panels.parallel_coordinates(every))
     if figures:
         yield Section(
             "Settings that were tried",
             f"{what} A line is a setting; the stronger it is, the better, and the best is marked.",
             figures,
         )
-    found = setting_sections.importances(every)
+    found = panels.importances(every)
     if found:
         yield Section(
             "Importance of settings",
@@ -151,7 +154,7 @@ def _chosen(source: ResultSet) -> Iterator[Section]:
 
 
 def _phases(groups: Groups) -> Iterator[Section]:
-    found = list(setting_sections.phase_seconds(groups))
+    found = list(panels.phase_seconds(groups))
     if found:
         yield Section(
             "Seconds by phase",
@@ -205,7 +208,7 @@ def _missing(groups: Groups, curves: Sequence[LinePanel]) -> str:
 
 
 def _clients(groups: Groups) -> Iterator[Section]:
-    quantiles = list(setting_sections.client_quantiles(groups))
+    quantiles = list(panels.client_quantiles(groups))
     if quantiles:
         yield Section(
             "Fairness over clients",
@@ -287,7 +290,7 @@ def _models(groups: Groups) -> Iterator[Section]:
             {"layers": draw_lines(distances, "", "relative distance")},
         )
     few = dict(itertools.islice(firsts.items(), _MAX_MODELS))
-    matrices = list(model_panels.correlations(few))
+    matrices = list(panels.correlations(few))
     if matrices:
         yield Section(
             "Correlation between classes",
@@ -297,7 +300,7 @@ def _models(groups: Groups) -> Iterator[Section]:
             "orange: negative.",
             {"correlations": draw_matrices(matrices)},
         )
-    embeddings = list(model_panels.features(few))
+    embeddings = list(panels.features(few))
     if embeddings:
         yield Section(
             "Features",

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
 
 from flray.config.arms import PREFIX
 from flray.config.selection import PLACES
 from flray.config.setting_labels import setting_label
 from flray.results import measures
+from flray.results.load import load_folder
 from flray.results.measures import AVERAGE
-from flray.results.paired import Rule
-from flray.results.paper_table import build_paper_table, has_arms
+from flray.results.paired import Difference, Rule
 from flray.results.result_set import ResultSet, Trial
 from flray.results.study import Studies, Study
+from flray.results.table import build_paper_table, has_arms
 
 
 def build_studies(source: ResultSet) -> Studies:
@@ -143,3 +147,66 @@ def place_columns(columns: Sequence[str], rows: str) -> list[str]:
         for name in columns
         if (name.startswith(PREFIX) and name != f"{PREFIX}{rows}") or name.split(".")[0] in PLACES
     ]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The pairs of a sweep with ``sweep.until``, as its report has them.
+
+    Attributes
+    ----------
+    differences : list of (int, int, Difference)
+        What is compared by its number, and the comparison.
+    seconds : mapping of int to float
+        Mean training time of one trial of each.
+    """
+
+    differences: list[tuple[int, int, Difference]]
+    seconds: Mapping[int, float]
+
+    @classmethod
+    def of(cls, sweep: Path, unit_of: Mapping[str, int]) -> Comparison:
+        """Return what a sweep's finished trials say.
+
+        Parameters
+        ----------
+        sweep : Path
+            Its folder.
+        unit_of : mapping of str to int
+            By a trial's number, that of what it is one seed of.
+        """
+        source = load_folder(sweep, allow_empty=True)
+        # By the primary metric, of a paper's suite too, whose columns are several measures.
+        source = replace(source, config={**source.config, "paper": None})
+        trials = [trial for trial in source.trials if trial.number in unit_of]
+        units = {place_and_name(source, trial): unit_of[trial.number] for trial in trials}
+        studies, reference = build_studies(source), source.config["sweep"].get("reference")
+        if any(reference in study.values for study in studies.each):
+            studies = studies.against(reference)
+        times: dict[int, list[float]] = {unit: [] for unit in unit_of.values()}
+        for trial in trials:
+            times[unit_of[trial.number]].append(measures.total(trial, "time/round"))
+        return cls(
+            [
+                (units[study.place, one.first], units[study.place, one.second], one)
+                for study in studies.each
+                for one in study.differences
+            ],
+            {unit: float(np.nanmean(found)) if found else 0.0 for unit, found in times.items()},
+        )
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs there are."""
+        return len(self.differences)
+
+    @property
+    def undecided(self) -> int:
+        """How many of them are not decided."""
+        return sum(1 for _ in self.open_pairs())
+
+    def open_pairs(self) -> Iterator[tuple[int, int]]:
+        """Yield the pairs that are not decided."""
+        for first, second, one in self.differences:
+            if not one.verdict:
+                yield first, second

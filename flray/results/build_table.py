@@ -9,13 +9,12 @@ from flray.config.suites import SMOKE, stand_in_line
 from flray.errors import FlrayError
 from flray.results import measures
 from flray.results.build_studies import build_studies
+from flray.results.choices import tuned_settings
 from flray.results.conclusions import conclude
 from flray.results.measures import AVERAGE, client_measure
-from flray.results.paper_table import build_paper_table
 from flray.results.result_set import ENDED, ResultSet, Trial, alike_notes
-from flray.results.table import Cell, Column, Table
-from flray.results.tuned import tuned_settings
-from flray.results.variance import variances
+from flray.results.study import variances
+from flray.results.table import Cell, Column, Table, build_paper_table
 
 SMOKE_NOTE = "a smoke run: two short rounds on a few samples show that every method runs; its numbers mean nothing"
 _UNSEEN = {"global/unseen": "unseen", "adapted/unseen": "unseen adapted"}

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from flray.results.paired import ALPHA, Difference, detectable_difference
-from flray.results.ranks import Ranks
-from flray.results.study import Studies, Study
+from flray.results.study import Ranks, Studies, Study
 
 ONE_SEED = "one seed: no difference can be told from chance; give at least three in sweep.seeds"
 _ALL_PAIRS, _LINES, _WORTH = 6, 24, 100

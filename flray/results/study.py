@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from flray.errors import FlrayError, nearest
 from flray.metrics.direction import is_share, lower_is_better
-from flray.results import sequential
-from flray.results.paired import METHOD, Difference, Failed, Looks, Rule, Values, compare
-from flray.results.ranks import Ranks, rank
+from flray.results import measures, sequential
+from flray.results.paired import ALPHA, METHOD, Difference, Failed, Looks, Rule, Values, compare
+from flray.results.result_set import ResultSet
 
 
 @dataclass(frozen=True)
@@ -140,3 +143,252 @@ class Studies:
                 f"{', '.join(map(repr, names))}"
             )
         return Studies([replace(one, reference=reference) for one in self.each], self.left_out)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Settings that were compared in several places: on data sets, or in other circumstances.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The settings, best mean rank first.
+    places : tuple of str
+        Where all of them have a value.
+    means : tuple of float
+        Mean ranks; 1 is best, equal values share their ranks.
+    p : float
+        Of Friedman's test that all settings are alike; NaN with fewer than three, or where all
+        values are equal.
+    critical : float
+        Nemenyi's critical difference of two mean ranks at 0.05.
+    wins, ties : array
+        In how many places the setting of the row is better than that of the column, and equal.
+    """
+
+    names: tuple[str, ...]
+    places: tuple[str, ...]
+    means: tuple[float, ...]
+    p: float
+    critical: float
+    wins: NDArray[np.int64]
+    ties: NDArray[np.int64]
+
+    @property
+    def together(self) -> list[tuple[int, int]]:
+        """First and last of each longest row of settings whose ranks are not told apart."""
+        found: list[tuple[int, int]] = []
+        for first, rank in enumerate(self.means):
+            last = max(i for i, one in enumerate(self.means) if one - rank < self.critical)
+            if last > first and (not found or last > found[-1][1]):
+                found.append((first, last))
+        return found
+
+
+def rank(values: Mapping[str, Mapping[str, float]], lower: bool = False) -> Ranks | None:
+    """Rank settings by their means in several places.
+
+    Parameters
+    ----------
+    values : mapping
+        By place, the mean of each setting.
+    lower : bool
+        Whether less is better.
+
+    Returns
+    -------
+    Ranks or None
+        Of the settings that have a value in every place; None with fewer than two of them or of the
+        places.
+    """
+    names = [
+        name
+        for name in dict.fromkeys(name for place in values.values() for name in place)
+        if all(math.isfinite(place.get(name, math.nan)) for place in values.values())
+    ]
+    if len(values) < 2 or len(names) < 2:
+        return None
+    from scipy import stats
+
+    # Means of the same values may differ in their last bits.
+    table = np.array([[place[name] for name in names] for place in values.values()]).round(9)
+    table = table if lower else -table
+    means = stats.rankdata(table, axis=1).mean(axis=0)
+    order = np.argsort(means, kind="stable")
+    table = table[:, order]
+    p = math.nan
+    if len(names) > 2 and (table != table[:, :1]).any():
+        p = float(stats.friedmanchisquare(*table.T).pvalue)
+    wins = (table[:, :, None] < table[:, None, :]).sum(axis=0)
+    ties = (table[:, :, None] == table[:, None, :]).sum(axis=0)
+    return Ranks(
+        tuple(names[i] for i in order),
+        tuple(values),
+        tuple(float(means[i]) for i in order),
+        p,
+        critical_difference(len(names), len(values)),
+        wins,
+        ties,
+    )
+
+
+def critical_difference(settings: int, places: int, alpha: float = ALPHA) -> float:
+    """Return Nemenyi's critical difference of two mean ranks.
+
+    Parameters
+    ----------
+    settings, places : int
+        How many are ranked, and how often.
+    alpha : float
+        Level of all comparisons together.
+    """
+    from scipy import stats
+
+    range_ = float(stats.studentized_range.ppf(1 - alpha, settings, np.inf))
+    return range_ / math.sqrt(2) * math.sqrt(settings * (settings + 1) / (6 * places))
+
+
+def win_matrix(ranks: Ranks) -> list[list[str]]:
+    """Return ``wins/ties/losses`` of the row's setting against the column's; empty on the diagonal."""
+
+    def cell(row: int, column: int) -> str:
+        if row == column:
+            return ""
+        return f"{ranks.wins[row, column]}/{ranks.ties[row, column]}/{ranks.wins[column, row]}"
+
+    numbers: Sequence[int] = range(len(ranks.names))
+    return [[cell(row, column) for column in numbers] for row in numbers]
+
+
+def behind_best(studies: Sequence[Study]) -> dict[str, NDArray[np.float64]]:
+    """Return how far each setting is behind the best one at every place and seed, smallest first.
+
+    Parameters
+    ----------
+    studies : sequence of Study
+        Of one measure, a place each. Settings that some place lacks are left out, and seeds that a
+        setting lacks.
+    """
+    names = (
+        [name for name in studies[0].values if all(name in study.values for study in studies)]
+        if studies
+        else []
+    )
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for study in studies:
+        rows: list[Mapping[int, float]] = [study.values[name] for name in names]
+        for seed in rows[0] if rows else ():
+            values = [row.get(seed, math.nan) for row in rows]
+            if not all(map(math.isfinite, values)):
+                continue
+            best = min(values) if study.lower else max(values)
+            for name, value in zip(names, values, strict=True):
+                found[name].append(abs(best - value))
+    return {name: np.sort(one) for name, one in found.items() if one}
+
+
+def profile(behind: NDArray[np.float64], within: float) -> float:
+    """Return the share of runs that are at most so far behind the best.
+
+    Parameters
+    ----------
+    behind : ndarray [n]
+        Distances from the best, sorted.
+    within : float
+        The most that counts.
+    """
+    return float(np.searchsorted(behind, within + 1e-9, side="right")) / len(behind)
+
+
+PARTITION_SEED = "partition.seed"
+
+
+@dataclass(frozen=True)
+class Variance:
+    """Components of the variance of a setting's values.
+
+    Attributes
+    ----------
+    name : str
+        The setting.
+    partitions, seeds : int
+        How many of each; every partition was run with every seed.
+    partition, seed, both : float
+        Variance between partitions, between the run's seeds, and what remains: how they act together.
+        One that is estimated below zero is zero.
+    """
+
+    name: str
+    partitions: int
+    seeds: int
+    partition: float
+    seed: float
+    both: float
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Partition, seed and both as shares of their sum; NaN where nothing varies."""
+        total = self.partition + self.seed + self.both
+        if not total:
+            return math.nan, math.nan, math.nan
+        return self.partition / total, self.seed / total, self.both / total
+
+
+def split_variance(name: str, values: Mapping[int, Mapping[int, float]]) -> Variance | None:
+    """Estimate the components of a setting's variance.
+
+    Parameters
+    ----------
+    name : str
+        The setting.
+    values : mapping
+        By the partition's seed, the values by the run's seed.
+
+    Returns
+    -------
+    Variance or None
+        None with fewer than two of either at which every combination has a finite value.
+    """
+    seeds = [
+        seed
+        for seed in next(iter(values.values()), {})
+        if all(math.isfinite(row.get(seed, math.nan)) for row in values.values())
+    ]
+    table = np.array([[row[seed] for seed in seeds] for row in values.values()])
+    if len(values) < 2 or len(seeds) < 2:
+        return None
+    rows, columns = table.shape
+    mean, by_row, by_column = table.mean(), table.mean(axis=1), table.mean(axis=0)
+    rest = table - by_row[:, None] - by_column[None, :] + mean
+    remaining = float((rest**2).sum()) / ((rows - 1) * (columns - 1))
+    between_rows = columns * float(by_row.var(ddof=1))
+    between_columns = rows * float(by_column.var(ddof=1))
+    return Variance(
+        name,
+        rows,
+        columns,
+        max(0.0, (between_rows - remaining) / columns),
+        max(0.0, (between_columns - remaining) / rows),
+        remaining,
+    )
+
+
+def variances(source: ResultSet) -> list[Variance]:
+    """Return the components of each setting of a sweep that varies ``partition.seed`` and ``seed``; else nothing.
+
+    Parameters
+    ----------
+    source : ResultSet
+        The sweep; trials that have not finished are left out.
+    """
+    found: dict[str, dict[int, dict[int, float]]] = {}
+    if PARTITION_SEED not in source.varying():
+        return []
+    for trial in source.trials:
+        own = trial.setting.get(PARTITION_SEED)
+        if own is not None and trial.status == "finished" and len(trial.history):
+            name = source.label(trial, without=PARTITION_SEED) or trial.method
+            by_seed = found.setdefault(name, {}).setdefault(int(own), {})
+            by_seed[trial.seed] = measures.value(trial, "auto")
+    split = (split_variance(name, values) for name, values in found.items())
+    return [one for one in split if one is not None]

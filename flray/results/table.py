@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 
+from flray.config.arms import PREFIX
+from flray.config.paper import PaperTable
 from flray.metrics.direction import lower_is_better
-from flray.results.study import Studies
-from flray.results.variance import Variance
+from flray.papers import PAPERS, printed_numbers, tables
+from flray.results import measures
+from flray.results.measures import AVERAGE
+from flray.results.result_set import ResultSet, Trial
+from flray.results.study import Studies, Variance
 
 
 @dataclass
@@ -156,3 +163,147 @@ class Table:
             if column.follows:
                 for row in self.rows.values():
                     row[position].best = row[0].best
+
+
+Arms = tuple[tuple[str, str], ...]
+
+
+def build_paper_table(source: ResultSet, paper: PaperTable) -> Table:
+    """Return a paper's table: an axis of arms as rows, the others with clients and measures as columns.
+
+    Parameters
+    ----------
+    source : ResultSet
+        A sweep with arms.
+    paper : PaperTable
+        The printed table.
+    """
+    axes = source.axes
+    rows_axis = paper.rows if paper.rows in axes else next(iter(axes))
+    others = {axis: names for axis, names in axes.items() if axis != rows_axis}
+    columns = [
+        Column(_head(paper, arms, metric, client), measure, client, arms, metric)
+        for combination in itertools.product(*others.values())
+        for arms in [tuple(zip(others, combination, strict=True))]
+        for metric, measure in paper.measures.items()
+        for client in _clients(source, paper, arms, metric)
+    ]
+    rows = {
+        name: [_cell(source, paper, ((rows_axis, name), *c.arms), c) for c in columns]
+        for name in axes[rows_axis]
+    }
+    rows = {name: row for name, row in rows.items() if any(map(_has_content, row))}
+    kept = [i for i, _ in enumerate(columns) if any(_has_content(row[i]) for row in rows.values())]
+    table = Table(
+        f"{PAPERS[paper.name]} {paper.table}: {paper.title}",
+        rows_axis,
+        [columns[i] for i in kept],
+        {name: [row[i] for i in kept] for name, row in rows.items()},
+    )
+    table.notes = [
+        _describe_data(source),
+        *(f"differs from the paper: {text}" for text in paper.departures),
+        *_printed_notes(table),
+    ]
+    return table
+
+
+def printed_rows(paper: PaperTable, arms: Sequence[tuple[str, str]], metric: str) -> pd.DataFrame:
+    """Return the printed numbers of a combination of arms, for all clients.
+
+    Parameters
+    ----------
+    paper : PaperTable
+        The printed table.
+    arms : sequence of (str, str)
+        Axis and arm.
+    metric : str
+        The printed one.
+    """
+    printed = printed_numbers(paper.name, paper.table)
+    wanted = {"metric": metric}
+    for axis, name in arms:
+        if axis == "method":
+            wanted["method"] = name
+        wanted |= paper.printed.get(axis, {}).get(name, {})
+    found = np.ones(len(printed), dtype=bool)
+    for column, text in wanted.items():
+        found &= (printed[column] == text).to_numpy()
+    return printed[found]
+
+
+def _head(paper: PaperTable, arms: Arms, metric: str, client: str) -> tuple[str, ...]:
+    head = tuple(name for _, name in arms)
+    head += (metric,) if len(paper.measures) > 1 else ()
+    head += (client,) if paper.clients is not None else ()
+    return head or (metric,)
+
+
+def _has_numbers(paper: PaperTable) -> bool:
+    return paper.table in tables()[paper.name]
+
+
+def _has_content(cell: Cell) -> bool:
+    return bool(cell.values or cell.printed_text)
+
+
+def _clients(source: ResultSet, paper: PaperTable, arms: Arms, metric: str) -> list[str]:
+    """Return the clients of the columns of one combination of arms: those printed, else those that were run."""
+    if paper.clients is None:
+        return [AVERAGE]
+    if _has_numbers(paper):
+        printed = list(dict.fromkeys(printed_rows(paper, arms, metric)["client"]))
+        if printed:  # data of one's own have no printed numbers
+            return printed
+    trials = [trial for trial in source.trials if has_arms(trial, arms)]
+    names = dict.fromkeys(name for trial in trials for name in measures.clients(trial))
+    return [*names, AVERAGE]
+
+
+def _cell(source: ResultSet, paper: PaperTable, arms: Arms, column: Column) -> Cell:
+    names = (paper.clients or {}).get(column.client, (column.client or AVERAGE,))
+    cell = Cell(
+        {
+            trial.seed: measures.first_available(trial, column.measure, names)
+            for trial in source.trials
+            if has_arms(trial, arms) and trial.status != "failed" and len(trial.history)
+        }
+    )
+    if _has_numbers(paper):
+        printed = printed_rows(paper, arms, column.printed_metric)
+        wanted = [column.client, ""] if column.client == AVERAGE else [column.client]
+        found = printed[printed["client"].isin(wanted)].to_dict("records")
+        if len(found) == 1 and found[0]["value"]:
+            (row,) = found
+            cell.printed, cell.note = float(row["number"]), str(row["note"])
+            cell.printed_text = row["value"] + (f" ± {row['std']}" if row["std"] else "")
+    return cell
+
+
+def has_arms(trial: Trial, arms: Arms) -> bool:
+    """Return whether a trial is one of the arms, an axis and its arm each."""
+    return all(trial.setting.get(f"{PREFIX}{axis}") == name for axis, name in arms)
+
+
+def _describe_data(source: ResultSet) -> str:
+    """Return the data and rounds of the runs; settings on the command line may have changed them."""
+    data = dict.fromkeys(
+        f"{trial.partition['dataset']} "
+        f"({sum(sum(c['train']) for c in trial.partition['clients']):,} training samples)"
+        for trial in source.trials
+        if trial.partition is not None
+    )
+    rounds = [int(trial.history["round"].max()) for trial in source.trials if len(trial.history)]
+    span = " to ".join(map(str, dict.fromkeys((min(rounds), max(rounds)))))
+    names = ", ".join(data) or source.config["experiment"]["data"]["name"]
+    return f"run on {names} for {span} rounds"
+
+
+def _printed_notes(table: Table) -> list[str]:
+    """Return what is odd about printed numbers, with the cells that it is about."""
+    odd: dict[str, list[str]] = {}
+    for label, row in table.rows.items():
+        for column, cell in zip(table.columns, row, strict=True):
+            if cell.note:
+                odd.setdefault(cell.note, []).append(f"{label} ({' '.join(column.head)})")
+    return [f"printed number of {', '.join(cells)}: {note}" for note, cells in sorted(odd.items())]

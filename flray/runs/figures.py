@@ -35,7 +35,7 @@ def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
     """
     # Imported here: matplotlib takes a second, and only the end of a run needs it.
     from flray.drawing.canvas import save_figure
-    from flray.drawing.partition import PartitionCounts, draw_partition
+    from flray.drawing.grids import PartitionCounts, draw_partition
 
     figures = _draw_metrics(journal.history(), measure_name(metric))
     if (folder / PARTITION).exists():

@@ -15,10 +15,9 @@ from flray.drawing.charts import draw_scores
 from flray.files.csv_files import csv_text
 from flray.records import directory
 from flray.records.journal import Journal
+from flray.results.choices import tuning_frame
 from flray.results.formatting import conclusion_text
-from flray.results.frames import TEST
-from flray.results.sweep import SweepResult
-from flray.results.tuned import tuning_frame
+from flray.results.sweep import TEST, SweepResult
 from flray.runs.session import NOTE
 from flray.tuning.setting_runs import complete_settings
 from flray.tuning.trial_figures import draw_trials

@@ -9,7 +9,7 @@ from flray.cli.main import invoke
 from flray.data import DataSet, Domain, federate, load_dataset
 from flray.data.federated import partition_table
 from flray.drawing.canvas import LIGHT, save_figure
-from flray.drawing.partition import PartitionCounts, draw_partition
+from flray.drawing.grids import PartitionCounts, draw_partition
 
 
 def test_the_table_counts_what_clients_hold() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from flray.results.conclusions import sentence
-from flray.results.export import read_export
-from flray.results.export_table import build_export_table
+from flray.results.export import build_export_table, read_export
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "search_spaces"

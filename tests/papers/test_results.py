@@ -13,8 +13,7 @@ from flray.config.loader import load
 from flray.config.setting_labels import flatten_setting
 from flray.records import directory
 from flray.results import export
-from flray.results.export import read_export
-from flray.results.export_table import build_export_table
+from flray.results.export import build_export_table, read_export
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
 FOLDER = Path(__file__).parents[2] / "search_spaces" / "papers"

@@ -12,7 +12,7 @@ from flray.config import suites
 from flray.config.paper import PaperTable
 from flray.config.yaml_files import read_with_base
 from flray.papers import printed_numbers, tables
-from flray.results.paper_table import printed_rows
+from flray.results.table import printed_rows
 
 ALL = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
 # Those on other data are no tables.

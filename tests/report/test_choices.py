@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flray.reporting import setting_sections
+from flray.reporting import panels
 from flray.reporting.sections import create_sections
 from flray.results.choices import Choices, choices
-from flray.results.costs import group_trials
 from flray.results.load import load_folder
+from flray.results.measures import group_trials
 from flray.results.result_set import ResultSet
 from flray.results.study import Studies, Study
 
@@ -31,7 +31,7 @@ def tried(bend: float = 1.0) -> Choices:
 
 
 def test_a_heat_map_of_a_grid_shows_its_scores_and_marks_the_best() -> None:
-    ((name, figure),) = setting_sections.heat_maps([tried()])
+    ((name, figure),) = panels.heat_maps([tried()])
     (axes,) = figure.axes
     assert (name, axes.get_xlabel(), axes.get_ylabel()) == ("grid", "mu", "local.lr")
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0.1", "0.5", "1"]
@@ -43,11 +43,11 @@ def test_a_heat_map_of_a_grid_shows_its_scores_and_marks_the_best() -> None:
 def test_combinations_that_were_not_all_run_have_no_heat_map() -> None:
     whole = tried()
     part = Choices(whole.name, whole.metric, whole.columns, whole.settings[1:], whole.scores[1:])
-    assert list(setting_sections.heat_maps([part])) == []
+    assert list(panels.heat_maps([part])) == []
 
 
 def test_parallel_coordinates_mark_the_best_setting_at_its_values() -> None:
-    ((_, figure),) = setting_sections.parallel_coordinates([tried()])
+    ((_, figure),) = panels.parallel_coordinates([tried()])
     (axes,) = figure.axes
     lines = [line for line in axes.lines if len(line.get_xdata()) == 3]
     assert len(lines) == 9
@@ -62,7 +62,7 @@ def test_of_a_loss_the_lowest_is_drawn_on_top() -> None:
     loss = Choices(
         found.name, "global/validation/loss", found.columns, found.settings, -found.scores
     )
-    ((_, figure),) = setting_sections.parallel_coordinates([loss])
+    ((_, figure),) = panels.parallel_coordinates([loss])
     lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 3]
     best = np.asarray(max(lines, key=lambda line: line.get_linewidth()).get_ydata(), float)
     assert best == pytest.approx([0.5, 0.0, 1.0])
@@ -75,7 +75,7 @@ def test_importance_is_what_moves_the_score() -> None:
     found = Choices("m", "x", ("a", "b", "c"), settings, 3 * draws[:, 0] + draws[:, 1]).importance()
     assert list(found)[:2] == ["a", "b"] and sum(found.values()) == pytest.approx(1.0)
     assert found["a"] == pytest.approx(0.9, abs=0.04) and found["c"] < 0.02  # 9 : 1
-    assert setting_sections.importances([tried()]) == []  # nine settings are too few
+    assert panels.importances([tried()]) == []  # nine settings are too few
 
 
 def test_settings_of_a_sweep_are_grouped_by_what_is_compared(sweep: Path) -> None:
@@ -103,7 +103,7 @@ def with_phases(sweep: Path) -> ResultSet:
 
 
 def test_seconds_by_phase_add_up_to_the_rounds(sweep: Path) -> None:
-    panel = next(setting_sections.phase_seconds(group_trials(with_phases(sweep))))
+    panel = next(panels.phase_seconds(group_trials(with_phases(sweep))))
     assert list(panel.names) == ["none", "full"]
     assert {name: values[0] for name, values in panel.parts.items()} == pytest.approx(
         {"train": 6.0, "evaluate": 1.0, "other": 3.0}  # four rounds, two seeds
@@ -111,7 +111,7 @@ def test_seconds_by_phase_add_up_to_the_rounds(sweep: Path) -> None:
 
 
 def test_fairness_begins_with_the_client_that_is_served_worst(sweep: Path) -> None:
-    panel = next(setting_sections.client_quantiles(group_trials(with_phases(sweep))))
+    panel = next(panels.client_quantiles(group_trials(with_phases(sweep))))
     line = panel.lines[0]
     assert list(line.x) == [0, 50, 100]
     assert list(line.y) == pytest.approx([10.0, 66.0, 76.0])  # seeds: 65 and 75, 67 and 77
@@ -124,9 +124,7 @@ def test_fairness_begins_with_the_client_that_is_served_worst(sweep: Path) -> No
 def test_a_profile_is_a_step_at_every_distance_from_the_best() -> None:
     first = {"a": {0: 90.0, 1: 80.0}, "b": {0: 86.0, 1: 81.0}}
     metric = "global/common/accuracy"
-    (panel,) = setting_sections.profiles(
-        Studies([Study("x", metric, first), Study("y", metric, first)])
-    )
+    (panel,) = panels.profiles(Studies([Study("x", metric, first), Study("y", metric, first)]))
     a, b = panel.lines
     assert list(a.x) == pytest.approx([0, 1, 1, 4.2, 4.2]) and a.name == "a"
     assert list(b.x) == pytest.approx([0, 4, 4, 4.2, 4.2])

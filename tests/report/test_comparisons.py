@@ -20,11 +20,17 @@ from flray.results.paired import (
     power,
     seeds_needed,
 )
-from flray.results.profiles import behind_best, profile
-from flray.results.ranks import critical_difference, rank, win_matrix
 from flray.results.sequential import half_width
-from flray.results.study import Studies, Study
-from flray.results.variance import split_variance
+from flray.results.study import (
+    Studies,
+    Study,
+    behind_best,
+    critical_difference,
+    profile,
+    rank,
+    split_variance,
+    win_matrix,
+)
 
 A, B = {0: 70.0, 1: 72.0, 2: 75.0}, {0: 68.0, 1: 71.0, 2: 70.0}  # differences 2, 1, 5
 

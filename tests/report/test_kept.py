@@ -14,8 +14,7 @@ from flray.errors import DataError, FlrayError
 from flray.records import directory
 from flray.results import export
 from flray.results.build_table import build_table
-from flray.results.export import agreement, export_runs, read_export
-from flray.results.export_table import build_export_table
+from flray.results.export import agreement, build_export_table, export_runs, read_export
 from flray.results.load import load_folder
 from flray.results.result_set import ResultSet
 

@@ -20,9 +20,8 @@ from flray.config.loader import load
 from flray.errors import one_line
 from flray.files.csv_files import csv_text, read_csv
 from flray.records import directory
-from flray.reporting import latex, make
-from flray.reporting import text as text_tables
-from flray.reporting.html import render_summary
+from flray.reporting import make
+from flray.reporting.render import GREEK, markdown, render_latex, render_summary, terminal
 from flray.results.sweep import SweepResult
 from flray.results.table import Cell, Column, Table
 from flray.tuning.space import enumerate_settings as settings_of
@@ -111,9 +110,7 @@ class Texts(HTMLParser):
 @examples
 def test_the_terminal_shows_a_name_as_it_is(name: str) -> None:
     out = io.StringIO()
-    Console(file=out, width=400, force_terminal=False).print(
-        text_tables.terminal(table_of(name), ())
-    )
+    Console(file=out, width=400, force_terminal=False).print(terminal(table_of(name), ()))
     lines = out.getvalue().split("\n")
     assert any(f"- {one_line(name)}".rstrip() == line.rstrip() for line in lines)
     assert any(f"- failed: {one_line(name)}".rstrip() == line.rstrip() for line in lines)
@@ -127,7 +124,7 @@ def test_markdown_shows_a_name_as_it_is(name: str) -> None:
         MarkdownIt("commonmark", {"html": True})
         .enable("table")
         .enable("strikethrough")
-        .render(text_tables.markdown(table_of(name), ()))
+        .render(markdown(table_of(name), ()))
     )
     assert shown.tags <= {
         "h2",
@@ -176,7 +173,7 @@ COMMANDS = {
 }
 
 
-LETTERS = {name: letter for letter, name in latex.GREEK.items()}
+LETTERS = {name: letter for letter, name in GREEK.items()}
 
 
 def read_tex(text: str) -> str:
@@ -189,7 +186,7 @@ def read_tex(text: str) -> str:
 
 @examples
 def test_latex_sets_a_name_as_it_is(name: str) -> None:
-    text = latex.render_table(table_of(name))
+    text = render_latex(table_of(name))
     lines = text.split("\n")
     assert all(line == one_line(line) for line in lines)
     rows = [line for line in lines if line.endswith(r"\\") and "1.00" in line]

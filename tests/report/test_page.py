@@ -15,8 +15,8 @@ from flray.files.csv_files import read_csv
 from flray.reporting import make, panels
 from flray.reporting.sections import create_sections
 from flray.results.build_table import build_table
-from flray.results.costs import group_trials
 from flray.results.load import load_folder
+from flray.results.measures import group_trials
 from flray.results.result_set import ResultSet
 from flray.results.sweep import SweepResult
 

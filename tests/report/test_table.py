@@ -17,18 +17,14 @@ from flray.errors import FlrayError
 from flray.records import directory
 from flray.records.events import read_events
 from flray.records.journal import Journal
-from flray.reporting.formatting import cost_row, format_measured
-from flray.reporting.html import render_page
-from flray.reporting.latex import render_table as latex
-from flray.reporting.text import markdown, terminal
+from flray.reporting.render import cost_row, format_measured, markdown, render_page, terminal
+from flray.reporting.render import render_latex as latex
 from flray.results.build_table import SMOKE_NOTE, build_table
-from flray.results.costs import costs
 from flray.results.formatting import NOT_REACHED
-from flray.results.frames import setting_frame, trial_frame
 from flray.results.load import load_folder
-from flray.results.measures import value
+from flray.results.measures import costs, value
 from flray.results.result_set import ResultSet
-from flray.results.sweep import SweepResult
+from flray.results.sweep import SweepResult, setting_frame, trial_frame
 from flray.results.table import Cell
 from flray.tuning.summary import finish, text_table
 
