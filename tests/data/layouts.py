@@ -26,11 +26,7 @@ from flray.data.loading import fit_to_shape
 from flray.data.sources.cache import write_arrays
 from flray.data.sources.images import resize, to_colour
 from tests.data.conftest import N_MNIST, N_USPS
-from tests.data.pictures import pixels_of, trees
-from tests.data.test_camelyon import tissue
-from tests.data.test_domainnet import STYLES, net
-from tests.data.test_fundus import eye, retina
-from tests.data.test_tiny_imagenet import WNIDS, tiny
+from tests.data.pictures import STYLES, WNIDS, eye, net, pixels_of, retina, tiny, tissue, trees
 from tests.data.writers import (
     cifar100_bin,
     fedbn_archive,
@@ -274,7 +270,7 @@ def digit_five(root: Path) -> Written:
     savemat(
         folder / "mnist_data.mat",
         {
-            "train_32": x[:10],
+            "train_28": x[:10],  # as some name it; its images may have any size
             "label_train": hot[y[:10]],
             "test_32": x[10:],
             "label_test": hot[y[10:]],
@@ -301,7 +297,7 @@ def digit_five(root: Path) -> Written:
     cells = np.empty((2, 2), dtype=object)
     for row in range(2):
         cells[row, 0], cells[row, 1] = (
-            u[10 * row : 10 * row + 10, None, :, :, 0],
+            u[10 * row : 10 * row + 10, None, :, :, 0] / 255,
             z[10 * row : 10 * row + 10, None],
         )
     savemat(folder / "usps_28x28.mat", {"dataset": cells})

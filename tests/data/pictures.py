@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from flray.data.datasets.class_folders import OFFICE_CALTECH10
+from flray.data.datasets.domainnet import TEN
 
 
 def pixels_of(number: int, side: int = 8) -> NDArray[np.uint8]:
@@ -57,3 +61,76 @@ def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
+
+
+STYLES = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+WNIDS = tuple(f"n{10 * i + 3:08d}" for i in range(200))
+
+
+def office(root: Path, count: int = 5) -> Path:
+    domains = ("amazon", "caltech", "dslr", "webcam")
+    classes = dict.fromkeys(OFFICE_CALTECH10.classes, count)
+    return trees(root / "office_caltech_10", dict.fromkeys(domains, classes))
+
+
+def net(
+    root: Path, lists: bool = True, classes: Sequence[str] = (*TEN, "aircraft_carrier")
+) -> Path:
+    """Write three pictures of each class of each domain, numbered through; the first of each is the official test."""
+    path = trees(root / "domainnet", {style: dict.fromkeys(classes, 3) for style in STYLES})
+    order = sorted(classes)
+    for style in STYLES if lists else ():
+        for part, kept in (("test", (0,)), ("train", (1, 2))):
+            lines = [f"{style}/{c}/{i:03d}.png {order.index(c)}\n" for c in classes for i in kept]
+            (path / f"{style}_{part}.txt").write_text("".join(lines))
+    return path
+
+
+def tiny(root: Path, folded: bool = False, images: str = "images") -> Path:
+    """Write two training images 2c, 2c + 1 and the validation image 400 + c of each class c."""
+    path = root / "tiny-imagenet-200"
+    lines = []
+    for label, wnid in enumerate(WNIDS):
+        for i in range(2):
+            picture(path / "train" / wnid / images / f"{wnid}_{i}.png", 2 * label + i)
+        (path / "train" / wnid / f"{wnid}_boxes.txt").write_text("boxes")
+        name = f"val_{199 - label}.png"  # not in the order of the classes
+        picture(path / "val" / (wnid if folded else "images") / name, 400 + label)
+        lines.append(f"{name}\t{wnid}\t0\t0\t7\t7\n")
+    picture(path / "test" / "images" / "test_0.png", 700)
+    if not folded:
+        (path / "val" / "val_annotations.txt").write_text("".join(lines))
+    return path
+
+
+def tissue(root: Path) -> Path:
+    """Write patches of two slides (patients) at each centre, every second one with tumour, numbered through."""
+    home = root / "camelyon17_v1.0"
+    lines = [",patient,node,x_coord,y_coord,tumor,slide,center,split"]
+    for number in range(100):
+        slide, i = divmod(number, 10)
+        lines.append(f"{number},{slide:03d},4,{i},{32 * i},{i % 2},{slide},{slide // 2},0")
+        who = f"patient_{slide:03d}_node_4"
+        picture(home / "patches" / who / f"patch_{who}_x_{i}_y_{32 * i}.png", number)
+    (home / "metadata.csv").write_text("\n".join([*lines, ""]))
+    return home
+
+
+def eye(number: int, white: bool = True) -> NDArray[np.uint8]:
+    """Return a mask 16x16: a disc of 8x8 at (4 + number % 4, 4) and in it a cup of 4x4."""
+    mask = np.zeros((16, 16), np.uint8)
+    top = 4 + number % 4
+    mask[top : top + 8, 4:12] = 128
+    mask[top + 2 : top + 6, 6:10] = 255
+    return 255 - mask if white else mask
+
+
+def retina(root: Path, white: bool = True) -> Path:
+    path = root / "Fundus"
+    for number in range(30):
+        part = "train" if number % 5 < 3 else "test"
+        home = path / f"Domain{number // 5 + 1}" / part / "ROIs"
+        picture(home / "image" / f"g{number:03d}.png", number, 16)
+        (home / "mask").mkdir(exist_ok=True)
+        Image.fromarray(eye(number, white)).save(home / "mask" / f"g{number:03d}.png")
+    return path

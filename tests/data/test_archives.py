@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from flray.data.datasets.cifar import CIFAR10, CIFAR100, FC100_COARSE
+from flray.data.datasets.cifar import CIFAR10, CIFAR100
 from flray.data.inventory import get
 from flray.data.loading import load_dataset
 from flray.data.sources.archives import FILES
@@ -64,72 +64,6 @@ def test_cifar100_knows_its_superclasses_and_serves_pachinko(tmp_path: Path) -> 
     assert np.array_equal(dataset.domains[0].train_y, fine)
     coarse = load_dataset("cifar-100", {"labels": "coarse"}, tmp_path)
     assert np.array_equal(coarse.domains[0].test_y, fine // 5)
-
-
-def test_fc100_has_unseen_classes_of_unseen_superclasses_in_its_test_part(tmp_path: Path) -> None:
-    cifar100_bin(tmp_path / "archives/cifar-100")
-    dataset = load_dataset("fc100", {"path": str(tmp_path / "archives/cifar-100")}, tmp_path)
-    (domain,) = dataset.domains
-    seen, unseen = set(domain.train_y.tolist()), set(domain.test_y.tolist())
-    assert dataset.task == "few-shot"
-    assert (len(seen), len(unseen), seen & unseen) == (60, 20, set())
-    assert {c // 5 for c in unseen} == set(FC100_COARSE["test"])
-    assert sorted(c for part in FC100_COARSE.values() for c in part) == list(range(20))
-
-
-def test_fedbns_digits_are_read_part_by_part(tmp_path: Path) -> None:
-    parts = fedbn_archive(tmp_path)
-    dataset = load_dataset("digits5", {"path": str(tmp_path), "size": 28}, tmp_path)
-    assert [d.name for d in dataset.domains] == ["mnist", "svhn", "usps", "synthdigits", "mnistm"]
-    assert {d.name: d.origin for d in dataset.domains}["mnistm"] == "composed"
-    mnist, mnistm = dataset.domains[0], dataset.domains[4]
-    assert mnist.train_x.shape == (100, 3, 28, 28)
-    assert np.array_equal(mnist.train_x[10:20, 1], parts["MNIST/1"][0])
-    assert np.array_equal(mnist.train_y[10:20], parts["MNIST/1"][1])
-    assert np.array_equal(mnistm.test_x.transpose(0, 2, 3, 1), parts["MNIST_M/10"][0])
-    assert np.array_equal(mnistm.test_y, parts["MNIST_M/10"][1])
-
-
-def test_digit_five_reads_every_way_of_writing_labels(tmp_path: Path) -> None:
-    x, y = pixels(10, 28, 28, 3), np.arange(10)
-    hot = np.eye(10)
-    savemat(
-        tmp_path / "mnist_data.mat",
-        {
-            "train_28": x[..., :1],
-            "label_train": hot,
-            "test_28": x[..., 1:2],
-            "label_test": hot[::-1],
-        },
-    )
-    savemat(
-        tmp_path / "mnistm_with_label.mat",
-        {"train": x, "label_train": hot, "test": x, "label_test": hot},
-    )
-    for name in ("svhn_train_32x32.mat", "svhn_test_32x32.mat"):
-        savemat(
-            tmp_path / name, {"X": pixels(32, 32, 3, 10), "y": np.where(y == 0, 10, y)[:, None]}
-        )
-    savemat(
-        tmp_path / "syn_number.mat",
-        {
-            "train_data": pixels(10, 32, 32, 3),
-            "train_label": y[:, None],
-            "test_data": pixels(10, 32, 32, 3),
-            "test_label": y[:, None],
-        },
-    )
-    cells = np.empty((2, 2), dtype=object)
-    for row in range(2):
-        cells[row, 0], cells[row, 1] = x[:, None, :, :, 0] / 255, y[:, None]
-    savemat(tmp_path / "usps_28x28.mat", {"dataset": cells})
-    dataset = load_dataset("digit-five", {"path": str(tmp_path), "size": 28}, tmp_path)
-    by_name = {d.name: d for d in dataset.domains}
-    assert np.array_equal(by_name["mnist"].test_x[:, 0], x[..., 1])
-    assert by_name["mnist"].test_y.tolist() == list(range(9, -1, -1))
-    assert by_name["svhn"].train_y.tolist() == y.tolist()
-    assert np.array_equal(by_name["usps"].train_x[:, 2], x[..., 0])
-    assert by_name["svhn"].train_x.shape == (10, 3, 28, 28)
 
 
 def test_jpegs_are_told_from_cifar10_by_name_and_sorted_by_class_name(tmp_path: Path) -> None:
@@ -228,35 +162,23 @@ def test_what_is_absent_is_named_with_where_to_get_it(
     )
 
 
-def damage_truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def damage_label(path: Path) -> None:
-    content = read_pickled_arrays(path)
-    content["labels"][0] = 10
-    path.write_bytes(pickle.dumps(content, protocol=2))
-
-
-def damage_entries(path: Path) -> None:
-    path.write_bytes(pickle.dumps({"data": pixels(10, 3072)}, protocol=2))
-
-
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("content", "words"),
     [
-        (damage_truncate, ["not a pickle of plain arrays"]),
-        (damage_label, ["a label 10", "0 to 9"]),
-        (damage_entries, ["other entries", "labels"]),
+        (None, "not a pickle of plain arrays"),
+        ({"data": pixels(10, 3072), "labels": [10, *range(9)]}, "a label 10, expected 0 to 9"),
+        ({"data": pixels(10, 3072)}, "other entries, expected data, labels"),
+        ({"data": pixels(9, 3072), "labels": [*range(10)]}, r"uint8 \[9, 3072\] and labels \[10\]"),
+        ({"data": pixels(10, 3070), "labels": [*range(10)]}, r"expected uint8 \[n, 3072\] and n"),
     ],
 )
-def test_a_damaged_file_is_named_in_one_line(damage: Any, words: list[str], tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_in_one_line(content: Any, words: str, tmp_path: Path) -> None:
     python_cifar10(tmp_path / "archives/cifar-10")
-    damage(tmp_path / "archives/cifar-10/data_batch_2")
-    with pytest.raises(FlrayError) as error:
+    path = tmp_path / "archives/cifar-10/data_batch_2"
+    path.write_bytes(path.read_bytes()[:-100] if content is None else pickle.dumps(content, 2))
+    with pytest.raises(FlrayError, match=f"data_batch_2: .*{words}") as error:
         load_dataset("cifar-10", root=tmp_path)
     assert len(str(error.value).splitlines()) == 1
-    assert all(word in str(error.value) for word in ("data_batch_2", *words))
     assert not list(tmp_path.glob("cifar-10/*"))
 
 
@@ -270,50 +192,6 @@ def test_fine_labels_in_two_superclasses_are_refused(tmp_path: Path) -> None:
         FlrayError, match="class apple lies in the superclasses insects and aquatic mammals"
     ):
         load_dataset("cifar-100", root=tmp_path)
-
-
-class Evil:
-    """What unpickling would run."""
-
-    def __reduce__(self) -> Any:
-        return os.system, ("touch pwned",)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        Evil(),
-        {"data": Evil()},
-        (np.array([1]), Evil()),
-        Path("x"),
-        np.random.default_rng(),
-        np.array([{}], dtype=object),
-    ],
-)
-def test_nothing_in_a_pickle_is_run(
-    content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
-    with pytest.raises(
-        FlrayError, match=r"x\.pkl: (not a pickle of plain arrays|an array of objects)"
-    ):
-        read_pickled_arrays(tmp_path / "x.pkl")
-    assert not (tmp_path / "pwned").exists()
-
-
-@pytest.mark.parametrize("protocol", range(6))
-def test_arrays_of_every_protocol_are_read(protocol: int, tmp_path: Path) -> None:
-    content = {
-        "x": np.arange(12, dtype=np.uint8).reshape(3, 4),
-        "y": [1, 2],
-        "s": np.float64(2.5),
-        "t": ("a", b"b"),
-    }
-    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content, protocol=protocol))
-    found = read_pickled_arrays(tmp_path / "x.pkl")
-    assert np.array_equal(found["x"], content["x"])
-    assert (found["y"], float(found["s"]), found["t"]) == ([1, 2], 2.5, ("a", b"b"))
 
 
 def test_get_names_what_must_be_fetched_by_hand(tmp_path: Path) -> None:

@@ -49,14 +49,6 @@ def test_a_smaller_cap_is_a_subset_of_a_larger_one() -> None:
     assert np.array_equal(small.test_y, large.test_y)
 
 
-def test_equal_seeds_give_equal_fingerprints() -> None:
-    for name in ("digits-sklearn", "random"):
-        first, again, other = (
-            load_dataset(name, {"seed": seed, "samples": 30}).fingerprint for seed in (0, 0, 1)
-        )
-        assert first == again != other
-
-
 def test_random_has_the_shape_asked_for() -> None:
     dataset = load_dataset("random", {"samples": 1000, "shape": [1, 8, 8], "classes": 4})
     (domain,) = dataset.domains

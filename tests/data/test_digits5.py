@@ -104,13 +104,6 @@ def test_domains_and_samples_choose_a_part(built: Path) -> None:
     assert dataset.mean == pytest.approx(pixels.mean((0, 2, 3)), abs=1e-6)
 
 
-def test_mnist_and_usps_alone(built: Path) -> None:
-    (domain,) = load_dataset("mnist", root=built).domains
-    assert (domain.train_x.shape, domain.test_x.shape) == ((100, 1, 28, 28), (30, 1, 28, 28))
-    (domain,) = load_dataset("usps", {"samples": 12}, root=built).domains
-    assert (domain.train_x.shape, domain.test_x.shape) == ((12, 1, 16, 16), (10, 1, 16, 16))
-
-
 @pytest.mark.parametrize("name", ["digits5-local", "mnist", "usps"])
 def test_a_loader_never_downloads(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"run `flray data get {name}`"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from flray.data import load_dataset
 from flray.data.datasets.fundus import SOURCES
@@ -53,18 +52,3 @@ def test_eeg_synthetic() -> None:
         length = channels * (channels + 1) // 2
         assert not domain.train_x[:, length:].any() and domain.train_x[:, :length].all(1).all()
         assert set(domain.train_y.tolist()) == {0, 1}
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("fundus-synthetic", {"samples": 5, "size": 16}),
-        ("glyphs", {"classes": 5, "unseen": 2, "samples": 3}),
-        ("eeg-synthetic", {"samples": 10}),
-    ],
-)
-def test_the_seed_decides(name: str, options: dict[str, int]) -> None:
-    first, again, other = (
-        load_dataset(name, {**options, "seed": seed}).fingerprint for seed in (1, 1, 2)
-    )
-    assert first == again != other

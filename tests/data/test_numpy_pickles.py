@@ -132,6 +132,8 @@ def test_objects_in_arrays_are_refused_however_they_are_hidden(tmp_path: Path) -
     record = np.zeros(2, dtype=[("a", np.int64), ("b", object)])
     for content in (np.array([1, None]), record, {"x": (np.array(["a"], dtype=object),)}):
         assert "array of objects" in refused(tmp_path, pickle.dumps(content))
+    for other in ((np.array([1]), Path("x")), np.random.default_rng(), {"data": {1, 2}}):
+        assert "not a pickle of plain arrays" in refused(tmp_path, pickle.dumps(other, protocol=2))
 
 
 def test_what_asks_for_more_memory_than_there_is_ends_in_one_line(tmp_path: Path) -> None:
