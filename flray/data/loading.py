@@ -86,19 +86,11 @@ def take_subset(dataset: DataSet, most: int) -> DataSet:
 
     domains = []
     for domain in dataset.domains:
-        train, test = (
-            choose_rows(domain.train_y, f"{domain.name}/train"),
-            choose_rows(domain.test_y, f"{domain.name}/test"),
-        )
-        domains.append(
-            replace(
-                domain,
-                train_x=domain.train_x[train],
-                train_y=domain.train_y[train],
-                test_x=domain.test_x[test],
-                test_y=domain.test_y[test],
-            )
-        )
+        train = choose_rows(domain.train_y, f"{domain.name}/train")
+        test = choose_rows(domain.test_y, f"{domain.name}/test")
+        train_x, train_y = domain.train_x[train], domain.train_y[train]
+        test_x, test_y = domain.test_x[test], domain.test_y[test]
+        domains.append(Domain(domain.name, domain.origin, train_x, train_y, test_x, test_y))
     return replace(dataset, domains=tuple(domains))
 
 
@@ -303,13 +295,13 @@ def public_images(source: DataSet, shape: tuple[int, ...], samples: int, seed: i
         raise ConfigError(
             "experiment.public.samples", str(samples), f"{source.name} has {total} training images"
         )
-    rows = np.sort(
-        numpy_generator(seed, "public", extra=f"source/{source.name}").permutation(total)[:samples]
-    )
-    starts = np.cumsum([0, *map(len, parts)])
+    generator = numpy_generator(seed, "public", extra=f"source/{source.name}")
+    rows = np.sort(generator.permutation(total)[:samples])
+    ends = np.cumsum([len(part) for part in parts])
+    places = np.split(rows, np.searchsorted(rows, ends[:-1]))
     chosen = [
-        part[rows[(rows >= low) & (rows < low + len(part))] - low]
-        for part, low in zip(parts, starts, strict=False)
+        part[place - (end - len(part))]
+        for part, place, end in zip(parts, places, ends, strict=True)
     ]
     return fit_to_shape(np.concatenate(chosen), shape)
 

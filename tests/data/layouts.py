@@ -18,10 +18,10 @@ from flray.data.datasets.class_folders import (
     OFFICE_CALTECH10,
     OFFICE_HOME,
     PACS,
+    TEN,
     VLCS,
     ClassFolders,
 )
-from flray.data.datasets.domainnet import TEN
 from flray.data.loading import fit_to_shape
 from flray.data.sources.cache import write_arrays
 from flray.data.sources.images import resize, to_colour

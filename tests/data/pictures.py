@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from flray.data.datasets.class_folders import OFFICE_CALTECH10
-from flray.data.datasets.domainnet import TEN
+from flray.data.datasets.class_folders import OFFICE_CALTECH10, TEN
 
 
 def pixels_of(number: int, side: int = 8) -> NDArray[np.uint8]:

@@ -19,10 +19,16 @@ from PIL import Image
 
 from flray.data.datasets.characters import read_idx
 from flray.data.loading import load_dataset
-from flray.data.sources import file_stores, image_files
+from flray.data.sources import file_stores
 from flray.data.sources.download import member
-from flray.data.sources.file_stores import Folder, Store, Zip, open_store
-from flray.data.sources.image_files import check_proportions, decode_images
+from flray.data.sources.file_stores import (
+    Folder,
+    Store,
+    Zip,
+    check_proportions,
+    decode_images,
+    open_store,
+)
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import DataError, FlrayError
 from flray.files import border
@@ -261,7 +267,7 @@ def test_an_image_of_too_many_pixels_is_refused_by_its_head(
 
 
 def test_an_image_at_the_bound_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_files, "PIXELS", 64)
+    monkeypatch.setattr(file_stores, "PIXELS", 64)
     picture(tmp_path / "a.png", 0)
     assert len(list(decode_images(Folder(tmp_path), Folder(tmp_path).items(), 8))) == 1
     Image.new("RGB", (65, 1)).save(tmp_path / "b.png")
@@ -271,7 +277,7 @@ def test_an_image_at_the_bound_is_decoded(tmp_path: Path, monkeypatch: pytest.Mo
 def test_large_images_are_decoded_one_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_files, "_LARGE", 0)
+    monkeypatch.setattr(file_stores, "_LARGE", 0)
     for n in range(20):
         picture(tmp_path / f"{n:02d}.png", n)
     for n, image in enumerate(decode_images(Folder(tmp_path), Folder(tmp_path).items(), 8)):

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from flray.data.datasets.domainnet import TEN
+from flray.data.datasets.class_folders import TEN
 from flray.data.loading import load_dataset
 from flray.data.types import DataSet
 from flray.errors import FlrayError

@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from flray.data.loading import load_dataset
-from flray.data.sources.file_stores import Folder, Zip, content_groups, open_store
-from flray.data.sources.image_files import check_proportions, decode_images
+from flray.data.sources.file_stores import (
+    Folder,
+    Zip,
+    check_proportions,
+    content_groups,
+    decode_images,
+    open_store,
+)
 from flray.errors import DataError, FlrayError
 from tests.data.pictures import picture, pixels_of, trees, zipped
 

@@ -1,4 +1,4 @@
-"""Fashion-MNIST, EMNIST and SVHN from their makers' files."""
+"""Digits and letters from their makers' files: Fashion-MNIST, EMNIST, SVHN, and the archives of five digit domains."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ import gzip
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from flray.data.datasets.digit_archives import MATLAB_READERS
-from flray.data.datasets.embedded import DIGITS, PARTS, SampleCap, Seed, one_domain
+from flray.data.datasets.embedded import (
+    DIGITS,
+    PARTS,
+    ChosenDomains,
+    SampleCap,
+    Seed,
+    assemble,
+    cap_samples,
+    one_domain,
+    select_domains,
+)
+from flray.data.loading import fit_to_shape
 from flray.data.sources.archives import (
     Download,
     Files,
@@ -24,21 +34,253 @@ from flray.data.sources.archives import (
     expect,
     labelled_images,
     register_source,
+    whole_numbers,
 )
-from flray.data.types import Arrays, DataSet
+from flray.data.sources.safe_unpickle import read_pickled_arrays
+from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.errors import DataError
 from flray.files.border import ARRAYS_BYTES, open_file, read_at_most
 from flray.registry import register_dataset
+
+Reader: TypeAlias = "Callable[[Path, Sequence[str]], list[Array]]"
+
+
+def images_of(path: Path, values: ArrayLike) -> NDArray[np.uint8]:
+    """Return images [n, 3, H, W] of 0 to 255 from an archive's array, grey or coloured, channels first or last."""
+    array = np.asarray(values)
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4 and array.shape[1] not in (1, 3):
+        array = array.transpose(0, 3, 1, 2)
+    expect(
+        path,
+        array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[2] == array.shape[3],
+        f"images of {list(np.asarray(values).shape)}",
+        "[n, H, H], [n, H, H, C] or [n, C, H, H]",
+    )
+    if array.dtype != np.uint8:
+        floating = array.astype(np.float64)
+        expect(
+            path,
+            bool(np.isfinite(floating).all()) and floating.min() >= 0 and floating.max() <= 255,
+            f"values from {floating.min():g} to {floating.max():g}",
+            "0 to 1 or 0 to 255",
+        )
+        array = np.rint(floating * (255 if floating.max() <= 1 else 1)).astype(np.uint8)
+    return np.ascontiguousarray(np.broadcast_to(array, (len(array), 3, *array.shape[2:])))
+
+
+def _pair(path: Path, images: ArrayLike, labels: ArrayLike) -> list[Array]:
+    """Return images, and labels 0 to 9 from numbers (a zero may be written as 10) or one-hot rows."""
+    x, y = images_of(path, images), np.asarray(labels)
+    y = whole_numbers(path, y.argmax(1) if y.ndim == 2 and y.shape[1] == 10 else y.ravel())
+    y = y if 0 in y else np.where(y == 10, 0, y)
+    return list(labelled_images(path, x, y, x.shape[1:], 10))
+
+
+def read_pickled_parts(folder: Path, names: Sequence[str]) -> list[Array]:
+    """Return a domain's training and test images and labels; the last file is the test part."""
+    pairs = []
+    for name in names:
+        content = read_pickled_arrays(folder / name)
+        known = isinstance(content, (tuple, list)) and len(content) == 2
+        expect(folder / name, known, type(content).__name__, "a pair of images and labels")
+        pairs.append(_pair(folder / name, *content))
+    return [*map(np.concatenate, zip(*pairs[:-1], strict=True)), *pairs[-1]]
+
+
+def _read_matlab(path: Path, wanted: Mapping[str, Sequence[str]]) -> Arrays:
+    """Return a MATLAB file's variables by what they are here; each may have one of several names."""
+    from scipy.io import loadmat
+
+    content: Arrays = loadmat(path)
+    found = {}
+    for here, names in wanted.items():
+        name = next((n for n in names if n in content), None)
+        expect(
+            path,
+            name is not None,
+            f"the variables {', '.join(k for k in content if not k.startswith('__'))}",
+            f"{' or '.join(names)} among them",
+        )
+        found[here] = content[str(name)]
+    return found
+
+
+def _reader_of(train: Sequence[str], test: Sequence[str]) -> Reader:
+    """Return the reader of one file with two parts, given the names of their images."""
+    wanted = {
+        "x": train,
+        "y": ("label_train", "train_label"),
+        "tx": test,
+        "ty": ("label_test", "test_label"),
+    }
+
+    def read(folder: Path, names: Sequence[str]) -> list[Array]:
+        path = folder / names[0]
+        x, y, test_x, test_y = _read_matlab(path, wanted).values()
+        return [*_pair(path, x, y), *_pair(path, test_x, test_y)]
+
+    return read
+
+
+def _read_svhn(folder: Path, names: Sequence[str]) -> list[Array]:
+    parts: list[Array] = []
+    for name in names:
+        found = _read_matlab(folder / name, {"X": ("X",), "y": ("y",)})
+        parts += _pair(folder / name, found["X"].transpose(3, 2, 0, 1), found["y"])
+    return parts
+
+
+def _read_usps(folder: Path, names: Sequence[str]) -> list[Array]:
+    path = folder / names[0]
+    dataset = _read_matlab(path, {"dataset": ("dataset",)})["dataset"]
+    shape = getattr(dataset, "shape", ())
+    expect(path, shape == (2, 2), f"dataset of {shape}", "2 by 2 cells")
+    return [array for row in dataset for array in _pair(path, *row)]
+
+
+MATLAB_READERS: dict[str, Reader] = {
+    "mnist": _reader_of(("train_28", "train_32"), ("test_28", "test_32")),
+    "svhn": _read_svhn,
+    "usps": _read_usps,
+    "synthdigits": _reader_of(("train_data",), ("test_data",)),
+    "mnistm": _reader_of(("train",), ("test",)),
+}
+
+
+Size = Annotated[int, Field(ge=8, description="height and width to which all are resized")]
+DOMAINS: dict[str, Origin] = {
+    "mnist": "real",
+    "svhn": "real",
+    "usps": "real",
+    "synthdigits": "rendered",
+    "mnistm": "composed",
+}
+_FEDBN = {
+    domain: [*(f"{folder}/partitions/train_part{i}.pkl" for i in range(10)), f"{folder}/test.pkl"]
+    for domain, folder in zip(
+        DOMAINS, ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST_M"), strict=True
+    )
+}
+_MAT = {
+    "mnist": ["mnist_data.mat"],
+    "svhn": ["svhn_train_32x32.mat", "svhn_test_32x32.mat"],
+    "usps": ["usps_28x28.mat"],
+    "synthdigits": ["syn_number.mat"],
+    "mnistm": ["mnistm_with_label.mat"],
+}
+
+
+def _files(
+    name: str, where: str, *archives: dict[str, list[str]], have: Sequence[str] = tuple(DOMAINS)
+) -> Files:
+    """Register the files of some domains, of either archive."""
+
+    def decode(folder: Path, names: Sequence[str]) -> Arrays:
+        pickled = names[0].endswith(".pkl")
+        arrays: Arrays = {}
+        for domain in have:
+            read = read_pickled_parts if pickled else MATLAB_READERS[domain]
+            parts = read(folder, (_FEDBN if pickled else _MAT)[domain])
+            arrays |= {f"{domain}_{part}": a for part, a in zip(PARTS, parts, strict=True)}
+        return arrays
+
+    layouts = [[file for domain in have for file in archive[domain]] for archive in archives]
+    return register_source(Files(name, where, layouts, decode))
+
+
+FEDBN_FILES = _files(
+    "digits5", "the link in https://github.com/med-air/FedBN (digit_dataset)", _FEDBN
+)
+FIVE_FILES = _files(
+    "digit-five",
+    "the data sets of Moment Matching for Multi-Source Domain Adaptation (M3SDA), Digit-Five",
+    _MAT,
+)
+MNISTM_FILES = _files(
+    "mnist-m",
+    "Digit-Five or FedBN's Digits-5, or http://yaroslav.ganin.net",
+    _MAT,
+    _FEDBN,
+    have=("mnistm",),
+)
+SYNTHDIGITS_FILES = _files(
+    "synthdigits", "Digit-Five or FedBN's Digits-5", _MAT, _FEDBN, have=("synthdigits",)
+)
+
+
+@register_dataset("digits5")
+def digits5(
+    root: Path,
+    *,
+    path: Place = None,
+    seed: Seed = 0,
+    domains: ChosenDomains = None,
+    samples: SampleCap = None,
+    size: Size = 28,
+) -> DataSet:
+    """Return FedBN's Digits-5 (MNIST, SVHN, USPS, SynthDigits, MNIST-M), 7,438 and about 1,860 colour images each."""
+    return _dataset(FEDBN_FILES, root, path, seed, samples, size, domains)
+
+
+@register_dataset("digit-five")
+def digit_five(
+    root: Path,
+    *,
+    path: Place = None,
+    seed: Seed = 0,
+    domains: ChosenDomains = None,
+    samples: SampleCap = None,
+    size: Size = 32,
+) -> DataSet:
+    """Return Digit-Five, the same five domains from their MATLAB files, at their own sizes and official splits."""
+    return _dataset(FIVE_FILES, root, path, seed, samples, size, domains)
+
+
+@register_dataset("mnist-m")
+def mnist_m(
+    root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None, size: Size = 28
+) -> DataSet:
+    """Return MNIST-M, MNIST's digits over photos, 3x28x28, from Digit-Five's or FedBN's files (composed)."""
+    return _dataset(MNISTM_FILES, root, path, seed, samples, size, ["mnistm"])
+
+
+@register_dataset("synthdigits")
+def synthdigits(
+    root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None, size: Size = 32
+) -> DataSet:
+    """Return SynthDigits, rendered digits 3x32x32, from Digit-Five's or FedBN's files."""
+    return _dataset(SYNTHDIGITS_FILES, root, path, seed, samples, size, ["synthdigits"])
+
+
+def _dataset(
+    files: Files,
+    root: Path,
+    path: str | None,
+    seed: int,
+    samples: int | None,
+    size: int,
+    domains: list[str] | None,
+) -> DataSet:
+    arrays, made = files.load(root, path), []
+    for name in select_domains(files.name, tuple(DOMAINS), domains):
+        parts = (arrays[f"{name}_{part}"] for part in PARTS)
+        one = cap_samples(Domain(name, DOMAINS[name], *parts), samples, seed)
+        x = (fit_to_shape(part, (3, size, size)) for part in (one.train_x, one.test_x))
+        made.append(Domain(name, one.origin, next(x), one.train_y, next(x), one.test_y))
+    return assemble(files.name, made, DIGITS)
+
 
 _FASHION = "T-shirt/top trouser pullover dress coat sandal shirt sneaker bag ankle_boot"
 FASHION = tuple(name.replace("_", " ") for name in _FASHION.split())
 EMNIST = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
 """The 47 merged classes: lower-case letters that look like their capitals count as these."""
-_IDX = [
-    f"{part}-{kind}-ubyte.gz"
-    for part in ("train", "t10k")
-    for kind in ("images-idx3", "labels-idx1")
-]
+
+
+def _idx_names(before: str, *parts: str) -> list[str]:
+    kinds = ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz")
+    return [f"{before}{part}-{kind}" for part in parts for kind in kinds]
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -102,14 +344,7 @@ def _svhn_downloads() -> Sequence[Download]:
     ]
 
 
-def _emnist_names(split: str) -> list[str]:
-    return [
-        f"emnist-{split}-{part}-{kind}"
-        for part in ("train", "test")
-        for kind in ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz")
-    ]
-
-
+_IDX = _idx_names("", "train", "t10k")
 FASHION_FILES = register_source(
     Files(
         "fashion-mnist",
@@ -126,7 +361,7 @@ EMNIST_FILES = {
         "emnist",
         "https://www.nist.gov/itl/products-and-services/emnist-dataset",
         [
-            [f"{folder}{file}" for file in _emnist_names(split)]
+            [f"{folder}{file}" for file in _idx_names(f"emnist-{split}-", "train", "test")]
             for folder in ("gzip/", "", "EMNIST/raw/")
         ],
         partial(_idx_pairs, classes=len(EMNIST), turned=True),

@@ -368,21 +368,16 @@ def build_digits5(sources: Mapping[str, Arrays], seed: int) -> Arrays:
                 "samples each"
             )
         order = _generator(seed, f"mnist/{part}").permutation(len(labels))
-        arrays[f"mnist_{part}_x"], arrays[f"mnist_{part}_y"] = (
-            _enlarge(images[order[:n]], 1),
-            labels[order[:n]],
-        )
-        other = order[n : 2 * n]
-        composed = over_photos(
-            images[other], photo_crops(n, 28, _generator(seed, f"mnistm/{part}"))
-        )
-        arrays[f"mnistm_{part}_x"], arrays[f"mnistm_{part}_y"] = resize(composed, 32), labels[other]
+        first, other = order[:n], order[n : 2 * n]
+        crops = photo_crops(n, 28, _generator(seed, f"mnistm/{part}"))
         generator = _generator(seed, f"synth/{part}")
         digits = generator.permutation(np.arange(n, dtype=np.int64) % 10)
-        arrays[f"synth_{part}_x"], arrays[f"synth_{part}_y"] = (
-            render_digits(digits, generator),
-            digits,
-        )
+        for name, x, y in (
+            ("mnist", _enlarge(images[first], 1), labels[first]),
+            ("mnistm", resize(over_photos(images[other], crops), 32), labels[other]),
+            ("synth", render_digits(digits, generator), digits),
+        ):
+            arrays |= {f"{name}_{part}_x": x, f"{name}_{part}_y": y}
     arrays["public"] = photo_crops(NUM_PUBLIC, 32, _generator(seed, "public"))
     return arrays
 

@@ -119,13 +119,8 @@ def random(
             np.arange(n, dtype=np.int64) % classes,
         ]
     domain = Domain("random", "random", *arrays)
-    return DataSet(
-        "random",
-        (domain,),
-        tuple(str(c) for c in range(classes)),
-        (0.0,) * shape[0],
-        (1.0,) * shape[0],
-    )
+    names, channels = tuple(map(str, range(classes))), shape[0]
+    return DataSet("random", (domain,), names, (0.0,) * channels, (1.0,) * channels)
 
 
 def select_domains(name: str, have: Sequence[str], wanted: Sequence[str] | None) -> tuple[str, ...]:

@@ -12,24 +12,15 @@ from PIL import Image, ImageDraw
 from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, assemble, select_domains
-from flray.data.sources.archives import Source, register_source
+from flray.data.sources.archives import Place, Source, register_source
 from flray.data.sources.file_stores import Item, Store
-from flray.data.sources.image_sets import (
-    ImageSet,
-    Mapped,
-    Place,
-    Size,
-    Table,
-    find_store,
-    image_dataset,
-)
+from flray.data.sources.image_sets import ImageSet, Mapped, Size, Table, find_store, image_dataset
 from flray.data.types import DataSet, Domain
 from flray.errors import DataError
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
 
 STRUCTURES = ("disc", "cup")
-Colour = tuple[float, float, float]
 Floats = NDArray[np.float64]
 
 

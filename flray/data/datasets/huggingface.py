@@ -13,7 +13,7 @@ from pydantic import Field
 
 from flray.data.datasets.embedded import SampleCap, Seed, assemble
 from flray.data.datasets.own import Positive, TaskName, domains_of
-from flray.data.sources.image_files import decode
+from flray.data.sources.file_stores import decode
 from flray.data.types import DataSet
 from flray.errors import DataError, brief, nearest
 from flray.files.border import FILE_BYTES, open_file, parse_json, read, read_at_most

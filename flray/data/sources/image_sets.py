@@ -15,8 +15,14 @@ from pydantic import Field
 
 from flray.data.sources.archives import Source, announce
 from flray.data.sources.cache import decoded
-from flray.data.sources.file_stores import Item, Store, content_groups, open_store
-from flray.data.sources.image_files import check_proportions, decode_images
+from flray.data.sources.file_stores import (
+    Item,
+    Store,
+    check_proportions,
+    content_groups,
+    decode_images,
+    open_store,
+)
 from flray.data.sources.images import channel_counts, statistics_of
 from flray.data.types import Arrays, DataSet, Domain, Rows
 from flray.errors import DataError
@@ -39,13 +45,6 @@ Mapped = Annotated[
     Field(
         description="leave the decoded images on disk and read them where they are used; "
         "default: if they are larger than a quarter of the free memory"
-    ),
-]
-Place = Annotated[
-    str | None,
-    Field(
-        description="folder or zip archive of the set, default DATA/archives/NAME (DATA: "
-        "$FLRAY_DATA or the cache folder, see flray doctor)"
     ),
 ]
 
@@ -163,13 +162,9 @@ def split(table: Table, share: float, spec: ImageSet, store: Store | None = None
     """
     test = np.zeros(len(table.items), dtype=bool)
     grouped = table.groups is not None
-    units = (
-        table.groups
-        if table.groups is not None
-        else np.arange(len(table.items))
-        if store is None
-        else content_groups(store, table.items)
-    )
+    units = table.groups
+    if units is None:
+        units = np.arange(len(test)) if store is None else content_groups(store, table.items)
     for number, domain in enumerate(spec.domains):
         for label in range(1 if grouped else len(spec.classes)):
             rows = np.flatnonzero((table.domains == number) & (grouped | (table.labels == label)))
