@@ -1,5 +1,6 @@
 import json
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -54,43 +55,33 @@ def test_two_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+MANIFESTS = ("", "[]", '{"files": 3}', '{"files": {"x.npy": {"bytes": "many", "sha256": ""}}}')
+DAMAGES = [
+    ("y.npy", lambda _: None, r"y\.npy is missing; run `flray data get set`"),
+    ("x.npy", lambda raw: raw[:-7], r"x\.npy has 1121 bytes, expected 1128; run"),
+    (
+        "x.npy",
+        lambda raw: raw[:-1] + b"\0",
+        r"x\.npy was altered: sha256 is [0-9a-f]{64}, expected ",
+    ),
+    *((MANIFEST, lambda _, t=t: t.encode(), "not a readable manifest") for t in MANIFESTS),
+]
+
+
+@pytest.mark.parametrize(("file", "damage", "words"), DAMAGES)
+def test_what_is_damaged_is_named(
+    tmp_path: Path, file: str, damage: Callable[[bytes], bytes | None], words: str
+) -> None:
     with pytest.raises(DataError, match=r"data set set is not in .*; run `flray data get set`"):
         read_arrays(tmp_path / "set", "set")
     write_arrays(tmp_path / "set", ARRAYS)
-    (tmp_path / "set" / "y.npy").unlink()
-    with pytest.raises(DataError, match=r"y\.npy is missing; run `flray data get set`"):
-        read_arrays(tmp_path / "set", "set")
-
-
-def test_a_truncated_file_is_named(tmp_path: Path) -> None:
-    write_arrays(tmp_path / "set", ARRAYS)
-    path = tmp_path / "set" / "x.npy"
-    path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(DataError, match=r"x\.npy has 1121 bytes, expected 1128; run"):
-        read_arrays(tmp_path / "set", "set")
-
-
-def test_an_altered_file_is_named_with_both_checksums(tmp_path: Path) -> None:
-    write_arrays(tmp_path / "set", ARRAYS)
-    path = tmp_path / "set" / "x.npy"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    expected = json.loads((tmp_path / "set" / MANIFEST).read_text())["files"]["x.npy"]["sha256"]
-    with pytest.raises(
-        DataError, match=rf"x\.npy was altered: sha256 is [0-9a-f]{{64}}, expected {expected}; run"
-    ):
-        read_arrays(tmp_path / "set", "set")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"files": 3}', '{"files": {"x.npy": {"bytes": "many", "sha256": ""}}}']
-)
-def test_an_unreadable_manifest_is_named(tmp_path: Path, text: str) -> None:
-    write_arrays(tmp_path / "set", ARRAYS)
-    (tmp_path / "set" / MANIFEST).write_text(text)
-    with pytest.raises(DataError, match=r"manifest\.json is not a readable manifest"):
+    path = tmp_path / "set" / file
+    known = json.loads((tmp_path / "set" / MANIFEST).read_text())["files"]["x.npy"]["sha256"]
+    content = damage(path.read_bytes())
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=words + (known if "altered" in words else "")):
         read_arrays(tmp_path / "set", "set")
 
 

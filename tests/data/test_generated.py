@@ -1,11 +1,85 @@
-"""The generated sets of the other tasks: what they promise, whatever the seed."""
+"""Sets that are drawn here, or come with a package: what they promise, whatever the seed; and a small part of one."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
+from sklearn.neighbors import KNeighborsClassifier
 
 from flray.data import load_dataset
 from flray.data.datasets.fundus import SOURCES
+from flray.data.datasets.glyphs import FONTS, _atlas, _ink, _paint, render_digits
+from flray.data.loading import take_subset
+from flray.errors import ConfigError
+
+NOWHERE = Path("/nonexistent")
+
+
+def test_sklearn_digits_have_four_disjoint_domains() -> None:
+    dataset = load_dataset("digits-sklearn", root=NOWHERE)
+    assert [(d.name, len(d.train_y), len(d.test_y)) for d in dataset.domains] == [
+        ("plain", 360, 90),
+        ("inverted", 359, 90),
+        ("rotated", 359, 90),
+        ("photo", 359, 90),
+    ]
+    plain, inverted, rotated, photo = dataset.domains
+    # Undone, the compositions are plain digits again, and no digit is in two domains.
+    upright = [plain.train_x, 255 - inverted.train_x, np.rot90(rotated.train_x, -1, axes=(2, 3))]
+    seen = {image.tobytes() for images in upright for image in images}
+    assert len(seen) == 360 + 359 + 359
+    for domain in dataset.domains:
+        assert domain.train_x.shape[1:] == (3, 32, 32)
+        assert domain.train_x.dtype == np.uint8
+        assert np.bincount(domain.train_y, minlength=10).min() >= 20
+    assert np.array_equal(plain.train_x[:, 0], plain.train_x[:, 2])
+    assert not np.array_equal(photo.train_x[:, 0], photo.train_x[:, 2])
+    assert plain.origin == "real"
+    assert {d.origin for d in dataset.domains[1:]} == {"composed"}
+    assert dataset.public is not None
+    assert dataset.public.shape == (1000, 3, 32, 32)
+
+
+def test_sklearn_digits_statistics_are_those_of_the_training_part() -> None:
+    dataset = load_dataset("digits-sklearn", {"domains": ["photo", "plain"], "samples": 50})
+    assert [d.name for d in dataset.domains] == ["plain", "photo"]
+    pooled = np.concatenate([d.train_x for d in dataset.domains]) / 255
+    assert pooled.shape[0] == 100
+    assert dataset.mean == pytest.approx(pooled.mean((0, 2, 3)), abs=1e-6)
+    assert dataset.std == pytest.approx(pooled.std((0, 2, 3)), abs=1e-6)
+
+
+def test_a_smaller_cap_is_a_subset_of_a_larger_one() -> None:
+    small, large = (load_dataset("digits-sklearn", {"samples": n}).domains[0] for n in (20, 60))
+    assert np.array_equal(small.train_x, large.train_x[:20])
+    assert np.array_equal(small.test_y, large.test_y)
+
+
+def test_random_has_the_shape_asked_for() -> None:
+    dataset = load_dataset("random", {"samples": 1000, "shape": [1, 8, 8], "classes": 4})
+    (domain,) = dataset.domains
+    assert domain.train_x.shape == (1000, 1, 8, 8)
+    assert domain.train_x.dtype == np.float32
+    assert np.bincount(domain.train_y).tolist() == [250] * 4
+    assert np.bincount(domain.test_y).tolist() == [50] * 4
+    assert abs(float(domain.train_x.mean())) < 0.02
+    assert float(domain.train_x.std()) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"domains": ["plane"]}, "found 'plane'.*did you mean 'plain'"),
+        ({"domains": ["photo", "photo"]}, "found 'photo'.*at most once"),
+        ({"domains": []}, "found an empty list"),
+        ({"samples": 0}, r"dataset\.digits-sklearn\.samples: found 0"),
+    ],
+)
+def test_wrong_options_say_what_is_allowed(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_dataset("digits-sklearn", options)
 
 
 def test_fundus_synthetic() -> None:
@@ -52,3 +126,73 @@ def test_eeg_synthetic() -> None:
         length = channels * (channels + 1) // 2
         assert not domain.train_x[:, length:].any() and domain.train_x[:, :length].all(1).all()
         assert set(domain.train_y.tolist()) == {0, 1}
+
+
+def test_rendering_follows_the_generator() -> None:
+    labels = np.arange(60) % 10
+    first, again, other = (render_digits(labels, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert first.shape == (60, 3, 32, 32)
+    assert first.dtype == np.uint8
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_every_font_has_ten_different_digits_of_one_height() -> None:
+    tiles, widths = _atlas()
+    assert tiles.shape[:2] == (len(FONTS), 10)
+    for font in tiles:
+        assert len({tile.tobytes() for tile in font}) == 10
+        rows = (font > 0.5).any(axis=2).sum(axis=1)
+        assert rows.min() >= 28
+        assert rows.max() <= 38
+    assert widths.min() >= 8
+    assert widths.max() <= 40
+
+
+def test_the_labelled_digit_is_the_one_in_the_middle() -> None:
+    # Nearest neighbour on the middle columns tells it; neighbouring digits would not.
+    labels = np.arange(3500) % 10
+    ink = _ink(labels, np.random.default_rng(0))[:, 4:28, 8:24].reshape(len(labels), -1)
+    found = KNeighborsClassifier(1).fit(ink[:3000], labels[:3000]).predict(ink[3000:])
+    assert (found == labels[3000:]).mean() > 0.7
+
+
+def test_ink_differs_from_paper_in_brightness() -> None:
+    half = np.zeros((400, 32, 32), dtype=np.float32)
+    half[:, 10:22, 10:22] = 1
+    images = _paint(half, np.random.default_rng(0)).astype(float)
+    brightness = np.einsum("c,nchw->nhw", [0.299, 0.587, 0.114], images)
+    inside = brightness[:, 13:19, 13:19].mean((1, 2))
+    outside = (brightness[:, 6:8].mean((1, 2)) + brightness[:, 24:26].mean((1, 2))) / 2
+    assert np.quantile(np.abs(inside - outside), 0.05) > 25
+
+
+def test_a_subset_is_small_has_every_class_and_is_always_the_same() -> None:
+    whole = load_dataset("digits-sklearn")
+    small, again = take_subset(whole, 30), take_subset(whole, 30)
+    for domain, same in zip(small.domains, again.domains, strict=True):
+        assert (
+            len(domain.train_x)
+            == len(domain.train_y)
+            == len(domain.test_x)
+            == len(domain.test_y)
+            == 30
+        )
+        assert set(domain.train_y) == set(domain.test_y) == set(range(10))
+        assert np.array_equal(domain.train_x, same.train_x)
+    assert small.fingerprint != whole.fingerprint
+
+
+def test_samples_keep_their_labels() -> None:
+    whole = load_dataset("digits-sklearn")
+    small = take_subset(whole, 12)
+    for before, after in zip(whole.domains, small.domains, strict=True):
+        known = {x.tobytes(): int(y) for x, y in zip(before.train_x, before.train_y, strict=True)}
+        assert all(
+            known[x.tobytes()] == y for x, y in zip(after.train_x, after.train_y, strict=True)
+        )
+
+
+def test_a_subset_larger_than_the_data_is_all_of_it() -> None:
+    whole = load_dataset("digits-sklearn")
+    assert take_subset(whole, 10**6).fingerprint == whole.fingerprint

@@ -1,3 +1,7 @@
+"""Who gets which samples: what every partition promises, and what its seed decides."""
+
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -5,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flray.config.components import PartitionChoice
+from flray.config.loader import load
 from flray.data.partitions import (
     by_domain,
     dirichlet,
@@ -15,8 +21,9 @@ from flray.data.partitions import (
     pathological,
     quantity,
 )
-from flray.errors import DataError
-from flray.registry import partitions
+from flray.errors import DataError, FlrayError
+from flray.federation.building import build_spec
+from flray.registry import Params, partitions, register_partition
 
 SEEDS = st.integers(0, 2**32)
 LABELS = st.tuples(st.integers(2, 12), st.integers(60, 600), SEEDS).map(
@@ -24,7 +31,7 @@ LABELS = st.tuples(st.integers(2, 12), st.integers(60, 600), SEEDS).map(
         [np.arange(t[0]), np.random.default_rng(t[2]).integers(0, t[0], t[1])]
     ).astype(np.int64)
 )
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=60, deadline=None)
 
 
 def assert_cover(parts: list[np.ndarray], n: int) -> None:
@@ -39,9 +46,27 @@ def counts(parts: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
 
 
 @quick
-@given(LABELS, SEEDS, st.integers(1, 20))
-def test_iid_covers_with_equal_sizes(labels: np.ndarray, seed: int, clients: int) -> None:
-    parts = iid(labels, seed, clients=clients)
+@given(
+    st.sampled_from(["iid", "dirichlet-equal", "pachinko"]),
+    *(LABELS, SEEDS, st.integers(1, 30), st.floats(1e-6, 100), st.floats(1e-3, 100)),
+    st.integers(1, 4),
+)
+def test_some_cover_with_equal_sizes(
+    name: str,
+    labels: np.ndarray,
+    seed: int,
+    clients: int,
+    alpha: float,
+    beta: float,
+    per_parent: int,
+) -> None:
+    parts = {
+        "iid": lambda: iid(labels, seed, clients=clients),
+        "dirichlet-equal": lambda: dirichlet_equal(labels, seed, clients=clients, alpha=alpha),
+        "pachinko": lambda: pachinko(
+            labels, labels // per_parent, seed, clients=clients, alpha=max(alpha, 1e-3), beta=beta
+        ),
+    }[name]()
     assert_cover(parts, len(labels))
     sizes = [len(part) for part in parts]
     assert len(parts) == clients
@@ -71,20 +96,6 @@ def test_balanced_dirichlet_covers_and_bounds_the_sizes(
 
 
 @quick
-@given(
-    LABELS, SEEDS, st.integers(1, 30), st.floats(1e-3, 100), st.floats(1e-3, 100), st.integers(1, 4)
-)
-def test_pachinko_covers_with_equal_sizes(
-    labels: np.ndarray, seed: int, clients: int, alpha: float, beta: float, per_parent: int
-) -> None:
-    parts = pachinko(labels, labels // per_parent, seed, clients=clients, alpha=alpha, beta=beta)
-    assert_cover(parts, len(labels))
-    sizes = [len(part) for part in parts]
-    assert len(parts) == clients
-    assert max(sizes) - min(sizes) <= 1
-
-
-@quick
 @given(LABELS, SEEDS, st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.floats(0.5, 100))
 def test_domain_dirichlet_keeps_parts_of_domains(
     labels: np.ndarray, seed: int, num_domains: int, num_parts: int, keep: int, alpha: float
@@ -111,18 +122,6 @@ def test_domain_dirichlet_keeps_parts_of_domains(
         for d in range(num_domains):
             for k in range(keep):
                 assert np.array_equal(parts[d * keep + k], everything[d * num_parts + k])
-
-
-@quick
-@given(LABELS, SEEDS, st.integers(1, 30), st.floats(1e-6, 100))
-def test_dirichlet_equal_covers_with_equal_sizes(
-    labels: np.ndarray, seed: int, clients: int, alpha: float
-) -> None:
-    parts = dirichlet_equal(labels, seed, clients=clients, alpha=alpha)
-    assert_cover(parts, len(labels))
-    sizes = [len(part) for part in parts]
-    assert len(parts) == clients
-    assert max(sizes) - min(sizes) <= 1
 
 
 @quick
@@ -284,3 +283,50 @@ def test_a_kept_part_is_skewed_and_its_size_random() -> None:
         DataError, match=r"10 samples with alpha=0\.3 and parts=3 .*keep=1 at least min_size=11"
     ):
         domain_dirichlet(np.arange(10), np.zeros(10, dtype=np.int64), 0, min_size=11)
+
+
+BASE = {
+    "data": {"name": "digits-sklearn", "samples": 96},
+    "partition": {"name": "dirichlet", "clients": 4, "alpha": 0.5},
+    "evaluation": {"validation": 0.2},
+    "model": "lenet",
+    "algorithm": "fedavg",
+}
+
+
+def fingerprint(**changes: Any) -> str:
+    experiment = load({"experiment": BASE}, list(changes.items())).experiment
+    return build_spec(experiment).data.partition_fingerprint
+
+
+def test_a_partition_s_own_seed_takes_the_place_of_the_run_s() -> None:
+    assert fingerprint(seed=0) != fingerprint(seed=1)
+    own = {"partition.seed": 0}
+    assert fingerprint(seed=1, **own) == fingerprint(seed=7, **own) == fingerprint(seed=0)
+
+
+def test_without_one_the_settings_are_as_they_were() -> None:
+    chosen = load({"experiment": BASE}).experiment.partition
+    assert "seed" not in chosen.model_dump() and "seed" not in chosen.arguments
+    assert chosen.seed(5) == 5
+    written = load({"experiment": BASE}, ["partition.seed=3"]).experiment.partition
+    assert written.model_dump()["seed"] == 3 and written.seed(5) == 3
+    with pytest.raises(FlrayError, match=r"partition\.seed"):
+        load({"experiment": BASE}, ["partition.seed=-1"])
+
+
+def test_a_partition_with_a_seed_option_keeps_it_for_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partitions, "_entries", {**partitions._entries})
+
+    class Options(Params):
+        seed: int = 3
+
+    def own(labels: Any, **options: Any) -> Any:
+        return [range(0, len(labels), 2), range(1, len(labels), 2)]
+
+    own.Params = Options  # type: ignore[attr-defined]
+    register_partition("own-seeded")(own)
+    chosen = PartitionChoice.model_validate({"name": "own-seeded"})
+    assert chosen.seed(9) == 9 and chosen.arguments["seed"] == 3

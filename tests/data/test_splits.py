@@ -77,7 +77,7 @@ def test_every_partition_is_here() -> None:
     st.sampled_from(SPLITS),
     st.sampled_from(SHIFTS),
     st.integers(0, 2**32),
-    st.sampled_from([0.0, 0.2]),
+    st.sampled_from([0.0, 0.2, 0.99]),
 )
 def test_nothing_is_doubled_or_leaked(
     name: str, split: Any, shift: Shift, seed: int, val_fraction: float
@@ -97,6 +97,17 @@ def test_nothing_is_doubled_or_leaked(
         if name != "domain-dirichlet":
             assert seen[2] == official  # whatever the shift does to training data
     assert all(len(c.train) for c in data.clients)
+    pairs = [
+        pair for d in dataset.domains for pair in ((d.train_x, d.train_y), (d.test_x, d.test_y))
+    ]
+    labels = {x: y for xs, ys in pairs for x, y in zip(xs[:, 0].tolist(), ys.tolist(), strict=True)}
+    assert labels == dict(zip(data.x[:, 0].tolist(), data.y.tolist(), strict=True))
+    if split == "official" and shift == Shift():
+        assert [len(c.val) for c in data.clients] == [
+            min(round(val_fraction * n), n - 1)
+            for n in (len(c.train) + len(c.val) for c in data.clients)
+        ]
+        assert name == "domain-dirichlet" or len(rows) == len(data.y)
     assert np.array_equal(data.test, np.concatenate([c.test for c in data.clients]))
     again = federate(dataset, name, OPTIONS[name], seed, val_fraction, split=split, shift=shift)
     assert again.partition_fingerprint == data.partition_fingerprint
