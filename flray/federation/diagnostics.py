@@ -5,15 +5,12 @@ Collected from the models that are evaluated; the federation is unchanged.
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import numpy as np
 import torch
 
-from flray import trees
 from flray.algorithms.types import Stage
-from flray.federation.messages import ClientTask, TaskInput
 from flray.federation.spec import FederationSpec
 from flray.federation.state import FederationState
 from flray.federation.worker.diagnostics import MAX_CLIENTS, Diagnostics
@@ -46,22 +43,9 @@ def collect_diagnostics(federation: FederationState, final: bool = True) -> Diag
     spec, server = federation.spec, federation.server
     if not spec.task.logits:
         return {}
-    stage, token = Stage("evaluate"), uuid.uuid4().hex
-    commons, _ = federation.message(stage)
-    tasks = []
-    for i, info in enumerate(server.clients[:MAX_CLIENTS]):
-        private = spec.algorithm.send_private(server, i, stage)
-        client_task = ClientTask(
-            "diagnostics", i, server.round, info.architecture, stage, token=token
-        )
-        tasks.append(
-            TaskInput(
-                client_task,
-                commons[info.architecture],
-                trees.pack(private) if private else None,
-                federation.states[i],
-            )
-        )
+    message = federation.message(Stage("evaluate"))
+    clients = range(len(server.clients[:MAX_CLIENTS]))
+    tasks = [federation.task("diagnostics", client, message) for client in clients]
     parts = []
     for result in federation.executor.run_tasks(tasks, idle=spec.config.faults.round_timeout):
         federation.usage.add(result)

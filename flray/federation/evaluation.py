@@ -12,18 +12,16 @@ training with the settings of ``local``, in the same way for every method, so th
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flray import trees
 from flray.algorithms.types import Stage
 from flray.errors import ConfigError, nearest
 from flray.federation.failures import ClientError, NobodyAnsweredError
-from flray.federation.messages import ClientTask, TaskInput
+from flray.federation.messages import TaskInput
 from flray.federation.round_metrics import MAX_CLIENT_METRICS
 from flray.federation.spec import EVAL_CHUNK, FederationSpec, evaluation_chunks
 from flray.federation.state import FederationState
@@ -132,27 +130,14 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
 
 def global_tasks(federation: FederationState) -> list[TaskInput]:
     """Return the tasks that evaluate the global models: of each architecture, one per chunk of samples."""
-    server, count = federation.server, len(evaluation_chunks(federation.spec.data))
-    token = uuid.uuid4().hex
-    jobs: list[TaskInput] = []
-    for key in sorted(server.models):
-        handle = federation.executor.put(trees.pack({"weights": server.models[key]}))
-        jobs += [
-            TaskInput(
-                ClientTask(
-                    "global",
-                    -1,
-                    server.round,
-                    key,
-                    Stage(f"evaluate {key}"),
-                    block=block,
-                    token=token + key,
-                ),
-                handle,
-            )
-            for block in range(count)
-        ]
-    return jobs
+    blocks, models = evaluation_chunks(federation.spec.data), federation.whole_models(Stage())
+    return [
+        federation.task(
+            "global", -1, models._replace(stage=Stage(f"evaluate {key}")), key, block=block
+        )
+        for key in sorted(models.handles)
+        for block in range(len(blocks))
+    ]
 
 
 def _global(federation: FederationState) -> dict[str, float]:
@@ -224,28 +209,12 @@ def personal_tasks(
     federation: FederationState, kind: Literal["personal", "global"] = "personal"
 ) -> list[TaskInput]:
     """Return the tasks that evaluate a model at each client, in client order: its own, or the global one."""
-    spec, server = federation.spec, federation.server
-    stage = Stage("evaluate")
-    token = uuid.uuid4().hex
-    commons, _ = federation.message(stage)
-    jobs: list[TaskInput] = []
-    for i, info in enumerate(server.clients):
-        private = spec.algorithm.send_private(server, i, stage)
-        size = (
-            len(spec.data.test) if spec.config.evaluation.others else len(spec.data.clients[i].test)
-        )
-        client_task = ClientTask(
-            kind, i, server.round, info.architecture, stage, token=token, cost=float(size)
-        )
-        jobs.append(
-            TaskInput(
-                client_task,
-                commons[info.architecture],
-                trees.pack(private) if private else None,
-                federation.states[i],
-            )
-        )
-    return jobs
+    data, message = federation.spec.data, federation.message(Stage("evaluate"))
+    everything = len(data.test) if federation.spec.config.evaluation.others else None
+    return [
+        federation.task(kind, i, message, cost=float(everything or len(client.test)))
+        for i, client in enumerate(data.clients)
+    ]
 
 
 def _personal(federation: FederationState) -> dict[str, float]:
@@ -401,26 +370,18 @@ def over_clients(
 
 def unseen_tasks(federation: FederationState) -> list[TaskInput]:
     """Return the tasks that test the global model on the unseen clients, who are numbered after the others."""
-    spec, server = federation.spec, federation.server
+    spec = federation.spec
     if not spec.data.unseen:
         return []
-    ((architecture, weights),) = server.models.items()
-    handle, token = federation.executor.put(trees.pack({"weights": weights})), uuid.uuid4().hex
-    steps = spec.config.evaluation.adapt_steps
+    (architecture,) = federation.server.models
+    message = federation.whole_models(Stage("adapt"))
+    extra = spec.config.evaluation.adapt_steps * spec.config.local.batch_size
+    first = len(spec.data.clients)
     return [
-        TaskInput(
-            ClientTask(
-                "unseen",
-                len(spec.data.clients) + position,
-                server.round,
-                architecture,
-                Stage("adapt"),
-                token=token,
-                cost=float(len(client.test) + steps * spec.config.local.batch_size),
-            ),
-            handle,
+        federation.task(
+            "unseen", number, message, architecture, cost=float(len(client.test) + extra)
         )
-        for position, client in enumerate(spec.data.unseen)
+        for number, client in enumerate(spec.data.unseen, first)
     ]
 
 

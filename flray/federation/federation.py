@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from flray import bits, rng, trees
+from flray import bits, rng
 from flray.algorithms.types import Stage
 from flray.devices import identity
 from flray.devices.identity import GpuIdentity
@@ -18,7 +17,6 @@ from flray.federation.diagnostics import collect_diagnostics
 from flray.federation.evaluation import evaluate, evaluate_unseen, predict
 from flray.federation.executor import InlineExecutor
 from flray.federation.failures import NobodyAnsweredError, iterate_hook, method_hook
-from flray.federation.messages import ClientTask, TaskInput
 from flray.federation.replies import BlockSums, BlockwiseReplies, StageReplies, into_blocks
 from flray.federation.round_metrics import RoundMetrics
 from flray.federation.spec import FederationSpec
@@ -111,35 +109,18 @@ def _ask(
 ) -> tuple[dict[int, dict[str, float]], dict[int, int]]:
     """Return the metrics of clients' models on their training samples, and the bytes that were sent to each."""
     spec, server = federation.spec, federation.server
-    stage, token = Stage("evaluate"), uuid.uuid4().hex
-    if spec.algorithm.views[0] == "global" and spec.has_common:
-        packed = {key: trees.pack({"weights": weights}) for key, weights in server.models.items()}
-        commons = {key: federation.executor.put(one) for key, one in packed.items()}
-        sizes = {key: one.nbytes for key, one in packed.items()}
-    else:
-        commons, sizes = federation.message(stage)
-    jobs, sent = [], {}
-    for client in clients:
-        info = server.clients[client]
-        tree = spec.algorithm.send_private(server, client, stage)
-        private = trees.pack(tree) if tree else None
-        sent[client] = sizes[info.architecture] + (private.nbytes if private is not None else 0)
-        task = ClientTask(
-            "ask",
-            client,
-            server.round,
-            info.architecture,
-            stage,
-            token=token,
-            cost=float(info.num_samples),
-        )
-        jobs.append(TaskInput(task, commons[info.architecture], private, federation.states[client]))
+    alone = spec.algorithm.views[0] == "global" and spec.has_common
+    message = (federation.whole_models if alone else federation.message)(Stage("evaluate"))
+    jobs = [
+        federation.task("ask", client, message, cost=float(server.clients[client].num_samples))
+        for client in clients
+    ]
     found = predict(federation, jobs, "asked before round", 1)
     return {
         client: spec.task.summarise(parts["train"])
         for client, parts in zip(clients, found, strict=True)
         if parts is not None
-    }, sent
+    }, {job.client_task.client: message.bytes_of(job) for job in jobs}
 
 
 T = TypeVar("T")
@@ -281,30 +262,19 @@ class Federation(FederationState):
 
     def _stage(self, stage: Stage, works: Mapping[int, float], round_metrics: RoundMetrics) -> None:
         server, algorithm = self.server, self.spec.algorithm
-        token = uuid.uuid4().hex
-        commons, sizes = self._timed("send", lambda: self.message(stage))
-        jobs: list[TaskInput] = []
-        for client in [client for client in server.cohort if client not in round_metrics.left_out]:
-            with self.hook("send_private"):
-                private = algorithm.send_private(server, client, stage)
-            packed = trees.pack(private) if private else None
-            info = server.clients[client]
-            self._bytes["down"] += sizes[info.architecture] + (
-                packed.nbytes if packed is not None else 0
-            )
-            client_task = ClientTask(
+        message = self._timed("send", lambda: self.message(stage))
+        jobs = [
+            self.task(
                 "stage",
                 client,
-                server.round,
-                info.architecture,
-                stage,
-                works[client],
-                token=token,
-                cost=info.num_samples * works[client],
+                message,
+                work=works[client],
+                cost=server.clients[client].num_samples * works[client],
             )
-            jobs.append(
-                TaskInput(client_task, commons[info.architecture], packed, self.states[client])
-            )
+            for client in server.cohort
+            if client not in round_metrics.left_out
+        ]
+        self._bytes["down"] += sum(map(message.bytes_of, jobs))
         replies: StageReplies | BlockSums
         begun = time.perf_counter()
         size = self.spec.config.aggregation.block

@@ -14,6 +14,7 @@ from flray.algorithms.types import Stage
 from flray.federation.failures import Failure
 from flray.trees import FlatTree, Packed
 
+Kind = Literal["stage", "global", "personal", "unseen", "ask", "diagnostics"]
 Ref = Any
 """A packed tree, or an executor's reference to one."""
 
@@ -37,7 +38,7 @@ class ClientTask:
         Expected length in any unit, for scheduling only.
     """
 
-    kind: Literal["stage", "global", "personal", "unseen", "ask", "diagnostics"]
+    kind: Kind
     client: int
     round: int
     architecture: str
@@ -114,6 +115,32 @@ class TaskInput:
     def cost(self) -> float:
         """Expected length, for scheduling."""
         return self.client_task.cost
+
+
+class Message(NamedTuple):
+    """A message to all clients.
+
+    Attributes
+    ----------
+    stage : Stage
+        What it is sent for.
+    token : str
+        Its name; see `ClientTask`.
+    handles : dict of str to Ref
+        The message of each architecture, put once.
+    sizes : dict of str to int
+        Their bytes.
+    """
+
+    stage: Stage
+    token: str
+    handles: dict[str, Ref]
+    sizes: dict[str, int]
+
+    def bytes_of(self, job: TaskInput) -> int:
+        """Return the bytes that a task's client is sent."""
+        private = job.private.nbytes if job.private is not None else 0
+        return self.sizes[job.client_task.architecture] + private
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from flray.devices.settings import make_repeatable
 from flray.federation.executor import Executor
 from flray.federation.failures import method_hook
 from flray.federation.memory import keep_freed_memory
-from flray.federation.messages import Ref
+from flray.federation.messages import ClientTask, Kind, Message, Ref, TaskInput
 from flray.federation.round_metrics import SystemUsage
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
@@ -215,19 +216,69 @@ class FederationState:
         stopped = self.early_stop is not None and bool(self.early_stop.reason)
         return stopped or self.server.round >= self.spec.config.rounds
 
-    def message(self, stage: Stage) -> tuple[dict[str, Ref], dict[str, int]]:
-        """Return the common message of each architecture, put once, and its bytes."""
+    def message(self, stage: Stage) -> Message:
+        """Return the common message of a stage."""
         with self.hook("send"):
             extra = self.spec.algorithm.send(self.server, stage)
-        handles: dict[str, Ref] = {}
-        sizes: dict[str, int] = {}
-        for key, weights in self.server.models.items():
-            shared = {
-                name: weights[name] for name in weights if name in self.server.shared_names[key]
-            }
-            packed = trees.pack({**({"weights": shared} if shared else {}), **extra})
-            handles[key], sizes[key] = self.executor.put(packed), packed.nbytes
-        return handles, sizes
+        shared = {
+            key: {n: value for n, value in weights.items() if n in self.server.shared_names[key]}
+            for key, weights in self.server.models.items()
+        }
+        return self._put(
+            stage, {key: {**({"weights": w} if w else {}), **extra} for key, w in shared.items()}
+        )
+
+    def whole_models(self, stage: Stage) -> Message:
+        """Return the global models as a message, for tests of them."""
+        return self._put(stage, {key: {"weights": w} for key, w in self.server.models.items()})
+
+    def _put(self, stage: Stage, contents: Mapping[str, Mapping[str, Any]]) -> Message:
+        message = Message(stage, uuid.uuid4().hex, {}, {})
+        for key, content in contents.items():
+            packed = trees.pack(content)
+            message.handles[key], message.sizes[key] = self.executor.put(packed), packed.nbytes
+        return message
+
+    def task(
+        self,
+        kind: Kind,
+        client: int,
+        message: Message,
+        architecture: str = "",
+        *,
+        work: float = 1.0,
+        cost: float = 1.0,
+        block: int = 0,
+    ) -> TaskInput:
+        """Return a task with its inputs; only a client that takes part in training has others than the message.
+
+        Parameters
+        ----------
+        kind, client, work, cost, block
+            See `flray.federation.messages.ClientTask`.
+        message : Message
+            The common message.
+        architecture : str
+            The network of a task that is not such a client's.
+        """
+        packed = state = None
+        if 0 <= client < len(self.states):
+            architecture, state = self.server.clients[client].architecture, self.states[client]
+            with self.hook("send_private"):
+                private = self.spec.algorithm.send_private(self.server, client, message.stage)
+            packed = trees.pack(private) if private else None
+        task = ClientTask(
+            kind,
+            client,
+            self.server.round,
+            architecture,
+            message.stage,
+            work,
+            block,
+            message.token,
+            cost,
+        )
+        return TaskInput(task, message.handles[architecture], packed, state)
 
     def sha256(self) -> str:
         """Return one digest of the learned state: global models, server and client states."""
