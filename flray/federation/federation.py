@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from flray import bits, rng
 from flray.algorithms.types import Stage
@@ -17,8 +16,8 @@ from flray.federation.diagnostics import collect_diagnostics
 from flray.federation.evaluation import evaluate, evaluate_unseen, predict
 from flray.federation.executor import InlineExecutor
 from flray.federation.failures import NobodyAnsweredError, iterate_hook, method_hook
-from flray.federation.replies import BlockSums, BlockwiseReplies, StageReplies, into_blocks
-from flray.federation.round_metrics import RoundMetrics
+from flray.federation.replies import aggregate
+from flray.federation.round_metrics import Cohort, RoundMetrics
 from flray.federation.spec import FederationSpec
 from flray.federation.state import FederationState, Notify
 from flray.federation.worker.diagnostics import Diagnostics
@@ -26,30 +25,6 @@ from flray.samplers.sampling import Sampling, check_clients, choose
 
 FLOAT_BYTES = 8
 """Bytes of each number that an asked client answers."""
-
-
-@dataclass
-class Cohort:
-    """The clients of a round.
-
-    Attributes
-    ----------
-    clients : list of int
-        Those who take part, sorted.
-    works : dict of int to float
-        Each one's share of the local work.
-    asked : list of int
-        Those who were only asked, for the choice of the others.
-    down, up : int
-        Bytes that asking them took; of clients who take part too, the answer alone, for they have
-        the model then.
-    """
-
-    clients: list[int]
-    works: Mapping[int, float]
-    asked: list[int] = field(default_factory=list)
-    down: int = 0
-    up: int = 0
 
 
 def draw_cohort(federation: FederationState) -> Cohort:
@@ -123,11 +98,6 @@ def _ask(
     }, {job.client_task.client: message.bytes_of(job) for job in jobs}
 
 
-T = TypeVar("T")
-PHASES = ("ask", "send", "train", "receive", "aggregate", "evaluate")
-"""What a round's seconds are spent on; nothing is asked but where a sampler does."""
-
-
 @dataclass
 class RoundResult:
     """The result of one round.
@@ -161,9 +131,6 @@ class Federation(FederationState):
     def reset(self) -> None:
         """Reset to the state before round 1."""
         super().reset()
-        self._diverged = self._mixed = self._mixed_gpus = False
-        self._seconds: dict[str, float] = {}
-        self._bytes = {"up": 0, "down": 0}
         self._last: RoundResult | None = None
         self.between_rounds = True
 
@@ -175,51 +142,37 @@ class Federation(FederationState):
         ClientError
             If a client's code raises and ``faults.on_client_error`` is ``fail``.
         """
-        server, config = self.server, self.spec.config
-        self.between_rounds = False
-        started = time.perf_counter()
-        self._seconds = dict.fromkeys(PHASES, 0.0)
-        server.metrics = {}
-        cohort = self._timed("ask", lambda: draw_cohort(self))
+        server, algorithm, config = self.server, self.spec.algorithm, self.spec.config
+        self.between_rounds, server.metrics, record = False, {}, RoundMetrics(server)
+        with record.timed("ask"):
+            cohort = draw_cohort(self)
         server.cohort = cohort.clients
-        self._bytes = {"up": cohort.up, "down": cohort.down}
-        round_metrics = RoundMetrics(server)
+        record.add_cohort(cohort)
         with self.hook("exchanges"):
-            stages = self.spec.algorithm.exchanges(server)
+            stages = algorithm.exchanges(server)
         for stage in iterate_hook(stages, config.algorithm.name, "exchanges", server.round + 1):
-            self._stage(stage, cohort.works, round_metrics)
-        self._warn_of_divergence(round_metrics.diverged)
-        if not self._mixed and len(getattr(self.executor, "kinds", ())) > 1:
-            self._mixed = True
-            self.warn(bits.MIXED)
-        if not self._mixed_gpus and len(getattr(self.executor, "gpu_kinds", ())) > 1:
-            self._mixed_gpus = True
-            self.warn(f"{identity.MIXED}; {identity.ADVICE}")
-        with self.hook("refine"):
-            self._timed("aggregate", lambda: self.spec.algorithm.refine(server))
+            self._exchange(stage, cohort, record)
+        self._warn_of(record)
+        with record.timed("aggregate"), self.hook("refine"):
+            algorithm.refine(server)
         with self.hook("server.metrics"):
-            own = {name: float(value) for name, value in server.metrics.items()}
+            record.add_metrics(server.metrics)
         server.round += 1
-        metrics = {**round_metrics.summary(), **own}
-        if cohort.up:
-            metrics["cohort/asked"] = float(len(cohort.asked))
-            metrics["bytes/asked"] = float(cohort.down + cohort.up)
-        else:
-            del self._seconds["ask"]
         if server.round % config.evaluation.every == 0 or server.round == config.rounds:
-            metrics.update(self._timed("evaluate", self.evaluate))
-        metrics.update({f"time/{name}": seconds for name, seconds in self._seconds.items()})
-        metrics["time/round"] = time.perf_counter() - started
-        if metrics.get("train/samples") and self._seconds["train"]:
-            metrics["time/samples_per_second"] = metrics["train/samples"] / self._seconds["train"]
-        metrics.update({f"bytes/{name}": float(count) for name, count in self._bytes.items()})
+            with record.timed("evaluate"):
+                evaluation = self.evaluate()
+            record.add_metrics(evaluation)
+        return self._finish(record)
+
+    def _finish(self, record: RoundMetrics) -> RoundResult:
+        """Return the result of a round, with which early stopping may end the federation."""
         inline = isinstance(self.executor, InlineExecutor)
-        metrics.update(self.usage.since_last_round(inline=inline))
+        metrics = record.summary() | self.usage.since_last_round(inline=inline)
         if self.early_stop is not None:
             self.early_stop.add(metrics)
             if self.early_stop.reason:
-                self.warn(f"round {server.round} is the last: {self.early_stop.reason}")
-        self._last = RoundResult(server.round, metrics, self.has_ended())
+                self.warn(f"round {self.server.round} is the last: {self.early_stop.reason}")
+        self._last = RoundResult(self.server.round, metrics, self.has_ended())
         self.between_rounds = True
         return self._last
 
@@ -260,75 +213,51 @@ class Federation(FederationState):
         """Close the executor."""
         self.executor.close()
 
-    def _stage(self, stage: Stage, works: Mapping[int, float], round_metrics: RoundMetrics) -> None:
-        server, algorithm = self.server, self.spec.algorithm
-        message = self._timed("send", lambda: self.message(stage))
-        jobs = [
-            self.task(
-                "stage",
-                client,
-                message,
-                work=works[client],
-                cost=server.clients[client].num_samples * works[client],
-            )
-            for client in server.cohort
-            if client not in round_metrics.left_out
-        ]
-        self._bytes["down"] += sum(map(message.bytes_of, jobs))
-        replies: StageReplies | BlockSums
-        begun = time.perf_counter()
-        size = self.spec.config.aggregation.block
-        if size is None or not algorithm.takes_mean_only():
-            replies = (
-                StageReplies(self, jobs, stage, round_metrics)
-                if size is None
-                else BlockwiseReplies(self, jobs, stage, round_metrics, size)
-            )
-            try:
-                with self.hook("aggregate"):
-                    algorithm.aggregate(server, stage, replies)
-                replies.wait()
-            finally:
-                replies.release()
-        else:
-            replies = BlockSums(self, into_blocks(jobs, size), stage, round_metrics)
-            for architecture, mean in replies.means().items():
-                with self.hook("apply"):
-                    algorithm.apply(server, architecture, mean)
-        if jobs and not replies.states:
+    def _exchange(self, stage: Stage, cohort: Cohort, record: RoundMetrics) -> None:
+        """Send a stage's messages, let the clients compute, and aggregate their replies."""
+        server, works = self.server, cohort.works
+        with record.timed("send"):
+            message = self.message(stage)
+            jobs = [
+                self.task(
+                    "stage",
+                    client,
+                    message,
+                    work=works[client],
+                    cost=server.clients[client].num_samples * works[client],
+                )
+                for client in server.cohort
+                if client not in record.left_out
+            ]
+        record.bytes["down"] += sum(map(message.bytes_of, jobs))
+        with record.timed("aggregate"):
+            states = aggregate(self, jobs, stage, record)
+        if jobs and not states:
             raise NobodyAnsweredError(
                 f"round {server.round + 1}, {stage.name}: none of the {len(jobs)} clients "
-                f"answered, so nothing can be "
-                "learnt from it; see what was said of each, or give them longer "
-                "(faults.round_timeout)"
+                "answered, so nothing can be learnt from it; see what was said of each, or give "
+                "them longer (faults.round_timeout)"
             )
-        elapsed = time.perf_counter() - begun
-        self._seconds["train"] += replies.waited
-        self._seconds["receive"] += replies.fetched
-        self._seconds["aggregate"] += elapsed - replies.waited - replies.fetched
-        self._bytes["up"] += replies.up
-        for client, handle in replies.states.items():
-            self.states[client] = handle
-            self.versions[client] = server.round + 1
+        for client, handle in states.items():
+            self.states[client], self.versions[client] = handle, server.round + 1
 
-    def _warn_of_divergence(self, clients: Collection[int]) -> None:
-        """Warn once that training has diverged; later results are meaningless."""
-        if clients and not self._diverged:
-            self._diverged = True
-            some = ", ".join(self.server.clients[client].name for client in sorted(clients)[:3])
-            self.warn(
+    def _warn_of(self, record: RoundMetrics) -> None:
+        """Warn once that training has diverged, which makes later results meaningless, or of mixed processors."""
+        if clients := sorted(record.diverged):
+            some = ", ".join(self.server.clients[client].name for client in clients[:3])
+            self.warn_once(
+                "diverged",
                 f"round {self.server.round + 1}: the loss of {len(clients)} of "
-                f"{len(self.server.cohort)} clients "
-                f"({some}{', ...' if len(clients) > 3 else ''}) is no finite number, training has "
-                f"diverged: "
-                "lower local.lr, or set local.clip_norm, for example to 1"
+                f"{len(self.server.cohort)} clients ({some}{', ...' if len(clients) > 3 else ''}) "
+                "is no finite number, training has diverged: lower local.lr, or set "
+                "local.clip_norm, for example to 1",
             )
-
-    def _timed(self, name: str, call: Callable[[], T]) -> T:
-        begun = time.perf_counter()
-        result = call()
-        self._seconds[name] += time.perf_counter() - begun
-        return result
+        for kinds, line in (
+            ("kinds", bits.MIXED),
+            ("gpu_kinds", f"{identity.MIXED}; {identity.ADVICE}"),
+        ):
+            if len(getattr(self.executor, kinds, ())) > 1:
+                self.warn_once(kinds, line)
 
 
 def inline_federation(spec: FederationSpec, warn: Notify = print) -> Federation:

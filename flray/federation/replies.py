@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
@@ -21,16 +20,12 @@ Collected = TypeVar("Collected")
 
 
 class _Collector:
-    """Collects the clients' outcomes, states and failures in a stage, and the time spent waiting.
+    """Collects the clients' outcomes, states and failures in a stage.
 
     Attributes
     ----------
     states : dict of int to Ref
         The new states of all clients that replied.
-    waited, fetched : float
-        Seconds spent waiting for clients, and fetching their replies.
-    up : int
-        Bytes that reached the server.
     """
 
     def __init__(
@@ -39,14 +34,11 @@ class _Collector:
         self._federation, self._stage, self._metrics = federation, stage, round_metrics
         self._skip = federation.spec.config.faults.on_client_error == "skip"
         self.states: dict[int, Ref] = {}
-        self.waited = self.fetched = 0.0
-        self.up = 0
 
     def _await(self, results: Iterator[Collected]) -> Iterator[Collected]:
         while True:
-            begun = time.perf_counter()
-            result = next(results, None)
-            self.waited += time.perf_counter() - begun
+            with self._metrics.timed("train"):
+                result = next(results, None)
             if result is None:
                 return
             yield result
@@ -62,10 +54,8 @@ class _Collector:
         return True
 
     def _fetch(self, handle: Ref) -> Packed:
-        begun = time.perf_counter()
-        packed = self._federation.executor.fetch(handle)
-        self.fetched += time.perf_counter() - begun
-        return packed
+        with self._metrics.timed("receive"):
+            return self._federation.executor.fetch(handle)
 
     def _failed(self, result: TaskResult) -> None:
         failure, client_task = result.outcome.failure, result.client_task
@@ -135,7 +125,7 @@ class StageReplies(_Collector):
         self._started = True
         for result in self._await(self._results):
             if self._take(result):
-                self.up += self._received(result)
+                self._metrics.bytes["up"] += self._received(result)
                 samples = self._federation.server.clients[result.client_task.client].num_samples
                 yield ClientReply(result, samples, self._fetch)
 
@@ -201,7 +191,7 @@ class BlockwiseReplies(StageReplies, InBlocks):
 
     def _fetch(self, handle: Ref) -> Packed:
         packed = super()._fetch(handle)
-        self.up += packed.nbytes
+        self._metrics.bytes["up"] += packed.nbytes
         return packed
 
 
@@ -228,9 +218,37 @@ class BlockSums(_Collector):
         for block in self._await(self._results):
             for result in block.results:
                 self._take(result)
-            self.up += block.up
+            self._metrics.bytes["up"] += block.up
             if block.sums is not None:
                 yield trees.unpack(self._fetch(block.sums))
+
+
+def aggregate(
+    federation: FederationState,
+    jobs: Sequence[TaskInput],
+    stage: Stage,
+    round_metrics: RoundMetrics,
+) -> dict[int, Ref]:
+    """Run a stage's tasks, let the method aggregate the replies, and return the clients' new states."""
+    algorithm, size = federation.spec.algorithm, federation.spec.config.aggregation.block
+    if size is not None and algorithm.takes_mean_only():
+        sums = BlockSums(federation, into_blocks(jobs, size), stage, round_metrics)
+        for architecture, mean in sums.means().items():
+            with federation.hook("apply"):
+                algorithm.apply(federation.server, architecture, mean)
+        return sums.states
+    replies = (
+        StageReplies(federation, jobs, stage, round_metrics)
+        if size is None
+        else BlockwiseReplies(federation, jobs, stage, round_metrics, size)
+    )
+    try:
+        with federation.hook("aggregate"):
+            algorithm.aggregate(federation.server, stage, replies)
+        replies.wait()
+    finally:
+        replies.release()
+    return replies.states
 
 
 def into_blocks(jobs: Sequence[TaskInput], size: int) -> list[TaskBlock]:

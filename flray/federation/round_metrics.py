@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -18,17 +21,58 @@ ADDITIVE_METRICS = ("steps", "samples")
 """Metrics that are summed over a round's stages and clients."""
 
 
+PHASES = ("ask", "send", "train", "receive", "aggregate", "evaluate")
+"""What a round's seconds are spent on; nothing is asked unless a sampler does."""
+
+
+@dataclass
+class Cohort:
+    """The clients of a round.
+
+    Attributes
+    ----------
+    clients : list of int
+        Those who take part, sorted.
+    works : dict of int to float
+        Each one's share of the local work.
+    asked : list of int
+        Those who were only asked, for the choice of the others.
+    down, up : int
+        Bytes that asking them took; of clients who take part too, the answer alone, for they have
+        the model then.
+    """
+
+    clients: list[int]
+    works: Mapping[int, float]
+    asked: list[int] = field(default_factory=list)
+    down: int = 0
+    up: int = 0
+
+
 class RoundMetrics:
-    """The clients' metrics of one round.
+    """Observes one round: its clients' metrics, the server's, its seconds and bytes.
 
     Parameters
     ----------
     server : Server
         For names and the cohort.
+
+    Attributes
+    ----------
+    left_out, diverged : set of int
+        Clients that failed, and those whose loss is not finite.
+    seconds : dict of str to float
+        By phase, each without those of the others within it.
+    bytes : dict of str to int
+        To and from the clients, ``down`` and ``up``.
     """
 
     def __init__(self, server: Server) -> None:
-        self._server = server
+        self._server, self._began = server, time.perf_counter()
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.bytes = {"up": 0, "down": 0}
+        self._asked: dict[str, float] = {}
+        self._further: dict[str, float] = {}
         self.metrics: dict[str, dict[int, float]] = {}
         self.left_out: set[int] = set()
         self.diverged: set[int] = set()
@@ -50,7 +94,39 @@ class RoundMetrics:
         self.metrics["seconds"][result.client_task.client] += result.outcome.seconds
         self.resident[result.client_task.client] = float(result.outcome.usage.resident)
 
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the seconds of a block to a phase, without those that it adds to others."""
+        began, within = time.perf_counter(), sum(self.seconds.values())
+        yield
+        others = sum(self.seconds.values()) - within
+        self.seconds[phase] += time.perf_counter() - began - others
+
+    def add_cohort(self, cohort: Cohort) -> None:
+        """Add what asking clients for the choice of a cohort took."""
+        self.bytes = {"up": cohort.up, "down": cohort.down}
+        if cohort.up:
+            self._asked = {
+                "cohort/asked": float(len(cohort.asked)),
+                "bytes/asked": float(cohort.down + cohort.up),
+            }
+        else:
+            del self.seconds["ask"]
+
+    def add_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Add the server's own metrics, or those of an evaluation."""
+        self._further |= {name: float(value) for name, value in metrics.items()}
+
     def summary(self) -> dict[str, float]:
+        """Return everything that is tracked of the round, which ends with this."""
+        metrics = self._of_clients() | self._asked | self._further
+        metrics |= {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+        metrics["time/round"] = time.perf_counter() - self._began
+        if metrics.get("train/samples") and self.seconds["train"]:
+            metrics["time/samples_per_second"] = metrics["train/samples"] / self.seconds["train"]
+        return metrics | {f"bytes/{name}": float(count) for name, count in self.bytes.items()}
+
+    def _of_clients(self) -> dict[str, float]:
         """Return means over the cohort and single clients' values."""
         server = self._server
         summary = {

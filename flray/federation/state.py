@@ -198,6 +198,12 @@ class FederationState:
         self.versions: list[int] = [0] * len(self.spec.data.clients)
         self.stored: dict[int, StoredState] = {}
 
+    def warn_once(self, subject: str, line: str) -> None:
+        """Warn of a subject, unless this federation did before."""
+        if subject not in self._warned:
+            self._warned.add(subject)
+            self.warn(line)
+
     def _early_stop(self) -> EarlyStop | None:
         stop = self.spec.config.stop
         if stop is None:
@@ -254,12 +260,20 @@ class FederationState:
 
         Parameters
         ----------
-        kind, client, work, cost, block
-            See `flray.federation.messages.ClientTask`.
+        kind : str
+            As in `flray.federation.messages.ClientTask`.
+        client : int
+            Its number.
         message : Message
             The common message.
         architecture : str
             The network of a task that is not such a client's.
+        work : float
+            Its share of the local work.
+        cost : float
+            Its expected length.
+        block : int
+            Its part of the common test set.
         """
         packed = state = None
         if 0 <= client < len(self.states):
