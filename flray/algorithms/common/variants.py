@@ -10,7 +10,6 @@ from flray.registry import Params, hyper
 
 if TYPE_CHECKING:
     from flray.config.experiment import Experiment
-    from flray.config.experiment import Local as LocalSettings
 
 T = TypeVar("T")
 
@@ -68,8 +67,8 @@ def refuse_overridden(config: Experiment, **values: object) -> None:
         If a setting is neither the engine's default nor the method's value.
     """
     for name, value in values.items():
-        given = getattr(config.local, name)
-        if value is not None and given not in (LocalSettings.model_fields[name].default, value):
+        given, default = getattr(config.local, name), type(config.local).model_fields[name].default
+        if value is not None and given not in (default, value):
             raise ConfigError(
                 f"experiment.local.{name}",
                 str(given),
