@@ -133,6 +133,17 @@ def test_the_root_is_small() -> None:
     assert len(list(ROOT.glob("*.py"))) <= 14
 
 
+def test_a_client_s_task_is_made_in_one_place() -> None:
+    made = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id in ("ClientTask", "TaskInput")
+    }
+    assert made == {"federation/state.py"}
+
+
 @pytest.mark.parametrize("part", WITHOUT_RAY)
 def test_no_import_of_ray_or_mlflow(part: str) -> None:
     for path in modules(part):

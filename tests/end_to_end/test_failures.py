@@ -272,6 +272,17 @@ def test_a_method_that_raises_at_the_server_is_named_with_hook_exception_file_an
     )
 
 
+def test_a_method_that_raises_at_the_server_for_an_evaluation_is_named_too(
+    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    what = "return {}['weight'] if stage.name == 'evaluate' else {}\n    views = ('personal',)"
+    assert (
+        invoke(["run", breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER["send_private"], what)])
+        == 1
+    )
+    assert ", send_private: KeyError: 'weight' at " in capsys.readouterr().err.splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("kept", "words"),
     [
