@@ -334,30 +334,18 @@ def build_spec(config: Experiment, shared: SharedDataset | None = None) -> Feder
 
 
 def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
-    if shared is None:
-        data = federate(
-            dataset_for(config),
-            config.partition.name,
-            config.partition.arguments,
-            config.partition.seed(config.seed),
-            val_fraction=config.evaluation.validation,
-            split=config.split,
-            shift=config.shift,
-            unseen=config.participation.unseen,
-        )
-    else:
-        data = federate(
-            shared.outline,
-            config.partition.name,
-            config.partition.arguments,
-            config.partition.seed(config.seed),
-            val_fraction=config.evaluation.validation,
-            pooled=shared.samples,
-            fingerprint=shared.fingerprint,
-            split=config.split,
-            shift=config.shift,
-            unseen=config.participation.unseen,
-        )
+    data = federate(
+        dataset_for(config) if shared is None else shared.outline,
+        config.partition.name,
+        config.partition.arguments,
+        config.partition.seed(config.seed),
+        val_fraction=config.evaluation.validation,
+        pooled=None if shared is None else shared.samples,
+        fingerprint=None if shared is None else shared.fingerprint,
+        split=config.split,
+        shift=config.shift,
+        unseen=config.participation.unseen,
+    )
     check_callbacks(config.callbacks)
     data = with_normalisation(data, config.normalisation)
     check_clients([client.name for client in data.everyone])

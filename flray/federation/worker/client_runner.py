@@ -134,15 +134,7 @@ class ClientRunner:
             )
         except Exception as error:
             self._end_if_exhausted(error)
-            return (
-                TaskOutcome(
-                    client_task.client,
-                    failure=describe_failure(error),
-                    seconds=time.perf_counter() - started,
-                ),
-                None,
-                None,
-            )
+            return _failed(client_task, error, time.perf_counter() - started)
 
     def _evaluated(
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
@@ -221,12 +213,8 @@ class ClientRunner:
             share = (time.perf_counter() - started) / len(jobs)
         except Exception as error:
             self._end_if_exhausted(error)
-            failure = describe_failure(error)
             seconds = (time.perf_counter() - started) / len(jobs)
-            yield from (
-                (TaskOutcome(job.client_task.client, failure=failure, seconds=seconds), None, None)
-                for job in jobs
-            )
+            yield from (_failed(job.client_task, error, seconds) for job in jobs)
             return
         for job, client, weights in zip(jobs, clients, values, strict=True):
             begun = time.perf_counter() - share
@@ -236,14 +224,7 @@ class ClientRunner:
                     job.client_task, client, self.spec.algorithm.report(client), begun, sums
                 )
             except Exception as error:
-                seconds = time.perf_counter() - begun
-                yield (
-                    TaskOutcome(
-                        job.client_task.client, failure=describe_failure(error), seconds=seconds
-                    ),
-                    None,
-                    None,
-                )
+                yield _failed(job.client_task, error, time.perf_counter() - begun)
 
     def _trained(self, jobs: Sequence[TaskInput]) -> tuple[list[Client], Any]:
         clients = [
@@ -454,3 +435,8 @@ class ClientRunner:
                 for x, y in samples.in_order(self.spec.config.evaluation.batch_size)
             ]
         )
+
+
+def _failed(client_task: ClientTask, error: Exception, seconds: float) -> RunnerOutput:
+    failure = describe_failure(error)
+    return TaskOutcome(client_task.client, failure=failure, seconds=seconds), None, None
