@@ -19,9 +19,9 @@ from flray.federation.messages import (
     TaskBlock,
     TaskBlockResult,
     TaskInput,
-    TaskOutcome,
     TaskResult,
     failed_block,
+    failed_task,
 )
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner, Exhausted
@@ -121,10 +121,7 @@ class InlineExecutor:
         started = time.monotonic()
         for job in jobs:
             if timeout is not None and time.monotonic() - started > timeout:
-                failure = Failure(f"no answer within {timeout:g} s", "timeout")
-                yield TaskResult(
-                    job.client_task, TaskOutcome(job.client_task.client, failure=failure)
-                )
+                yield failed_task(job, Failure(f"no answer within {timeout:g} s", "timeout"))
                 continue
             outcome, bulk, state = self._runner.run(
                 job.client_task, job.common, job.private, job.state

@@ -291,14 +291,14 @@ class ClientReply:
         return trees.flat_entry(self._fetch(self._bulk), entry) if entry in self._large else None
 
 
+def failed_task(job: TaskInput, failure: Failure) -> TaskResult:
+    """Return the result of a failed task."""
+    return TaskResult(job.client_task, TaskOutcome(job.client_task.client, failure=failure))
+
+
 def failed_block(block: TaskBlock, failure: Failure) -> TaskBlockResult:
     """Return the result of a failed block."""
-    return TaskBlockResult(
-        tuple(
-            TaskResult(job.client_task, TaskOutcome(job.client_task.client, failure=failure))
-            for job in block.jobs
-        )
-    )
+    return TaskBlockResult(tuple(failed_task(job, failure) for job in block.jobs))
 
 
 def split_small(tree: dict[str, Any], limit: int = 65536) -> tuple[dict[str, Any], dict[str, Any]]:

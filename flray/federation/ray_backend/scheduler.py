@@ -29,6 +29,7 @@ from flray.federation.messages import (
     TaskOutcome,
     TaskResult,
     failed_block,
+    failed_task,
 )
 from flray.federation.ray_backend.handles import (
     ClientHandle,
@@ -358,7 +359,7 @@ class SingleTasks(TaskScheduler[TaskInput, TaskResult]):
         return self._pool.expected_seconds(job)
 
     def _failure(self, job: TaskInput, failure: Failure) -> TaskResult:
-        return TaskResult(job.client_task, TaskOutcome(job.client_task.client, failure=failure))
+        return failed_task(job, failure)
 
 
 class BlockTasks(TaskScheduler[TaskBlock, TaskBlockResult]):
