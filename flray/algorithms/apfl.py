@@ -19,8 +19,8 @@ class APFL(Algorithm):
     """FedAvg on w; beside it each client trains its v through the mixture ``alpha v + (1 - alpha) w`` (Algorithm 1).
 
     In each step, on one batch: g is the loss's gradient at the mixture, ``w <- w - eta grad(w)``
-    and ``v <- v - eta alpha g``, each by an optimiser of its own. Once a round, at the first step,
-    ``alpha <- clip(alpha - eta <v - w, g>, 0, 1)``. Parameters are mixed, not outputs; batch norm's
+    and ``v <- v - eta alpha g``, with separate optimisers. Once a round, at the first step, ``alpha
+    <- clip(alpha - eta <v - w, g>, 0, 1)``. Parameters are mixed, not outputs; batch norm's
     statistics are mixed likewise, v's being those of the mixture's forward passes. The mixture with
     the new w predicts.
 
@@ -47,7 +47,7 @@ class APFL(Algorithm):
         client.state.update(v=trees.clone(client.resident.initial), alpha=self.hp.alpha)
 
     def begin(self, client: Client) -> None:
-        """Take up v, in the memory layout of the model, with an optimiser of its own."""
+        """Load v in the model's memory layout, and make its optimiser."""
         v = {
             name: entry.copy_(client.state["v"][name]) for name, entry in client.snapshot().items()
         }
@@ -57,7 +57,7 @@ class APFL(Algorithm):
         )
 
     def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
-        """Step w and v, both from where they were, on the same batch and with the same units dropped out."""
+        """Step w and v from their values before the step, on the same batch and with the same dropout."""
         own, alpha = client.scratch["own"], client.state["alpha"]
         v, w = {name: value.detach() for name, value in own.items()}, client.weights(frozenset(own))
         gradient, _ = gradient_at(

@@ -1,10 +1,9 @@
-"""What every federated method is made of: a declaration and a few hooks, all with FedAvg's behaviour as default.
+"""The base class of all methods: a declaration and a few hooks, each with FedAvg's behaviour as default.
 
 A method is one file with one class. It declares what it shares and needs, overrides the hooks in
-which it differs from FedAvg, and keeps nothing on itself: what a client must remember goes into
-``client.state``, what the server must remember into ``server.state``, both plain trees. So a
-client's task is a pure function, and saving, replaying and counting bytes need no help from the
-method.
+which it differs from FedAvg, and keeps nothing on itself: a client's memory is ``client.state``,
+the server's is ``server.state``, both plain trees. So a client's task is a pure function. Saving,
+replaying and counting bytes need no code in the method.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ class Algorithm:
     shared : str
         Group of parameters and buffers that travels and is averaged; the rest stays at the client.
     needs : frozenset of str
-        What the federation must offer; checked before round 0. ``classification``: outputs are the
+        Requirements on the federation, checked before round 0. ``classification``: outputs are the
         logits of fixed classes; ``labels``: samples have classes, which few-shot episodes have too;
         ``split``: the network has features and a classifier; ``features``: at least features.
     weighting : {"samples", "uniform"}
         Weights of the average.
     views : tuple of {"global", "personal"}
-        Which models are evaluated; the first is the method's own.
+        The models to evaluate; the first one gives the method's primary metric.
     vectorised : bool
-        Whether the class's own `loss` depends on nothing of the client but its parameters, its
-        batch and what all clients were sent, so that several can be trained in one step. Declared
-        by each class for itself.
+        Whether `loss` depends only on the client's parameters, its batch and the common message, so
+        that several clients can be trained in one step. A class that overrides `loss` must declare
+        it again.
     trains_at_server : bool
         Whether the server gets models and the public samples to work with, ``server.resident`` and
         ``server.public``.
@@ -64,11 +63,11 @@ class Algorithm:
         Whether images are normalised by the data set's mean and deviation, or only scaled to [0,
         1].
     averages_waited : bool
-        Whether `aggregate` takes of the replies' weights nothing but means of all, by
-        `flray.algorithms.common.aggregation.average` after ``replies.wait()``: what decides about
-        them may follow from the other entries of every reply.
+        Whether `aggregate` uses the replies' weights only in means over all replies, which
+        `flray.algorithms.common.aggregation.average` takes after ``replies.wait()``. The means'
+        coefficients may depend on the other entries of every reply.
     hp : Params
-        The hyper-parameters, with those filled in that follow from others (see `Params.resolved`).
+        The hyper-parameters, after `Params.resolved` has filled in those that follow from others.
     """
 
     Params: ClassVar[type[registry.Params]] = registry.Params
@@ -107,7 +106,7 @@ class Algorithm:
         Raises
         ------
         ConfigError
-            Naming the setting and what to write instead.
+            If a setting is refused; the message names it and the value to write instead.
         """
 
     def needs_epochs(self) -> str:
@@ -192,7 +191,7 @@ class Algorithm:
         self.train_phase(client, phase)
 
     def predictor(self, client: Client, view: View) -> Predictor:
-        """Return what scores a batch of normalised inputs. Default: the received model in eval mode."""
+        """Return the function that scores a batch of normalised inputs. Default: the received model in eval mode."""
         model: nn.Module = client.model.eval()
         return model
 
@@ -210,11 +209,11 @@ class Algorithm:
         return (Stage("train"),)
 
     def send(self, server: Server, stage: Stage) -> Message:
-        """Return what goes to every client besides the shared weights. Default: nothing."""
+        """Return the entries that every client gets besides the shared weights. Default: none."""
         return {}
 
     def send_private(self, server: Server, client: int, stage: Stage) -> Message:
-        """Return what goes to one client alone. Default: nothing."""
+        """Return the entries that this client alone gets. Default: none."""
         return {}
 
     def weigh(self, server: Server, reply: Reply) -> float:

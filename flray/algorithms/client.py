@@ -1,4 +1,4 @@
-"""What an algorithm's hooks see of a client during one task: model, data, message, state, keyed randomness."""
+"""A client as an algorithm's hooks see it during one task: model, data, message, state, keyed randomness."""
 
 from __future__ import annotations
 
@@ -209,13 +209,13 @@ class Client(TaskRecord):
     ) -> Iterator[tuple[Batch, torch.optim.Optimizer]]:
         """Yield the batches of a phase with its optimiser, the model in train mode and the other groups frozen.
 
-        A group without parameters, such as the features of a linear model, has nothing to train: no
-        batches.
+        A group without parameters, such as the features of a linear model, has nothing to train and
+        yields no batches.
 
         Parameters
         ----------
         phase : Phase
-            What to train, for how long, with which settings.
+            The group to train, the number of passes, and the settings.
         samples : Samples, optional
             Other samples than the client's training data.
         """
@@ -304,7 +304,7 @@ class Client(TaskRecord):
         return make_optimizer(parameters, local or self.local, self.round, self.config.rounds)
 
     def clip_gradients(self) -> None:
-        """Clip the gradient's norm where ``local.clip_norm`` is set, for the phase or for all."""
+        """Clip the gradient's norm to `local.clip_norm`, if the phase or the experiment sets it."""
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._trainable, self._clip_norm)
 

@@ -1,4 +1,4 @@
-"""COPA: a shared body under one classifier per domain, each trained by its own domain alone (Wu, Gong, ICCV 2021)."""
+"""COPA: a shared body under one classifier per domain, each trained by its domain alone (Wu, Gong, ICCV 2021)."""
 
 from __future__ import annotations
 

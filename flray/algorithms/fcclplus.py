@@ -131,7 +131,7 @@ class FCCLPlus(PublicCollaboration):
         return self.hp.average and self.hp.average_after == "local"
 
     def exchanges(self, server: Server) -> Iterable[Stage]:
-        """Leave out the public stages where nothing is learnt from them; average where the variant does."""
+        """Skip the public stages if nothing is learnt from them; average if the variant does."""
         left_out = set() if self.hp.fccm or self.hp.fisl else {"collaborate"}
         if self.averages_last:
             left_out.add("merge")
@@ -195,7 +195,7 @@ class FCCLPlus(PublicCollaboration):
         )
 
     def needs_epochs(self) -> str:
-        """Return that each epoch has an optimiser of its own, if so."""
+        """Return the setting that gives each epoch a new optimiser, if it does."""
         kept = self.hp.epoch_optimizer == "kept"
         return "" if kept else f"algorithm.epoch_optimizer: {self.hp.epoch_optimizer}"
 
@@ -204,7 +204,7 @@ class FCCLPlus(PublicCollaboration):
         return "algorithm.lr_schedule: linear" if self.hp.lr_schedule == "linear" else ""
 
     def local_settings(self, client: Client) -> dict[str, object]:
-        """Return what the variant changes in ``local``."""
+        """Return the settings of ``local`` that the variant changes."""
         own = {
             "batch_size": self.hp.batch_size,
             "weight_decay": self.hp.weight_decay,

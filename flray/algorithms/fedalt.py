@@ -14,11 +14,11 @@ from flray.registry import hyper, register_algorithm
 class FedAlt(FedPer):
     """The personal part v is trained with the shared part u frozen, then u with the new v frozen.
 
-    Each phase has its own optimiser, and the batch norms of the frozen part keep their statistics
-    too. A round has the epochs of both phases: against a method of E local epochs, let them sum to
-    E. With nothing personal this is FedAvg, with everything `Local`, with the classifier `FedRep`.
-    Training starts from the initial model, not from one that FedAvg has trained as in the paper's
-    code.
+    The phases have separate optimisers, and the batch norms of the frozen part keep their
+    statistics too. A round has the epochs of both phases: against a method of E local epochs, let
+    them sum to E. With nothing personal this is FedAvg, with everything `Local`, with the
+    classifier `FedRep`. Training starts from the initial model, not from one that FedAvg has
+    trained as in the paper's code.
     """
 
     class Params(FedPer.Params):
@@ -44,7 +44,7 @@ class FedAlt(FedPer):
     hp: Params
 
     def phases(self, client: Client) -> Sequence[Phase]:
-        """Train v, then u; where nothing is shared there is one phase, `Local`'s."""
+        """Train v, then u; if nothing is shared, train in one phase as `Local` does."""
         if not client.resident.shared:
             return (Phase(epochs=self.hp.personal_epochs),)
         return (

@@ -25,13 +25,13 @@ Which = Literal["online", "offline"]
 class FedCO2(Algorithm):
     """Each client trains two models; the sum of their logits predicts (Eq. 3).
 
-    Local training, for each of the two models: a mutual phase that distils the other one as it was at the
-    start (Eq. 4-5), then training with ``CE + mu * sum_j CE(head_j(features))`` over the other
+    Each of the two models trains in two phases: a mutual one that distils the other model as it was
+    at the start (Eq. 4-5), then one with ``CE + mu * sum_j CE(head_j(features))`` over the other
     clients' offline classifiers (Eq. 6-7). Down: the online model's shared part and all clients'
-    offline classifiers. Up: the online model's shared part and the own offline classifier. Client
-    state: the online model's personal part, the whole offline model. Classifiers of clients that
-    have not taken part yet are the initial one. The Digits network's number of convolutions, in
-    which paper and released code differ as well, is an option of the model.
+    offline classifiers. Up: the online model's shared part and the client's offline classifier.
+    Client state: the online model's personal part, the whole offline model. Classifiers of clients
+    that have not taken part yet are the initial one. Paper and released code also differ in the
+    Digits network's number of convolutions, which is an option of the model.
     """
 
     class Params(VariantParams):
@@ -123,7 +123,7 @@ class FedCO2(Algorithm):
         )
 
     def phases(self, client: Client) -> Sequence[Phase]:
-        """Distil the other model where that is on, then adapt."""
+        """Distil the other model if that is on, then adapt."""
         mutual = self.hp.intra in ("both", f"to_{client.scratch['trains']}")
         if not mutual or (client.round == 0 and not self.hp.first_mutual):
             return (Phase(),)
@@ -185,7 +185,7 @@ class FedCO2(Algorithm):
             server.state["heads"] = {str(client): head for client in range(len(server.clients))}
 
     def send(self, server: Server, stage: Stage) -> Message:
-        """Send all clients' offline classifiers where they are used."""
+        """Send all clients' offline classifiers if they are used."""
         return {} if self.hp.inter == "none" else {"heads": server.state["heads"]}
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:

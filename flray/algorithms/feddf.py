@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 class FedDF(PublicCollaboration):
     """Students minimise ``KL(softmax(mean of all clients' logits / T) || softmax(logits / T))`` on public samples.
 
-    Mode ``server``: FedAvg; then the server trains, for each architecture, the mean of its clients'
+    Mode ``server``: FedAvg; then, per architecture, the server trains the mean of its clients'
     models towards all clients' mean logits. Teachers and students are in eval mode, so that batch
     norm keeps the averaged statistics. Mode ``peer``: whole models stay at the clients, who are all
-    students on every public batch; its settings are public_batch_size, public_passes,
-    public_optimizer, pretrain_epochs and average.
+    students on every public batch; its settings are `public_batch_size`, `public_passes`,
+    `public_optimizer`, `pretrain_epochs` and `average`.
     """
 
     class Params(PublicParams):

@@ -21,11 +21,11 @@ class FedFomo(Algorithm):
     """Clients begin at ``theta_ref + sum_n w_n (theta_n - theta_ref)``, w the positive gains per distance, normalised.
 
     Candidates are the client's own last model and up to M peers' last models; theta_ref is the
-    model before the client's last local training, to which a client goes back if nobody gains, its
-    own training included. Without peers or validation samples it keeps its own model. Down: the
-    peers' models. Up: the trained model and the gains. Client state: the model and theta_ref.
-    Server state: everyone's last model and P, the gains each client has found so far, by which
-    peers are chosen, unknown ones in random order.
+    model before the client's last local training. If no candidate gains, not even that training,
+    the client returns to theta_ref. Without peers or validation samples it keeps its model. Down:
+    the peers' models. Up: the trained model and the gains. Client state: the model and theta_ref.
+    Server state: everyone's last model and P, the gains that each client has found so far. P
+    chooses the peers; unknown ones come in random order.
     """
 
     class Params(registry.Params):
@@ -64,7 +64,7 @@ class FedFomo(Algorithm):
         client.state["reference"] = client.snapshot()
 
     def mix(self, client: Client, peers: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load the mixture of the own model and the peers', and note what each peer gains."""
+        """Load the mixture of the client's and the peers' models, and note each peer's gain."""
         own, reference = client.snapshot(), client.state.get("reference", client.resident.initial)
         candidates = [own, *peers.values()]
         losses = torch.stack([self.validation_loss(client, one) for one in candidates])

@@ -22,9 +22,10 @@ class FedHKD(Algorithm):
     """Clients minimise ``CE + lam / C sum_c ||softmax(head(H_c) / T) - Q_c|| + gamma ||f(x) - H_y||``.
 
     Down: weights, and from round 2 the hyper-knowledge H, Q with the mask of its classes. Up:
-    weights, the client's class means of clipped features with noise, of soft predictions without,
-    and counts, for the classes above the threshold. The noise is that of one release; no privacy
-    over the rounds is claimed. The personal model is the client's own after its last training.
+    weights, and of the classes above the threshold the means of clipped features with noise, the
+    means of soft predictions without noise, and counts. The noise is that of one release, without a
+    claim of privacy over the rounds. The personal model is the client's own after its last
+    training.
     """
 
     class Params(registry.Params):
@@ -64,7 +65,7 @@ class FedHKD(Algorithm):
         loss, known = super().loss(client, batch), client.message.get("knowledge")
         if known is None:
             return loss
-        # Class means are no batch to take statistics from.
+        # Class means are not a batch to take statistics from.
         head = as_split(client.model).classifier.eval()
         predictions = functional.hyper_prediction_loss(
             head(known["features"]), known["predictions"], known["present"], self.hp.temperature
@@ -105,7 +106,7 @@ class FedHKD(Algorithm):
         return super().predictor(client, view)
 
     def server_setup(self, server: Server) -> None:
-        """Warn where no class will ever be sent."""
+        """Warn if no class will ever be sent."""
         share = max(
             float(client.class_counts.max()) / client.num_samples for client in server.clients
         )

@@ -135,7 +135,7 @@ class FedMatch(Algorithm):
         ]
 
     def helper(self, client: Client, sent: Tree, role: str, sigma: Weights) -> nn.Module:
-        """Return a helper's frozen model: the own sigma with its psi, or a whole model of its own architecture."""
+        """Return a helper's frozen model: the client's sigma with the helper's psi, or the helper's whole model."""
         if not self.hp.average:
             return client.reference(sent["weights"], role, sent["architecture"])
         return client.reference({name: sigma[name] + w for name, w in sent.items()}, role)
@@ -157,7 +157,7 @@ class FedMatch(Algorithm):
         self.descend(client, "psi")
 
     def descend(self, client: Client, part: Literal["sigma", "psi"]) -> None:
-        """Step on one part: by the model's gradients, which are also its own, and by what only it is subject to."""
+        """Step on sigma or psi by the model's gradients plus those of the losses on this part alone."""
         leaves = client.scratch[part]
         for name, w in client.parameters.items():
             if name not in leaves:
@@ -178,7 +178,7 @@ class FedMatch(Algorithm):
         client.load({name: w + psi[name] if name in psi else w for name, w in sigma.items()})
 
     def unlabelled_loss(self, client: Client, x: Tensor, batch: Batch) -> Tensor:
-        """Return what the step on psi minimises."""
+        """Return the loss that the step on psi minimises."""
         hp, extra = self.hp, f"unlabelled/{batch.step}"
         how = client.settings(batch.phase).of_public_images
         weak = augment_batch(x, how, client.generator("augmentation", extra))
@@ -248,7 +248,7 @@ class FedMatch(Algorithm):
         return {"helpers": chosen} if chosen else {}
 
     def nearest(self, server: Server, client: int) -> list[str]:
-        """Return the clients with the nearest predictions to one's own, never itself."""
+        """Return the other clients whose predictions are nearest to this client's."""
         known = server.state.get("predictions", {})
         if str(client) not in known:
             return []

@@ -1,4 +1,4 @@
-"""FedMD: different networks digest their consensus on public data, then revisit their own (Li, Wang, 2019)."""
+"""FedMD: different networks digest their consensus on public data, then revisit their private data (Li, Wang, 2019)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FedMD(PublicExchange):
 
     Scores are logits in eval mode of images that are not augmented, and so are the digested images.
     The public data have no labels here, so that the original's training on them before round 1 is
-    left out; its training on private data before round 1 is ``pretrain_epochs``. Client state: the
+    left out; its training on private data before round 1 is `pretrain_epochs`. Client state: the
     model.
     """
 

@@ -53,7 +53,7 @@ class FedNH(Algorithm):
 
     Down: everything. Up: body and scale, the direction of each class's mean of normalised features,
     and its count. The network's linear classifier is replaced by a cosine one. The authors clip
-    gradients at 10 (``local.clip_norm``).
+    gradients at 10 (`local.clip_norm`).
     """
 
     class Params(registry.Params):
@@ -120,7 +120,7 @@ class FedNH(Algorithm):
 def spread(initial: Tensor) -> Tensor:
     """Return unit class vectors [C, d] far apart from each other, made from random ones [C, d].
 
-    Orthonormal where there is room for it (d >= C), as in the authors' code. Otherwise the largest
+    Orthonormal if the dimensions suffice (d >= C), as in the authors' code. Otherwise the largest
     cosine between two of them is made small, as in the paper: pairs of opposites up to C = 2 d,
     which gives 0, the least possible above C = d + 1; evenly on the circle for d = 2; else by
     descent on a soft maximum that sharpens.

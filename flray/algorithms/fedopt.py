@@ -65,10 +65,10 @@ class FedOptParams(Params):
 class FedOpt(Algorithm):
     """Clients as in FedAvg; the server's optimiser steps along the mean update Delta (minus the pseudo-gradient).
 
-    Adagrad, Adam and Yogi: ``m <- beta1 m + (1 - beta1) Delta``, v by its own rule, then
-    ``w <- w + eta m / (sqrt(v) + tau)``, without bias correction.
-    FedAvgM: ``m <- beta1 m + Delta``, ``w <- w + eta m``. Floating buffers are averaged.
-    Server state, per architecture: ``m`` and ``v``, in float64.
+    Adagrad, Adam and Yogi: ``m <- beta1 m + (1 - beta1) Delta``, v by each optimiser's rule, then
+    ``w <- w + eta m / (sqrt(v) + tau)``, without bias correction. FedAvgM: ``m <- beta1 m +
+    Delta``, ``w <- w + eta m``. Floating buffers are averaged. Server state, per architecture:
+    ``m`` and ``v``, in float64.
     """
 
     Params = FedOptParams

@@ -25,7 +25,7 @@ class FedProto(Algorithm):
     trained model's features over the client's samples of each class, and their counts. A class
     keeps its prototype while nobody sends it; before the first round there is none, and the
     classifier predicts. In few-shot learning features are the embedding: the distance is added to
-    an episode's loss, and unseen classes have the prototypes of their own episode.
+    an episode's loss, and unseen classes have their episode's prototypes.
     """
 
     class Params(registry.Params):
@@ -87,7 +87,7 @@ class FedProto(Algorithm):
     def predictor(self, client: Client, view: View) -> Predictor:
         """Score by minus the distance to each prototype; in few-shot learning return the embedding."""
         model, known = as_split(client.model.eval()), client.message.get("prototypes")
-        # Episodes have classes, and so prototypes, of their own.
+        # Each episode has other classes, and so other prototypes.
         if known is None or self.hp.predict == "classifier" or not client.task.logits:
             return model
         candidates = (

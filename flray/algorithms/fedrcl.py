@@ -1,4 +1,4 @@
-"""FedRCL: contrast at several depths, relaxed where a class collapses (Seo, Kim, Kim, Han, CVPR 2024)."""
+"""FedRCL: contrast at several depths, relaxed for classes that collapse (Seo, Kim, Kim, Han, CVPR 2024)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FedRCL(Algorithm):
     """Clients minimise ``CE + weight * mean_l (l_scl + beta l_pen)`` over the tapped layers l.
 
     Layers are tapped before their ReLU and averaged over the image. The temperature multiplies
-    gradients by 20: train as the authors do, with ``local.clip_norm: 10``.
+    gradients by 20: train as the authors do, with `local.clip_norm` 10.
     """
 
     class Params(registry.Params):

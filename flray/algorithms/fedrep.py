@@ -13,10 +13,10 @@ from flray.registry import Preset, hyper, register_algorithm
 
 @register_algorithm("fedrep")
 class FedRep(Algorithm):
-    """The body is averaged, the head stays at the client. Each phase has its own optimiser.
+    """The body is averaged, the head stays at the client. The two phases have separate optimisers.
 
     The body's batch norms keep their statistics in the head's phase. ``local.epochs`` counts only
-    where a phase's own number is null.
+    for a phase whose number is null.
     """
 
     class Params(registry.Params):
@@ -58,6 +58,6 @@ class FedRep(Algorithm):
         )
 
     def predictor(self, client: Client, view: View) -> Predictor:
-        """Return the body with the own head, which is first fitted to the new body where that is asked for."""
+        """Return the body with the client's head, after `evaluation_epochs` that fit the head to the new body."""
         self.adapt(client, Phase("adapt", "classifier", self.hp.evaluation_epochs))
         return super().predictor(client, view)

@@ -44,7 +44,7 @@ class FedRS(Algorithm):
         return model
 
     def server_setup(self, server: Server) -> None:
-        """Warn where no logit is scaled."""
+        """Warn if no logit is scaled."""
         everywhere = all(bool((client.class_counts > 0).all()) for client in server.clients)
         if everywhere and not self.hp.graded and self.hp.alpha < 1:
             server.warn(

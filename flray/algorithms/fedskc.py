@@ -146,7 +146,7 @@ class FedSKC(Algorithm):
         return (Phase(local={} if self.hp.lr is None else {"lr": self.hp.lr}),)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Return CE + LCL (Eq. 2-3); CE alone as long as there is no global knowledge."""
+        """Return CE + LCL (Eq. 2-3); CE alone until there is global knowledge."""
         loss = super().loss(client, batch)
         known = client.message.get("knowledge")
         if known is None or not self.hp.lcl:

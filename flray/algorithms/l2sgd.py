@@ -24,15 +24,15 @@ class L2SGD(Algorithm):
     """Minimise ``1/N sum_i f_i(x_i) + lambda/(2N) sum_i ||x_i - mean||^2`` by local steps and pulls to the mean.
 
     The practical round: local training as in `Local`, then ``x_i <- (1 - a) x_i + a mean`` with a =
-    ``pull``. Up: x_i; down: the mean, equal weights. Floating buffers are pulled too, where
+    ``pull``. Up: x_i; down: the mean, equal weights. Floating buffers are pulled too, if
     `aggregation.buffers` averages them.
 
     With ``coin``, the published method, a round is one toss. With probability 1 - p all clients do
     one step on one batch at the rate ``alpha / (N (1 - p))``, and nothing travels; otherwise all
     are pulled with ``a = alpha lambda / (N p)``. The rate of the step is `local.lr` (with its
-    decay), which makes alpha ``N (1 - p) lr`` and a ``lr lambda (1 - p) / p``. Pulls leave the mean
-    where it is, so models go up only when local steps came since the last ones did. `local.epochs`
-    does not count.
+    decay), which makes alpha ``N (1 - p) lr`` and a ``lr lambda (1 - p) / p``. Pulls do not change
+    the mean, so clients send models only if they took local steps since the last sending.
+    `local.epochs` does not count.
     """
 
     class Params(registry.Params):
@@ -153,7 +153,7 @@ class L2SGD(Algorithm):
 
 
 def weights_for_mean(client: Client) -> Message:
-    """Return what of the client's model goes into the mean."""
+    """Return the part of the client's model that enters the mean."""
     return {
         "weights": client.weights(
             names_to_average(client.config, client.resident.entries, client.parameters)

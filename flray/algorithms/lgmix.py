@@ -1,4 +1,4 @@
-"""LG-Mix: every client mixes its own and the global update by the convergence they promise (LG-Mix, Algorithm 1)."""
+"""LG-Mix: every client mixes its local and the global update by their expected convergence (LG-Mix, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class LGMix(Algorithm):
     personalised model w_c (before its first training: the u it receives), and ``ratios``, lambda of
     earlier rounds; within a round also the trained model and the u it was trained beside. Up: ``u +
     Delta_c`` in one model, so that the mean over clients is ``u + sum_c p_c Delta_c`` and, with
-    lambda = 0 throughout, FedAvg's average to the bit. Down: u before training, for the features,
-    and after it. Counters follow the larger share. The released code trains U-Nets by one AMSGrad
-    for all rounds, which is not copied.
+    lambda = 0 throughout, FedAvg's average to the bit. Down: u before training (its features are
+    compared) and u after it. Counters follow the larger share. The released code trains U-Nets by
+    one AMSGrad for all rounds, which is not copied.
     """
 
     class Params(VariantParams):
@@ -218,7 +218,7 @@ class LGMix(Algorithm):
 
 @contextlib.contextmanager
 def _last_inputs(*models: nn.Module) -> Iterator[list[Tensor]]:
-    """Keep what each model's last layer with parameters was last given: its penultimate features, however it is split.
+    """Keep the last input of each model's last layer with parameters: its penultimate features, however it is split.
 
     The classifier of a split model may be several layers, and networks for other tasks have none.
     """
@@ -236,7 +236,7 @@ def _last_inputs(*models: nn.Module) -> Iterator[list[Tensor]]:
         layers = [
             layer for layer in head.modules() if any(True for _ in layer.parameters(recurse=False))
         ]
-        last = layers[-1] if layers else head  # few-shot: the classifier is left out
+        last = layers[-1] if layers else head  # few-shot: no classifier
         handles.append(last.register_forward_pre_hook(keep(position)))
     try:
         yield seen

@@ -8,7 +8,7 @@ from flray.registry import register_algorithm
 
 @register_algorithm("local")
 class Local(Algorithm):
-    """Nothing is shared: a client continues from its own last model, and no byte travels."""
+    """Nothing is shared: a client continues from its last model, and no byte travels."""
 
     shared = "none"
     views = ("personal",)

@@ -1,4 +1,4 @@
-"""MOON: towards the global model's representation, away from one's own last one (Li, He, Song, CVPR 2021)."""
+"""MOON: towards the global model's representation, away from the client's last one (Li, He, Song, CVPR 2021)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Scaffold(Algorithm):
     """Every local gradient is corrected by ``c - c_i``; control variates cover parameters, never buffers.
 
-    Server state: ``c`` (zero at first). Client state: ``c_i`` (zero at first), kept where a client
+    Server state: ``c`` (zero at first). Client state: ``c_i`` (zero at first), kept while a client
     is not sampled. Weight decay counts as a part of the client's objective.
     """
 
@@ -50,7 +50,7 @@ class Scaffold(Algorithm):
     weighting = "uniform"
 
     def check(self, config: Experiment) -> None:
-        """Refuse optimisers whose displacement is no multiple of the mean gradient, which option II reads from it."""
+        """Refuse optimisers whose displacement is not a multiple of the mean gradient, as option II assumes."""
         local = config.local
         if self.hp.option == "II" and (local.optimizer != "sgd" or local.momentum):
             found = f"momentum {local.momentum:g}" if local.optimizer == "sgd" else local.optimizer

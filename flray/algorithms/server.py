@@ -1,4 +1,4 @@
-"""What an algorithm's hooks see of the server: the models, their own state, the cohort and the replies."""
+"""The server as an algorithm's hooks see it: models, the method's state, cohort and replies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client.
+    """The server's knowledge of a client.
 
     Attributes
     ----------
@@ -64,18 +64,18 @@ class Server:
     parameter_names : dict of str to frozenset of str
         For each architecture the names that are trainable parameters (the others are buffers).
     num_public : int
-        Public samples; 0 where there are none.
+        Number of public samples, 0 without any.
     metrics : dict of str to float
-        What hooks wish to track this round (see `log`).
+        Metrics that hooks track this round (see `log`).
     model_for : callable, or None
-        Returns the server's own model of an architecture, for methods with ``trains_at_server``. It
-        holds whatever was loaded last.
+        Returns the server's model of an architecture, for methods with `trains_at_server`. The
+        model holds the weights that were loaded last.
     public : Samples, or None
         The public samples on the device of these models, for such methods.
     notify : callable
         Shows the user a line; hooks call `warn`.
     warned : set of str
-        What the user was warned of.
+        Subjects of the warnings so far.
     """
 
     config: Experiment
@@ -112,14 +112,14 @@ class Server:
         self.metrics[f"{name}{suffix}"] = float(value)
 
     def warn(self, subject: str, line: str) -> None:
-        """Tell the user in one line, once in a run, that the method is on and does nothing.
+        """Warn the user in one line, once in a run, that the method is on but has no effect.
 
         Parameters
         ----------
         subject : str
-            Of the warning; a second one of the same subject is not shown.
+            Subject of the warning; a second warning on the same subject is not shown.
         line : str
-            What does nothing, why, and what to set.
+            The part without effect, the reason, and the setting to change.
         """
         if subject not in self.warned:
             self.warned.add(subject)

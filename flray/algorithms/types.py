@@ -1,4 +1,4 @@
-"""What hooks exchange: phases and stages, messages and replies; every other module of the package may import it."""
+"""Types that hooks exchange: phases, stages, messages, replies; every module of the package may import this one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flray.trees import FlatTree
 
-# A plain tree (see flray.trees): what server and clients send each other, and what each remembers.
+# A plain tree (see flray.trees): the form of messages between server and clients, and of their states.
 Message: TypeAlias = dict[str, Any]
 Weighting = Literal["samples", "uniform"]
 Need = Literal[
@@ -72,7 +72,7 @@ class Stage:
 
 
 class Reply(Protocol):
-    """What one client sent in a stage; a mapping whose large entries are fetched when asked for."""
+    """One client's answer in a stage: a mapping that fetches large entries on access."""
 
     client: int
     architecture: str

@@ -1,4 +1,4 @@
-"""What is called once after each round: ``callbacks`` of an experiment, a file each."""
+"""Callbacks, called once after each round: ``callbacks`` of an experiment, one file each."""
 
 from flray.callbacks import tensorboard, weights_and_biases
 from flray.callbacks.base import RunInfo, check_callbacks

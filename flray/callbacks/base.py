@@ -1,17 +1,16 @@
-"""What a callback knows of its run, and what it has to be.
+"""The interface of callbacks: their form, and the description of the run that they get.
 
-A callback is a class that is made for each run, or each trial of a sweep, in the process that started it::
+A callback is a class, registered by `register_callback`. flray makes an instance for each run, and for each trial of a
+sweep, in the process that started it::
 
-    @register_callback("my-log")
     class MyLog:
         def __init__(self, run: RunInfo, *, file: str = "log.txt") -> None: ...
         def round(self, number: int, metrics: Mapping[str, float]) -> None: ...
         def end(self, status: str) -> None: ...     # may be missing
 
-Its keyword-only parameters are its options. It gets every round in order and once, as the journal has recorded it,
-whatever dies and is resumed in between; only where the process is killed within the very call is that call repeated.
-One whose log can lose what it was given sets ``self.rounds_in_log`` to the rounds that the log has, and is given the
-later ones again.
+Its keyword-only parameters are its options. It gets every round once and in order, as the journal has recorded it, also
+after crashes and resumes. A call is repeated only if the process is killed during that call. If its log can lose
+rounds, a callback sets ``self.rounds_in_log`` to the number of rounds in the log, and gets the later ones again.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ class RunInfo:
     folder : Path
         Its folder, in full.
     uid : str
-        Names it for ever, also after a resume.
+        Its permanent name, also after a resume.
     name : str
-        ``NAME NUMBER``, and what a trial tries.
+        ``NAME NUMBER``, followed by a trial's settings.
     group : str
         The sweep of a trial; empty for a run.
     settings : mapping of str to str
         All settings by dotted path.
     metric : str
-        The method's own metric.
+        The method's primary metric.
     rounds_done : int
         Rounds that this callback has seen before this process began.
     """
@@ -63,7 +62,7 @@ def check_callbacks(choices: Sequence[CallbackChoice]) -> None:
     Raises
     ------
     ConfigError
-        Naming the first and what it has to be; a missing package, too.
+        Naming the first wrong one and its required form, or a missing package.
     """
     names = [choice.name for choice in choices]
     for position, choice in enumerate(choices):

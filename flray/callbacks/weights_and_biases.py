@@ -16,10 +16,10 @@ from flray.registry import register_callback
 
 @register_callback("wandb")
 class WeightsAndBiases:
-    """Every metric by round, and all settings; a resumed run goes on in the same run there.
+    """Every metric by round, and all settings; a resumed run continues the same run there.
 
-    Offline files are written by blocks, so that a process that is killed leaves some without their last
-    rounds: a resumed run writes them anew.
+    Offline files are written in blocks, so a killed process may leave them without their last
+    rounds. A resumed run writes such files anew.
     """
 
     def __init__(

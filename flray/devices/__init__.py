@@ -1,1 +1,1 @@
-"""Accelerators: moving tensors there and back, their settings, and what identifies them."""
+"""Accelerators: moving tensors there and back, their settings, and their identity."""

@@ -1,4 +1,4 @@
-"""What a GPU's last bits depend on: its model, driver, CUDA and cuDNN."""
+"""Properties of a GPU that decide the last bits of results: model, driver, CUDA and cuDNN."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADVICE = (
 
 
 def gpu_identity(device: torch.device) -> GpuIdentity | None:
-    """Return what the last bits of results on a GPU depend on; None for a CPU.
+    """Return the properties of a GPU that decide the last bits of results; None for a CPU.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a process may fill of a device's memory, and a second try where there was none left."""
+"""Limits of a process's device memory, and a second try after running out of it."""
 
 from __future__ import annotations
 
@@ -35,23 +35,24 @@ def free_bytes(index: int) -> int:
 def reserved_bytes(device: torch.device) -> int:
     """Return the most GPU memory that this process has held so far, used or not; 0 on another device.
 
-    More than its tensors took: the allocator keeps what it was given, in pieces of its own sizes.
+    This is more than its tensors took, because the allocator rounds sizes up and keeps freed
+    memory.
     """
     return int(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else 0
 
 
 def again_without_cache(call: Callable[[], T]) -> T:
-    """Return what a call returns; if a device has no memory for it, empty its cache and call once more.
+    """Return a call's result; if the device runs out of memory, empty its cache and call once more.
 
     Parameters
     ----------
     call : callable
-        Without lasting effects before it succeeds.
+        Must have no lasting effects before it succeeds.
     """
     try:
         return call()
     except torch.OutOfMemoryError:
-        pass  # what the failed call held is free only after this
+        pass  # the failed call's memory is free only after this
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Settings with which a GPU computes the same bits every time, as far as its libraries have them."""
+"""Settings that make a GPU compute the same bits every time, as far as its libraries allow."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def make_repeatable(device: torch.device, *, tf32: bool = False, share: float = 
     tf32 : bool
         Whether float32 products and convolutions may drop to 10 bits of mantissa.
     share : float
-        Share of the GPU that this process may fill, so that what it can do, and with it the
-        algorithms that a library picks, does not depend on who else is there.
+        Share of the GPU's memory that this process may fill. With a fixed share, a library's choice
+        of algorithms does not depend on other processes.
     """
     if device.type != "cuda":
         return

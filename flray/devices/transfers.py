@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 ALIGN = 64
-"""Bytes to which tensors are aligned in a common buffer."""
+"""Alignment in bytes of tensors in a common buffer."""
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
-    """Return an array as a tensor in the same memory, without torch's warning where it is read-only.
+    """Return an array as a tensor in the same memory, without torch's warning if it is read-only.
 
     Parameters
     ----------
     array : ndarray
-        Ray's object store hands out arrays that cannot be written; by agreement nobody does.
+        Arrays from Ray's object store are read-only, so nobody may write to the tensor.
     """
     _accept_read_only_memory()
     return torch.from_numpy(array)

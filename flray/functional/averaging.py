@@ -14,7 +14,7 @@ from flray.functional.checks import check_names
 Layout: TypeAlias = dict[str, tuple[torch.Size, torch.dtype]]
 
 PIECE = 2**18
-"""Values that are computed at a time on a CPU, so that what lies between two steps stays in its cache."""
+"""Number of values to compute at a time on a CPU, so that intermediate results stay in its cache."""
 
 
 class WeightedMean:
@@ -22,8 +22,8 @@ class WeightedMean:
 
     ``sum_k weight_k tree_k / sum_k weight_k`` in the order of the calls, rounded once to each
     tensor's dtype. Integer and boolean tensors (BatchNorm's counters) take the elementwise maximum.
-    A tree of weight 0 has no influence, not even through NaN. A single tree comes back with its own
-    bits, and so do equal float32 trees with integer weights.
+    A tree of weight 0 has no influence, not even through NaN. A single tree comes back unchanged to
+    the bit, and so do equal float32 trees with integer weights.
     """
 
     def __init__(self) -> None:
@@ -71,15 +71,14 @@ class WeightedMean:
         self._total += weight
 
     def partial(self) -> dict[str, Any]:
-        """Return what was added so far as a plain tree, for another mean to `merge`.
+        """Return the sums so far as a plain tree, for another mean to `merge`.
 
         Returns
         -------
         dict
-            ``sums``: the weighted sums in float64, or of a single tree its own values; ``weight``:
-            the sum of the weights; ``count``: trees of positive weight; ``like``: an empty tensor
-            of each entry's dtype. The tensors are not copied, so that nothing may be added
-            afterwards.
+            ``sums``: the weighted sums in float64, or the values of a single tree; ``weight``: the
+            sum of the weights; ``count``: trees of positive weight; ``like``: an empty tensor of
+            each entry's dtype. The tensors are not copied, so add nothing afterwards.
         """
         return {
             "sums": self._first if self._counted == 1 else self._sums,
@@ -193,7 +192,7 @@ class WeightedMean:
         return {name: self._mean(value, dtypes[name]) for name, value in self._sums.items()}
 
     def _mean(self, value: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return an entry's sum divided by the weights' in its own dtype; a copy of a counter's maximum."""
+        """Return an entry's weighted mean in its dtype; for a counter, a copy of the maximum."""
         if not value.is_floating_point():
             return value.clone()
         mean = torch.empty(value.shape, dtype=dtype, device=value.device)
@@ -230,7 +229,7 @@ def weighted_mean(
     Raises
     ------
     ValueError
-        If there is no tree, numbers, names, shapes or dtypes differ, or the weights cannot be used.
+        If `trees` is empty, numbers, names, shapes or dtypes differ, or the weights cannot be used.
     """
     values = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
     if values.shape != (len(trees),):

@@ -1,4 +1,4 @@
-"""Shape and value checks shared by the formulas: every refusal names the argument, what it is and what it should be."""
+"""Shape and value checks shared by the formulas: errors name the argument, its form and the required form."""
 
 from __future__ import annotations
 

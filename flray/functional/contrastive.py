@@ -86,8 +86,8 @@ def relaxed_contrastive_loss(
     Returns
     -------
     Tensor, scalar
-        Batch mean; zero for an empty batch. A sample alone in its class is its own positive (s = 1,
-        no gradient) and has no penalty; without other classes the contrast is 0.
+        Batch mean; zero for an empty batch. A sample alone in its class counts as a positive of
+        itself (s = 1, no gradient) and has no penalty; without other classes the contrast is 0.
 
     Raises
     ------

@@ -59,8 +59,7 @@ def non_target_distillation_loss(
     """Return federated non-target distillation (FNTD, FCCL+ Eq. 13): the KL's terms of all classes but the target.
 
     Probabilities are over all classes and not renormalised after the target is dropped, so that
-    single values may be negative. There is no factor tau^2 (the authors' released code multiplies
-    by it).
+    single values may be negative. The factor tau^2 of the authors' released code is not included.
 
     Parameters
     ----------

@@ -20,10 +20,10 @@ from flray.functional.checks import check_labels, check_shapes
 def peer_classifier_loss(
     features: Tensor, labels: Tensor, heads: Sequence[nn.Module], own: int
 ) -> Tensor:
-    """Return the sum over the other clients' classifiers of their cross-entropy on own features (Fed-CO2 Eq. 6).
+    """Return the sum of the other clients' classifiers' cross-entropies on this client's features (Fed-CO2 Eq. 6).
 
     The classifiers are evaluated in eval mode and frozen: the gradient passes through them to the
-    features, none reaches their parameters, and their modes and buffers are left as they were.
+    features but not to their parameters. Their modes and buffers do not change.
 
     Parameters
     ----------
@@ -37,8 +37,7 @@ def peer_classifier_loss(
     Returns
     -------
     Tensor, scalar
-        A sum over peers of batch means, not a mean over peers; a differentiable zero if there is no
-        peer.
+        A sum over peers of batch means, not a mean over peers; a differentiable zero without peers.
 
     Raises
     ------

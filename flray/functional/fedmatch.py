@@ -37,17 +37,17 @@ def vote(logits: Tensor) -> Tensor:
     Parameters
     ----------
     logits : Tensor [M, B, C]
-        The client's own model first, then its helpers.
+        The client's model first, then its helpers.
 
     Returns
     -------
     Tensor [B] of int64
-        A tie goes to the own model's class if it is among the tied, else to the lowest.
+        A tie goes to the class of the client's model if it is among the tied, else to the lowest.
 
     Raises
     ------
     ValueError
-        If the shape differs from the above or there is no model.
+        If the shape differs from the above or M is 0.
     """
     classes = check_shapes(logits=(logits, "M B C"))["C"]
     if not len(logits):
@@ -57,7 +57,7 @@ def vote(logits: Tensor) -> Tensor:
 
 
 def pseudo_label_loss(logits: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
-    """Return the cross-entropy with pseudo-labels over the samples that are kept.
+    """Return the cross-entropy with pseudo-labels over the samples that `keep` selects.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def pseudo_label_loss(logits: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
 
 
 def helper_consistency_loss(logits: Tensor, helpers: Tensor, keep: Tensor) -> Tensor:
-    """Return the mean over helpers of ``KL(p_helper || p)`` over the samples that are kept.
+    """Return the mean over helpers of ``KL(p_helper || p)`` over the samples that `keep` selects.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def decomposition_penalty(
     Raises
     ------
     ValueError
-        If there is no parameter, or names or shapes differ.
+        If `psi` is empty, or names or shapes differ.
     """
     if not psi:
         raise ValueError("psi: none given, expected at least one parameter")

@@ -40,8 +40,8 @@ def local_contrastive_loss(
 
     ``s(l, c_j) = cos(l, c_j) / U_j`` with ``U_j`` the mean over the batch of ``||l - c_j||_2``; the
     loss is the cross-entropy of ``s / temperature`` over the present classes. ``U_j`` and the
-    prototypes are constants for the gradient. Where ``U_j`` is zero (every sample equals the
-    prototype) 1 is used; the cosine with a zero vector is 0 with zero gradient.
+    prototypes are constants for the gradient. If ``U_j`` is zero (every sample equals the
+    prototype), 1 is used; the cosine with a zero vector is 0 with zero gradient.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ def local_contrastive_loss(
     positive_twice : bool
         Add the positive to the softmax's denominator once more, as the authors' released code does.
     without_prototype : {"skip", "own"}
-        "own" does not skip a sample without prototype but takes its own logits, as a constant and
-        with ``U = 1``, for the positive beside all prototypes, as the authors' released code does.
+        "own" keeps a sample without prototype: its logits, constant and with ``U = 1``, are the
+        positive beside all prototypes, as in the authors' released code.
 
     Returns
     -------
@@ -203,13 +203,13 @@ def variance_change(
     present_now, present_before : Tensor [C] of bool, optional
         Without a mask every row whose entries are all finite counts.
     classes : {"both", "each"}
-        Each sum is over the classes present in both rounds, or over those of its own round, as in
-        the authors' released code.
+        Each sum is over the classes present in both rounds, or over those of its round, as in the
+        authors' released code.
 
     Returns
     -------
     float or None
-        None where ``rho`` is undefined: no class that counts, or no variance at all before.
+        None if ``rho`` is undefined: no class counts, or the earlier variance is zero.
 
     Raises
     ------

@@ -40,7 +40,7 @@ def prototypical_loss(embeddings: Tensor, labels: Tensor, shot: int) -> Tensor:
     Returns
     -------
     Tensor, scalar
-        Mean over the queries; a differentiable zero where there are none.
+        Mean over the queries; a differentiable zero without any.
 
     Raises
     ------

@@ -93,7 +93,7 @@ def global_structural_knowledge(
     """Merge the clients' knowledge, each vector first averaged with its nearest ones (FedSKC Eq. 1).
 
     Per class, over the clients that hold it: every vector is averaged with its `neighbours` nearest
-    others by Euclidean distance (fewer where there are fewer), then the plain mean over holders is
+    others by Euclidean distance (or all, if there are fewer), then the plain mean over holders is
     taken. Of equally near clients the first is chosen. A single holder's vector is the result.
 
     Parameters
@@ -108,7 +108,7 @@ def global_structural_knowledge(
     Returns
     -------
     global_ : Tensor [C, D]
-        Zero where no client holds the class.
+        Zero if no client holds the class.
     present : Tensor [C] of bool
 
     Raises

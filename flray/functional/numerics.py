@@ -32,7 +32,7 @@ def batch_mean(values: Tensor) -> Tensor:
 
 
 def masked_mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Return the mean of values[n] where counted[n] is true; a zero that still has a gradient where none is."""
+    """Return the mean of values[n] where counted[n] is true; if all are false, a zero that still has a gradient."""
     return torch.where(counted, values, 0).sum() / counted.sum().clamp(min=1)
 
 

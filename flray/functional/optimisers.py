@@ -115,7 +115,7 @@ def control_variate(
         Parameters received, and after local training by plain SGD (with momentum the displacement
         is no longer the sum of gradients).
     lr_sum : float
-        Sum of the learning rates of all optimiser steps: steps (not epochs) times lr where that is
+        Sum of the learning rates of all optimiser steps: steps (not epochs) times lr if lr is
         constant.
 
     Returns

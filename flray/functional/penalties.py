@@ -32,7 +32,7 @@ def proximal_penalty(
     Raises
     ------
     ValueError
-        If there is no parameter, or names or shapes differ.
+        If `parameters` is empty, or names or shapes differ.
     """
     _check(parameters, reference=reference)
     # One subtraction instead of one per layer.
@@ -68,7 +68,7 @@ def ewc_penalty(
     Raises
     ------
     ValueError
-        If there is no parameter, or names or shapes differ.
+        If `parameters` is empty, or names or shapes differ.
     """
     _check(parameters, anchor=anchor, fisher=fisher)
     terms = [

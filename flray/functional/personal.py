@@ -1,7 +1,7 @@
 """Personal models as mixtures: APFL, L2SGD's pull towards the mean, FedFomo's choice of peers.
 
-Trees are tensors or dicts of tensors; integer tensors are left as they are, mixtures are computed
-in float64.
+Trees are tensors or dicts of tensors. Integer tensors do not change; mixtures are computed in
+float64.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ def fomo_affinities(
     Parameters
     ----------
     reference_loss : float
-        Validation loss of the client's own model before this round's training.
+        Validation loss of the client's model before this round's training.
     losses : Tensor [M]
-        Validation losses of the candidates (the own new model included).
+        Validation losses of the candidates (the client's new model included).
     distances : Tensor [M]
         Euclidean distances of their parameters to the reference's.
     epsilon : float
@@ -148,8 +148,8 @@ def fomo_affinities(
     Returns
     -------
     Tensor [M]
-        FedFomo's weights before clipping. 0 where a loss or a distance is not finite: a broken
-        model helps nobody.
+        FedFomo's weights before clipping. 0 if a loss or a distance is not finite: a broken model
+        helps nobody.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def fomo_weights(affinities: Tensor) -> Tensor:
     Returns
     -------
     Tensor [M]
-        Sums to 1, or all 0 where no candidate helps (`fomo_mix` then returns the reference).
+        Sums to 1, or all 0 if no candidate helps (`fomo_mix` then returns the reference).
 
     Raises
     ------
@@ -202,7 +202,7 @@ def fomo_mix(
     Returns
     -------
     dict of Tensor
-        Like `reference`; its integer tensors are kept.
+        Like `reference`, with its integer tensors.
 
     Raises
     ------

@@ -64,7 +64,7 @@ def prototype_contrastive_loss(
     Parameters
     ----------
     features : Tensor [B, d]
-        r, used at its own length.
+        r, not normalised.
     labels : Tensor [B] of integers
         Samples whose class is not present are skipped.
     prototypes : Tensor [C, d]
@@ -153,7 +153,7 @@ def merge_prototypes(
     Returns
     -------
     prototypes : Tensor [C, d]
-        Zero where a class has never been sent.
+        Zero for a class that was never sent.
     present : Tensor [C] of bool
 
     Raises
@@ -195,7 +195,7 @@ def update_directions(
     counts : Tensor [K, C]
         Samples behind each; 0 marks an absent class.
     momentum : float
-        rho in [0, 1]; 1 returns W with its own bits.
+        rho in [0, 1]; 1 returns W unchanged to the bit.
 
     Returns
     -------

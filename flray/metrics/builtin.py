@@ -19,7 +19,7 @@ from flray.registry import register_metric
 @register_metric("balanced-accuracy")
 def balanced_accuracy(targets: NDArray[np.int64], outputs: NDArray[Any]) -> float:
     """Return the mean over the classes that occur of the share of their samples that is found."""
-    from sklearn.metrics import recall_score  # a second to import, so only where it is used
+    from sklearn.metrics import recall_score  # takes a second to import, so only on use
 
     return float(
         recall_score(

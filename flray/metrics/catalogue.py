@@ -1,4 +1,4 @@
-"""What the parts of a metric's name, ``VIEW/MEASURE``, mean, for those who choose by one."""
+"""Meaning of the parts of a metric's name, ``VIEW/MEASURE``."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ MEASURES_IN_WORDS: Mapping[str, str] = {
     "hausdorff95": "segmentation: 95th percentile of that distance; less is better; "
     "hausdorff95_NAME of one of several",
 }
-"""What is measured; the data set decides which of them."""
+"""Measures; the data set decides which of them apply."""
 SUFFIXES_IN_WORDS: Mapping[str, str] = {
     "/std": "standard deviation over clients",
     "/worst": "the client that is served worst",
     "/worst10": "mean of the tenth of the clients that is served worst",
     "/client/NAME": "one client's value",
 }
-"""What may stand behind a mean over clients."""
+"""Suffixes of a mean over clients."""
 OTHERS_IN_WORDS: Mapping[str, str] = {
     "auto": "the method's main test value: global/common or personal/local, in the task's first "
     "measure",
@@ -56,7 +56,7 @@ OTHERS_IN_WORDS: Mapping[str, str] = {
     "takes by default",
     "train/NAME": "what is tracked in training, such as train/loss, mean over clients",
 }
-"""What else can be chosen by."""
+"""Other names that a sweep can choose by."""
 
 
 def is_validation(metric: str) -> bool:

@@ -13,7 +13,7 @@ _LOWER_ENDS = ("error", "loss")
 
 
 def measure_name(metric: str) -> str:
-    """Return what a metric measures: ``"dice"`` of ``"personal/local/dice/client/A"``."""
+    """Return a metric's measure: ``"dice"`` of ``"personal/local/dice/client/A"``."""
     parts = metric.split("/")
     if parts[0] in ("own", "others", "pooled") and len(parts) > 1 and parts[1] in _SCOPES:
         return measure_name("/".join(parts[1:]))
@@ -29,8 +29,8 @@ def lower_is_better(metric: str) -> bool:
 def is_share(metric: str) -> bool:
     """Tell whether a metric, by its tracked name or its measure alone, is a share, which is shown in percent.
 
-    What an evaluation measures is one unless it is better lower; of what is tracked besides, such as
-    ``train/...`` and ``time/...``, only what has the name of such a measure.
+    A measure of an evaluation is a share unless lower is better. Other tracked metrics, such as
+    ``train/...`` and ``time/...``, are shares only if they are named after such a measure.
     """
     if lower_is_better(metric):
         return False

@@ -52,7 +52,7 @@ def clean_name(name: str) -> str:
     Raises
     ------
     ValueError
-        If nothing of the name is left.
+        If the cleaned name is empty.
     """
     steps = [step for step in _REFUSED.sub("_", name).split("/") if step and set(step) != {"."}]
     cleaned = "/".join(steps)
@@ -70,11 +70,12 @@ def primary_metric_name(views: tuple[str, ...], metric: str, common: bool = True
     Parameters
     ----------
     views : tuple of str
-        Whose models the method evaluates, those it is judged by first: ``global`` or ``personal``.
+        The views that the method evaluates, the primary one first: ``global`` or ``personal``.
     metric : str
         The task's metric.
     common : bool
-        Whether there is one global model; without, each client tests it with statistics of its own.
+        Whether all clients test the same global model; if not, each one tests it with its local
+        statistics.
     """
     view = PRIMARY_VIEWS[views[0]] if common or views[0] != "global" else ALIKE[0]
     return f"{view}/{metric}"

@@ -26,11 +26,11 @@ class MetricTrajectory:
     Attributes
     ----------
     last : float
-        Value of the last round in which it was measured.
+        Value of the last measured round.
     mean_of_last : float
         Mean over the last `rounds` measured rounds.
     rounds : int
-        How many these are.
+        Number of rounds in `mean_of_last`.
     best : float
         Highest value; of a loss or a distance the lowest.
     best_round : int
@@ -50,11 +50,11 @@ def trajectory(history: pd.DataFrame, metric: str, last: int) -> MetricTrajector
     Parameters
     ----------
     history : DataFrame
-        Column ``round`` and one per metric; rounds in which it was not measured hold NaN.
+        Column ``round`` and one per metric; NaN marks rounds without a measurement.
     metric : str
-        Which one.
+        Name of its column.
     last : int
-        Rounds in the mean of the last rounds; fewer where there are fewer.
+        Number of last rounds to average, or all if there are fewer.
 
     Raises
     ------
@@ -91,7 +91,7 @@ class ReportedRounds:
     text: str
 
     def value(self, values: pd.Series[float]) -> float:
-        """Return the reported value of a metric by round, NaN where it was not measured."""
+        """Return the value to report of a metric by round; NaN if these rounds did not measure it."""
         measured = values.dropna()
         if self.rounds is not None:
             measured = measured[measured.index.isin(self.rounds)]
@@ -109,10 +109,10 @@ def reported_rounds(
     history : DataFrame
         As in `trajectory`.
     metric : str
-        The method's primary metric; the rounds in which it was measured count.
+        The method's primary metric; only rounds that measured it count.
     protocol : {"last", "best", "mean-last"}
         The last value of each metric; the round whose mean validation value is best, the first of
-        equals (where the metric has no validation value, the last round); the mean over the last
+        equals (if the metric has no validation value, the last round); the mean over the last
         `last` measured rounds.
     last : int
         As in `trajectory`.
@@ -169,14 +169,14 @@ def summarise_history(
 
 
 def rounds_to_target(values: pd.Series[float], target: float, lower: bool = False) -> float:
-    """Return the first round in which a metric reached a target, infinity if it never did.
+    """Return the first round that reached a target, infinity if none did.
 
     Parameters
     ----------
     values : Series
         By round.
     target : float
-        On the metric's own scale.
+        On the metric's scale.
     lower : bool
         Whether the target is reached from above, as by a loss or a distance.
     """
@@ -190,8 +190,8 @@ def validation_metric(metric: str) -> str | None:
     Parameters
     ----------
     metric : str
-        For example ``global/common/accuracy`` or ``personal/others/loss``; None for what is not of
-        this form.
+        For example ``global/common/accuracy`` or ``personal/others/loss``; None for names of
+        another form.
     """
     view, *steps = metric.split("/")
     known = view in ("global", "personal") and len(steps) >= 2
@@ -219,7 +219,7 @@ def _best_position(values: Any, metric: str) -> int:
 
 
 class RunningReport:
-    """The reported value of a metric while a run goes on, the same as `reported_rounds` gives of its history.
+    """The reported value of a metric during a run, equal to the one that `reported_rounds` finds in its history.
 
     Parameters
     ----------
@@ -265,7 +265,7 @@ class RunningReport:
         return held < self._best if lower_is_better(self._metric) else held > self._best
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, as plain values."""
+        """Return the plain values that `restore` needs."""
         return {"values": self._values, "best": self._best}
 
     def restore(self, state: Mapping[str, Any]) -> None:

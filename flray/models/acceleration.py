@@ -24,7 +24,7 @@ def convert_layout(model: nn.Module, layout: torch.memory_format) -> None:
     ----------
     model : nn.Module
         Changed in place.
-    layout : torch.memory_format
+    layout : `torch.memory_format`
         ``torch.channels_last`` or ``torch.contiguous_format``.
     """
     model.to(memory_format=layout)  # type: ignore[call-overload]
@@ -61,30 +61,30 @@ def in_bfloat16(model: nn.Module) -> None:
 
 
 def compile_model(model: nn.Module, batch_size: int, **options: Any) -> None:
-    """Have a network's training steps on whole batches run compiled from now on, all else as written.
+    """Compile a network's training steps on whole batches; all other passes run as written.
 
-    A compiled graph holds for one shape. Which shapes a process has met, and in which order,
-    depends on which clients it has trained; so that no bit does, other batches (the small last one,
-    evaluation's, those of a phase with a size of its own), frozen copies, and passes that a hook
-    looks into are never compiled. Where there is no whole graph of the network, or torch's limit of
-    recompilations is reached, it fails instead of going on uncompiled.
+    A compiled graph holds for one shape. The shapes that a process has met, and their order, depend
+    on the clients that it has trained. So that results do not depend on them, some passes are never
+    compiled: batches of other sizes (the small last one, evaluation, a phase with a different
+    size), frozen copies, and passes that a hook observes. If torch cannot trace the whole network,
+    or reaches its limit of recompilations, training fails; it does not continue uncompiled.
 
     Parameters
     ----------
     model : nn.Module
-        Changed in place; after `in_bfloat16`, where both are wanted.
+        Changed in place; if both are wanted, call `in_bfloat16` first.
     batch_size : int
         Samples of a whole batch.
     **options
-        Further ones of `torch.compile`, such as ``mode="reduce-overhead"``, which on CUDA replays a
-        graph of kernels.
+        Further options of `torch.compile`, such as ``mode="reduce-overhead"``, which on CUDA
+        replays a graph of kernels.
     """
     for part in parts(model):
         part.forward = _CompiledForward(part, batch_size, options)
 
 
 def parts(model: nn.Module) -> list[nn.Module]:
-    """Return what methods call: features and classifier of a split network, else the network itself."""
+    """Return the modules that methods call: features and classifier of a split network, else the network itself."""
     split = isinstance(getattr(model, "features", None), nn.Module)
     return [model.features, model.classifier] if split else [model]  # type: ignore[list-item]
 
@@ -98,7 +98,7 @@ def _in_lower_precision(self: nn.Module, x: Tensor) -> Tensor:
 
 
 class _CompiledForward:
-    """A module's ``forward``, compiled where it may be; a copy of the module gets the one it had before."""
+    """A module's ``forward``, compiled for whole training batches; a copy of the module gets the original one."""
 
     def __init__(self, module: nn.Module, batch_size: int, options: dict[str, Any]) -> None:
         self._module, self._plain, self._batch_size = module, module.forward, batch_size

@@ -1,4 +1,4 @@
-"""What a model is here: a feature extractor and a classifier, so that methods can share, freeze or replace one."""
+"""Models as feature extractor and classifier, so that methods can share, freeze or replace one of the two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SplitModel(nn.Module):
     ----------
     features : nn.Module
         Maps a batch of inputs to flat penultimate features [B, d] (for segmentation maps [B, d, H,
-        W]), after the last ReLU where there is one.
+        W]), after the last ReLU, if any.
     classifier : nn.Module
         Maps features [B, d] to logits [B, C], maps to maps.
     taps : sequence of str
@@ -47,7 +47,7 @@ class SplitModel(nn.Module):
 def as_split(module: nn.Module) -> SplitModel:
     """Return the module unchanged, having checked that it can be used as a `SplitModel`.
 
-    Call it only where a method needs the split. The module need not be a `SplitModel`: two children
+    Call it only if a method needs the split. The module need not be a `SplitModel`: two children
     called ``features`` and ``classifier`` that hold the whole state are enough, with forward =
     classifier(features(x)).
 
@@ -123,7 +123,7 @@ def image_shape(name: str, shape: Sequence[int], minimum: int) -> tuple[int, int
     Parameters
     ----------
     name : str
-        The model's registered name, for the message.
+        The model's registered name; the message shows it.
     shape : sequence of int
         Shape of one sample.
     minimum : int

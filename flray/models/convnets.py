@@ -45,8 +45,8 @@ def digit_cnn(
     norm : {"batch", "group", "none"}
         Normalisation after every layer but the last.
     classifier_norm : bool
-        False leaves it out of the fully connected layers, as Fed-CO2 does for every method but
-        FedBN and its own.
+        False leaves it out of the fully connected layers, as Fed-CO2's authors do for every method
+        but FedBN and Fed-CO2.
     split : {"fc", "head"}
         The classifier is all three fully connected layers with their norms (Fed-CO2), or the last
         layer only.
@@ -81,7 +81,7 @@ def alexnet(
 ) -> nn.Module:
     """AlexNet with a norm after every layer but the last and no dropout (FedBN, Fed-CO2; images of 256x256).
 
-    57,063,498 parameters with 10 classes, of which 54,591,498 in the fully connected layers.
+    57,063,498 parameters with 10 classes; 54,591,498 of them are in the fully connected layers.
     Options as in `digit_cnn`.
     """
     channels, _, _ = image_shape("alexnet", shape, minimum=63)

@@ -17,7 +17,7 @@ def densenet121(
     shape: tuple[int, ...], num_classes: int, *, norm: Literal["batch", "group"] = "batch"
 ) -> nn.Module:
     """DenseNet-121 with torchvision's layers and initial values, not pre-trained (6,955,906 parameters, 2 classes)."""
-    # Seconds to import, so only where it is used.
+    # Takes seconds to import, so only on use.
     from torchvision.models import densenet121 as architecture
 
     channels, _, _ = image_shape("densenet121", shape, 29)

@@ -1,4 +1,4 @@
-"""What a network returns for a data set's samples, found out before anything is trained."""
+"""A network's outputs for a data set's samples, found by a trial run before training."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from flray.errors import ConfigError
 
 
 def dry_run(name: str, model: nn.Module, shape: Sequence[int]) -> Any:
-    """Return what a network returns for one sample, in evaluation.
+    """Return a network's outputs for one sample, in evaluation mode.
 
     Parameters
     ----------
     name : str
-        As the user calls it.
+        The user's name for it; the message shows it.
     model : nn.Module
-        Not changed. It is run on zeros: torch's meta device would need seconds of imports.
+        Not changed. It runs on zeros, because torch's meta device would need seconds of imports.
     shape : sequence of int
         Of one sample.
 
     Raises
     ------
     ConfigError
-        If it cannot take such samples.
+        If the network cannot take such samples.
     """
     training = model.training
     model.eval()

@@ -1,7 +1,7 @@
-"""Groups of a model's state by what it is for: features, classifier, batch norm; and the layers that methods compare.
+"""Groups of a model's state (features, classifier, batch norm), and the layers that methods compare.
 
-Batch norm is found by module type. Names do not tell: the norm in a ResNet's shortcut has no "bn"
-in its name.
+Batch norm is found by module type, not by name: the norm in a ResNet's shortcut has no "bn" in its
+name.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def batch_norm_modules(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
 def supports_single_sample(model: nn.Module, shape: Sequence[int]) -> bool:
     """Tell whether a network can be trained on a batch of a single sample, by a dry run on shapes alone.
 
-    Batch norm cannot where a sample has one value per channel, as in fully connected layers. A
-    network that does not run on shapes alone is believed to.
+    Batch norm cannot if a sample has one value per channel, as in fully connected layers. A network
+    that does not run on shapes alone is assumed to support it.
 
     Parameters
     ----------
@@ -109,12 +109,13 @@ def supports_single_sample(model: nn.Module, shape: Sequence[int]) -> bool:
 
 
 def layer_taps(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return ``(dotted name, module)`` of the layers at which multi-layer methods look, shallow to deep.
+    """Return ``(dotted name, module)`` of the layers that multi-layer methods compare, shallow to deep.
 
     Their outputs are taken with forward hooks. The built-in networks are tapped before the ReLU
     that ends a stage (FedRCL compares pre-activations) and never write in place into a tapped
-    output; five taps for the ResNets with four stages. A user's split model may name its own in a
-    ``taps`` attribute; otherwise they are the direct children of ``features`` that have parameters.
+    output; five taps for the ResNets with four stages. A user's split model may name its tapped
+    layers in a ``taps`` attribute. Otherwise they are the direct children of ``features`` that have
+    parameters.
 
     Raises
     ------

@@ -19,7 +19,7 @@ Width = Annotated[int, Field(ge=1)]
 
 
 class Sum(nn.Module):
-    """``branch(x) + shortcut(x)``; a module of its own so that the value before a block's ReLU can be tapped."""
+    """``branch(x) + shortcut(x)`` as a module, so that the value before a block's ReLU can be tapped."""
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()

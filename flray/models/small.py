@@ -147,7 +147,7 @@ def protonet(
     """Prototypical networks' encoder: four blocks of a 3x3 convolution 64, norm, ReLU and pooling (113,088 parameters).
 
     Snell, Swersky, Zemel (NeurIPS 2017), with 3 channels; FedSKC names it for FC100. In a few-shot
-    task the flattened features are the embedding and the classifier is left out; otherwise it is
+    task the flattened features are the embedding, without a classifier; otherwise the classifier is
     one linear layer.
     """
     channels, height, pixels_wide = image_shape("protonet", shape, minimum=16)

@@ -86,8 +86,8 @@ def torchvision_network(
 
 
 def _architecture(network: str, shape: tuple[int, ...], pretrained: bool) -> nn.Module:
-    """Return torchvision's network, with fresh weights and its own last layer."""
-    # Seconds to import, so only where it is used.
+    """Return torchvision's network, with fresh weights and torchvision's last layer."""
+    # Takes seconds to import, so only on use.
     import torchvision.models as zoo
 
     channels, height, _ = image_shape("torchvision", shape, 1)
@@ -120,7 +120,7 @@ def _architecture(network: str, shape: tuple[int, ...], pretrained: bool) -> nn.
 
 
 def _read(network: str, weights: Weights | str) -> Mapping[str, Tensor]:
-    """Return the weights of a file, of which nothing is executed."""
+    """Return the weights of a file without executing anything in it."""
     import torchvision.models as zoo
 
     where = "experiment.model.weights"
@@ -193,6 +193,6 @@ def _taps(made: nn.Module, network: str) -> list[str]:
         if any(True for _ in child.parameters())
     ]
     if network.startswith("densenet"):
-        names = names[:-1]  # its forward writes in place into what comes out of the last one
+        names = names[:-1]  # its forward writes in place into the output of the last one
     count = min(len(names), _MOST_TAPS)
     return [names[round(i * (len(names) - 1) / max(count - 1, 1))] for i in range(count)]

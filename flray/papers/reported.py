@@ -40,14 +40,14 @@ def printed_numbers(paper: str, table: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns `COLUMNS`. All hold text except for the floats ``number`` (what ``value`` says) and
-        ``spread`` (what ``std`` says), which are NaN where nothing is printed or it is no number;
-        ``value`` keeps the printed digits.
+        Columns `COLUMNS`. All hold text except for the floats ``number`` (of ``value``) and
+        ``spread`` (of ``std``). These are NaN if the paper prints no number there; ``value`` keeps
+        the printed digits.
 
     Raises
     ------
     FlrayError
-        If there is no such paper or table.
+        If the paper or the table is unknown.
     """
     known = tables()
     if paper not in known:

@@ -22,7 +22,7 @@ def power_of_choice(
         Field(ge=1, description="clients that are asked for their loss; null: twice the cohort"),
     ] = None,
 ) -> Sequence[int]:
-    """Candidates drawn by their share of the samples are asked for their loss; those with the largest take part.
+    """Candidates, drawn by their share of the samples, report their loss; those with the largest take part.
 
     Section 3 of the paper: d candidates without replacement, client k with a chance in proportion
     to its share p_k of the data; of these the m largest local losses of the current model.
@@ -37,5 +37,5 @@ def power_of_choice(
 
 
 def _of(answer: Mapping[str, float]) -> float:
-    """Return a client's loss; one that is no number is the worst."""
+    """Return a client's loss; NaN counts as the worst."""
     return math.inf if math.isnan(answer["loss"]) else answer["loss"]

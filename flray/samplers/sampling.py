@@ -1,4 +1,4 @@
-"""What a sampler sees of a federation, and the check of what it returns."""
+"""The federation as a sampler sees it, and the check of the sampler's answer."""
 
 from __future__ import annotations
 
@@ -69,23 +69,23 @@ def choose(name: str, options: Mapping[str, Any], sampling: Sampling) -> list[in
 
 
 def check_clients(name: str, numbers: object, round_: int, count: int) -> list[int]:
-    """Return the numbers of clients that a sampler gives, sorted.
+    """Return the client numbers of a sampler's answer, sorted.
 
     Parameters
     ----------
     name : str
         The registered sampler.
     numbers : object
-        What it gives.
+        Its answer.
     round_ : int
-        From 0, for the message.
+        Counted from 0; the message shows it.
     count : int
-        Clients there are.
+        Number of clients.
 
     Raises
     ------
     MethodError
-        If they are something else than numbers of clients, each once.
+        If the answer is not a list of different client numbers.
     """
     given = list(numbers) if isinstance(numbers, Iterable) else [numbers]
     found = sorted(int(one) for one in given if isinstance(one, Integral) and 0 <= int(one) < count)

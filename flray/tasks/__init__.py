@@ -38,7 +38,7 @@ def make_task(
     Raises
     ------
     FlrayError
-        If there is none, or top-k accuracy is wanted of what has no fixed classes.
+        If no task has this name, or `top_k` is set for a task without fixed classes.
     """
     if top_k is not None and name in ("segmentation", "few-shot"):
         raise ConfigError(

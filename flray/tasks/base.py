@@ -1,4 +1,4 @@
-"""What every task offers: the loss that is minimised and the metrics that are reported."""
+"""The interface of every task: the loss to minimise and the metrics to report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Task(Protocol):
     name : str
         As in `DataSet.task`.
     metric : str
-        The measure by which methods are compared.
+        The measure that compares methods.
     logits : bool
         Whether outputs are the logits [B, C] of fixed classes.
     measures : tuple of str
@@ -60,4 +60,4 @@ class Task(Protocol):
         """Return, per sample, what the metrics are computed from; each tensor [B, ...]."""
 
     def summarise(self, predictions: Predictions) -> dict[str, float]:
-        """Return the metrics of a set of samples; NaN where they are not defined."""
+        """Return the metrics of a set of samples; undefined ones are NaN."""

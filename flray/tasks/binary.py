@@ -47,7 +47,7 @@ class Binary(Classification):
 
 
 def binary_metrics(scores: Array, labels: Array, threshold: float = 0.5) -> dict[str, float]:
-    """Return what describes a two-class prediction.
+    """Return the metrics of a two-class prediction.
 
     Parameters
     ----------
@@ -62,8 +62,8 @@ def binary_metrics(scores: Array, labels: Array, threshold: float = 0.5) -> dict
     -------
     dict
         ``auc``, ``sensitivity`` (share of class 1 found), ``specificity`` (share of class 0 left
-        alone) and ``f1``, each in [0, 1]; NaN where its classes do not occur, for F1 where neither
-        a sample nor a prediction is 1.
+        alone) and ``f1``, each in [0, 1]. A metric is NaN if its classes do not occur, F1 if
+        neither a sample nor a prediction is 1.
     """
     positive, found = np.asarray(labels) == 1, np.asarray(scores) > threshold
     true, false, ones, zeros = (
@@ -72,7 +72,7 @@ def binary_metrics(scores: Array, labels: Array, threshold: float = 0.5) -> dict
     )
     auc = float("nan")
     if ones and zeros:
-        from sklearn.metrics import roc_auc_score  # a second to import, so only where it is used
+        from sklearn.metrics import roc_auc_score  # takes a second to import, so only on use
 
         auc = float(roc_auc_score(positive, scores))
     return {

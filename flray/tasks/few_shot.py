@@ -25,9 +25,9 @@ class FewShot:
     Parameters
     ----------
     way, shot, queries : int
-        Classes of an episode, support samples and queries of each. Where fewer than `way` classes
-        have ``shot + queries`` samples, those with more than `shot` count too, with as many queries
-        as the smallest leaves; where there are still fewer, the episode has fewer classes.
+        Classes of an episode, support samples and queries of each. If fewer than `way` classes have
+        ``shot + queries`` samples, classes with more than `shot` count too, and the smallest one
+        sets the number of queries. If these are still too few, the episode has fewer classes.
     test : int
         Episodes of an evaluation. They depend on the seed and the test samples alone, so that every
         round and method is tested on the same.
@@ -90,7 +90,7 @@ class FewShot:
         return {"embedding": outputs, "label": targets}
 
     def summarise(self, predictions: Predictions) -> dict[str, float]:
-        """Return mean accuracy and loss over the test episodes; NaN where too few classes have enough samples."""
+        """Return mean accuracy and loss over the test episodes; NaN if too few classes have enough samples."""
         generator = rng.numpy_generator(self.seed, "batches", extra="test episodes")
         episodes = list(self.episodes(predictions["label"], generator, self.test))
         if not episodes:
@@ -117,7 +117,7 @@ class FewShot:
     def episodes(
         self, labels: Array, generator: np.random.Generator, number: int
     ) -> Iterator[Rows]:
-        """Yield episodes: positions [way, shot + queries], each class's support first; none where it is impossible.
+        """Yield episodes: positions [way, shot + queries], each class's support first; none if samples are too few.
 
         Parameters
         ----------
@@ -141,7 +141,7 @@ class FewShot:
             yield np.stack([generator.permutation(members[c])[:size] for c in chosen])
 
     def episodes_per_epoch(self, labels: Tensor) -> int:
-        """Return the number of episodes that show as many samples as there are; 0 where none is possible."""
+        """Return the number of episodes that show as many samples as there are; 0 if the samples do not suffice."""
         one = next(self.episodes(labels.cpu().numpy(), np.random.default_rng(0), 1), None)
         return 0 if one is None else -(-len(labels) // one.size)
 

@@ -36,7 +36,7 @@ class WithMetrics:
         self.measures = (*task.measures, *(name for name, _ in metrics))
 
     def check(self, data: FederatedData) -> None:
-        """Refuse metrics that cannot be told apart, or need outputs that this task has not."""
+        """Refuse metrics that share a name, or that need outputs which this task does not have."""
         self._task.check(data)
         if self.name == "few-shot":
             raise ConfigError(

@@ -1,7 +1,7 @@
 """Segmentation of structures that may overlap: Dice loss, Dice coefficient, Hausdorff distance.
 
-Coefficient and distance equal MONAI's `compute_dice` and `compute_hausdorff_distance` (tested); written out here
-because importing MONAI takes seconds in every process that evaluates.
+Coefficient and distance equal MONAI's (tested). They are written out here because importing MONAI
+takes seconds in every process that evaluates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flray.tasks.base import Predictions
 
 
 class Segmentation:
-    """Masks of structures that may overlap: Dice loss; Dice and Hausdorff distance of what has a probability above 1/2.
+    """Masks of structures that may overlap: Dice loss; Dice and Hausdorff distance at a probability above 1/2.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""What several methods share: aggregation, batches, the resident model, public-data exchange."""
+"""Parts that several methods share: aggregation, batches, the resident model, public-data exchange."""

@@ -1,4 +1,4 @@
-"""The one routine by which all methods average trees: client order, float64 accumulation, one tree in memory."""
+"""All methods average trees here: in client order, with sums in float64 and one tree in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VALUES = "/"
 
 
 def weight_of(weighting: Weighting, num_samples: int) -> float:
-    """Return a client's weight in the mean, on a scale of its own."""
+    """Return a client's weight in the mean, before the weights are divided by their sum."""
     return float(num_samples) if weighting == "samples" else 1.0
 
 
@@ -28,28 +28,28 @@ class InBlocks(ABC):
 
     @abstractmethod
     def block_sums(self, weigh: Callable[[Reply], float], entry: str) -> Iterator[Tree]:
-        """Yield what `BlockSum.tree` returns of each block's replies."""
+        """Yield each block's `BlockSum.tree`, the sums of its replies."""
 
 
 def average(
     replies: Iterable[Reply], weigh: Callable[[Reply], float], entry: str = "weights"
 ) -> dict[str, dict[str, Tensor]]:
-    """Return the weighted mean of one entry of the replies, for each architecture.
+    """Return, by architecture, the weighted mean of one entry of the replies.
 
     Parameters
     ----------
     replies : iterable of Reply
-        In client order; consumed one by one, so that one reply's tensors are held at a time. Those
-        that come in blocks are added up where they lie.
+        In client order; read one by one, so that only one reply's tensors are in memory. Replies in
+        blocks are summed near the clients, and the server gets the sums.
     weigh : callable
         A reply's weight, on any scale; the weights are divided by their sum.
     entry : str
-        The reply's entry to average; replies in which it is missing or empty are left out.
+        The reply's entry to average; replies without it, or with an empty one, do not count.
 
     Returns
     -------
     dict of str to tree
-        By architecture; nothing for an architecture without replies.
+        By architecture; an architecture without replies has no entry.
     """
     if isinstance(replies, InBlocks):
         return average_blocks(replies.block_sums(weigh, entry))
@@ -86,7 +86,7 @@ class _EntryMean:
         return True
 
     def _by_tensors(self, layout: FlatLayout) -> WeightedMean:
-        """Return the mean so far as one to which trees can be added."""
+        """Return the mean so far, split by tensor so that trees can be added to it."""
         so_far = self._mean.partial()
         if so_far["count"]:
             like = torch.empty(0, dtype=layout.dtype)
@@ -151,18 +151,17 @@ def add_up(entry: str, parts: Iterable[tuple[str, float, Packed]]) -> Packed:
 
 
 def average_blocks(blocks: Iterable[Tree]) -> dict[str, dict[str, Tensor]]:
-    """Return the weighted mean of the clients' weights, for each architecture, from the sums of their blocks.
+    """Return, by architecture, the weighted mean of the clients' weights, computed from their blocks' sums.
 
     Parameters
     ----------
     blocks : iterable of tree
-        What `BlockSum.tree` returned, in the blocks' order; consumed one by one.
+        Results of `BlockSum.tree` in the blocks' order, read one by one.
 
     Returns
     -------
     dict of str to tree
-        As `average`: the same to the accuracy of float64, and the same bits where every block has
-        one client.
+        Equal to `average` up to rounding in float64, and to the bit if every block has one client.
     """
     means: dict[str, WeightedMean] = {}
     for block in blocks:

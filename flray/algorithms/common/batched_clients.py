@@ -1,9 +1,9 @@
-"""Several clients of one architecture in one step: their values stacked, each layer's work one call for all of them.
+"""Train several clients of one architecture in one step, with stacked parameters and one call per layer for all.
 
-A block's clients (``aggregation.block``) see their own batches in their own order, exactly as one
-after another; only the order in which a kernel adds differs. Every client is at the same step; one
-that has no batch left is done, and those whose last batch is smaller take that step in a call of
-their own, so that nothing is padded or masked.
+Each client of a block (``aggregation.block``) sees the same batches in the same order as if it were
+trained alone; only a kernel's order of summation differs. All clients are at the same step. A
+client without further batches is done. Clients with a smaller last batch take that step in a
+separate call, so that nothing is padded or masked.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from flray.config.experiment import Experiment
 
 HOOKS = ("train", "train_phase", "begin", "phases", "step", "after_backward")
-"""What a method must leave as it is for its clients to be trained in one step."""
+"""Hooks that a method must not override if its clients are trained in one step."""
 
 
 def check_batchable(
     config: Experiment, algorithm: Algorithm, task: Task, model: nn.Module, shape: Sequence[int]
 ) -> None:
-    """Refuse what cannot be trained so, before round 0.
+    """Refuse, before round 0, settings that rule out training clients in one step.
 
     Parameters
     ----------
     config : Experiment
-        Its settings.
+        The experiment's settings.
     algorithm : Algorithm
         The method.
     task : Task
-        What is learnt.
+        The learning task.
     model : nn.Module
         A network of the federation, not changed.
     shape : sequence of int
@@ -54,7 +54,7 @@ def check_batchable(
     Raises
     ------
     ConfigError
-        Saying what is in the way, and what to set.
+        If the clients cannot be trained so; the message names the reason and the setting to change.
     """
     count, block = config.local.clients_per_step, config.aggregation.block
     kind, name = type(algorithm), config.algorithm.name
@@ -91,9 +91,9 @@ def train_batched(algorithm: Algorithm, clients: Sequence[Client]) -> list[dict[
     Parameters
     ----------
     algorithm : Algorithm
-        One that `check` has let through.
+        One that `check_batchable` accepts.
     clients : sequence of Client
-        Freshly made; they share a model, which is left with anyone's values.
+        New ones that share a model; the model's values are arbitrary afterwards.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def train_batched(algorithm: Algorithm, clients: Sequence[Client]) -> list[dict[
         for i in sorted(left):
             batch, _ = next(streams[i], (None, None))
             if batch is None:
-                left.remove(i)  # what later steps do to its row is nobody's
+                left.remove(i)  # later steps still change its row, which nobody reads
                 done[i] = {
                     name: value[i].detach().clone()
                     for name, value in (*weights.items(), *values.items())

@@ -27,19 +27,19 @@ def batch_indices(
     batch_norm: bool = False,
     drop_last: bool = False,
 ) -> Iterator[tuple[Tensor, int, bool]]:
-    """Yield each batch's positions within the samples, its epoch, and whether that is the last one that is begun.
+    """Yield each batch's positions within the samples, its epoch, and whether that epoch is the last one.
 
     Parameters
     ----------
     samples : Samples
-        What is passed over.
+        The samples to pass over.
     task : Task
         Batches of a few-shot task are episodes, whatever the batch size; as many per epoch as show
         as many samples.
     size : int
         Batch size.
     epochs : float or None
-        Passes; None: as many as `steps` take. Of a part of one, as many batches as are begun.
+        Passes; None continues until `steps`. A part of a pass is rounded up to whole batches.
     generator : torch.Generator
         Shuffles anew for every epoch.
     steps : int, optional
@@ -47,11 +47,11 @@ def batch_indices(
     work : float
         Share of the batches to do; below 1 for stragglers.
     batch_norm : bool
-        Whether the model has any. BatchNorm has no variance for a single sample: such a last batch
-        is left out, for all methods alike. A client of one sample keeps its only batch, which batch
-        norm of images can take (those that cannot are refused before round 0).
+        Whether the model has batch norm, which has no variance for a single sample. All methods
+        therefore skip a last batch of one sample. A client of one sample keeps its only batch,
+        because batch norm of images can take it (networks that cannot are refused before round 0).
     drop_last : bool
-        Whether a last batch of fewer samples is left out; an only batch is kept.
+        Whether to skip a last batch of fewer samples, unless it is the only batch.
     """
     count, few_shot = len(samples), task if isinstance(task, FewShot) else None
     single = batch_norm and count > 1 and count % size == 1

@@ -25,7 +25,7 @@ def features_of(client: Client) -> tuple[Tensor, Tensor]:
 
 
 def class_features(client: Client) -> dict[str, Tensor]:
-    """Return the class means of a client's features, ``vectors`` [C, d], and ``counts`` [C], for a reply."""
+    """Return a reply's class means of the client's features, ``vectors`` [C, d], and ``counts`` [C]."""
     vectors, counts = functional.class_means(*features_of(client), client.num_classes)
     return {"vectors": vectors, "counts": counts}
 

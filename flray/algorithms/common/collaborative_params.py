@@ -1,4 +1,4 @@
-"""Hyper-parameters that FCCL and FCCL+ share, with what the paper and the authors' released code have."""
+"""Hyper-parameters that FCCL and FCCL+ share, with the values of the paper and of the authors' released code."""
 
 from __future__ import annotations
 

@@ -18,17 +18,16 @@ def gradient_at(
     parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the gradient of the task's loss on a batch at given parameters; the model's own are not touched.
+    """Return the gradient of the task's loss on a batch at given parameters; the model itself does not change.
 
-    The random state is left as it was, so that a forward pass that follows drops out the same
-    units.
+    The random state is restored, so that the next forward pass drops out the same units.
 
     Parameters
     ----------
     client : Client
-        Whose model it is, in the mode that it is in.
+        Its model computes the gradient, in its current mode.
     batch : Batch
-        Its inputs and labels are used, never its outputs.
+        Only its inputs and labels are used, never its outputs.
     parameters : dict of Tensor
         A value for each of the model's parameters.
     buffers : dict of Tensor, optional

@@ -1,4 +1,4 @@
-"""Local optimisers, and their memory as a tree where it must outlast one stage of a round."""
+"""Local optimisers, and their memory as a tree that can outlast a stage of a round."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 def learning_rate(local: Local, round: int, rounds: int) -> float:
-    """Return the learning rate of a round: ``lr * lr_decay**round``, times what schedule and warm-up leave of it.
+    """Return a round's learning rate: `local.lr` decayed by `local.lr_decay`, times the factor of schedule or warm-up.
 
-    With W rounds of warm-up it rises by ``(round + 1) / W``; then a cosine schedule has
-    ``(1 + cos(pi (round - W) / (rounds - W))) / 2`` (Loshchilov and Hutter, ICLR 2017, Eq. 5, once).
+    The decay is `lr_decay` to the power of the round. In W rounds of warm-up the factor is ``(round
+    + 1) / W``; then a cosine schedule has ``(1 + cos(pi (round - W) / (rounds - W))) / 2``
+    (Loshchilov and Hutter, ICLR 2017, Eq. 5, once).
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ def make_optimizer(
     Parameters
     ----------
     parameters : list of Parameter
-        What it may change.
+        The parameters that it may change.
     local : Local
         Its settings.
     round, rounds : int
@@ -68,7 +69,7 @@ def make_optimizer(
 def optimizer_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
 ) -> Message:
-    """Return copies of what an optimiser remembers of each parameter, by the parameter's name."""
+    """Return a copy of an optimiser's memory of each parameter, by the parameter's name."""
     return {
         name: trees.clone(optimizer.state[w])
         for name, w in parameters.items()

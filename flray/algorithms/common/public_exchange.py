@@ -75,7 +75,7 @@ class PublicExchange(Algorithm):
         if self.hp.average:
             self.needs |= {"homogeneous"}
 
-    # --- what a method defines --------------------------------------------------------------------
+    # --- hooks for methods ------------------------------------------------------------------------
 
     @abstractmethod
     def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
@@ -90,15 +90,15 @@ class PublicExchange(Algorithm):
         """Learn from the reduced outputs of the stage before, if the server sent any."""
 
     def local_settings(self, client: Client) -> dict[str, object]:
-        """Return what the method changes in ``local`` on private data. Default: nothing."""
+        """Return the settings of ``local`` that the method changes on private data. Default: none."""
         return {}
 
     def public_settings(self, client: Client) -> dict[str, object]:
-        """Return what the method changes in ``local`` on public data. Default: what it changes on private data."""
+        """Return the settings of ``local`` that the method changes on public data. Default: those on private data."""
         return self.local_settings(client)
 
     def reduce(self, server: Server, replies: Replies) -> Outputs:
-        """Return what goes back to the clients. Default: the mean of their outputs."""
+        """Return the outputs to send back to the clients. Default: the mean of theirs."""
         return average_outputs(replies, "outputs")
 
     # --- client -----------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class PublicExchange(Algorithm):
         self.train_phase(client, Phase("pretrain", epochs=self.hp.pretrain_epochs, local=local))
 
     def public_step(self, client: Client, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Step on a loss that is no local training and so does not count as such."""
+        """Step on a loss without counting the step as local training."""
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         client.clip_gradients()
@@ -142,7 +142,7 @@ class PublicExchange(Algorithm):
     # --- server -----------------------------------------------------------------------------------
 
     def exchanges(self, server: Server) -> Iterable[Stage]:
-        """Yield the public stages, one to average where that is on, then local training."""
+        """Yield the public stages, an averaging stage if `average` is on, then local training."""
         order = self.public_order(server.config.seed, server.round, server.num_public)
         yield from (Stage("collaborate", index) for index in range(len(order)))
         if self.hp.average:
@@ -191,7 +191,7 @@ class PublicCollaboration(PublicExchange):
 
     @abstractmethod
     def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
-        """Return what the client minimises on a public batch."""
+        """Return the client's loss on a public batch."""
 
     def collaborate(self, client: Client) -> Message:
         """Step on the batch before, then return the outputs on this one."""
@@ -239,7 +239,7 @@ class PublicCollaboration(PublicExchange):
         return augment_batch(x, how, generator, client.public.normalisation)
 
     def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
-        """Return the positions of a round's public batches; a last batch of one sample is left out."""
+        """Return the positions of a round's public batches, without a last batch of one sample."""
         chosen = public_subset(seed, available, self.hp.public_size)
         batches: list[Tensor] = []
         for number in range(self.hp.public_passes):

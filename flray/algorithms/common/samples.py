@@ -113,7 +113,7 @@ class Samples:
         return y if self._together else self._sent(y[rows])
 
     def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return normalised inputs and labels at positions within these samples (labels -1 where there are none)."""
+        """Return normalised inputs and labels at positions within these samples; unlabelled samples have label -1."""
         all_x, all_y, rows = self._held
         positions = transfers.to_device(positions, rows.device)
         places = self._places(positions)
@@ -146,7 +146,7 @@ class Samples:
         return self._sent(self._x[self._rows]), y, self._sent(self._rows)
 
     def _places(self, positions: Tensor) -> Tensor:
-        """Return where in what is held the samples at some positions are."""
+        """Return the rows of the stored arrays that hold the samples at some positions."""
         return positions if self._together else self._held[2][positions]
 
     def _sent(self, part: Tensor) -> Tensor:
@@ -156,8 +156,7 @@ class Samples:
 def mean_over_positions(features: Tensor) -> Tensor:
     """Return features [B, m] or, averaged over positions, feature maps [B, m, ...] as [B, m].
 
-    What was taken from within a network that computes in bfloat16 becomes float32, as what comes
-    out of it is.
+    Features from within a network that computes in bfloat16 become float32, as its outputs do.
     """
     features = features.float() if features.dtype == torch.bfloat16 else features
     return features if features.dim() == 2 else features.flatten(2).mean(2)

@@ -1,4 +1,4 @@
-"""What a client's task reports beside its reply: tracked numbers, losses, steps and samples."""
+"""The record of a client's task, reported beside its reply: tracked numbers, losses, steps and samples."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class TaskRecord:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the task reports for tracking (see `log`)."""
+        """The task's numbers for tracking (see `log`)."""
         return self.numbers()[1]
 
     def numbers(self) -> tuple[float, dict[str, float]]:
-        """Return the mean loss and what was logged, in one copy from a device."""
+        """Return the mean loss and the logged numbers, copied from a device at once."""
         held = {name: value for name, value in self._logged.items() if isinstance(value, Tensor)}
         total, *values = transfers.to_host([self._loss_sum, *held.values()])
         found = dict(zip(held, map(float, values), strict=True))

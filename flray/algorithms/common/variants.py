@@ -1,4 +1,4 @@
-"""Methods whose paper and released code differ: one switch, and every difference as a value of its own."""
+"""Methods whose paper and released code differ: one switch for all differences, and a setting for each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class VariantParams(Params):
     )
 
     def resolved(self) -> Self:
-        """Fill in the variant's values where none is given."""
+        """Fill in the variant's values for settings that are not given."""
         column = ("paper", "released").index(self.variant)
         return self.model_copy(
             update={
@@ -52,14 +52,14 @@ def require(value: T | None) -> T:
 
 
 def refuse_overridden(config: Experiment, **values: object) -> None:
-    """Refuse settings of ``local`` that the method would replace by values of its own.
+    """Refuse settings of ``local`` that the method would overwrite.
 
     Parameters
     ----------
     config : Experiment
         The experiment.
     **values : object
-        The method's value of each setting; None where it has none.
+        The method's value of each setting, or None.
 
     Raises
     ------
