@@ -1,8 +1,8 @@
 """The base class of all methods: a declaration and a few hooks, each with FedAvg's behaviour as default.
 
-A method is one file with one class. It declares what it shares and needs, overrides the hooks in
-which it differs from FedAvg, and keeps nothing on itself: a client's memory is ``client.state``,
-the server's is ``server.state``, both plain trees. So a client's task is a pure function. Saving,
+A method is one file with one class. It declares what it shares and needs, overrides the hooks that
+differ from FedAvg's, and keeps nothing on itself: a client's memory is ``client.state``, the
+server's is ``server.state``, both plain trees. So a client's task is a pure function. Saving,
 replaying and counting bytes need no code in the method.
 """
 

@@ -35,7 +35,7 @@ class Client(TaskRecord):
     round, seed, stage_index : int
         Where we are; rounds count from 0.
     message : dict
-        What the server sent: ``weights`` and the algorithm's own entries. Read-only.
+        The server's message: ``weights`` and the algorithm's own entries. Read-only.
     state : dict
         The client's memory, a plain tree. Its tensors are read-only; put new ones in their place.
     model : nn.Module
@@ -47,7 +47,7 @@ class Client(TaskRecord):
     work : float
         Share of the local steps to do; below 1 for stragglers.
     scratch : dict
-        What hooks hand to each other within the task; gone afterwards.
+        Values that hooks hand to each other within the task; gone afterwards.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class Client(TaskRecord):
         Parameters
         ----------
         parameters : list of Parameter
-            What it may change.
+            The parameters that it may change.
         local : Local, optional
             Settings other than the experiment's, see `settings`.
         """

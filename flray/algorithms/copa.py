@@ -36,14 +36,14 @@ class COPA(Algorithm):
         client.scratch["heads"] = heads_of(client)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Return CE through the own head and, summed, through the others'."""
+        """Return CE through the client's head plus the sum of CE through the other heads."""
         peers = functional.peer_classifier_loss(
             batch.features, batch.y, client.scratch["heads"], client.id
         )
         return super().loss(client, batch) + peers
 
     def report(self, client: Client) -> Message:
-        """Send the body and the own head."""
+        """Send the body and the client's head."""
         return {
             **super().report(client),
             "head": classifier_of(client.weights(client.resident.personal)),

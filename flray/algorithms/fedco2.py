@@ -82,7 +82,7 @@ class FedCO2(Algorithm):
         )
 
         def resolved(self) -> Self:
-            """Fill in what follows from form and variant."""
+            """Fill in the values that follow from form and variant."""
             skewed = self.form == "label_skew"
             released = int(skewed and self.variant == "released")
             own = {

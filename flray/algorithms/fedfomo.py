@@ -56,7 +56,7 @@ class FedFomo(Algorithm):
     # --- client -----------------------------------------------------------------------------------
 
     def begin(self, client: Client) -> None:
-        """Mix the candidates; what comes out is the next round's reference."""
+        """Mix the candidates; the mixture is the next round's reference."""
         peers = client.message.get("models", {})
         client.scratch["gains"] = {}
         if peers and len(client.validation):

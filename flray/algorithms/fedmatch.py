@@ -35,7 +35,7 @@ class FedMatch(Algorithm):
     prediction for the noise. Server state: psi, everyone's last psi and prediction.
 
     Without ``average``, sigma and psi stay at the clients, whose networks may then differ; helpers
-    are whole models, and so is what goes up.
+    are whole models, and clients send whole models.
     """
 
     class Params(registry.Params):
@@ -239,7 +239,7 @@ class FedMatch(Algorithm):
         return {"psi": server.state["psi"]} if "psi" in server.state else {}
 
     def send_private(self, server: Server, client: int, stage: Stage) -> Message:
-        """Send the helpers, every so many rounds."""
+        """Send the helpers at an interval of rounds."""
         if stage.name != "train" or (server.round - 1) % self.hp.interval:
             return {}
         chosen = {
@@ -262,7 +262,7 @@ class FedMatch(Algorithm):
         return [str(other) for other in nearest[: self.hp.helpers]]
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Average the models and psi; keep what makes each client a helper."""
+        """Average the models and psi; keep the values that make each client a helper."""
         arrived = replies.wait()
         super().aggregate(server, stage, replies)
         for psi in average(arrived, lambda reply: self.weigh(server, reply), "psi").values():

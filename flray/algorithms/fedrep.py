@@ -1,4 +1,4 @@
-"""FedRep: first the own head on a fixed body, then the shared body under the new head (Collins et al., ICML 2021)."""
+"""FedRep: first the client's head on a fixed body, then the shared body under that head (Collins et al., ICML 2021)."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class L2SGD(Algorithm):
     views = ("personal",)
 
     def check(self, config: Experiment) -> None:
-        """Refuse what the coin's two branches do not hold for."""
+        """Refuse settings for which the coin's two branches do not hold."""
         local = config.local
         if not self.hp.coin:
             return
@@ -113,7 +113,7 @@ class L2SGD(Algorithm):
         return {} if self.hp.coin else weights_for_mean(client)
 
     def collect(self, client: Client) -> Message:
-        """Send the model as it is."""
+        """Send the model unchanged."""
         self.receive(client)
         return weights_for_mean(client)
 

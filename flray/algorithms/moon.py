@@ -18,10 +18,10 @@ from flray.registry import Preset, hyper, register_algorithm
 class MOON(Algorithm):
     """Clients minimise ``CE + mu l_con``: the received model's features attract, those of the last local model repel.
 
-    Features are what the classifier sees, feature maps averaged over positions; the authors put a
-    projection head of two layers there, which belongs to the network and so to every method that is
-    compared. Client state: the model as it was after the client's own last training. In its first training
-    both references are the received model, and the term has no gradient.
+    Features are the classifier's inputs, with feature maps averaged over positions; the authors put
+    a projection head of two layers there, which belongs to the network and so to every method that
+    is compared. Client state: the model as it was after the client's own last training. In its
+    first training both references are the received model, and the term has no gradient.
     """
 
     class Params(registry.Params):

@@ -44,7 +44,7 @@ class Phase:
     local : mapping
         Settings of ``local`` that differ in this phase, for example ``{"lr": 0.1}``.
     steps : int or None
-        At most so many optimiser steps of these passes; None for all.
+        Maximal number of optimiser steps of these passes; None for all.
     """
 
     tag: str = "train"

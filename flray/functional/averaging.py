@@ -99,7 +99,7 @@ class WeightedMean:
         Parameters
         ----------
         partial : mapping
-            What `partial` returned; copied, may be changed afterwards.
+            The result of `partial`; copied, may be changed afterwards.
 
         Raises
         ------

@@ -101,8 +101,8 @@ def peer_distillation_loss(logits: Tensor, peers: Tensor, weights: Tensor, own: 
     logits : Tensor [B, C]
         The client's own logits.
     peers : Tensor [K, B, C]
-        Everyone's probabilities, taken before anyone steps; no gradient reaches them, the own row
-        is not used.
+        Everyone's probabilities, taken before anyone steps; no gradient reaches them. The client's
+        row is not used.
     weights : Tensor [K]
         Of `confidence_weights`.
     own : int

@@ -1,8 +1,9 @@
 """Metrics that an experiment may add to those of its task: ``evaluation.metrics``.
 
-A metric is a function of the labels ``targets`` [n] and the network's ``outputs`` [n, C] (for segmentation masks and
-maps, [n, K, H, W]) of a set of samples; its keyword-only parameters are its options. It is called wherever the task's
-own metrics are: for every client, and for every view of the models.
+A metric is a function of the labels ``targets`` [n] and the network's ``outputs`` [n, C] (for
+segmentation masks and maps, [n, K, H, W]) of a set of samples; its keyword-only parameters are its
+options. It is called together with the task's metrics: for every client, and for every view of the
+models.
 """
 
 from __future__ import annotations

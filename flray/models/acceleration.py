@@ -47,9 +47,8 @@ def in_bfloat16(model: nn.Module) -> None:
     """Have a network compute in bfloat16 from now on, wherever torch's autocast deems it safe, and return float32.
 
     Parameters stay float32. The border is the network's, or each part's of a split one, since
-    methods call these alone: what comes out is float32 again, so that losses, distances,
-    similarities and correlations are formed with 24 bits instead of 8. Copies of the model compute
-    likewise.
+    methods call these alone: outputs are float32 again, so that losses, distances, similarities and
+    correlations are formed with 24 bits instead of 8. Copies of the model compute likewise.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ def dry_run(name: str, model: nn.Module, shape: Sequence[int]) -> Any:
     model : nn.Module
         Not changed. It runs on zeros, because torch's meta device would need seconds of imports.
     shape : sequence of int
-        Of one sample.
+        Shape of one sample.
 
     Raises
     ------

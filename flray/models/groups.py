@@ -94,7 +94,7 @@ def supports_single_sample(model: nn.Module, shape: Sequence[int]) -> bool:
     model : nn.Module
         Moved to the meta device: its values are gone afterwards.
     shape : sequence of int
-        Of one sample.
+        Shape of one sample.
     """
     if not batch_norm_modules(model):
         return True

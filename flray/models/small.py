@@ -134,8 +134,8 @@ def simple_cnn(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "none")
 def emnist_cnn(shape: tuple[int, ...], num_classes: int, *, norm: Norm = "none") -> nn.Module:
     """5x5 convolutions 32 and 64 with padding, then 512 and the classes (1,663,370 at 1x28x28, 10 classes).
 
-    FedSKC says no more than "a multi-layers CNN for EMNIST" and releases none; this is McMahan et
-    al.'s (2017).
+    FedSKC only says "a multi-layers CNN for EMNIST" and releases none; this is McMahan et al.'s
+    (2017).
     """
     return _two_convolutions("emnist-cnn", shape, num_classes, (32, 64), (512,), norm, padding=2)
 

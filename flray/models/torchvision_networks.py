@@ -48,10 +48,10 @@ def torchvision_network(
 ) -> nn.Module:
     """Any network of torchvision for classification, its last layer made anew for the data's classes.
 
-    ``weights`` is a file of the network's weights (safetensors, or what ``torch.save`` wrote of them),
-    or torchvision's name for some, such as IMAGENET1K_V1, where their file lies in torch's cache;
-    nothing is downloaded. Grey images become red, green and blue. ``group`` puts group norms in the
-    place of batch norms.
+    ``weights`` is a file of the network's weights (safetensors, or a file of ``torch.save``), or
+    torchvision's name for some, such as IMAGENET1K_V1, if their file lies in torch's cache; nothing
+    is downloaded. Grey images become red, green and blue. ``group`` puts group norms in the place
+    of batch norms.
     """
     made = _architecture(network, shape, weights is not None)
     linear = [(name, one) for name, one in made.named_modules() if isinstance(one, nn.Linear)]

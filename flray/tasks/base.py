@@ -38,7 +38,7 @@ class Task(Protocol):
         Raises
         ------
         DataError
-            Saying what is wrong with them.
+            If they do not fit the task; the message says why.
         """
 
     def network(self, model: nn.Module) -> nn.Module:
@@ -50,14 +50,14 @@ class Task(Protocol):
         Raises
         ------
         ConfigError
-            Naming what it returns.
+            If its outputs do not fit the task; the message describes them.
         """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the scalar training loss (batch mean)."""
 
     def predictions(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return, per sample, what the metrics are computed from; each tensor [B, ...]."""
+        """Return, per sample, the inputs of the metrics; each tensor [B, ...]."""
 
     def summarise(self, predictions: Predictions) -> dict[str, float]:
         """Return the metrics of a set of samples; undefined ones are NaN."""

@@ -49,7 +49,7 @@ def check_batchable(
     model : nn.Module
         A network of the federation, not changed.
     shape : sequence of int
-        Of one sample.
+        Shape of one sample.
 
     Raises
     ------

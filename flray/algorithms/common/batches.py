@@ -34,8 +34,8 @@ def batch_indices(
     samples : Samples
         The samples to pass over.
     task : Task
-        Batches of a few-shot task are episodes, whatever the batch size; as many per epoch as show
-        as many samples.
+        Batches of a few-shot task are episodes, whatever the batch size; an epoch's episodes show
+        as many samples as there are.
     size : int
         Batch size.
     epochs : float or None
@@ -43,7 +43,7 @@ def batch_indices(
     generator : torch.Generator
         Shuffles anew for every epoch.
     steps : int, optional
-        At most so many batches.
+        Maximal number of batches.
     work : float
         Share of the batches to do; below 1 for stragglers.
     batch_norm : bool

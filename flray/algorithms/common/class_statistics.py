@@ -33,7 +33,7 @@ def class_features(client: Client) -> dict[str, Tensor]:
 def keep_class_means(
     server: Server, replies: Iterable[Reply], entry: str, weighting: Literal["uniform", "samples"]
 ) -> None:
-    """Merge what clients sent of each class into the server's state; classes that nobody sent keep what they had.
+    """Merge the clients' statistics of each class into the server's state; classes that nobody sent stay unchanged.
 
     Parameters
     ----------

@@ -256,6 +256,6 @@ def public_subset(seed: int, available: int, size: int) -> Tensor:
 
 
 def drop_stage_state(server: Server) -> None:
-    """Drop what only the next stage needs."""
+    """Drop the entries that only the next stage needs."""
     for entry in ("reduced", "batch", "merged"):
         server.state.pop(entry, None)

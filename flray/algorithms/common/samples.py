@@ -71,12 +71,12 @@ class Samples:
     prepare : callable
         Normalises a batch of raw samples.
     disturb : callable, optional
-        Adds to a batch of normalised samples what belongs to their rows.
+        Adds the data of their rows to a batch of normalised samples.
     normalisation : two Tensors, optional
         Mean and standard deviation that pixels in [0, 1] are normalised with.
     device : torch.device, optional
-        Where batches are needed. Where the samples are elsewhere, each batch is gathered there and
-        sent, which nobody waits for. Default: where the samples are.
+        Where batches are needed. If the samples are elsewhere, each batch is gathered there and
+        sent without waiting. Default: where the samples are.
     together : bool
         Whether all are gathered and sent instead, as soon as one is needed.
     """
