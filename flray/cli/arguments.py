@@ -10,7 +10,7 @@ import typer
 
 
 def complete(which: str) -> Callable[[str], list[str]]:
-    """Return what a shell completes an argument with; see `flray.cli.completion`."""
+    """Return the function that completes an argument in a shell; see `flray.cli.completion`."""
 
     def words(incomplete: str) -> list[str]:
         from flray.cli import completion

@@ -45,7 +45,7 @@ def list_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a YAML file may name, or the suites that make the papers' tables again."""
+    """List the components that a YAML file may name, or the suites that reproduce the papers' tables."""
     if plugins:
         from flray.config.plugins import load_plugins
 
@@ -84,7 +84,7 @@ def doctor_command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show versions, CPUs, GPUs, data and what is missing."""
+    """Show versions, CPUs, GPUs, data sets, and missing packages and files."""
     from flray.cli import tables
 
     if not gpu:

@@ -30,7 +30,7 @@ _Values = dict[Hashable, float]
 
 
 def show_comparison(first: Path, second: Path, as_json: bool) -> None:
-    """Print the settings in which two runs or two sweeps differ, and their values with intervals.
+    """Print the settings that differ between two runs or two sweeps, and both values with intervals.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def _differing(first: Path, second: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _run_values(first: ResultSet, second: ResultSet) -> Iterator[tuple[str, ...]]:
-    """Yield what both runs measured; of a global and a personal model what may be compared."""
+    """Yield a row for each metric of both runs; metrics of a global and a personal model may share a row."""
     (one,), (other,) = first.trials, second.trials
     same = one.fingerprints.get("partition") == other.fingerprints.get("partition") is not None
     left, right = (
@@ -161,7 +161,7 @@ def _mean(values: _Values) -> str:
 
 
 def _difference(first: _Values, second: _Values) -> tuple[str, str]:
-    """Return the mean of second less first, and the interval of what is paired; empty where there is none."""
+    """Return the mean of second less first, and the interval over the pairs; empty texts if there are none."""
     if not (first and second):
         return "", ""
     (found,) = compare({"second": second, "first": first})

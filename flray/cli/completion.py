@@ -1,4 +1,4 @@
-"""What a shell completes after the Tab key: commands are typer's, these are the names that flray knows.
+"""Completion after the Tab key: typer completes commands, this module the names that flray knows.
 
 Install it once with ``flray --install-completion``.
 """
@@ -35,7 +35,7 @@ def files(incomplete: str) -> list[str]:
 
 
 def files_and_datasets(incomplete: str) -> list[str]:
-    """Return what `files` does, and data sets by name."""
+    """Return the completions of `files`, and the names of data sets."""
     return files(incomplete) + datasets(incomplete)
 
 
@@ -45,7 +45,7 @@ def datasets(incomplete: str) -> list[str]:
 
 
 def kinds(incomplete: str) -> list[str]:
-    """Return what ``flray list`` lists."""
+    """Return the kinds of components that ``flray list`` accepts."""
     return [
         kind for kind in (*sorted(registry.ALL), "metrics", "papers") if kind.startswith(incomplete)
     ]

@@ -73,7 +73,7 @@ console = _Console(
 
 
 def to_stderr(wanted: bool) -> None:
-    """Send what is said on the way to the error stream, where the output is to be JSON alone."""
+    """Send progress messages to the error stream, so that the output is JSON alone."""
     console.stderr = wanted
 
 
@@ -217,7 +217,7 @@ class RunProgress(_Display):
 
 
 def show_result(result: Result, as_json: bool = False) -> None:
-    """Print a finished run's table, where it lies, and its digest."""
+    """Print a finished run's table, its folder and its digest."""
     if as_json:
         print_json(result_values(result))
         return
@@ -406,7 +406,7 @@ def show_plan(trials: Sequence[PlannedTrial], as_json: bool = False, suggested: 
 
 
 def _report_lines(folder: Path) -> Iterator[str]:
-    """Yield where the report page of a sweep lies, and the picture that shows most of what it concludes."""
+    """Yield the paths of a sweep's report page and of its most telling figure."""
     report = folder / "report"
     pictures = (report / "figures" / f"{name}.png" for name in ("differences", "curves"))
     picture = next((path for path in pictures if path.is_file()), None)
@@ -426,7 +426,7 @@ def show_values(result: SweepResult) -> None:
 
 
 def show_places(result: SweepResult) -> None:
-    """Print where a finished sweep's files lie, and where to see more."""
+    """Print the folder of a finished sweep, its report, and the addresses of its tracking pages."""
     from flray.tracking.links import ui_links
 
     console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)")

@@ -1,4 +1,4 @@
-"""Commands for what was trained: report, export, ls, compare, rm, sync."""
+"""Commands for finished runs and sweeps: report, export, ls, compare, rm, sync."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def ls_command(
 def compare_command(
     first: RunName, second: RunName, output: OutputFolder = "runs", as_json: AsJson = False
 ) -> None:
-    """Show in which settings two runs or sweeps differ, and their values with intervals."""
+    """Show the settings that differ between two runs or sweeps, and both values with intervals."""
     from flray.cli.comparison import show_comparison
     from flray.records import directory
 
@@ -168,7 +168,7 @@ def sync_command(
     ] = None,
     output: OutputFolder = "runs",
 ) -> None:
-    """Send what could not be sent to MLflow while the run went on."""
+    """Upload pending tracking data to MLflow."""
     from flray.records import directory
     from flray.tracking.sync import sync
 

@@ -67,7 +67,7 @@ ON_CPU = Size("lenet", 128, (1, 2), {"bfloat16": BFLOAT16, "clients_per_step": T
 
 @dataclass(frozen=True)
 class Finding:
-    """What was checked, whether it is as it should be, and what was found."""
+    """The result of one check: its name, whether it passed, and a line with the values found."""
 
     check: str
     passed: bool
@@ -79,7 +79,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a federation learnt, how fast, and the most memory that one of its processes held on the GPU."""
+    """A federation's digest, its speed, and the most GPU memory that one of its processes used."""
 
     sha256: str
     speed: float
@@ -87,7 +87,7 @@ class Measured:
 
 
 def check_gpu(device: torch.device | None = None, size: Size | None = None) -> Iterator[Finding]:
-    """Yield what is found of the first GPU, or without one of the CPU, each as soon as it is.
+    """Check the first GPU, or the CPU if there is none, and yield each result as soon as it is known.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def check_gpu(device: torch.device | None = None, size: Size | None = None) -> I
 def _on_ray(
     spec: FederationSpec, numbers: Sequence[int], device: torch.device, alone: Sequence[Measured]
 ) -> Iterator[Finding]:
-    """Yield what is found with client actors, in a session of Ray."""
+    """Yield the results of the checks with client actors, which need a Ray session."""
     digests = {"no actor": alone[-1].sha256} if alone else {}
     peak = 0.0
     for actors in numbers:
@@ -154,7 +154,7 @@ def _on_ray(
 
 
 def _found(check: str, call: Callable[[], Verdict]) -> Finding:
-    """Return what a check found; one that raises has failed."""
+    """Run a check and return its result; a check that raises has failed."""
     try:
         passed, text = call()
     except Exception as error:

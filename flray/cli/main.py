@@ -89,14 +89,14 @@ def invoke(
     Parameters
     ----------
     arguments : list of str
-        What was typed after the command's name.
+        The words that were typed after the command's name.
     command : str, optional
-        The command that the arguments are for, where they do not name it themselves.
+        The command that the arguments are for, if they do not name it themselves.
     typed : str
         The command's name as it was typed, for usage lines.
     alone : bool
-        Whether the process is there for this only, and may be started again where `flray.bits`
-        needs it.
+        Whether the process runs nothing else, so that it may be restarted if `flray.bits`
+        needs that.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What a sweep can choose by: all names of metrics, or those of one experiment."""
+"""The metrics that a sweep can choose by: all names, or those of one experiment."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _measure(name: str) -> str:
 
 
 def _first_line(name: str) -> str:
-    """Return what a registered metric says of itself."""
+    """Return the first line of a registered metric's docstring."""
     return (registry.metrics.outline(name).__doc__ or "").strip().partition("\n")[0]
 
 

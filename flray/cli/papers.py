@@ -45,7 +45,7 @@ class Suite:
     problem : str
         Why it cannot be run now; empty if it can.
     absent : mapping of str to str
-        Missing data sets, with their own messages.
+        Missing data sets, each with a message that tells how to get it.
     hours : float or None
         Of all runs one after another on this machine; None if not timed.
     """
@@ -175,7 +175,7 @@ def _describe(name: str, path: Path, timed: bool) -> Suite:
 
 
 def _trials(path: Path) -> list[TrialSpec]:
-    """Return the trials of a suite; here and not in every list of suites, for it takes seconds."""
+    """Return the trials of a suite; this takes seconds, so that lists of suites do without it."""
     from flray.config.loader import load
     from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 

@@ -1,4 +1,4 @@
-"""Tables of what there is: components, data sets, who holds which data, and this machine."""
+"""Tables of components, data sets, the clients' samples, and this machine."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
 
 
 def _options(what: str, name: str) -> type[BaseModel]:
-    """Return the options of a component, with what a file may give it besides."""
+    """Return the options that a file may set for a component; a partition has its seed too."""
     if what != "partitions":
         return registry.ALL[what].params(name)
     from flray.config.components import PartitionChoice
@@ -106,7 +106,7 @@ def _options(what: str, name: str) -> type[BaseModel]:
 
 
 def _summary_line(method: type) -> str:
-    """Return the first line of a method's file, or its own where it is a form of another method of that file."""
+    """Return a method's summary: the first line of its file, or of its class if it extends a method of the same file."""
     is_form = any(base.__module__ == method.__module__ for base in method.__mro__[1:])
     module = getattr(method, "module_doc", None) or getattr(
         sys.modules.get(method.__module__), "__doc__", None
@@ -115,7 +115,7 @@ def _summary_line(method: type) -> str:
 
 
 def when_added_up(method: Any) -> str:
-    """Return what `flray.algorithms.base.Algorithm.adds_up` does, also of a method that is not imported."""
+    """Like `flray.algorithms.base.Algorithm.adds_up`, also for methods that are not imported."""
     if hasattr(method, "adds_up"):
         return str(method.adds_up())
     own = [base for base in method.__mro__ if base.__name__ != "Algorithm"]

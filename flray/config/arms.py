@@ -116,7 +116,7 @@ def override_arms(content: Mapping[str, Plain], path: str) -> None:
 
 
 def _without(settings: dict[str, Plain], path: str, who: str, single: str) -> dict[str, Plain]:
-    """Return settings without a path and what lies below it."""
+    """Return settings without a path and the paths below it."""
     for key in settings:
         own = key.removeprefix("experiment.")
         if own != path and path.startswith(f"{own}."):

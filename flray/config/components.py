@@ -1,4 +1,4 @@
-"""Components in the YAML file: a registered name with its options, checked where it is read."""
+"""Components in the YAML file: a registered name with its options, checked when the file is read."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Component(BaseModel):
 
     @classmethod
     def _owners(cls, option: str) -> str:
-        """Return which components have an option, for a message; empty if none has."""
+        """Return the part of a message that names the components with an option; empty if none has it."""
         names = [n for n in cls.registry.names() if option in cls.registry.params(n).model_fields]
         return f" ({', '.join(names)} {'has' if len(names) == 1 else 'have'} it)" if names else ""
 
@@ -141,7 +141,7 @@ class PublicChoice(Component):
 
 @cache
 def _with_seed(declared: type[BaseModel]) -> type[BaseModel]:
-    """Return a partition's options with a seed of its own, unless they have one."""
+    """Return a partition's options plus an option `seed`, unless they have that one already."""
     if "seed" in declared.model_fields:
         return declared
     text = "who holds what (also for validation), apart from the run's seed; null: by that one"
@@ -160,7 +160,7 @@ class PartitionChoice(Component):
 
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:
-        """Return the partition's options, and a seed of its own."""
+        """Return the partition's options, which always include `seed`."""
         return _with_seed(super().params(name))
 
     @model_serializer
@@ -177,7 +177,7 @@ class PartitionChoice(Component):
 
     @property
     def arguments(self) -> dict[str, Plain]:
-        """What the partition's function takes."""
+        """The options that are passed to the partition's function."""
         return {k: v for k, v in self.options.items() if not (self._has_seed and k == "seed")}
 
     def seed(self, run: int) -> int:
@@ -245,6 +245,6 @@ class SamplerChoice(Component):
 
 
 class CallbackChoice(Component):
-    """What is called after each round."""
+    """A callback that is called after each round, with its options."""
 
     registry = registry.callbacks

@@ -132,7 +132,7 @@ class Local(Section):
 
     @property
     def of_public_images(self) -> Augment:
-        """The augmentation of public images: their own, else that of private ones."""
+        """The augmentation of public images: `public_augment`, or `augment` if that is not set."""
         return self.augment if self.public_augment is None else self.public_augment
 
 
@@ -187,7 +187,7 @@ class Checkpointing(Section):
     keep: int = Field(2, ge=1, description="checkpoints kept")
 
     def pause(self, writing: float) -> float:
-        """Return the seconds after a checkpoint that took so many to write in which no other is due."""
+        """Return the minimum pause after a checkpoint that took `writing` seconds."""
         return max(self.min_seconds, 10.0 * writing) if self.min_seconds else 0.0
 
 

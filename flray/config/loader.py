@@ -32,7 +32,7 @@ def parse_override(text: str) -> tuple[str, Plain]:
     Raises
     ------
     ConfigError
-        If there is no ``=``.
+        If the text has no ``=``.
     """
     path, separator, value = text.partition("=")
     if not separator or not path.strip():
@@ -137,14 +137,14 @@ def load(
 
 
 def check_single(config: Config, source: object) -> None:
-    """Reject a description of several federations, of which only one would be run silently.
+    """Reject a configuration that describes several runs, because only one of them would be run.
 
     Parameters
     ----------
     config : Config
         The checked configuration.
     source : object
-        Where it comes from, for the message.
+        The file or object that the configuration was read from; the message names it.
 
     Raises
     ------
@@ -235,7 +235,7 @@ def _base_folder(source: str | Path | Mapping[str, Plain]) -> Path | None:
 
 
 def _validate(content: Mapping[str, Plain]) -> Config:
-    """Validate a file's content, in which numbers are parsed already."""
+    """Validate a file's content, whose numbers are parsed already."""
     try:
         config = Config.model_validate(content)
     except ValidationError as error:

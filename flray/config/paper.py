@@ -12,9 +12,9 @@ PaperName = Literal["fedco2", "fcclplus", "fedskc", "lgmix"]
 class PaperTable(BaseModel):
     """Ties a sweep with arms to a table of a paper.
 
-    A cell of the table is a combination of arms, a client and a measure. Its printed number is the
-    row of `flray.papers.reported` whose ``method`` is the name of the arm of the axis ``method``,
-    changed by what `printed` says of the arms, and whose ``client`` and ``metric`` are the cell's.
+    A cell of the table is a combination of arms, a client and a measure. Its printed number is a row
+    of `flray.papers.reported`. The row's ``method`` is the name of the arm of the axis ``method``,
+    unless `printed` gives another value; its ``client`` and ``metric`` are those of the cell.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

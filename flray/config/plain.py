@@ -1,4 +1,4 @@
-"""The type of what a YAML file holds before it is checked."""
+"""The type of a YAML file's content before it is checked."""
 
 from __future__ import annotations
 

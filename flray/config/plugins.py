@@ -88,7 +88,7 @@ def _execute(text: str, path: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Source:
-    """A file as it was when it was imported: its digest, what it imports by name, and what running it imported."""
+    """A file when it was imported: its digest, the modules that it names, and the files that its run imported."""
 
     sha256: str
     names: tuple[tuple[Path | None, str], ...]
@@ -163,7 +163,7 @@ def _imports(tree: ast.AST, file: Path) -> Iterator[tuple[Path | None, str]]:
 
 
 def _files_of(name: str, folder: Path | None) -> Iterator[Path]:
-    """Yield the user's files that an import of a module reads: its packages' and its own."""
+    """Yield the user's files that an import of a module reads: the module's and its packages'."""
     first, *rest = name.split(".")
     if folder is None:
         if first == "flray" or first in sys.stdlib_module_names:

@@ -1,4 +1,4 @@
-"""Whether a sweep chooses settings, and by which data."""
+"""Whether a sweep chooses settings, and whether it chooses by validation or by test data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def chooses(config: Mapping[str, Any]) -> bool:
 
 
 def selects_on_test(config: Mapping[str, Any]) -> str:
-    """Return a line that says so where a sweep chooses by a test metric, else nothing.
+    """Return a warning line if a sweep chooses by a test metric, otherwise an empty text.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def selects_on_test(config: Mapping[str, Any]) -> str:
 
 
 def choice_line(config: Mapping[str, Any]) -> str:
-    """Return a line on what a sweep chooses by; nothing where it chooses nothing.
+    """Return a line that names the data a sweep chooses by; empty if it chooses nothing.
 
     Parameters
     ----------
@@ -69,11 +69,12 @@ def choice_line(config: Mapping[str, Any]) -> str:
 
 
 def choose_on_validation(config: Config) -> Config:
-    """Return a sweep that chooses by validation values where its file leaves that open.
+    """Return a sweep that chooses by validation values if its file does not name a metric.
 
-    Where it chooses and names no ``sweep.metric``, that is ``validation``; a share of each client's
-    training data is kept for it, unless the file says how many or a split does. Where arms or the
-    space change that, or the file keeps none, the sweep selects on test data, and says so.
+    If the sweep chooses and names no ``sweep.metric``, the metric becomes ``validation``. It needs a
+    share of each client's training data: the file or its split sets the share, otherwise flray does.
+    If arms or the space change the share, or the file sets it to 0, the sweep selects on test data
+    and prints a line that says so.
 
     Parameters
     ----------

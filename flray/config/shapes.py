@@ -71,7 +71,7 @@ def copy_plain(value: Plain, path: str = "") -> Plain:
         Content of a file, or values from Python code: tuples, ranges, paths, NumPy's numbers and
         pydantic's models too.
     path : str
-        Its path, for the message.
+        Its path, which the message names.
 
     Raises
     ------

@@ -121,7 +121,7 @@ def files(folder: Path | None = None) -> dict[str, Path]:
     Raises
     ------
     FlrayError
-        If there is no such folder.
+        If the folder does not exist.
     """
     from flray.papers import PAPERS
 

@@ -141,7 +141,7 @@ Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
 class Tune(Section):
-    """Each arm is tuned over its own space, with the same budget; its best setting is compared at `sweep.seeds`."""
+    """Tunes every arm over the arm's space, with equal budgets, and compares the best settings at `sweep.seeds`."""
 
     samples: int = Field(
         20, ge=1, description="settings of each arm; fewer where all that its space has are fewer"

@@ -43,7 +43,7 @@ _HINTS = {
 
 
 class _PlainValues:
-    """What both loaders share: YAML's plain values and nothing else; dates stay text."""
+    """The base of both loaders: they read YAML's plain values and nothing else; dates stay text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML declares it)
         first: [(tag, pattern) for tag, pattern in resolvers if tag != _DATE]
@@ -169,8 +169,8 @@ def parse(text: str) -> Plain:
     Raises
     ------
     ValueError
-        If it is not YAML or holds anything else; one line that names line and column where they are
-        known.
+        If it is not YAML or holds anything else. The message is one line; it names line and column
+        if the parser knows them.
     """
     with contextlib.suppress(Exception):
         return yaml.load(text, _FastLoader)
@@ -272,7 +272,7 @@ def read_with_base(path: Path) -> dict[str, Plain]:
     Raises
     ------
     FlrayError
-        If a file cannot be read, or is its own base.
+        If a file cannot be read, or if it is, directly or through others, a base of itself.
     """
     return _merge_base(path, (), [])
 
