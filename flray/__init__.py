@@ -1,4 +1,4 @@
-"""Which federated-learning method works on this data heterogeneity, at which settings, and how sure are we."""
+"""Compare federated-learning methods on heterogeneous data: best method, best settings, and how sure both are."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ class PlannedTrial(NamedTuple):
     number, label : str
         Its number, and its setting with its seed.
     taken_over : str
-        The finished trial of another sweep that it is, as ``demo/001/0003``; empty where it is to
-        be run.
+        The identical finished trial of another sweep, such as ``demo/001/0003``; empty if the
+        trial has to be run.
     phase : {"comparison", "tuning"}
-        Whether it is compared, or helps to choose what is.
+        Whether it is compared, or helps to choose the setting that is compared.
     """
 
     number: str
@@ -69,7 +69,7 @@ def tune(
     FlrayError
         If a setting or a data file is wrong; then nothing has been created.
     InterruptedRunError
-        If the user stopped it; the message says how to go on.
+        If the user stopped it; the message tells how to continue.
     """
     return sweep.tune(
         source,
@@ -153,7 +153,7 @@ def resume(
         Your own files in place of those that the settings name; see
         `flray.runs.resume_checks.load_config`.
     other_cpu : bool
-        Go on even where this CPU's or GPU's bits are other than those it began with.
+        Continue even if this CPU or GPU computes other bits than the one that it began with.
     other_code : bool
         Continue even if the code is not the one that it began with.
     rounds : int, optional

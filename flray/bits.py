@@ -2,7 +2,8 @@
 
 torch, oneDNN, MKL, numpy and OpenBLAS each detect the CPU when loaded or first used, and sum in
 another order with wider instructions. ``resources.bits: portable`` restricts them all to AVX2, and
-MKL to what every x86-64 CPU has; the environment must say so before a process loads them.
+MKL to the instructions of every x86-64 CPU. Environment variables do this; they must be set before a
+process loads the libraries.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def portable() -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        The variables that were set, for a Ray started by hand:
+        The variables that were set. If you start Ray yourself, pass them on:
         ``ray.init(runtime_env={"env_vars": ...})``.
 
     Raises

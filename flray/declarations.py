@@ -1,8 +1,8 @@
-"""Read what flray's own components declare from their sources, without importing torch.
+"""Read the declarations of flray's components from their source files, without importing torch.
 
 Names, first lines, options and a method's declarations are literals in the sources. A command that
-only shows or checks them would wait seconds for torch, which the components import to compute. What
-cannot be read so is imported as ever; `tests/test_start.py` compares both for every component.
+only shows or checks them would wait seconds for torch, which the components import to compute. A
+component that cannot be read this way is imported; `tests/test_start.py` compares both ways.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LIGHT = (
 
 
 class UnreadableError(LookupError):
-    """What a name means is not to be seen without importing its module."""
+    """The value of a name cannot be read without importing its module."""
 
 
 @cache
@@ -67,7 +67,7 @@ def registered(package: str, kind: str) -> dict[str, Module]:
 
 
 class Module:
-    """A module of flray, of which only declarations are evaluated.
+    """A module of flray whose declarations are evaluated without importing it.
 
     Parameters
     ----------
@@ -93,11 +93,11 @@ class Module:
         self._values: dict[str, Any] = {}
 
     def component(self, kind: str, name: str) -> Any:
-        """Return a class or function as declared under a registered name: without its code.
+        """Return the class or function of a registered name, with its declarations but without its code.
 
-        A class has its docstring, its ``Params``, the attributes of which the values can be read
-        and the names of its methods as ``defines``; a function its docstring and signature of
-        keyword-only parameters. Either has the module's docstring as ``module_doc``.
+        A class has its docstring, its ``Params``, its readable attributes, and the names of its
+        methods as ``defines``. A function has its docstring and a signature of keyword-only
+        parameters. Both have the module's docstring as ``module_doc``.
         """
         for statement in self._parsed().values():
             for decorator in getattr(statement, "decorator_list", ()):
@@ -112,12 +112,12 @@ class Module:
         raise UnreadableError(name)
 
     def value(self, name: str) -> Any:
-        """Return what a name of the module means.
+        """Evaluate a module-level name.
 
         Raises
         ------
         UnreadableError
-            If it cannot be told without importing.
+            If its value cannot be read without importing the module.
         """
         if name not in self._values:
             statement = self._parsed().get(name)
@@ -236,7 +236,7 @@ def _module(name: str) -> Module:
 
 
 def _imported(module: str, name: str) -> Any:
-    """Return what ``from module import name`` would bind."""
+    """Return the object that ``from module import name`` would bind."""
     for place in (f"{module}.{name}", module):
         if place.startswith(_LIGHT) and (place in sys.modules or place == module):
             found = importlib.import_module(place)

@@ -109,7 +109,7 @@ def disk_is_full(error: BaseException | None) -> bool:
 
 
 def memory_is_short(error: BaseException | None) -> bool:
-    """Return whether an error means that there was no memory: Python's own, or torch's for the CPU."""
+    """Return whether an error means that memory ran out: Python's error, or torch's for the CPU."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     )

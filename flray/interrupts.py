@@ -37,7 +37,7 @@ class RayLostError(KeyboardInterrupt):
     """Ray's node process on this machine died: a stop as by Ctrl-C, from outside, in the thread that uses Ray."""
 
     def __str__(self) -> str:
-        """Return what the user reads."""
+        """Return the message for the user."""
         return (
             "stopped: Ray's node process (raylet) on this machine was killed, as happens when memory "
             "runs out"
@@ -45,7 +45,7 @@ class RayLostError(KeyboardInterrupt):
 
 
 class StopSignal:
-    """Whether this process was asked to end, and how.
+    """Whether this process received a signal to end, and which one.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class StopSignal:
 
 @contextlib.contextmanager
 def signals_as_interrupt() -> Iterator[StopSignal]:
-    """Treat `SIGNALS` as Ctrl-C in the block; those that the caller ignores or handles (nohup) are left alone.
+    """Treat `SIGNALS` as Ctrl-C in the block, except for those that the caller ignores (nohup) or handles.
 
     Yields
     ------

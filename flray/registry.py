@@ -111,7 +111,7 @@ class Registry:
         Raises
         ------
         TypeError
-            If there is no name, a name is not a one-line text, or the component is not callable.
+            If names are missing, a name is not a one-line text, or the component is not callable.
         """
         if not names or not all(
             isinstance(name, str) and name and name.isprintable() for name in names
@@ -300,14 +300,14 @@ def signature_model(item: Callable[..., Any], name: str) -> type[BaseModel]:
 
 
 def takes(function: Any, positional: int) -> bool:
-    """Return whether a function takes so many positional arguments; True where there is none.
+    """Return whether a function takes `positional` positional arguments; True if `function` is None.
 
     Parameters
     ----------
     function : callable or None
-        A class is called, too.
+        A function or class.
     positional : int
-        Arguments, with that of an instance where it is a method of a class.
+        The number of arguments, including ``self`` if the function is a method.
     """
     if function is None:
         return True

@@ -41,9 +41,9 @@ def key(
     seed : int
         The experiment's seed.
     purpose : str
-        What the stream is for; one of `PURPOSES`.
+        The use of the stream; one of `PURPOSES`.
     round, client : int
-        Where the stream is used; 0 where it has no meaning.
+        The round and client that use the stream; 0 if it does not depend on them.
     extra : int or str
         Tells several streams of one purpose apart, for example a step or an architecture.
 

@@ -74,7 +74,7 @@ def environment(values: Mapping[str, str | None]) -> Iterator[None]:
     Parameters
     ----------
     values : mapping
-        Values by name; where it is None, the variable stays and whatever the block makes of it is
+        Values by name. A variable with None keeps its value; changes of it in the block are
         undone.
     """
     before = {name: os.environ.get(name) for name in values}

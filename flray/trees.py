@@ -224,7 +224,7 @@ class FlatLayout:
 class FlatTree(NamedTuple):
     """An entry of a packed tree, names to tensors, as one tensor of all its values; none of them is copied.
 
-    What lies between the tensors (padding, counters) is among the values, and means nothing.
+    The values include the bytes between the tensors (padding, counters), which have no meaning.
     """
 
     layout: FlatLayout
@@ -233,7 +233,7 @@ class FlatTree(NamedTuple):
 
 
 def flat_entry(packed: Packed, entry: str) -> FlatTree | None:
-    """Return an entry as one tensor; None if it is no mapping from names to tensors of one floating-point dtype."""
+    """Return an entry as one tensor; None unless it maps names to tensors of one floating-point dtype."""
     layout = _flat_layout(packed.leaves, entry)
     if layout is None or any(path.startswith(f"{entry}/") for path in packed.scalars):
         return None
@@ -284,7 +284,7 @@ def clone(tree: Tree) -> dict[str, Any]:
 
 
 def to_device(tree: Tree, device: torch.device) -> dict[str, Any]:
-    """Return the tree with its tensors on `device` (the same tensors where they already are)."""
+    """Return the tree with its tensors on `device`; tensors that are there already are not copied."""
     return {
         name: to_device(value, device)
         if isinstance(value, Mapping)

@@ -106,7 +106,7 @@ def _options(what: str, name: str) -> type[BaseModel]:
 
 
 def _summary_line(method: type) -> str:
-    """Return a method's summary: the first line of its file, or of its class if it extends a method of the same file."""
+    """Return the first line of a method's file, or of its class if it extends a method of the same file."""
     is_form = any(base.__module__ == method.__module__ for base in method.__mro__[1:])
     module = getattr(method, "module_doc", None) or getattr(
         sys.modules.get(method.__module__), "__doc__", None

@@ -23,7 +23,7 @@ def write_atomically(path: Path, data: bytes, *, keep_name: bool = True) -> None
     Raises
     ------
     OSError
-        If it cannot be written; no partial file is left.
+        If it cannot be written; no partial file remains.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

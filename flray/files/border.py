@@ -6,8 +6,8 @@
 - Settings and addresses of a run that is `foreign` are followed only if they are the user's own:
   `own_tracking`, `check_settings`.
 
-Texts are made harmless where they are shown: `flray.errors.one_line`, by every error and by the
-console of `flray.cli.display`.
+Texts are made harmless by `flray.errors.one_line`, which every error and the console of
+`flray.cli.display` call before they show them.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def check_name(name: str, where: str | Path) -> str:
     name : str
         Its parts, with slashes between them.
     where : str or Path
-        The folder or address that names it, for the message.
+        The folder or address that holds the name; the message shows it.
 
     Raises
     ------

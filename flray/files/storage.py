@@ -112,14 +112,14 @@ def write(uri: str, data: bytes) -> None:
 
 
 def remove(uri: str) -> None:
-    """Remove a single file; a missing one is no error."""
+    """Remove a single file; a missing one is not an error."""
     found, path = filesystem(uri)
     with storage_errors(uri), contextlib.suppress(FileNotFoundError):
         found.delete_file(path)
 
 
 def remove_folder(uri: str) -> None:
-    """Remove a folder with all that is in it; a missing one is no error."""
+    """Remove a folder with its whole content; a missing one is not an error."""
     found, path = filesystem(uri)
     with storage_errors(uri), contextlib.suppress(FileNotFoundError):
         found.delete_dir(path)

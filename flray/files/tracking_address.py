@@ -81,7 +81,7 @@ def database_path(uri: str) -> Path | None:
 
 
 def check(uri: str) -> None:
-    """Reject an address at which no run can ever be tracked; an unreachable server is accepted.
+    """Reject an address that can never track a run; an unreachable server is accepted.
 
     Parameters
     ----------

@@ -212,7 +212,7 @@ def check_latest(folder: Path, uri: str) -> None:
     Raises
     ------
     FlrayError
-        If another worker resumed from its own copy since this one was made.
+        If another worker resumed from another copy after this one was made.
     """
     if _continued_elsewhere(folder, uri):
         raise FlrayError(
@@ -328,13 +328,13 @@ def new_identity(setting: str = "native") -> dict[str, Any]:
 
 @functools.cache
 def source() -> dict[str, str]:
-    """Return who began a run, with which command, and the git commit of the folder it was begun in.
+    """Return the user, the command and the git commit that a run began with.
 
     Returns
     -------
     dict of str to str
-        ``user``, ``command``, and where the folder is in a git repository ``commit`` and
-        ``branch``; ``changed`` is true where files differ from the commit.
+        ``user`` and ``command``; ``commit`` and ``branch`` if the current folder is in a git
+        repository; ``changed`` if files differ from the commit.
     """
     program = Path(sys.argv[0])
     name = "flray" if program.name == "__main__.py" else program.name  # python -m flray
@@ -376,12 +376,12 @@ def _user() -> str:
 
 
 def _git(*arguments: str, **environment: str) -> str:
-    """Return what git says of the current folder.
+    """Return the output of a git command in the current folder.
 
     Raises
     ------
     OSError, subprocess.SubprocessError
-        If there is no git or no repository.
+        If git is not installed or the folder is not in a repository.
     """
     done = subprocess.run(
         ["git", *arguments],

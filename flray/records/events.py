@@ -90,7 +90,7 @@ def decode(line: bytes) -> Event:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return all complete events of a journal; a last line truncated by a kill is left out.
+    """Return all complete events of a journal, without a last line that a kill truncated.
 
     Parameters
     ----------

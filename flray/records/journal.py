@@ -142,7 +142,7 @@ class Journal:
         Parameters
         ----------
         uid : str
-            Unique name, by which the tracking server finds the run.
+            Unique name that the tracking server finds the run by.
         experiment, name : str
             Its experiment and name on the tracking server.
         parent : str, optional

@@ -33,7 +33,7 @@ class RunCallback:
 
 
 class JournalCallback(RunCallback):
-    """Records every round, for the history and for MLflow.
+    """Records every round for the history and MLflow.
 
     First in the list: a checkpoint must never contain a round that the history lacks. Writing
     wakes the exporter to MLflow.
@@ -58,7 +58,7 @@ class ProgressCallback(RunCallback):
         self._progress, self._spec, self._metric = progress, spec, metric
 
     def on_begin(self, rounds_done: int) -> None:
-        """Show the round from which the run resumes."""
+        """Show the round that the run resumes from."""
         self._progress.begin(self._spec, rounds_done)
 
     def on_round(self, result: RoundResult) -> None:

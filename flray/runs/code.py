@@ -1,4 +1,4 @@
-"""The recorded code of a run: what of it differs from other code, and what has changed since."""
+"""The recorded code of a run: its differences from other code, and its changes since then."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Differences = dict[str, tuple[str, str]]
 
 
 def code_digest(code: Code) -> str:
-    """Return the SHA-256 of code; where the user's files lie is no part of it."""
+    """Return the SHA-256 of code; the paths of the user's files do not enter it."""
     parts = {**code, "files": sorted(code["files"].values())}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def code_differences(began: Mapping[str, Any], here: Mapping[str, Any]) -> Differences:
-    """Return in which parts two codes differ, with both: versions, or the first digits of a SHA-256.
+    """Return the parts that differ between two codes, with both versions or both SHA-256's first digits.
 
     Parameters
     ----------
     began, here : mapping
-        What `flray.runs.identity.code_of` returned, perhaps in another process or of an older flray. What is in no
-        file cannot be compared, and is not.
+        The results of `flray.runs.identity.code_of`, perhaps from another process or an older
+        flray. Code that is not in a file is not compared.
     """
     found: Differences = {}
     for part, short in (("flray", 12), ("files", 12), ("versions", 40)):
@@ -96,7 +96,7 @@ def check_code(folder: Path, code: Code, allowed: bool) -> dict[str, str]:
 
 
 def describe_difference(differ: Differences) -> str:
-    """Return the parts in which two codes differ, in words."""
+    """Return the differences between two codes in words."""
     return ", ".join(
         f"{name} {left or 'not there'}, here {right or 'not there'}"
         for name, (left, right) in differ.items()
@@ -119,7 +119,7 @@ def changed_files(record: Mapping[str, Any]) -> list[str]:
 
 
 def code_notes(folder: Path) -> list[str]:
-    """Return lines on a run's or sweep's code: where it continued under other code, and what has changed since."""
+    """Return notes on a run's or sweep's code: other code that it continued with, and later changes."""
     record = directory.read(folder)
     began, notes = record.get("code") or {}, []
     for other in record.get("other_code", ()):

@@ -65,12 +65,11 @@ def export(
     folder : Path
         The folder of a run or of a sweep's trial.
     to : Path, optional
-        Where to; by default ``export`` in the folder.
+        The target folder; by default ``export`` in `folder`.
     client : str, optional
-        A client, for the model that it is tested with; by default the global model, one for each
-        architecture.
+        The client whose model is written; by default the global model, one per architecture.
     every : bool
-        The global model and those of all clients, as far as the method has them.
+        Whether to write the global model and those of all clients, if the method has them.
     plugins : tuple of str
         Your own files in place of those that the settings name.
 
@@ -82,8 +81,8 @@ def export(
     Raises
     ------
     FlrayError
-        If there is no such model, or its code cannot be written in plain PyTorch: it names the
-        layer.
+        If the run has no such model, or if a layer cannot be written in plain PyTorch; the message
+        names the layer.
     """
     models = TrainedModels(folder, plugins)
     to = folder / "export" if to is None else to

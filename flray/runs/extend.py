@@ -26,7 +26,7 @@ def parse_rounds(settings: Iterable[str]) -> int | None:
     Raises
     ------
     ConfigError
-        If another setting is named, or its value is no number of rounds.
+        If another setting is named, or its value is not a number of rounds.
     """
     rounds = None
     for text in settings:
@@ -134,5 +134,5 @@ def record(folder: Path, config: Config) -> None:
 
 
 def _says(method: type) -> bool:
-    """Return whether a user's method has its own `needs_rounds`."""
+    """Return whether a user's method defines `needs_rounds` itself."""
     return "needs_rounds" in vars(method)

@@ -1,4 +1,4 @@
-"""What decides a run's bits: its settings, its data, and the code. Two runs of one identity are one run."""
+"""The identity of a run: settings, data and code decide its bits, so that two runs with one identity are equal."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def run_identity(experiment: Experiment, metric: str, data: str) -> Identity:
     Parameters
     ----------
     experiment : Experiment
-        Its resolved settings; those that may change between a run's beginning and its resume
-        (`flray.runs.resume_checks`) are left out.
+        Its resolved settings. Those that may change on resume do not count; see
+        `flray.runs.resume_checks`.
     metric : str
-        ``sweep.metric``, which its score is.
+        ``sweep.metric``, the run's score.
     data : str
         Fingerprint of the data set. Who holds what follows from it, the settings and the code.
 

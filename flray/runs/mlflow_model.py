@@ -50,7 +50,7 @@ def save_mlflow_models(folder: Path, journal: Journal, say: Callable[[str], None
     journal : Journal
         Its journal.
     say : callable
-        Called with a line where there is no such model.
+        Called with a line if the run has no global model to write.
     """
     from flray.runs.export import CARD, export  # torch.fx, which no other run needs
 

@@ -1,4 +1,4 @@
-"""The trained models of a run: the global ones, and what each client is tested with."""
+"""The trained models of a run: the global ones, and the one that each client is tested with."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TrainedModels:
 
     @property
     def personal(self) -> bool:
-        """Whether each client has a model of its own, or the global one with statistics of its own."""
+        """Whether each client has a personal model, or the global one with personal statistics."""
         return "personal" in self.spec.algorithm.views or not self.spec.has_common
 
     def global_models(self) -> dict[str, nn.Module]:
@@ -96,15 +96,15 @@ class TrainedModels:
         return {key: self._built(key, values) for key, values in self._global.items()}
 
     def client_model(self, client: str) -> nn.Module:
-        """Return what a client is tested with, in eval mode: its own model, or the global one of its architecture.
+        """Return the model that a client is tested with, in eval mode: personal, or global for its architecture.
 
-        Of methods that score with more than one network, the module's ``forward`` does what the
-        method does with them.
+        If a method scores with more than one network, the module's ``forward`` combines them as the
+        method does.
 
         Raises
         ------
         FlrayError
-            If there is no such client.
+            If the client does not exist.
         """
         if client not in self.clients:
             raise FlrayError(
@@ -137,7 +137,7 @@ class TrainedModels:
 
 
 class Scoring(nn.Module):
-    """What a method scores with where that is more than its network: the networks in it are its children.
+    """The scoring function of a method that scores with more than its network; the networks are children.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What it takes to check a run's numbers elsewhere: normalisation, who holds which samples, the source of plug-ins."""
+"""Files needed to verify a run elsewhere: normalisation, each client's samples, the source of plug-ins."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
 
 
 def check_own(folder: Path, config: Config) -> None:
-    """Refuse to go on with settings of somebody else's that say where is written or sent; see `check_settings`."""
+    """Refuse to resume with another user's settings for output or tracking; see `check_settings`."""
     output = config.experiment.output
     whole = folder.resolve()
     from_there = storage.is_remote(output) and whole.is_relative_to(
@@ -228,21 +228,21 @@ def check_cpu(folder: Path, allowed: bool) -> dict[str, str]:
 
 
 def check_gpus(folder: Path, here: Sequence[GpuIdentity], allowed: bool) -> str:
-    """Refuse to resume a run on other GPUs than it started on; note them where none are noted yet.
+    """Refuse to resume a run on other GPUs than it started on; record them if none are recorded yet.
 
     Parameters
     ----------
     folder : Path
         The folder of the run.
     here : sequence of GpuIdentity
-        The kinds of GPU that it would go on with; none for CPUs.
+        The kinds of GPU that it would resume on; empty for CPUs.
     allowed : bool
         Whether the user allows others; recorded in ``run.json``.
 
     Returns
     -------
     str
-        What is different, in a line; empty if nothing is.
+        A line on the difference; empty if there is none.
 
     Raises
     ------

@@ -89,7 +89,7 @@ class Result:
         return str(read_partition(held).get("positive") or "") if held.is_file() else ""
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: what was run, and the values that are reported."""
+        """Return the HTML that a notebook shows: method, data set and reported values."""
         experiment = self.experiment
         title = f"{experiment.algorithm.name} on {experiment.data.name} {self.reported.text}"
         rows = "".join(
@@ -105,13 +105,13 @@ class Result:
         Parameters
         ----------
         client : str, optional
-            A client's name: what it is tested with, its own model or the global one. By default the
-            global model.
+            The name of a client: return its test model, which may be personal or global. By
+            default the global model.
 
         Raises
         ------
         FlrayError
-            If there is no such client, or not one global model.
+            If the client does not exist, or the run has several global models or none.
         """
         from flray.runs.models import TrainedModels
 

@@ -20,9 +20,9 @@ from flray.runs.callbacks import RunCallback
 class UserCallbacks(RunCallback):
     """Makes, calls and ends the callbacks of one run or trial.
 
-    What they have seen stands in the journal, so that a resumed run gives them what they missed and
-    nothing twice. One that raises is reported in one line and not called again before a resume: a
-    run is not lost for the sake of a log.
+    The journal records the rounds that they have seen, so that a resumed run gives them the missed
+    rounds and none twice. A callback that raises is reported in one line and not called again
+    before a resume, because a log must not stop a run.
 
     Parameters
     ----------

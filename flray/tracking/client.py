@@ -78,7 +78,7 @@ def connect(uri: str) -> Any:
     TrackingRejectedError
         If the database cannot be used.
     FlrayError
-        If there is no such kind of address, or its driver is not installed.
+        If the kind of address is unknown, or its driver is not installed.
     """
     database = database_path(uri)
     if database is None:
@@ -205,21 +205,23 @@ def call(uri: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) 
 
 
 def in_time(uri: str, function: Callable[[], R], seconds: float) -> R:
-    """Return a request's result; MLflow's own limit is of each read, and a server may send a byte a second.
+    """Return a request's result within a time limit for the whole answer.
+
+    MLflow limits the time of each read only, and a server may send one byte a second.
 
     Parameters
     ----------
     uri : str
-        The server's, for the message.
+        The server's address, which the message names.
     function : callable
-        Asks and waits, in a thread that is left behind if it takes too long.
+        Sends the request and waits, in a thread that continues alone after the limit.
     seconds : float
-        How long it may take.
+        The time limit.
 
     Raises
     ------
     TrackingUnavailableError
-        If there is no whole answer in time.
+        If the whole answer does not arrive in time.
     """
     answer: Future[R] = Future()
 
@@ -260,8 +262,8 @@ def http_limits() -> Iterator[None]:
     """Keep mlflow's HTTP client from waiting minutes for a dead server, and from printing addresses.
 
     MLflow reads these limits from the environment at every request, so the environment changes
-    while at least one such context is open and is restored by the last one. A timeout set by the
-    user is left alone.
+    while at least one such context is open and is restored by the last one. A timeout that the
+    user has set stays.
     """
     global _limits_held
     with _limits_lock:

@@ -230,7 +230,7 @@ class MlflowExporter:
         ]
 
     def _sent_rounds(self, cursor: Cursor, name: str) -> set[int]:
-        """Return the rounds in which MLflow has a value of a metric."""
+        """Return the rounds that MLflow has a metric's values of."""
         if name not in self._rounds_there:
             history = self._call("get_metric_history", self._run_id(cursor), name)
             self._rounds_there[name] = {int(metric.step) for metric in history}

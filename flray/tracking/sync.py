@@ -87,7 +87,7 @@ def sync(path: Path, uri: str | None = None) -> SyncReport:
     Raises
     ------
     FlrayError
-        If there is no run in `path`, no address is known, or the server is unreachable or rejects a request.
+        If `path` holds no run, no address is known, or the server is unreachable or rejects a request.
     """
     directories = run_directories(path)
     if not directories:
