@@ -276,7 +276,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
 
 
 def _reason(trial: TuneTrial) -> str:
-    """Return in one line why a trial failed last, from what Tune notes in a file of this machine."""
+    """Return the latest error of a trial in one line, read from Tune's error file on this machine."""
     text = ""
     if trial.error_file is not None:
         with contextlib.suppress(OSError):

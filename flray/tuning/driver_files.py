@@ -82,7 +82,7 @@ class DriverFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return self._call("info", path)
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
-        """Return what is directly in a folder."""
+        """Return the direct entries of a folder."""
         return self._call("ls", path, detail=detail)
 
     def find(self, path: str, *arguments: Any, **options: Any) -> Any:

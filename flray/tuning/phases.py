@@ -1,7 +1,7 @@
-"""The phases of a sweep: tuning, then comparison, perhaps until it is decided; what is there says what is next.
+"""Plan the next batch of trials from the finished ones: tuning, then comparison, optionally until decided.
 
-A batch is run to its end before the next is decided on, so that decisions depend on the trials'
-histories alone: a sweep that is killed and resumed makes the same.
+A batch runs to its end before the next one is planned. So the plan depends on the trials' histories
+alone, and a sweep that is killed and resumed makes the same plan.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ GENERATION = 5
 
 @dataclass(frozen=True)
 class Batch:
-    """Trials to be run before anything else is decided.
+    """Trials that must run before the next decision.
 
     Attributes
     ----------
     points : tuple of TrialSpec
-        In the order in which they are begun.
+        The trials, in the order that they begin in.
     until : int or None
-        Rounds at which they pause; None: they run to the end.
+        The number of rounds that they pause after; None: they run to the end.
     line : str
-        What it is, for people.
+        A description of the batch for the user.
     """
 
     points: tuple[TrialSpec, ...]
@@ -52,7 +52,7 @@ class Phases:
     config : Config
         The sweep.
     settings : sequence of dict
-        What is compared; not needed where that is tuned.
+        The compared settings; not needed if ``sweep.tune`` is set.
     """
 
     def __init__(self, config: Config, settings: Sequence[Values] = ()) -> None:
@@ -100,7 +100,7 @@ class Phases:
 
     @cached_property
     def _rungs(self) -> list[int]:
-        """The rounds at which settings are compared and the worse part is left; none without a scheduler."""
+        """The rounds that end a rung: the worse settings stop there. Empty without a scheduler."""
         assert self._tune is not None
         found, scheduler = [], self._tune.scheduler
         rung = float(scheduler.grace_period) if scheduler else math.inf
@@ -142,9 +142,9 @@ class Phases:
     def _candidates(
         self, sweep: Path, entries: Sequence[tuple[int, int]], start: int
     ) -> dict[tuple[int, int], list[TrialSpec]]:
-        """Return the trials of a generation's settings: as they are in the folder, or as they are suggested.
+        """Return the trials of a generation's settings: read from the folder if they exist, otherwise suggested.
 
-        A suggestion looks at the scores of earlier generations, and at which settings come before it.
+        A suggestion depends on the scores of earlier generations and on the settings before it.
         """
         assert self._tune is not None
         before = [
@@ -196,16 +196,16 @@ class Phases:
     def _score(
         self, sweep: Path, u: int, k: int, rung: int | None = None, whole: bool = False
     ) -> float:
-        """Return a setting's mean score over the seeds, NaN where one has none.
+        """Return a setting's mean score over the seeds; NaN if a seed has no score.
 
         Parameters
         ----------
         sweep, u, k : Path, int, int
-            Which setting.
+            The sweep's folder, the unit's index, and the setting's index in the unit.
         rung : int, optional
-            Up to which round.
+            The last round that counts; by default all rounds count.
         whole : bool
-            Whether it must have run to the end.
+            Whether the score is NaN unless every trial has run to the end.
         """
         assert self._tune is not None
         scores = []
@@ -247,7 +247,7 @@ class Phases:
         return [entry for entry in alive if entry in kept]
 
     def chosen(self, sweep: Path) -> dict[int, Values]:
-        """Return each unit's best setting of those that ran to the end; a unit without one is left out."""
+        """Return the best finished setting of each unit; units without a finished setting are missing."""
         found: dict[int, Values] = {}
         for u, unit in enumerate(self._units):
             count = unit.budget(self._tune) if self._tune else 0
@@ -264,7 +264,7 @@ class Phases:
     # Comparison
 
     def _seed(self, position: int) -> int:
-        """Return the seed at a position: those of the file, then the numbers from 0 that are no others."""
+        """Return the seed at a position: first those of the file, then unused numbers from 0."""
         given = self._config.sweep.seeds
         if position < len(given):
             return given[position]
@@ -338,7 +338,7 @@ class Phases:
 
 
 def metric_of(config: Config, point: TrialSpec) -> str:
-    """Return the metric that a trial is scored by: tuning and comparison have their own."""
+    """Return the metric that a trial is scored by; it may differ between tuning and comparison."""
     tune = config.sweep.tune
     return config.sweep.metric if tune is None or point.phase == "comparison" else tune.metric
 

@@ -35,8 +35,8 @@ class Population(PopulationBasedTraining):  # type: ignore[misc]
     settings : Pbt
         Its scheduler.
     start : int
-        The round of an exchange at which all members resume: they report it again, and it is
-        repeated.
+        The round of the exchange that all members resume from: they report it again, and the
+        exchange is repeated.
     """
 
     def __init__(self, config: Config, settings: Pbt, start: int) -> None:
@@ -101,9 +101,9 @@ class Population(PopulationBasedTraining):  # type: ignore[misc]
     def _get_new_config(
         self, trial: TuneTrial, trial_to_clone: TuneTrial
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the configuration of a member that copies another: its own but for the changed values.
+        """Return the configuration of a member that copies another: only its values change.
 
-        The course of its score goes with it, for its newest checkpoint may be older than this round.
+        It includes the course of its scores, because its newest checkpoint may be older than this round.
         """
         config, operations = super()._get_new_config(trial, trial_to_clone)
         course = json.loads(self._trial_state[trial].last_result["report"])["course"]

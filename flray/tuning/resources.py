@@ -98,7 +98,7 @@ class TrialResources:
         return self._load(experiment).fingerprint
 
     def gpus(self, experiment: Experiment) -> list[GpuIdentity] | None:
-        """Return the kinds of GPU that a trial would compute on; None where they are not known from here."""
+        """Return the kinds of GPU that a trial would compute on; None if this process cannot know them."""
         if not any(bundle.get("GPU") for bundle in self.bundles(experiment)):
             return []
         return distinct([gpu_identity(torch.device("cuda"))]) if torch.cuda.is_available() else None
@@ -116,7 +116,7 @@ class TrialResources:
 
     @property
     def step_seconds(self) -> float:
-        """What a trial's step lasts at least, so that steps of all concurrent trials take the driver half its time."""
+        """The minimum duration of a trial's step: all concurrent trials together take half of the driver's time."""
         return max(1.0, 2 * DRIVER_SECONDS * self.slots)
 
     def share(self) -> dict[str, Any]:

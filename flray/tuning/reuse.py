@@ -1,9 +1,9 @@
-"""Nothing is run twice: finished trials of other sweeps in the same output folder or bucket are taken over.
+"""Reuse of finished trials: identical trials of other sweeps in the same output folder or bucket are copied.
 
-A trial is the same if its `flray.runs.identity`, the bits of its CPU and its GPUs are. What it left
-is taken only if its digests hold: those of its files and of its history, and that of what it learnt,
-computed again from its last checkpoint. That is evaluated again, too, and must give the values of the
-last round; without it, only what this user's own files hold is taken over.
+Trials are identical if their `flray.runs.identity`, the bits of their CPU and their GPUs agree. A
+trial is copied only if its digests hold: those of its files, of its history, and of its model,
+computed again from its last checkpoint. The model is also evaluated again and must give the values
+of the last round. A trial without a checkpoint is copied only if this user owns its files.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _READERS = 16
 
 @dataclass(frozen=True)
 class Sought:
-    """What a trial is known by.
+    """The properties that identify a trial.
 
     Attributes
     ----------
     identity : dict
         See `flray.runs.identity`.
     gpus : list of dict or None
-        The kinds of GPU it would be run on here; None where they are not known.
+        The kinds of GPU that it would run on here; None if they are not known.
     code : dict
         See `flray.runs.identity.code_of`.
     """
@@ -118,16 +118,16 @@ class FinishedTrials:
     def take(
         self, folder: TrialFolder, point: TrialSpec, sought: Sought, sweep: Path, config: Config
     ) -> FinishedTrial | None:
-        """Take over what a finished trial left; return it, or None if there is none that is whole.
+        """Copy an identical finished trial's results; return it, or None if no intact one exists.
 
         Parameters
         ----------
         folder : TrialFolder
-            The new trial's, in which nothing has been run.
+            The new trial's folder, still without rounds.
         point : TrialSpec
             The new trial.
         sought : Sought
-            What it is known by.
+            The properties that identify the new trial.
         sweep : Path
             Its sweep's folder.
         config : Config
@@ -376,7 +376,7 @@ def _tags(source: Path) -> dict[str, str]:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it where that cannot be; checkpoints' files never change."""
+    """Link a file to a second name, or copy it if that fails; files of checkpoints never change."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     try:

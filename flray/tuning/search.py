@@ -172,11 +172,11 @@ def _failed_state() -> Any:
 class OptunaSearch(Searcher):  # type: ignore[misc]
     """Suggestions of Optuna's tree-structured Parzen estimator, each repeated with every seed.
 
-    Ray's own wrapper, with `Repeater` around it, keeps its state in pickles as old as Tune's last
-    save; this one is given all trials of the sweep's folder and so resumes after any kill. A
-    suggestion is a function of the sweep's seed, its number and the results reported before it:
-    with one trial at a time a resumed sweep suggests the same as an uninterrupted one; with
-    several, the trials ended by then differ.
+    Ray's wrapper inside a ``Repeater`` keeps its state in pickles as old as Tune's last save. This
+    one receives all trials of the sweep's folder and therefore resumes after any kill. A suggestion
+    depends on the sweep's seed, its number and the results reported before it. With one trial at a
+    time, a resumed sweep suggests the same settings as an uninterrupted one; with several trials at
+    a time, other trials may have ended by then.
 
     Parameters
     ----------
@@ -326,16 +326,16 @@ def params_of(space: Mapping[str, Domain], setting: Values) -> dict[str, Any]:
 def suggest(
     space: Mapping[str, Domain], past: Sequence[tuple[Values, float]], seed: int, mode: str
 ) -> Values:
-    """Return the next setting of Optuna's tree-structured Parzen estimator: a function of its arguments alone.
+    """Return the next setting of Optuna's tree-structured Parzen estimator; it depends on the arguments alone.
 
     Parameters
     ----------
     space : mapping of str to Domain
         What varies.
     past : sequence of (dict, float)
-        Settings with their scores, in order; NaN where a setting failed.
+        Settings with their scores, in order; a failed setting has NaN.
     seed : int
-        Of this suggestion.
+        The seed of this suggestion.
     mode : {"max", "min"}
         Whether a score is better high or low.
     """

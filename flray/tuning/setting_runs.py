@@ -117,7 +117,7 @@ class SettingRuns:
         record_data(self._journals[self._key(trial)], held)
 
     def close(self) -> None:
-        """Close the journals; a setting without an end goes on later."""
+        """Close the journals; a setting without an end event may continue later."""
         for journal in self._journals.values():
             journal.close()
         self._journals.clear()
@@ -167,8 +167,8 @@ def complete_settings(sweep: Path) -> None:
 def mean_and_deviation(seeds: list[dict[str, float]]) -> dict[str, float]:
     """Return the mean of each metric over seeds, and its sample deviation under ``NAME/seed_std``.
 
-    A metric that is not a finite number at every seed has neither: no score where a round is not
-    evaluated, and nothing to average where a seed's loss has diverged.
+    A metric that is not a finite number at every seed has neither, because a round was not evaluated
+    or a seed's loss diverged.
     """
     return dict(_over_seeds(seeds))
 

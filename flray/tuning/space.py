@@ -264,7 +264,7 @@ def trial_number(index: int) -> str:
 
 
 def _phase_errors(config: Config) -> Iterable[ConfigError]:
-    """Yield what does not go together with ``sweep.tune`` and ``sweep.until``."""
+    """Yield an error for each setting that contradicts ``sweep.tune`` or ``sweep.until``."""
     sweep = config.sweep
     for name in ("tune", "until"):
         if getattr(sweep, name) is None:

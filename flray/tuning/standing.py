@@ -46,10 +46,10 @@ class SweepProgress(Protocol):
         """Show that a trial is finished, stopped (early) or failed."""
 
     def standing(self, line: str) -> None:
-        """Show how the sweep stands; said again whenever a trial begins or ends."""
+        """Show the status of the sweep; called again whenever a trial begins or ends."""
 
     def values(self, result: SweepResult) -> None:
-        """Show what all trials came to; figures and report follow."""
+        """Show the final table, before figures and report are made."""
 
     def say(self, line: str) -> None:
         """Show a line for the user."""
@@ -59,12 +59,12 @@ class SweepProgress(Protocol):
 
 
 class Standing:
-    """What a sweep's trials have come to so far.
+    """The status of a sweep: its trials' statuses and scores so far.
 
     Parameters
     ----------
     sweep : Path
-        The sweep's folder; what ended before is read from there.
+        The sweep's folder; trials that ended before are read from there.
     points : mapping of str to TrialSpec
         The trials by number; new ones may be added while the sweep runs.
     """
@@ -82,14 +82,14 @@ class Standing:
                 self.add(number, folder.status, scores[-1][1] if scores else math.nan, metric)
 
     def add(self, number: str, status: str, score: float, metric: str) -> None:
-        """Take in that a trial has this status, and its score (NaN where it has none)."""
+        """Record a trial's status and its score (NaN if it has none)."""
         self._statuses[number] = status
         if status == "finished" and not math.isnan(score):
             self._scores[number] = score
             self._metrics[number] = metric or next(iter(self._metrics.values()), "")
 
     def line(self) -> str:
-        """Return what has ended, what runs and what failed, and the best setting with the interval of its mean."""
+        """Return the numbers of ended, running and failed trials, and the best setting with its interval."""
         found = Counter(self._statuses.get(number, "waiting") for number in self._points)
         ended = sum(found[status] for status in ("finished", "stopped", "failed"))
         parts = [f"{ended} of {len(self._points)} trials ended", f"{found['running']} running"]
@@ -137,14 +137,14 @@ def _best(metric: str, settings: Mapping[str, list[float]]) -> str:
 
 
 class ReportPage:
-    """Rewrites the report page now and then while a sweep runs, in a process of its own with low priority.
+    """Rewrites the report page periodically while a sweep runs, in a separate process with low priority.
 
     Parameters
     ----------
     sweep : Path
         The sweep's folder.
     every : float
-        Seconds between the beginnings of two.
+        Seconds between the starts of two rewrites.
     """
 
     def __init__(self, sweep: Path, every: float = REPORT_SECONDS) -> None:

@@ -102,7 +102,7 @@ def finish(
 
 
 def _note(result: SweepResult) -> str:
-    """Return the description that MLflow shows of a sweep: what can be concluded, and its table, as Markdown."""
+    """Return the description that MLflow shows of a sweep: its conclusions and its table, as Markdown."""
     lines = [f"- {line}" for line in result.conclusions]
     lines += ["", f"| setting | {', '.join(result.metrics)} | seeds |", "|:--|--:|--:|"]
     for _, row in result.summary.iterrows():
@@ -127,7 +127,7 @@ def _add_report(folder: Path, journal: Journal, write_report: ReportWriter) -> N
 
 
 def text_table(result: SweepResult) -> str:
-    """Return what can be concluded from a sweep, and its table, as plain text."""
+    """Return the conclusions of a sweep, and its table, as plain text."""
     buffer = io.StringIO()
     console = Console(
         file=buffer, width=200, highlight=False, markup=False, emoji=False, soft_wrap=True

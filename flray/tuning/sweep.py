@@ -140,7 +140,7 @@ def resume(
 
 
 def _check_reference(config: Config, points: Sequence[TrialSpec]) -> None:
-    """Refuse a reference that is none of what will be compared."""
+    """Refuse a reference that is not one of the compared settings."""
     reference = config.sweep.reference
     if reference is None:
         return
@@ -186,9 +186,9 @@ class _Sweep:
     Attributes
     ----------
     other_gpus : bool
-        Whether trials may go on on other GPUs than they began on.
+        Whether trials may continue on other GPUs than they began on.
     code : dict
-        What all trials that are known before the start are run by; see `flray.runs.identity.code_of`.
+        The code of all trials that are known before the start; see `flray.runs.identity.code_of`.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class _Sweep:
         return found
 
     def _batches(self, folder: Path) -> Iterator[Batch]:
-        """Yield what is to be run, batch by batch; where there are several, each follows from those before."""
+        """Yield the batches of trials to run; each batch may depend on the results of the ones before."""
         if self._phases is None:
             yield Batch(tuple(self._points.values()), None, "")
             return
@@ -328,7 +328,7 @@ class _Sweep:
             yield batch
 
     def _finished(self, notify: Callable[[str], None]) -> FinishedTrials | None:
-        """Return the finished trials of other sweeps; None where nothing may be taken over."""
+        """Return the finished trials of other sweeps; None if the sweep may not reuse any."""
         sweep = self._config.sweep
         # The members of a population copy each other: what one learnt follows from all.
         if not sweep.reuse or isinstance(sweep.scheduler, Pbt):

@@ -79,9 +79,9 @@ class SweepContext:
         Tune's storage for the checkpoints of all sessions of this sweep: a folder, or an address in
         object storage or on the driver's node (`flray.tuning.driver_files`).
     other_gpus : bool
-        Whether a trial may go on on other GPUs than it began on.
+        Whether a trial may continue on other GPUs than it began on.
     step_seconds : float
-        What a step lasts at least, in rounds, where no scheduler compares rounds.
+        The minimum duration of a step of one or more rounds; 0 if a scheduler compares rounds.
     """
 
     config: Config
@@ -387,7 +387,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             )
 
     def _check_gpus(self, note: Mapping[str, Any]) -> None:
-        """Refuse to go on on other GPUs than a checkpoint's, or say so where that is allowed."""
+        """Refuse to continue on other GPUs than a checkpoint's; if that is allowed, report the change."""
         began, resources = note.get("gpus"), self._federation.spec.config.resources
         if not isinstance(began, list) or not (differs := difference(began, self._gpus)):
             return

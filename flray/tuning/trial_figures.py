@@ -1,4 +1,4 @@
-"""Figures of a sweep's trials, drawn by several processes where there are many."""
+"""Figures of a sweep's trials, drawn by several processes if there are many trials."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TRIALS_PER_PROCESS = 20
 
 
 def draw_trials(folder: Path, notify: Callable[[str], None]) -> None:
-    """Draw each trial's figures, those of a single run, and list them for MLflow, once.
+    """Draw the figures of each trial that has none, as for a single run, and list them for MLflow.
 
     Parameters
     ----------
     folder : Path
         The sweep's folder.
     notify : callable
-        Called with a line where it takes long.
+        Called with a line if the drawing takes long.
     """
     left = [trial.number for trial in trial_folders(folder) if not _is_listed(trial)]
     count = min(usable_cpus(), len(left) // TRIALS_PER_PROCESS)

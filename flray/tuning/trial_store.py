@@ -99,7 +99,7 @@ class TrialFolder:
         return (self.path / "run.json").is_file()
 
     def stop(self) -> None:
-        """Record that a trial that paused does not go on."""
+        """Record that a paused trial does not continue."""
         if self.status in TERMINAL_STATUSES:
             return
         with Journal(self.path / directory.JOURNAL) as journal:
@@ -165,7 +165,7 @@ class TrialFolder:
         session.end(status, **values)
 
     def rounds_recorded(self) -> int:
-        """Return the last round up to which the journal is complete."""
+        """Return the last round before the journal's first gap."""
         there = {
             event["round"]
             for event in read_events(self.path / directory.JOURNAL)

@@ -17,9 +17,9 @@ from flray.federation.ray_backend.losses import NODE_DIED, cause_of_loss, node_i
 def losses_are_known() -> Iterator[None]:
     """Show Tune the errors of lost processes as the kind of `RayActorError` that each is.
 
-    Tune 2.60 takes the error of an ended process without memory for a fault of its own, and one such
-    trial would end the sweep. It counts a lost node as a crash as long as Ray says only that the trial
-    is unavailable.
+    If a process ran out of memory, Tune 2.60 takes the error for an internal fault, and one such
+    trial would end the sweep. It counts a lost node as a crash as long as Ray reports only that the
+    trial is unavailable.
     """
     private.check(*private.SWEEP)
     with (

@@ -1,4 +1,4 @@
-"""Types of what Ray Tune hands over: Tune is not typed, and what is read of its objects should be."""
+"""Types of the Ray Tune objects that flray reads, because Tune has no types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Report = dict[str, Any]
 
 
 class RunMetadata(Protocol):
-    """What Tune notes of a trial's course."""
+    """Tune's record of a trial's errors."""
 
     pickled_error_filename: str | None
     num_failures: int
@@ -24,7 +24,7 @@ class Saving(Protocol):
 
 
 class TemporaryState(Protocol):
-    """What Tune knows of a trial's processes."""
+    """Tune's temporary state of a trial: its checkpoint in progress."""
 
     saving_to: Saving | None
 

@@ -43,9 +43,9 @@ ENVIRONMENT = {
 class SweepTuner:
     """Starts a fresh Tune run over the unfinished trials.
 
-    Tune can restore its own state, but writes it every ten seconds, not atomically, and without
-    the scheduler's state. The trials' folders are exact at every moment, so a resume reads these:
-    ended trials, the others' progress, and Tune's checkpoints of them.
+    Tune can restore a run, but writes its state every ten seconds, not atomically, and without the
+    scheduler's state. The trials' folders are exact at every moment, so a resume reads these: ended
+    trials, the others' progress, and Tune's checkpoints of them.
 
     Parameters
     ----------
@@ -58,9 +58,9 @@ class SweepTuner:
     known : dict of str to TrialSpec
         The trials so far by number; a search that suggests adds to it.
     create : callable
-        Creates the folders of trials, and takes over those that have been run already.
+        Creates the folders of trials, and copies trials that have been run already.
     other_gpus : bool
-        Whether trials may go on on other GPUs than they began on.
+        Whether trials may continue on other GPUs than they began on.
     joined : bool
         Whether Ray is a cluster that was joined, whose nodes may not see the folder.
     """
@@ -96,7 +96,7 @@ class SweepTuner:
         callback : TrialRecorder
             Records them.
         until : int, optional
-            Rounds at which they pause.
+            The number of rounds that trials pause after.
         """
         config, sweep = self._config, self._config.sweep
         self._until = until
@@ -157,7 +157,7 @@ class SweepTuner:
         return tune.with_resources(tune.with_parameters(FederationTrial, shared=shared), _resources)
 
     def _concurrency(self, searching: bool) -> int | None:
-        """Return the limit of trials at once; a search algorithm is asked for no more than can run."""
+        """Return the limit of concurrent trials; a search algorithm suggests no more than can run."""
         if self._config.sweep.concurrency != "auto":
             return int(self._config.sweep.concurrency)
         return self._resources.slots if searching else None
@@ -166,10 +166,10 @@ class SweepTuner:
         return {"point": self._point(point)}
 
     def _population_start(self) -> int | None:
-        """Return the newest exchange of a population that every member has a checkpoint of; 0 where there is none.
+        """Return the newest exchange that all members of a population have a checkpoint of; 0 without one.
 
-        All members resume from there together: they influence each other, and a kill leaves them at
-        different rounds. None for independent trials.
+        All members resume from there together, because they influence each other and a kill leaves
+        them at different rounds. None for independent trials.
         """
         chosen = self._config.sweep.scheduler
         if not isinstance(chosen, Pbt):

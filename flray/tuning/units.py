@@ -1,4 +1,4 @@
-"""What a sweep compares, and the space that each of it is tuned over."""
+"""The units that a sweep compares, and the space that each unit is tuned over."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _OWN_SPACE: TypeAdapter[dict[str, Domain | None]] = TypeAdapter(dict[str, Domain
 
 @dataclass(frozen=True)
 class Unit:
-    """One of what a sweep compares: a combination of arms, and of values of compared grids.
+    """A unit that a sweep compares: a combination of arms and of values of compared grids.
 
     Attributes
     ----------
     setting : dict
-        What makes it.
+        The arms and values that define it.
     space : dict of str to Domain
-        What may be tuned of it.
+        The domains that are tuned for it.
     defaults : tuple of dict
-        Settings to try first: its own values of these paths, then those of the other units.
+        Settings to try first: this unit's values of the tuned paths, then those of the other units.
     """
 
     setting: Values
@@ -51,7 +51,7 @@ class Unit:
         return label(self.setting) or "the only setting"
 
     def budget(self, tune: Tune) -> int:
-        """Return how many settings are tried: no more than there are, and none where nothing varies."""
+        """Return the number of settings to try: at most all possible ones, and 0 if the space is empty."""
         if not self.space:
             return 0
         size = self.size
@@ -124,17 +124,17 @@ class Unit:
 
 
 def units(config: Config) -> list[Unit]:
-    """Return what a sweep compares.
+    """Return the compared units (arms x grid values).
 
-    Every combination of arms is, and of the values of grids over components (methods, data sets,
-    networks, partitions) and over what data there are. Other domains are tuned: those of the sweep's
-    space, and of an arm's own, which win and of which null takes one out. An option that a unit's
-    method does not have is no part of its space.
+    The units are all combinations of arms, of grids over components (methods, data sets, networks,
+    partitions) and of grids over the data. Other domains are tuned: those of the sweep's space and
+    those of an arm's space. The arm's domain replaces the sweep's, and null removes it. Options that
+    a unit's method does not have do not belong to its space.
 
     Raises
     ------
     ConfigError
-        If an arm's space is none, or budgets cannot be equal.
+        If an arm's space is invalid, or budgets cannot be equal.
     """
     compared = {
         path: domain.grid
@@ -159,8 +159,8 @@ def units(config: Config) -> list[Unit]:
 def _with_defaults(config: Config, found: Sequence[Unit]) -> list[Unit]:
     """Return the units with the settings that they try first.
 
-    A unit tries its own default, then those of the others for the domains that both have: so each
-    default is tried, and none by one unit alone. A value outside of its domain is drawn instead.
+    A unit tries its default, then the defaults of the other units for the domains that both have.
+    So no default is tried by one unit alone. A value outside of its domain is drawn instead.
     """
     own = []
     for unit in found:
