@@ -53,7 +53,7 @@ def contrast(pixels: Tensor, factor: Tensor) -> Tensor:
 
 
 def saturation(pixels: Tensor, factor: Tensor) -> Tensor:
-    """Move pixels away from their own brightness by a factor [B], cut to [0, 1]; 0 is black and white."""
+    """Scale each pixel's distance from its grey value by a factor [B], cut to [0, 1]; 0 is black and white."""
     return _blend(pixels, gray(pixels), factor)
 
 
@@ -91,14 +91,14 @@ def random_jitter(
     ] = 0.1,
     p: Chance = 0.8,
 ) -> Tensor:
-    """Change brightness, contrast, saturation and hue by random factors, in an order of its own for each image.
+    """Change brightness, contrast, saturation and hue by random factors, in a random order for each image.
 
     Parameters
     ----------
     pixels : Tensor [B, C, H, W]
         In [0, 1], of one or three channels.
     generator : torch.Generator
-        Draws on its own device.
+        Draws on the device of the generator.
     brightness, contrast, saturation, hue : float
         Spreads; defaults are those of FCCL+'s strong augmentation.
     p : float
@@ -190,7 +190,7 @@ def random_crop(
     images : Tensor [B, C, H, W]
         Of any dtype, on any device; normalised images are filled with the channel mean.
     generator : torch.Generator
-        Draws the offsets on its own device, so that a CPU generator gives the same crops on every
+        Draws the offsets on the device of the generator, so that a CPU generator gives the same crops on every
         device.
     padding : int
         Largest shift in pixels.
@@ -256,7 +256,7 @@ def random_resized_crop(
     images : Tensor [B, C, H, W]
         Floating.
     generator : torch.Generator
-        Draws on its own device.
+        Draws on the device of the generator.
     smallest : float
         Least share of the area; the share is uniform from it to 1, the side ratio log-uniform from
         3/4 to 4/3. A side that would be longer than the image is cut to it.
@@ -289,7 +289,7 @@ def random_resized_crop(
 def rotate(images: Tensor, angles: Tensor) -> Tensor:
     """Return images [B, C, H, W] turned counter-clockwise about their middles by angles [B] in degrees, bilinearly.
 
-    What comes from outside is zero, which for normalised images is the channel mean.
+    Pixels from outside the image are zero, the channel mean of normalised images.
     """
     height, width = images.shape[-2:]
     radians = torch.deg2rad(angles.to(torch.float64))
@@ -441,7 +441,7 @@ def check(how: str | Sequence[Step], path: str, shape: Sequence[int], dtype: np.
     how : str or sequence of Step
         As in `augment_batch`.
     path : str
-        The setting, for the message.
+        The setting that the message names.
     shape : tuple of int
         Of a sample.
     dtype : numpy.dtype

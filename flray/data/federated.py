@@ -40,14 +40,14 @@ def with_normalisation(data: FederatedData, how: Normalisation) -> FederatedData
     Parameters
     ----------
     data : FederatedData
-        With the data set's own mean and deviation.
+        Federated data with the mean and deviation of their data set.
     how : Normalisation
         The setting.
 
     Raises
     ------
     ConfigError
-        If samples are no 8-bit images, or have other channels than there are values.
+        If samples are not 8-bit images, or the number of values differs from that of channels.
     """
     if how == "data":
         return data
@@ -81,23 +81,23 @@ _SETTING = "experiment.participation.unseen"
 def keep_unseen(data: FederatedData, wanted: float | Sequence[str], seed: int) -> FederatedData:
     """Move some clients from `FederatedData.clients` to `FederatedData.unseen`.
 
-    The common test set is then that of the others. Their samples stay where they are; the data
-    set's mean and deviation are still those of all its training samples.
+    The common test set is then that of the remaining clients. The rows of the samples do not change;
+    the data set's mean and deviation still cover all its training samples.
 
     Parameters
     ----------
     data : FederatedData
         A partition.
     wanted : float or sequence of str
-        How many clients, below 1 a share of them, drawn by the seed; or names of clients and
-        domains. 0 and nothing change nothing.
+        A number of clients, or below 1 a share of them, drawn by the seed; or names of clients and
+        domains. 0 and an empty sequence move no client.
     seed : int
         The partition's seed.
 
     Raises
     ------
     ConfigError
-        If there is no such client, or nobody would be left.
+        If a client does not exist, or no client would remain.
     """
     if not wanted:
         return data
@@ -142,10 +142,9 @@ def partition_table(data: FederatedData) -> pd.DataFrame:
     -------
     DataFrame
         Columns ``client, domain, origin, train, val, test`` (numbers of samples; a pooled client's
-        origin lists those of all domains, joined by ``+``), ``unseen`` where clients are kept out of
-        training, ``noise`` where there is any (standard
-        deviation on normalised inputs) and one column per class with its number of training
-        samples, where samples have classes.
+        origin lists those of all domains, joined by ``+``). ``unseen`` if some clients do not train,
+        ``noise`` if any sample has noise (standard deviation on normalised inputs). If samples have
+        classes, one column per class with its number of training samples.
     """
     import pandas as pd
 
@@ -212,12 +211,11 @@ def federate(
         Share of each client's training samples set apart for validation, in [0, 1); the training
         part keeps at least one sample.
     pooled : Pooled, optional
-        The data set's samples in one array where they exist already, so that they are not copied
-        once more.
+        The data set's samples in one array, if they exist already; this saves a copy.
     fingerprint : str, optional
-        The data set's fingerprint where it is known; computing it reads every sample.
+        The data set's fingerprint, if it is known; computing it reads every sample.
     split : str or three floats
-        What is training, validation and test data; ``experiment.split``.
+        The training, validation and test data; ``experiment.split``.
     shift : Shift, optional
         ``experiment.shift``; none by default.
     unseen : float or sequence of str

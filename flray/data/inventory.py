@@ -1,4 +1,4 @@
-"""Every data set: where it comes from, whether it is there, and fetching it as ``flray data get NAME`` does."""
+"""All data sets: their origin and presence, and the download by ``flray data get NAME``."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def get(
     progress: Progress = print,
     sources: Mapping[str, Source] = SOURCES,
 ) -> None:
-    """Fetch a data set into the cache and build it; what is already there and sound is kept.
+    """Fetch a data set into the cache and build it; intact files that are there already stay.
 
-    Interrupted, or without a network for one of several files, the next call goes on where this one
-    stopped.
+    If a call is interrupted, or one of several files cannot be fetched, the next call continues with
+    the missing files.
 
     Parameters
     ----------
@@ -46,15 +46,15 @@ def get(
     root : Path, optional
         Folder of the data cache, default `flray.data.sources.cache.data_root()`.
     progress : callable
-        Told in one line each what is being done.
+        Called with a line on each step.
     sources : mapping of str to Source
-        Where the parts come from.
+        The sources of the parts.
 
     Raises
     ------
     DataError
-        If the name is unknown or a file cannot be fetched; the message says what to do. All files
-        are tried first, and each that fails is in the message.
+        If the name is unknown or a file cannot be fetched. The message names the remedy and every
+        file that failed, because all files are tried first.
     """
     root = root or data_root()
     if name in FILES:

@@ -95,19 +95,19 @@ def take_subset(dataset: DataSet, most: int) -> DataSet:
 
 
 def validate_dataset(name: str, found: Any) -> DataSet:
-    """Return what a registered function gave, having checked that it is a data set whose parts fit together.
+    """Return the result of a registered function, after checking that it is a consistent data set.
 
     Parameters
     ----------
     name : str
-        The registered name, for the message.
+        The registered name, which the message shows.
     found : Any
-        What the function returned.
+        The function's result.
 
     Raises
     ------
     DataError
-        Naming the domain, what was found there, and what is needed.
+        Naming the domain, the problem, and the requirement.
     """
     if not isinstance(found, DataSet):
         raise DataError(
@@ -226,7 +226,7 @@ def load_once(
 
 
 def _place(path: object) -> str:
-    """Return where a set of one's own lies and when it was changed: another folder or file is another set."""
+    """Return the cache key of a custom data set: its path and modification time."""
     place = Path(str(path)).expanduser() if path is not None else None
     return f"{place.resolve()} {place.stat().st_mtime_ns}" if place and place.exists() else ""
 
@@ -241,7 +241,7 @@ def with_public(dataset: DataSet, name: str, options: Mapping[str, Any]) -> Data
     name : str
         Registered name of the other one.
     options : mapping
-        Its options, and in place of its own ``samples`` the number of public samples.
+        Its options; ``samples`` is the number of public samples here.
 
     Raises
     ------
@@ -263,13 +263,13 @@ def public_images(source: DataSet, shape: tuple[int, ...], samples: int, seed: i
     Parameters
     ----------
     source : DataSet
-        Of uint8 images.
+        A set of uint8 images.
     shape : tuple of int
-        Channels, height and width that are wanted.
+        The wanted channels, height and width.
     samples : int
-        How many; a keyed choice, of which a larger one contains every smaller one.
+        The number of images; a larger choice contains every smaller one.
     seed : int
-        Of the choice.
+        The seed of the choice.
 
     Raises
     ------

@@ -15,9 +15,9 @@ _GOLDEN, _FIRST, _SECOND = (
 def sample_noise(rows: Tensor, size: int, seed: int) -> Tensor:
     """Return standard normal numbers that depend on nothing but row, position and seed.
 
-    A counter-based generator: every number pair is a hash (the finaliser of splitmix64, Steele et
-    al. 2014) of its own index, turned into two normals by the Box-Muller transform. So no generator
-    has to be made per sample.
+    A counter-based generator: every pair of numbers is a hash (the finaliser of splitmix64, Steele et
+    al. 2014) of the pair's index, turned into two normals by the Box-Muller transform. So samples
+    need no generators.
 
     Parameters
     ----------

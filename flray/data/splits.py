@@ -1,4 +1,4 @@
-"""Which samples are for training, validation and test, and what makes training data scarce or noisy.
+"""The split into training, validation and test samples, and shifts that make training data scarce or noisy.
 
 Shifts combine with any partition. Every subset is nested: a milder shift keeps all that a stronger
 one keeps.
@@ -248,7 +248,7 @@ def long_tail(labels: Rows, domains: Rows, seed: int, rho: float, num_classes: i
 
 
 def private_sizes(domains: Rows, names: Sequence[str], seed: int, sizes: Mapping[str, int]) -> Rows:
-    """Keep so many samples of single domains.
+    """Keep a given number of samples of single domains.
 
     Parameters
     ----------
@@ -269,7 +269,7 @@ def private_sizes(domains: Rows, names: Sequence[str], seed: int, sizes: Mapping
     Raises
     ------
     ConfigError
-        If there is no such domain, or it has fewer samples.
+        If a domain does not exist, or has fewer samples.
     """
     kept = []
     for name in sizes:

@@ -1,4 +1,4 @@
-"""What a data set and a federation's data are: plain arrays, so that they reach every process without a copy."""
+"""Types of data sets and of a federation's data: plain arrays, so that they reach every process without a copy."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ Origin = Literal["real", "composed", "rendered", "random"]
 
 @dataclass(frozen=True)
 class Domain:
-    """One source of samples with its own train and test part.
+    """One source of samples, with a train and a test part.
 
     Attributes
     ----------
     name : str
         For example ``"mnist"``.
     origin : {"real", "composed", "rendered", "random"}
-        Where the samples come from; every report prints it.
+        The origin of the samples; every report prints it.
     train_x, test_x : ndarray [n, C, H, W]
         uint8 images (or float32 features of any shape, which are then used as they are).
     train_y, test_y : ndarray of int64 [n] or of uint8 [n, K, H, W]
@@ -189,8 +189,7 @@ class Pooled(_ZeroCopyPickle):
     ----------
     x : ndarray [n, ...]
         All training parts in domain order, then all test parts. The channels of a pixel of an image
-        lie side by side in memory: batches then come out in the layout in which networks are
-        fastest.
+        lie side by side in memory, because networks are fastest in this layout.
     y : ndarray of int64 [n] or of uint8 [n, K, H, W]
         Labels or masks.
     public : ndarray of uint8 or None
@@ -226,9 +225,9 @@ class ClientIndices:
     Attributes
     ----------
     name : str
-        Unique; the domain's name where a client is a domain.
+        Unique; the domain's name if the client is a domain.
     domain : str
-        The domain its samples come from (``"pooled"`` where they come from several).
+        The domain that its samples come from (``"pooled"`` if they come from several).
     train, val, test : ndarray of int64
         Row indices; `val` may be empty.
     """
@@ -242,7 +241,7 @@ class ClientIndices:
 
 @dataclass(frozen=True)
 class FederatedData(_ZeroCopyPickle):
-    """All samples once, and who holds which.
+    """All samples once, and the clients that hold them.
 
     Attributes
     ----------
@@ -257,7 +256,7 @@ class FederatedData(_ZeroCopyPickle):
     noise : ndarray of float32 [n] or None
         Standard deviation of the Gaussian noise on each sample, in units of normalised inputs.
     unseen : tuple of ClientIndices
-        Clients that are kept out of training, for tests alone; they are not among `clients`.
+        Clients that do not train and serve for tests alone; they are not among `clients`.
     """
 
     dataset: str
@@ -285,7 +284,7 @@ class FederatedData(_ZeroCopyPickle):
 
     @property
     def everyone(self) -> tuple[ClientIndices, ...]:
-        """The clients, then those that are kept out of training, who are numbered after them."""
+        """The clients, then those that do not train, whose numbers follow."""
         return (*self.clients, *self.unseen)
 
     @property
@@ -330,7 +329,7 @@ class FederatedData(_ZeroCopyPickle):
         )
 
     def class_table(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """What is counted, and the counts, int64 [K, C]; samples with masks are all of one kind, C = 1."""
+        """The classes and their counts, int64 [K, C]; samples with masks are all of one kind, C = 1."""
         if self.has_classes:
             return self.classes, self.class_counts()
         return (f"with masks of {', '.join(self.classes)}",), np.array(

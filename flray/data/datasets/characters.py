@@ -90,7 +90,7 @@ def read_pickled_parts(folder: Path, names: Sequence[str]) -> list[Array]:
 
 
 def _read_matlab(path: Path, wanted: Mapping[str, Sequence[str]]) -> Arrays:
-    """Return a MATLAB file's variables by what they are here; each may have one of several names."""
+    """Return a MATLAB file's variables under flray's names; each may have one of several names in the file."""
     from scipy.io import loadmat
 
     content: Arrays = loadmat(path)
@@ -234,7 +234,7 @@ def digit_five(
     samples: SampleCap = None,
     size: Size = 32,
 ) -> DataSet:
-    """Return Digit-Five, the same five domains from their MATLAB files, at their own sizes and official splits."""
+    """Return Digit-Five, the same five domains from their MATLAB files, in their original sizes and splits."""
     return _dataset(FIVE_FILES, root, path, seed, samples, size, domains)
 
 

@@ -64,7 +64,7 @@ def _downloads(name: str) -> Sequence[Download]:
 
 
 def _entries(path: Path, names: Collection[str]) -> dict[str, Any]:
-    """Return what a pickle holds under some names."""
+    """Return some named entries of a pickle."""
     content = read_pickled_arrays(path)
     known = isinstance(content, dict) and set(names) <= content.keys()
     expect(path, known, "other entries", ", ".join(names))
@@ -256,7 +256,7 @@ FC100_COARSE = {
 
 @dataclass(frozen=True)
 class Fc100Files(Files):
-    """FC100 from its own files, or made of CIFAR-100, wherever that is."""
+    """FC100 from the files of FC100, or built from CIFAR-100 files."""
 
     @property
     def fetched(self) -> bool:

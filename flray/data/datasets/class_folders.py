@@ -114,13 +114,13 @@ class ClassFolders(Source):
     Attributes
     ----------
     domains : mapping of str to sequence of str
-        Names of the domains in order, and what else their folders are called.
+        Names of the domains in order, with other names of their folders.
     classes : sequence of str
         Names of the classes in label order.
     aliases : mapping of str to str
-        What else folders of classes are called.
+        Other names of the classes' folders.
     others : bool
-        Whether folders of other classes are passed over; otherwise they are refused.
+        Whether folders of other classes are ignored; otherwise they are an error.
     """
 
     domains: Mapping[str, Sequence[str]]
@@ -146,7 +146,7 @@ class ClassFolders(Source):
         Raises
         ------
         DataError
-            If a domain or class is missing, or a file or folder is where none belongs; the message
+            If a domain or class is missing, or a file or folder does not belong there; the message
             names it.
         """
         other = {
@@ -215,7 +215,7 @@ def register_tree(tree: ClassFolders, title: str, usual: int) -> ClassFolders:
     tree : ClassFolders
         The set.
     title : str
-        One sentence of what it is.
+        One sentence that describes it.
     usual : int
         Default height and width.
     """
@@ -410,7 +410,7 @@ def _all_classes(
 def _test_list(
     store: Store, items: Sequence[Item], home: str, chosen: Sequence[str]
 ) -> dict[str, bool] | None:
-    """Return which listed pictures are for test, or None where a domain has no lists.
+    """Return which listed pictures are for test, or None if a domain has no lists.
 
     Raises
     ------

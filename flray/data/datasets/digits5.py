@@ -163,7 +163,7 @@ SOURCES: dict[str, Source] = {
 def get_source(
     name: str, root: Path, progress: Progress, sources: Mapping[str, Source] = SOURCES
 ) -> None:
-    """Fetch one source and keep its arrays in ``ROOT/NAME``; nothing is done where they are there and sound.
+    """Fetch one source and keep its arrays in ``ROOT/NAME``; do nothing if intact arrays exist.
 
     Raises
     ------
@@ -314,7 +314,7 @@ def load_or_build_digits5(root: Path, seed: int, *, mend: bool = False) -> Array
     seed : int
         The data set's seed.
     mend : bool
-        Build again where a kept file turns out to be missing or altered, instead of raising.
+        Build again if a kept file is missing or altered, instead of raising.
 
     Raises
     ------

@@ -110,11 +110,11 @@ def eeg(
 ) -> DataSet:
     """Return four sources of EEG trials, right hand against feet, as zero-padded tangent vectors (binary).
 
-    MOABB fetches and filters the trials (its folder is that of MNE, ``~/mne_data``); their
-    covariances are kept in the cache. A fifth of each source's trials is for test, by class and
-    seed; a covariance goes into the tangent space at the mean of its source's training trials. As
-    in LG-Mix, Table 10; its preprocessing is not stated, 8 to 32 Hz are MOABB's defaults for motor
-    imagery.
+    MOABB fetches the trials into MNE's folder (``~/mne_data``) and filters them; the cache keeps
+    their covariances. A fifth of each source's trials is for test, by class and seed. A covariance is
+    mapped into the tangent space at the mean of its source's training trials. The set is that of
+    LG-Mix, Table 10. The paper does not state its preprocessing; 8 to 32 Hz are MOABB's defaults for
+    motor imagery.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def eeg(
     domains : list of str, optional
         Subset of AlexMI, BNCI2014_001, BNCI2015_004, Zhou2016.
     low, high : float
-        Band that is kept, Hz.
+        Limits of the passband, Hz.
 
     Raises
     ------

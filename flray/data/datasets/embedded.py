@@ -190,9 +190,9 @@ def cap_samples(domain: Domain, samples: int | None, seed: int) -> Domain:
     Parameters
     ----------
     domain : Domain
-        Its test part is left as it is.
+        The domain; its test part does not change.
     samples : int or None
-        None leaves the training part as it is, too.
+        The limit; None keeps the whole training part.
     seed : int
         The data set's seed; a larger subset contains every smaller one.
     """

@@ -160,7 +160,7 @@ def _paint(ink: Floats, generator: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def _blur(images: Floats, sigma: NDArray[np.float64]) -> Floats:
-    """Blur every image [n, C, H, W] with its own Gaussian (radius 3 pixels, edges repeated)."""
+    """Blur each image [n, C, H, W] with a Gaussian of its `sigma` [n] (radius 3 pixels, edges repeated)."""
     kernel = np.exp(-0.5 * (np.arange(-3, 4) / sigma[:, None]) ** 2)
     kernel = (kernel / kernel.sum(1, keepdims=True)).astype(np.float32)
     for axis in (2, 3):

@@ -126,7 +126,7 @@ def _below(path: str) -> tuple[str, ...]:
 
 
 def _annotations(store: Store, items: Sequence[Item], classes: Sequence[str]) -> dict[str, str]:
-    """Return the class of each image of ``val/images``; nothing where there is no such list.
+    """Return the class of each image of ``val/images``; empty if the set has no list of them.
 
     Raises
     ------

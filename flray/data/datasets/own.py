@@ -1,4 +1,4 @@
-"""Data of one's own: columns of a CSV or parquet file, and photographs in folders of classes."""
+"""Custom data: columns of a CSV or parquet file, and photographs in folders of classes."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def classes_of(
 
 
 def _in_words(label: Any) -> str:
-    """Return a class as it is compared with what a user writes, for example ``1`` for 1.0."""
+    """Return a class as text that is compared with the user's text, for example ``1`` for 1.0."""
     return f"{label:g}" if isinstance(label, float) else str(label).strip().lower()
 
 
@@ -139,7 +139,7 @@ def domains_of(
     Parameters
     ----------
     name, where : str
-        The data set's, and where the samples come from, for messages.
+        The data set's name, and the origin of the samples; messages show both.
     x : ndarray [n, ...]
         The samples.
     labels : sequence
@@ -147,14 +147,14 @@ def domains_of(
     domains : sequence of str
         The domain of each.
     parts : sequence of str or None
-        ``train`` or ``test`` of each, where the data say so.
+        ``train`` or ``test`` for each sample; None if the data have no such column.
     share : float
-        Of each class of a domain for test, where there are no parts; one at least in each part where
-        a class has two samples of a domain.
+        The share of each class of a domain for test, if `parts` is None. Each part has at least one
+        sample if a class has two samples in a domain.
     seed : int
-        Which ones.
+        Decides which samples are for test.
     label : str
-        The column of the labels, for messages.
+        The column of the labels, which messages name.
     task, positive : str, str or number
         As for `classes_of`.
 

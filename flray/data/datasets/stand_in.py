@@ -20,20 +20,20 @@ from flray.rng import numpy_generator
 
 @dataclass(frozen=True)
 class Form:
-    """What a data set looks like.
+    """The form of a data set: its domains, classes and shapes.
 
     Attributes
     ----------
     domains : sequence of str
-        Their names.
+        The names of the domains.
     classes : int
-        How many.
+        The number of classes.
     shape : tuple of int
-        Of a sample: channels, height and width of an image, or the length of a vector.
+        The shape of a sample: channels, height and width of an image, or the length of a vector.
     task : str
-        What is learnt.
+        The learning task.
     public : bool
-        Whether public samples come with it.
+        Whether the set has public samples.
     """
 
     domains: Sequence[str]

@@ -26,8 +26,8 @@ def pathological(
     """Give every client a few classes; every class has a holder and every sample is given away.
 
     A class is split over its holders in proportion to q ~ U(0.4, 0.6) drawn per holder (Shamsian et
-    al. 2021, pFedHN), so that holders of a class have similar, not equal, shares. Classes are dealt
-    so that no class has more than one holder more than another.
+    al. 2021, pFedHN), so that holders of a class have similar, not equal, shares. The numbers of
+    holders of two classes differ by at most one.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def pachinko(
         float, Field(gt=0, description="Dirichlet concentration over the classes of a superclass")
     ] = 10.0,
 ) -> list[Rows]:
-    """Let every client draw its samples from its own distribution over superclasses, then over their classes.
+    """Let every client draw its samples from a personal distribution over superclasses, then over their classes.
 
     A client has one Dir(alpha, ..., alpha) over the superclasses and one Dir(beta, ..., beta) over
     the classes of each of them; for each sample it draws a superclass, then one of its classes, and
@@ -133,7 +133,7 @@ def pachinko(
 
 
 def _pick(shares: NDArray[np.float64], there: NDArray[np.bool_], point: float) -> int:
-    """Return the position that a point of [0, 1) falls on when the shares of what is not there are left out."""
+    """Return the position that a point of [0, 1) falls on, among the shares whose `there` is true."""
     shares = shares * there
     if shares.sum() == 0:  # a tiny concentration has put everything on what is used up
         shares = there.astype(np.float64)

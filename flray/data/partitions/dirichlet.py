@@ -92,11 +92,11 @@ def draw_until_large_enough(
     min_size : int
         Fewest samples.
     wanted, remedy : str
-        For the message: what no draw gave, and what to change.
+        The requirement that every draw failed and the remedy, both for the message.
     counted : int, optional
-        Look at this many first parts only, default all.
+        The number of first parts that must be large enough; default all.
     possible : bool
-        False where no draw can succeed: none is made.
+        False if no draw can succeed; then no draw is made.
 
     Returns
     -------
@@ -304,9 +304,9 @@ def domain_dirichlet(
     """Cut each domain into parts by Dirichlet label proportions and keep one part, or several, as clients.
 
     Fed-CO2's label and feature skew (appendix A) keeps one part: Digits alpha 0.3 of 3 parts,
-    Office-Caltech10 alpha 1.0 of 2, DomainNet alpha 2.0 of 5. A client is tested on its own label
-    distribution, because the parts that nobody has take their share of the test samples with them.
-    With ``keep`` equal to ``parts`` all samples are used.
+    Office-Caltech10 alpha 1.0 of 2, DomainNet alpha 2.0 of 5. A client's test samples have the label
+    distribution of its training samples, because unused parts take their share of the test samples
+    with them. With ``keep`` equal to ``parts`` all samples are used.
 
     Parameters
     ----------
@@ -317,18 +317,18 @@ def domain_dirichlet(
     alpha : float
         Concentration of the Dirichlet distribution.
     parts, keep : int
-        How many parts are cut, and how many of them are clients; domain 0's clients come first.
+        The number of parts per domain, and the number of them that are clients; domain 0's clients
+        come first.
     min_size : int
         Fewest samples a client may have.
     balanced : bool
-        Go through the classes in order and leave out of the rest a part that holds its share of the
-        domain already, so that sizes differ less (Fed-CO2, released code).
+        Whether a part that holds its share of the domain gets no samples of the later classes, so
+        that sizes differ less (Fed-CO2, released code).
 
     Raises
     ------
     DataError
-        If more parts are to be kept than there are, or no draw out of 1000 gives the kept ones
-        `min_size` samples.
+        If `keep` exceeds `parts`, or no draw out of 1000 gives every client `min_size` samples.
     """
     if keep > parts:
         raise DataError(

@@ -51,7 +51,7 @@ def flower(
     partitioner : str
         Its class in ``flwr_datasets.partitioner``.
     clients : int, optional
-        Its ``num_partitions``; None where it takes none.
+        Its ``num_partitions``; None if it does not take this argument.
     options : dict, optional
         Further arguments.
 

@@ -52,14 +52,14 @@ announce: ContextVar[Progress] = ContextVar("announce", default=lambda line: Non
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from that does not come with flray; this one is put in its place by hand.
+    """The origin of a data set that does not come with flray; the user puts its files in place.
 
     Attributes
     ----------
     name : str
-        The data set's.
+        The name of the data set.
     where : str
-        Where a user gets the files, for the message.
+        The place to get the files from, which the message names.
     """
 
     name: str
@@ -208,12 +208,12 @@ class Files(Source):
 
 
 def expect(path: Path, holds: bool, found: str, allowed: str) -> None:
-    """Refuse a file whose content is not what it should be.
+    """Refuse a file with unexpected content.
 
     Raises
     ------
     DataError
-        Naming the file, what was found and what is allowed.
+        Naming the file, the content found and the content allowed.
     """
     if not holds:
         raise DataError(f"{path}: {found}, expected {allowed}; fetch the file again")
@@ -225,7 +225,7 @@ def whole_numbers(path: Path, values: ArrayLike) -> NDArray[np.int64]:
     Raises
     ------
     DataError
-        If they are no numbers, or not whole ones.
+        If they are not whole numbers.
     """
     array = np.asarray(values)
     known = array.dtype.kind in "iufb" and bool(np.isfinite(array).all())
@@ -247,20 +247,20 @@ def labelled_images(
     Parameters
     ----------
     path : Path
-        For messages.
+        The file, which messages name.
     images : ndarray [n, ...]
-        As they came out of it.
+        The images as read from the file.
     labels : array_like [n]
         Numbers, or a column of them.
     shape : tuple of int
-        Of an image.
+        The shape of an image.
     classes : int
-        Labels count from 0 to one less.
+        The number of classes; labels are 0 to ``classes - 1``.
 
     Raises
     ------
     DataError
-        If they are no such images and labels, or not as many.
+        If images or labels do not have this form, or their numbers differ.
     """
     y = whole_numbers(path, labels)
     expect(

@@ -60,12 +60,12 @@ def decoded(
     decode: Callable[[Path], Mapping[str, Array]],
     mapped: Collection[str] = (),
 ) -> Arrays:
-    """Return a data set's decoded arrays, which are decoded at the first use and kept.
+    """Return a data set's decoded arrays; the first use decodes them into the cache.
 
     Parameters
     ----------
     folder : Path
-        Where they are kept; another folder whenever the files or the settings change.
+        The cache folder of the arrays; it differs for other files or settings.
     name : str
         As for `read_arrays`.
     decode : callable
@@ -93,7 +93,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     ----------
     folder : Path
         Appears complete, with a manifest of sizes and checksums; see `write_arrays`. After an error
-        nothing of it is left, nor of the folders above it that were made for it.
+        it does not exist, nor do the parent folders that were created for it.
     """
     missing = [place for place in (folder.parent, *folder.parent.parents) if not place.exists()]
     while True:
@@ -119,21 +119,21 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> Arrays:
-    """Read and verify what `write_arrays` wrote.
+    """Read and verify the arrays that `write_arrays` wrote.
 
     Parameters
     ----------
     folder : Path
-        Where it was written.
+        The folder of the arrays.
     name : str
-        The data set, for the message that says how to get it.
+        The data set, which the message tells how to get.
     mapped : collection of str
-        Arrays that stay on disk and are read where they are used.
+        Arrays that stay on disk and are memory-mapped.
 
     Raises
     ------
     DataError
-        If a file is missing, truncated or altered; the message names it, and what to do.
+        If a file is missing, truncated or altered; the message names the file and the remedy.
     """
     remedy = f"run `flray data get {name}`"
     manifest = folder / MANIFEST

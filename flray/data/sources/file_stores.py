@@ -45,7 +45,7 @@ _LITTER = ("thumbs.db", "desktop.ini", "__macosx")
 
 
 class Item(NamedTuple):
-    """A file: its path from the top with ``/`` between names, its size, and what changes when its content does."""
+    """A file: its path from the top with ``/`` between names, its size, and a mark that changes with its content."""
 
     path: str
     size: int
@@ -63,7 +63,7 @@ class Store(Protocol):
     where: Path
 
     def items(self) -> list[Item]:
-        """Return all files in the order of their paths, without hidden ones and what operating systems leave behind."""
+        """Return all files in the order of their paths, without hidden files and files of operating systems."""
 
     def read(self, path: str, length: int = -1) -> bytes:
         """Return a file's content, or its first `length` bytes.
@@ -133,7 +133,7 @@ class Folder:
 
 
 class Zip:
-    """Files in a zip archive, which stays packed: none is written anywhere, and what is no image's name is not read.
+    """Files in a zip archive, which stays packed: no file is written, and only files named as images are read.
 
     Parameters
     ----------
@@ -261,25 +261,25 @@ def decode_images(
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield images in the order of `items`, decoded by a few threads.
 
-    They are upright as their EXIF says, of 16 bits the upper eight, and without their transparency,
-    as torchvision's folders give them.
+    Images are turned upright by their EXIF data, lose their transparency, and keep the upper eight of
+    16 bits, as in torchvision's folders.
 
     Parameters
     ----------
     store : Store
-        Where they lie.
+        The store of the files.
     items : sequence of Item
-        Which.
+        The files.
     size : int
-        Height and width to which each is resized, bilinearly, whatever its proportions.
+        The height and width of the result; images are resized bilinearly, whatever their proportions.
     mode : str
-        Pillow's: ``"RGB"`` gives [size, size, 3]; ``"L"`` [size, size], resized to the nearest
+        Pillow's mode: ``"RGB"`` gives [size, size, 3]; ``"L"`` [size, size], resized to the nearest
         pixel's value (masks, which must be grey).
 
     Raises
     ------
     DataError
-        Naming the first file that is damaged, too large or no image, or a coloured mask.
+        Naming the first file that is damaged, too large, not an image, or a coloured mask.
     """
 
     def one(item: Item) -> NDArray[np.uint8]:
@@ -370,7 +370,7 @@ def _extent(store: Store, item: Item) -> tuple[int, int]:
 
 
 def _open_image(content: bytes, where: Path | str) -> Image.Image:
-    """Return an image of which the head was read.
+    """Open an image and read its header only.
 
     Raises
     ------
@@ -394,7 +394,7 @@ def _open_image(content: bytes, where: Path | str) -> Image.Image:
 
 
 def _one_at_a_time(size: int) -> contextlib.AbstractContextManager[object]:
-    """Return what keeps several large images from being in memory at once."""
+    """Return a context that keeps several large images from being in memory at once."""
     return _alone if size > _LARGE else contextlib.nullcontext()
 
 

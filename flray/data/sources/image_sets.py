@@ -1,4 +1,4 @@
-"""Sets of image files: split, decoded once to arrays of one size, kept, and memory-mapped where they are large."""
+"""Sets of image files: split, decoded once to arrays of one size, cached, and memory-mapped if they are large."""
 
 from __future__ import annotations
 
@@ -92,20 +92,20 @@ class Table:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """What is to be made of the files.
+    """The data set that is made of the files.
 
     Attributes
     ----------
     name : str
-        The data set's.
+        The name of the data set.
     domains, classes : tuple of str
-        In the order of the numbers in the table.
+        Their names, in the order of their numbers in the table.
     size : int
-        Of an image in pixels.
+        Height and width of an image in pixels.
     seed : int
-        Of the split and of the choice of samples.
+        The seed of the split and of the choice of samples.
     samples : int or None
-        At most so many training images per domain are decoded.
+        The limit of training images per domain.
     mapped : bool or None
         See `Mapped`.
     task : str
@@ -131,8 +131,7 @@ def find_store(root: Path, source: Source, path: str | None, layout: str) -> Sto
     Raises
     ------
     DataError
-        If they are not there: what it is, where it comes from, where to put it and how it is laid
-        out.
+        If they are missing; the message names the set, its origin, the place for it and its layout.
     """
     place = Path(path).expanduser() if path else root / "archives" / source.name
     store = open_store(place)

@@ -1,4 +1,4 @@
-"""What image sets are made of: resizing, bundled photos, photo crops. Arrays are uint8 unless said otherwise."""
+"""Tools for image sets: resizing, bundled photos, photo crops. Arrays are uint8 unless noted otherwise."""
 
 from __future__ import annotations
 
@@ -117,20 +117,20 @@ def channel_statistics(images: list[Array]) -> tuple[tuple[float, ...], tuple[fl
     Parameters
     ----------
     images : list of ndarray [n, C, ...]
-        Training samples. Those of uint8 are images, and their numbers are of pixels scaled to [0,
-        1]; of any other numbers (a table [n, columns], signals [n, channels, times]) they are of
-        the numbers themselves, which training takes as they are: to standardise a table, subtract
-        the mean and divide by the deviation in your own function.
+        Training samples. Samples of uint8 are images; their statistics are those of pixels scaled to
+        [0, 1]. Other samples (a table [n, columns], signals [n, channels, times]) are used as they
+        are, and so are their statistics. To standardise a table, subtract the mean and divide by
+        the deviation in the function of your data set.
 
     Returns
     -------
     (tuple of float, tuple of float)
-        As `DataSet` wants them: the deviation of a channel that never changes is 1 in a table.
+        In the form of `DataSet`: the deviation of a constant channel of a table is 1.
 
     Raises
     ------
     DataError
-        If these are no numbers, or samples without channels.
+        If the samples are not numbers, or have no channels.
     """
     for part in images:
         if (
@@ -181,7 +181,7 @@ def channel_counts(images: Array) -> NDArray[np.int64]:
 def statistics_of(counts: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel in [0, 1] from `channel_counts`.
 
-    From exact counts there is no rounding that depends on the order of summation.
+    The counts are exact, so that no rounding depends on the order of summation.
     """
     values = np.arange(256) / 255
     total = counts.sum(1)

@@ -73,7 +73,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_pickled_arrays(path: Path) -> Any:
-    """Return what a pickle of arrays and plain containers holds; nothing in it is executed.
+    """Return the content of a pickle of arrays and plain containers, without executing any of it.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def read_pickled_arrays(path: Path) -> Any:
 
 
 def _check(path: Path, content: Any, depth: int) -> None:
-    """Refuse whatever is no plain value: what a pickle only refers to, for example, and containers in themselves."""
+    """Refuse values that are not plain: for example unresolved references, and containers that contain themselves."""
     if depth > _DEEPEST:
         raise DataError(
             f"{path}: more than {_DEEPEST} containers within each other; arrays of numbers are "
