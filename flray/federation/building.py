@@ -33,8 +33,8 @@ AUGMENTS = ("augment", "public_augment")
 def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Module) -> None:
     """Reject batches of one sample if batch norm cannot train on them.
 
-    A last batch of one sample is left out of an epoch (`flray.algorithms.common.batches`); here
-    there is no other.
+    Epochs skip a last batch of one sample (`flray.algorithms.common.batches`); here it is the only
+    batch.
 
     Parameters
     ----------
@@ -43,12 +43,12 @@ def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Mod
     key : str
         One of its architectures.
     model : nn.Module
-        A network of it; its values are overwritten.
+        A network of this architecture; its values are overwritten.
 
     Raises
     ------
     ConfigError
-        Naming the clients or the batch size, and what to change.
+        Naming the clients or the batch size, and the setting to change.
     """
     config, data = spec.config, spec.data
     if config.faults.on_client_error == "skip" or isinstance(spec.task, FewShot):
@@ -80,7 +80,7 @@ def check_unseen(spec: FederationSpec) -> None:
     Raises
     ------
     ConfigError
-        Naming the setting and what to write instead.
+        Naming the setting and a value that works.
     """
     config, algorithm = spec.config, spec.algorithm
     name, steps = config.algorithm.name, config.evaluation.adapt_steps
@@ -312,13 +312,13 @@ def build_spec(config: Experiment, shared: SharedDataset | None = None) -> Feder
     config : Experiment
         The experiment.
     shared : SharedDataset, optional
-        Its data set where it is loaded already; nothing is read or copied then.
+        Its data set, if it is loaded already; nothing is read or copied then.
 
     Raises
     ------
     FlrayError
-        If data are missing or the parts do not fit together, or a component of the user's own
-        raises; the message says what to change.
+        If data are missing, the parts do not fit together, or a user's component raises; the message
+        names the remedy.
     """
     try:
         return _build(config, shared)

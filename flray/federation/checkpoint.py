@@ -5,8 +5,8 @@ Files are written under a temporary name, synced and renamed, the manifest last:
 newest manifest is complete.
 
 Clients' states are packed, many to a file. A state that did not change since the last checkpoint is
-not written again, unless most of those it lies among did: so at most half of what is kept is of no
-use.
+not written again, unless most states in its file did. So at most half of the stored bytes are
+outdated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PACK_BYTES = 32 * 2**20
 
 
 class DamagedCheckpointError(FlrayError):
-    """A checkpoint of which files are missing or altered."""
+    """A checkpoint with missing or altered files."""
 
 
 FileName = Annotated[str, StringConstraints(pattern=r"^\w[\w.\-]*$")]
@@ -160,7 +160,7 @@ def restore(federation: FederationState, folder: Path, warn: Notify = lambda lin
     Parameters
     ----------
     federation : FederationState
-        Unchanged if there is no checkpoint.
+        Unchanged if the folder has no checkpoint.
     folder : Path
         The folder of the checkpoints.
     warn : callable
@@ -169,7 +169,7 @@ def restore(federation: FederationState, folder: Path, warn: Notify = lambda lin
     Returns
     -------
     int
-        Rounds done; 0 where there is no checkpoint.
+        Rounds done; 0 without a checkpoint.
 
     Raises
     ------
@@ -260,7 +260,7 @@ def _load_trees(
 
 
 def learnt_sha256(folder: Path) -> str:
-    """Return the digest of what was learnt by a folder's newest checkpoint; see `FederationState.sha256`.
+    """Return the digest of the models and states in a folder's newest checkpoint; see `FederationState.sha256`.
 
     Raises
     ------

@@ -24,7 +24,7 @@ def save_partition(summary: dict[str, Any], folder: Path) -> None:
 
 
 def encode(diagnostics: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Encode diagnostics as base64 text, for a worker's report."""
+    """Encode diagnostics as base64 text that a worker reports."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **diagnostics)
     return base64.b64encode(buffer.getvalue()).decode()

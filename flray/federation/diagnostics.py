@@ -23,21 +23,21 @@ def collect_diagnostics(federation: FederationState, final: bool = True) -> Diag
     Parameters
     ----------
     federation : FederationState
-        Its first `MAX_CLIENTS` clients are used, each with its own model, or the global one for
-        methods without.
+        Its first `MAX_CLIENTS` clients are used, each with its personal model, or with the global
+        one if the method has no personal ones.
     final : bool
-        False: the correlations alone.
+        Whether to return more than the correlations.
 
     Returns
     -------
     dict of str to ndarray
         ``correlation`` float16 [K, C, C]: FCCL+ Eq. 1 of each client's logits with the mean over
-        clients, on the same up to `MAX_PROBE_SAMPLES` samples (public ones where there are any). If `final`:
+        clients, on the same up to `MAX_PROBE_SAMPLES` samples (public ones if the set has any). If `final`:
         ``features`` float16 [n, d], ``labels``, ``predicted``, ``client`` int64 [n] of up to
         `MAX_FEATURE_SAMPLES` test samples; ``layers`` str [L] and ``distance`` float32 [K, L], each client's
-        relative distance from the global model, or, of entries that never travel (``personal`` bool
-        [L]), from the initial one; ``prototypes`` float32 [C, d] of methods that have them. Of
-        heterogeneous models the distances are left out, and features where their sizes differ.
+        relative distance from the global model. For entries that never travel (``personal`` bool
+        [L]) it is the distance from the initial model. ``prototypes`` float32 [C, d] if the method has
+        them. Heterogeneous models have no distances, and no features if their sizes differ.
         Empty if the task's outputs are not logits.
     """
     spec, server = federation.spec, federation.server

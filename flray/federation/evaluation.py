@@ -1,13 +1,13 @@
 """Measure the models after a round, under the same names for every method.
 
 ``global/common`` is the global model on the common test set, ``global/local`` the global model on
-each client's test part, ``personal/local`` a client's own model on its test part (intra),
-``personal/others`` on the other clients' (inter, FCCL+ Eq. 21-22), ``personal/pooled`` on all
-clients' test parts together, each sample by its own client's model. ``online/local`` and
-``offline/local`` are Fed-CO2's two models alone. Where clients have validation samples,
-``global/validation`` and ``personal/validation`` are measured on these. Clients that take no part in
-training are measured under ``unseen``: the global model as it is, and ``adapted`` by plain local
-training with the settings of ``local``, in the same way for every method, so that only the model differs.
+each client's test part. ``personal/local`` is a client's personal model on its test part (intra),
+``personal/others`` on the other clients' (inter, FCCL+ Eq. 21-22). ``personal/pooled`` covers all
+clients' test parts together, each sample with the model of its client. ``online/local`` and
+``offline/local`` are Fed-CO2's two models alone. If clients have validation samples,
+``global/validation`` and ``personal/validation`` are measured on these. Clients that do not train are
+measured under ``unseen``: the global model as it is, and ``adapted`` by plain local training with the
+settings of ``local``. The adaptation is the same for every method, so that only the model differs.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def evaluate(federation: FederationState) -> dict[str, float]:
     Raises
     ------
     ClientError
-        If a model or a predictor raises, unless failing clients are left out.
+        If a model or a predictor raises, unless failing clients are skipped.
     NobodyAnsweredError
-        If all are left out.
+        If all clients fail.
     """
     metrics: dict[str, float] = {}
     views = federation.spec.algorithm.views
@@ -63,10 +63,10 @@ def evaluate(federation: FederationState) -> dict[str, float]:
 def available_metrics(spec: FederationSpec) -> list[str]:
     """Return the names of the metrics that an evaluation of this federation gives, as means over clients.
 
-    Where clients keep running statistics of their own, there is no ``global/common``.
-    Each also has ``/std``, ``/worst`` and ``/worst10``, and ``/client/NAME`` for up to 100 clients
-    (``global/common`` and ``personal/pooled`` are single values);
-    a method's further models, such as Fed-CO2's ``online/local``, are added.
+    If clients keep personal running statistics, ``global/common`` does not exist.
+    Each metric also has ``/std``, ``/worst`` and ``/worst10``, and ``/client/NAME`` for up to 100
+    clients (``global/common`` and ``personal/pooled`` are single values). The names include a method's
+    further models, such as Fed-CO2's ``online/local``.
     """
     held = any(len(client.val) for client in spec.data.clients)
     wanted = spec.config.evaluation
@@ -175,9 +175,9 @@ def _global(federation: FederationState) -> dict[str, float]:
 
 
 def _with_own_statistics(federation: FederationState) -> dict[str, float]:
-    """Measure the global model at each client, with the client's own running statistics.
+    """Measure the global model at each client, with the client's personal running statistics.
 
-    A client that has not trained yet has none and is left out.
+    A client that has not trained yet has none and is skipped.
     """
     spec, server = federation.spec, federation.server
     jobs = [job for job in personal_tasks(federation, "global") if job.state is not None]
@@ -195,7 +195,7 @@ def _with_own_statistics(federation: FederationState) -> dict[str, float]:
 
 
 def _warn_of_initial_statistics(federation: FederationState, how: str) -> None:
-    """Say once that clients which have not trained have no running statistics of their own."""
+    """Warn once that clients which have not trained have no personal running statistics."""
     untrained = sum(state is None for state in federation.states)
     if untrained and federation.spec.keeps_statistics:
         federation.server.warn(
@@ -208,7 +208,7 @@ def _warn_of_initial_statistics(federation: FederationState, how: str) -> None:
 def personal_tasks(
     federation: FederationState, kind: Literal["personal", "global"] = "personal"
 ) -> list[TaskInput]:
-    """Return the tasks that evaluate a model at each client, in client order: its own, or the global one."""
+    """Return the tasks that evaluate a model at each client, in client order: the personal or the global one."""
     data, message = federation.spec.data, federation.message(Stage("evaluate"))
     everything = len(data.test) if federation.spec.config.evaluation.others else None
     return [
@@ -386,12 +386,12 @@ def unseen_tasks(federation: FederationState) -> list[TaskInput]:
 
 
 def evaluate_unseen(federation: FederationState) -> Mapping[str, float]:
-    """Return the metrics ``global/unseen`` and ``adapted/unseen``; nothing where no client is unseen.
+    """Return the metrics ``global/unseen`` and ``adapted/unseen``; empty if no client is unseen.
 
     Raises
     ------
     ClientError
-        If a model raises, unless failing clients are left out.
+        If a model raises, unless failing clients are skipped.
     """
     tasks = unseen_tasks(federation)
     if not tasks:

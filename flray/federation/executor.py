@@ -53,10 +53,10 @@ class Executor(Protocol):
         """Run all blocks; one unfinished after `timeout` seconds is a failure of all its clients."""
 
     def add_up(self, tasks: Sequence[SumTask]) -> Iterator[SumResult]:
-        """Add up entries of replies where they lie."""
+        """Add up entries of replies without moving the replies."""
 
     def watch_over(self, states: Callable[[], Iterable[Ref]], warn: Callable[[str], None]) -> None:
-        """Bring what must outlast its machine to safety if that is known to go away soon.
+        """Copy client states off a node that is about to be drained.
 
         Parameters
         ----------
@@ -114,9 +114,9 @@ class InlineExecutor:
     def run_tasks(
         self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
     ) -> Iterator[TaskResult]:
-        """Run the jobs one after another; those not begun within `timeout` seconds are left out.
+        """Run the jobs one after another; those not begun within `timeout` seconds fail.
 
-        One that hangs cannot be stopped in this process: `idle` has no effect.
+        A job that hangs cannot be stopped in this process, so that `idle` has no effect.
         """
         started = time.monotonic()
         for job in jobs:
@@ -131,7 +131,7 @@ class InlineExecutor:
     def run_blocks(
         self, blocks: Sequence[TaskBlock], timeout: float | None = None
     ) -> Iterator[TaskBlockResult]:
-        """Run the blocks one after another; those not begun within `timeout` seconds are left out."""
+        """Run the blocks one after another; those not begun within `timeout` seconds fail."""
         started = time.monotonic()
         for block in blocks:
             if timeout is not None and time.monotonic() - started > timeout:

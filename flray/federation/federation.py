@@ -165,7 +165,7 @@ class Federation(FederationState):
         return self._finish(record)
 
     def _finish(self, record: RoundMetrics) -> RoundResult:
-        """Return the result of a round, with which early stopping may end the federation."""
+        """Return the result of a round; early stopping may end the federation with it."""
         inline = isinstance(self.executor, InlineExecutor)
         metrics = record.summary() | self.usage.since_last_round(inline=inline)
         if self.early_stop is not None:
@@ -288,7 +288,7 @@ class FederationHandle(Protocol):
         """Restore the newest checkpoint; return the rounds done."""
 
     def has_ended(self) -> bool:
-        """Return whether no round is left."""
+        """Return whether no round remains."""
 
     def sha256(self) -> str:
         """Return the digest of the learned state."""

@@ -26,10 +26,10 @@ class ClientTask:
     Attributes
     ----------
     kind : {"stage", "global", "personal", "unseen", "ask", "diagnostics"}
-        A stage of a round, or an evaluation of the global model (one block of the common test set,
-        or, of a client's number, the client's part with its own statistics)
-        or of a client's own, or of the global one on an unseen client, or of what a client would
-        train, on its training samples, or the diagnostics of a client's own.
+        ``stage``: a stage of a round. ``global``: an evaluation of the global model on one block of
+        the common test set, or on a client's part with the client's statistics. ``personal``: of a
+        client's personal model. ``unseen``: of the global model on an unseen client. ``ask``: of the
+        model that a client would train, on its training samples. ``diagnostics``: those of a client.
     client : int
         Index of the client, in `FederatedData.everyone`; -1 for the global model.
     token : str
@@ -50,14 +50,14 @@ class ClientTask:
 
 
 class ProcessUsage(NamedTuple):
-    """What the process of a task had used when it was done.
+    """The resources that a task's process had used when the task ended.
 
     Attributes
     ----------
     resident, peak : int
-        Bytes of memory that it held, and the most that it has held.
+        Bytes of its memory, at the end and at most.
     gpu_peak : int
-        Most bytes of GPU memory that it has held; 0 without a GPU.
+        Peak bytes of its GPU memory; 0 without a GPU.
     cpu : float
         Seconds of CPU.
     """
@@ -184,7 +184,7 @@ class TaskResult:
 
     @property
     def references(self) -> tuple[Ref, ...]:
-        """The executor's references to what it holds of the outputs."""
+        """The executor's references to the outputs that it holds."""
         return self.bulk, self.state
 
 
@@ -210,7 +210,7 @@ class TaskBlockResult:
 
     @property
     def references(self) -> tuple[Ref, ...]:
-        """The executor's references to what it holds of the outputs."""
+        """The executor's references to the outputs that it holds."""
         return self.sums, *(result.state for result in self.results)
 
 
@@ -253,7 +253,7 @@ class SumResult:
 
     @property
     def references(self) -> tuple[Ref, ...]:
-        """The executor's references to what it holds of the outputs."""
+        """The executor's references to the outputs that it holds."""
         return (self.sums,)
 
 

@@ -110,10 +110,10 @@ class StageReplies(_Collector):
         return self._kept
 
     def release(self) -> None:
-        """Forget the replies, whose way to their large entries leads through this object.
+        """Forget the replies, which reach their large entries through this object.
 
-        Else these, and the states that came with them, stay in memory until Python looks for
-        cycles: several rounds of them, where a round makes few objects.
+        Otherwise these entries, and the states that came with them, stay in memory until Python
+        collects cycles. If a round makes few objects, that may take several rounds.
         """
         self._kept, self._started = None, True
 
@@ -196,7 +196,7 @@ class BlockwiseReplies(StageReplies, InBlocks):
 
 
 class BlockSums(_Collector):
-    """The sums of a stage's blocks of clients; one is held at a time, and never one client's weights."""
+    """The sums of a stage's blocks of clients; memory holds one sum at a time, and no single client's weights."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Per-round metrics for tracking: those that clients report, and what machine and processes were busy with."""
+"""Per-round metrics for tracking: the clients' reports, and the CPU and memory use of machine and processes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Cohort:
     Attributes
     ----------
     clients : list of int
-        Those who take part, sorted.
+        The participants, sorted.
     works : dict of int to float
-        Each one's share of the local work.
+        Each participant's share of the local work.
     asked : list of int
-        Those who were only asked, for the choice of the others.
+        The clients that only answered a query of the sampler.
     down, up : int
-        Bytes that asking them took; of clients who take part too, the answer alone, for they have
-        the model then.
+        Bytes of the queries. For participants the answer alone counts, because they get the model
+        anyway.
     """
 
     clients: list[int]
@@ -153,7 +153,7 @@ class RoundMetrics:
 
 
 class SystemUsage:
-    """Measures from round to round; MLflow shows ``system/`` metrics on a page of their own."""
+    """Measures CPU and memory from round to round; MLflow shows ``system/`` metrics on a separate page."""
 
     def __init__(self) -> None:
         self._time, self._own = time.perf_counter(), time.process_time()

@@ -151,7 +151,7 @@ class FederationSpec:
     architecture_of : tuple of str
         Each client's key.
     components : dict
-        The user's components that client tasks need, by kind, for the other processes.
+        The user's components that client tasks need, by kind; other processes receive them.
     start : dict
         Weights that training starts from, by architecture; see `flray.federation.spec`.
     """
@@ -175,7 +175,7 @@ class FederationSpec:
 
     @cached_property
     def keeps_statistics(self) -> bool:
-        """Whether clients have running statistics (BatchNorm's) of their own, which no other model learns."""
+        """Whether clients have personal running statistics (BatchNorm), which no other model learns."""
         local, shared = self.config.aggregation.buffers == "local", self.algorithm.shared
         if shared == "all" and not local:
             return False
@@ -194,7 +194,7 @@ class FederationSpec:
 
     @property
     def primary_metric(self) -> str:
-        """Name of the method's primary metric, by which it is reported and compared."""
+        """Name of the method's primary metric, which reports and comparisons use."""
         return primary_metric_name(
             self.algorithm.views, self.task.metric, common=not self.keeps_statistics
         )
@@ -239,7 +239,7 @@ class FederationSpec:
         )
 
     def training_rows(self, client: int) -> NDArray[np.int64]:
-        """Return the rows that a client's task trains on: its own, or everybody's where a method pools them."""
+        """Return the rows that a client's task trains on: the client's, or all clients' if the method pools them."""
         if not self.algorithm.pools or client >= len(self.data.clients):
             return self.data.everyone[client].train
         return np.sort(np.concatenate([one.train for one in self.data.clients]))

@@ -29,19 +29,19 @@ from flray.trees import Packed
 
 
 class EarlyStop:
-    """Decides after each evaluated round; what it knows is part of a checkpoint, so a resume decides alike.
+    """Decides after each evaluated round; checkpoints hold its state, so that a resume decides alike.
 
     Parameters
     ----------
     settings : Stop
-        When.
+        The conditions of the stop.
     metric : str
-        By what.
+        The metric that decides.
 
     Attributes
     ----------
     reason : str
-        Why the federation ends; empty while it goes on.
+        The reason for the end; empty while the federation continues.
     """
 
     def __init__(self, settings: Stop, metric: str) -> None:
@@ -71,11 +71,11 @@ class EarlyStop:
             ) + f" in {self._waited} evaluations"
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, as a plain tree."""
+        """Return the state that `restore` needs, as a plain tree."""
         return {"best": self._best, "waited": self._waited, "reason": self.reason}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from a result of `state`."""
         self._best, self._waited = state.get("best"), int(state.get("waited", 0))
         self.reason = str(state.get("reason", ""))
 
@@ -93,7 +93,7 @@ class StoredFile(NamedTuple):
 
 
 class StoredState(NamedTuple):
-    """Where a client's state lies in the last checkpoint, and the round in which it was replaced last."""
+    """The place of a client's state in the last checkpoint, and the round that last replaced it."""
 
     file: StoredFile
     version: int
@@ -117,17 +117,17 @@ class FederationState:
     Attributes
     ----------
     server : Server
-        Models, the method's own state, clients.
+        Models, the method's state, clients.
     states : list of Ref
         The clients' states, by client; None before the first.
     versions : list of int
-        The round in which each client's state was last replaced.
+        The round that last replaced each client's state.
     stored : dict of int to StoredState
         The clients' states of the last checkpoint that was written or restored.
     usage : SystemUsage
-        What the processes used in the round so far.
+        The resources that the processes used in the round so far.
     sampler_state : dict
-        What the sampler remembers.
+        The sampler's memory.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class FederationState:
         return self.server.round
 
     def has_ended(self) -> bool:
-        """Return whether no round is left, as all were run or early stopping says so."""
+        """Return whether no round remains: all were run, or early stopping ended the federation."""
         stopped = self.early_stop is not None and bool(self.early_stop.reason)
         return stopped or self.server.round >= self.spec.config.rounds
 

@@ -113,7 +113,7 @@ def granted_device() -> torch.device:
 
 
 class Description(TypedDict):
-    """What a client actor tells of itself once it has started."""
+    """A client actor's description of itself after its start."""
 
     pid: int
     node: str
@@ -206,9 +206,9 @@ class ClientActor:
         Parameters
         ----------
         entry : str
-            Its name.
+            The name of the entry.
         parts : sequence of (str, float, Packed or Place)
-            Architecture, weight, and a packed tree or where it is among `calls`.
+            Architecture, weight, and a packed tree or its place in `calls`.
         *calls : list of Packed
             The replies of the calls that the places refer to.
 

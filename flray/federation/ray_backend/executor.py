@@ -47,7 +47,7 @@ class RayExecutor(ActorPool):
         return packed
 
     def _replies(self, handle: ReplyInCall) -> list[Packed]:
-        """Return the replies of a call; those of the last one are kept, until another's are asked for."""
+        """Return the replies of a call, and keep those of the last call until the next one is fetched."""
         call, replies = self._last_call
         if call is not handle.call:
             replies = self._get(handle.call)
@@ -74,5 +74,5 @@ class RayExecutor(ActorPool):
         return BlockTasks(self, blocks, timeout).results()
 
     def add_up(self, tasks: Sequence[SumTask]) -> Iterator[SumResult]:
-        """Add up entries of replies, each task on one actor, which reads the replies where they lie."""
+        """Add up entries of replies: each task runs on one actor, which reads the replies from the object store."""
         return SumTasks(self, tasks, None).results()

@@ -119,7 +119,7 @@ class ServerActor(Federation):
         Raises
         ------
         FlrayError
-            If there is no federation, because its constructor raised.
+            If the federation does not exist, because its constructor raised.
         """
         if self._error is not None:
             raise self._error
@@ -258,7 +258,7 @@ class RayFederation:
         return int(self._call("restore", folder.resolve()))
 
     def has_ended(self) -> bool:
-        """Return whether no round is left."""
+        """Return whether no round remains."""
         return bool(self._call("has_ended"))
 
     def sha256(self) -> str:

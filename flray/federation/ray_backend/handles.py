@@ -1,4 +1,4 @@
-"""Types of Ray's handles: Ray is not typed, and what is called on an actor should be."""
+"""Types of Ray's handles for calls of actors, because Ray has no types."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RemoteMethod(Protocol):
         """Call it; return a reference to its result."""
 
     def options(self, *, num_returns: int) -> RemoteMethod:
-        """Return the method with as many results, each an object of its own."""
+        """Return the method with `num_returns` results, each a separate object."""
 
 
 class MultipleResults(Protocol):
@@ -44,7 +44,7 @@ class MultipleResults(Protocol):
         """Call it; return a reference to each result."""
 
     def options(self, *, num_returns: int) -> MultipleResults:
-        """Return the method with as many results, each an object of its own."""
+        """Return the method with `num_returns` results, each a separate object."""
 
 
 class ClientHandle(Protocol):

@@ -41,17 +41,17 @@ seconds, every three seconds. Until then it says only that an actor is unavailab
 
 
 def node_is_gone(error: BaseException, node: str = "") -> bool:
-    """Return whether a call failed because the node of its actor died, which is no fault of what was run.
+    """Return whether a call failed because the node of its actor died; then the task is not to blame.
 
     If Ray does not know yet, this waits for its verdict, `VERDICT_SECONDS` at most.
 
     Parameters
     ----------
     error : BaseException
-        What the call raised.
+        The error of the call.
     node : str
-        The id of the actor's node, if it is known. Otherwise Ray is asked, which must not have been
-        told to end the actor.
+        The id of the actor's node, if it is known. Otherwise this asks Ray, which works only if
+        nobody has ended the actor.
     """
     if not isinstance(error, ray.exceptions.ActorUnavailableError):
         return _says_node_died(error)
@@ -117,7 +117,7 @@ class NodeWatch:
         self._own = ""
 
     def look(self) -> frozenset[str]:
-        """Return those of which this was not known before."""
+        """Return the leaving nodes that were not known before."""
         if time.monotonic() < self._next:
             return frozenset()
         before = self.leaving
@@ -136,8 +136,8 @@ class NodeWatch:
     def copy_here(self, objects: Iterable[object]) -> int:
         """Copy objects that only such nodes hold to this one; return how many there were.
 
-        When the node of an object dies, Ray goes on with its copy. Nothing is copied to a node that
-        will be gone itself.
+        When the node of an object dies, Ray continues with the copy. If this node is leaving too,
+        nothing is copied.
         """
         whole = [one.call if isinstance(one, ReplyInCall) else one for one in objects]
         found = list({one for one in whole if isinstance(one, ray.ObjectRef)})

@@ -68,16 +68,16 @@ class Gpu:
 
 @dataclass(frozen=True)
 class ResourceSurvey:
-    """What was measured.
+    """The measured memory need of a task, and the cluster's GPUs.
 
     Attributes
     ----------
     need : TaskFootprint or None
         A task's footprint; None if it could not be measured.
     gpus : tuple of Gpu
-        Every GPU of the cluster; none if torch sees none.
+        Every GPU of the cluster; empty if torch sees none.
     problem : str
-        Why there is no footprint, in a few words.
+        The reason for a missing footprint, in a few words.
     """
 
     need: TaskFootprint | None
@@ -138,7 +138,7 @@ def _run_heaviest(spec: FederationSpec, device: torch.device) -> None:
 
 
 def _shortened(spec: FederationSpec) -> FederationSpec:
-    """Return a federation with as many test samples as are evaluated in a batch, and no evaluation of its own."""
+    """Return a federation that has one batch of test samples and never evaluates by itself."""
     size = spec.config.evaluation.batch_size
     clients = tuple(replace(one, test=one.test[:size]) for one in spec.data.clients)
     few = np.concatenate([one.test for one in clients])[:size]
@@ -148,9 +148,9 @@ def _shortened(spec: FederationSpec) -> FederationSpec:
 
 
 class _ShortExecutor(InlineExecutor):
-    """Runs two steps of the longest job of each architecture; its reply is that of other clients too.
+    """Runs two steps of the longest job of each architecture, and returns its reply for the other clients too.
 
-    The second step is the first in which an optimiser holds a state.
+    Two steps, because an optimiser holds its state from the second step on.
     """
 
     def __init__(self, spec: FederationSpec, device: torch.device) -> None:

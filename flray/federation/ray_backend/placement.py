@@ -37,12 +37,12 @@ class Plan:
         Most blocks of clients in a round (``aggregation.block``), each run by one actor; 0
         without blocks.
     server_gpu : float
-        Share of a GPU that the server has to itself, where it trains; 0: it computes on a CPU.
+        Share of a GPU that is reserved for the server, if it trains; 0: it computes on a CPU.
     unmeasured : str
-        Why memory was to be measured and was not; empty where it was, or need not be.
+        The reason why a needed measurement of memory failed; empty if it succeeded or was not needed.
     gpu_model : str
-        The only model of GPU that the actors may have, as Ray names it; empty: there is but one, or
-        all may be used.
+        The only model of GPU that the actors may use, under Ray's name; empty: the cluster has only
+        one, or all may be used.
     """
 
     actors: int
@@ -58,13 +58,13 @@ class Plan:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What Ray reserves for an actor."""
+        """The resources that Ray reserves for an actor."""
         gpus = {"GPU": self.gpus_per_actor} if self.gpus_per_actor else {}
         model = {MODEL_RESOURCE + self.gpu_model: 0.001} if gpus and self.gpu_model else {}
         return {"CPU": self.cpus_per_actor, **gpus, **model}
 
     def lacks_gpus(self, config: Experiment) -> bool:
-        """Return whether the actors compute on CPUs only because there is no GPU."""
+        """Return whether the actors compute on CPUs only because no GPU exists."""
         return config.resources.gpus_per_actor == "auto" and not self.gpus_per_actor
 
     def __str__(self) -> str:
@@ -104,13 +104,13 @@ def make_plan(
     clients, cohort : int
         Clients in all, and per round.
     available : mapping
-        ``"CPU"`` and ``"GPU"`` that may be used in all.
+        Total ``"CPU"`` and ``"GPU"`` that may be used.
     nodes : sequence of mapping, optional
-        The same by node: an actor cannot span two nodes.
+        The same for each node, because an actor cannot span two nodes.
     survey : ResourceSurvey, optional
         A task's footprint and the GPUs' free memory, for ``auto``.
     trains_at_server : bool
-        Whether the server needs a share of a GPU of its own, if the actors have one.
+        Whether the server needs a share of a GPU too, if the actors have one.
 
     Raises
     ------
@@ -223,10 +223,10 @@ def _gpu_share(
     wanted: int,
     survey: ResourceSurvey | None,
 ) -> float:
-    """Return the share of a GPU of each process: the setting, or the smallest with which every GPU has one.
+    """Return each process's share of a GPU: the setting, or the smallest share that leaves no GPU idle.
 
-    Ray fills one GPU before it takes the next. `carried` has each node's GPUs, and the actors that its
-    CPUs carry.
+    Ray fills one GPU before it takes the next. `carried` holds each node's GPUs, and the number of
+    actors that its CPUs allow.
     """
     if asked != "auto":
         share = float(asked)

@@ -65,7 +65,7 @@ def check(*names: str) -> None:
 
 
 def check_inherited(owner: object, *names: str) -> None:
-    """Refuse a Ray of which an object did not inherit some attributes; see `member`."""
+    """Refuse a version of Ray whose object lacks some inherited attributes; see `member`."""
     for name in names:
         with _required(f"{type(owner).__name__}.{name}"):
             getattr(owner, name)
@@ -73,7 +73,7 @@ def check_inherited(owner: object, *names: str) -> None:
 
 @contextlib.contextmanager
 def replaced(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a member by what `make` returns for it, until the block ends."""
+    """Replace a member by the result of `make`, which receives it, until the block ends."""
     before, (owner, last) = member(name), _place(name)
     setattr(owner, last, make(before))
     try:

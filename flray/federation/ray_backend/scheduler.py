@@ -1,7 +1,7 @@
 """Schedule client tasks on the actor pool: longest first, bounded queue per actor, bounded reordering.
 
-A call of an actor costs the server more than adding up a small reply. Short tasks are therefore sent
-several to a call, in which the actor runs them one after another; their replies stay apart.
+A call of an actor costs the server more than adding up a small reply. Therefore one call carries
+several short tasks; the actor runs them one after another and returns separate replies.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
         """Return the results of a finished call's units."""
 
     def _expected_seconds(self, job: Work) -> float:
-        """Return how long a unit is expected to take; infinite where several are no call."""
+        """Return the expected seconds of a unit; infinite if units must not be batched."""
         return math.inf
 
     @abstractmethod
@@ -256,9 +256,9 @@ class TaskScheduler(ABC, Generic[Work, WorkResult]):
     def _on_actor_died(self, worker: PoolWorker, error: Exception) -> None:
         """Replace a dead actor and requeue its tasks.
 
-        Only the oldest, which was running, is charged an attempt, and none if the node was lost, or
-        if it is not known which of several units was running. Whether it was is asked only where
-        an attempt would be the last one, because Ray may take a while to know.
+        Only the oldest task, which was running, is charged an attempt. None is charged if the node was
+        lost, or if it is not known which of several units was running. This asks Ray about the node
+        only before a last attempt, because the answer may take a while.
         """
         calls, node = list(worker.waiting), worker.node
         worker.waiting.clear()
@@ -415,8 +415,9 @@ class SumTasks(TaskScheduler[SumTask, SumResult]):
 def _send(method: MultipleResults, jobs: Sequence[TaskInput]) -> list[ObjectRef]:
     """Call an actor's method with jobs; return references to its results, and to each client's state.
 
-    Ray resolves references that are arguments of their own, so the jobs hold indices into these
-    instead. A state is a separate object: it is sent alone to the actor that runs its client next.
+    Ray resolves a reference only if it is an argument itself, so the jobs hold indices into these
+    arguments. A state is a separate object, because it is sent alone to the actor that runs its
+    client next.
     """
     objects: list[Ref] = []
     places: dict[int, int] = {}

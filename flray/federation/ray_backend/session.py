@@ -105,9 +105,9 @@ def _start(folder: Path, resources: dict[str, float]) -> None:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
-    """Make a folder that only this user may enter, and remove it; and those of processes that were killed.
+    """Make a folder that only this user may enter, and remove it and the folders of killed processes.
 
-    Ray opens its own folders to everybody, and with them the sockets that its processes meet at.
+    Ray opens its folders to everybody, and with them the sockets that its processes meet at.
     """
     given = os.environ.get("RAY_TMPDIR")
     usual = tempfile.gettempdir()
@@ -208,7 +208,7 @@ class _Processes:
         )
 
     def end(self) -> None:
-        """Disconnect from Ray and end what is left of it."""
+        """Disconnect from Ray and end its remaining processes."""
         import ray
 
         try:
@@ -317,8 +317,8 @@ def ray_session(
 ) -> Iterator[dict[str, float]]:
     """Start or join Ray and yield its resources; stop it and restore the environment afterwards.
 
-    A Ray started here listens on 127.0.0.1 only and asks for a token of its own, whatever the
-    environment says: it runs what it is sent.
+    A Ray started here listens on 127.0.0.1 only and requires a fresh token, whatever the environment
+    says, because it executes the code that it receives.
 
     Parameters
     ----------
@@ -401,7 +401,7 @@ def _read_authentication_anew() -> None:
 
 
 def _check_answers(address: str) -> None:
-    """Reject an address where nothing listens; Ray itself would retry silently for many minutes."""
+    """Reject an address that nothing listens at; Ray itself would retry silently for many minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         if address.startswith("ray://"):

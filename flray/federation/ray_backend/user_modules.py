@@ -14,8 +14,8 @@ from flray.config.plugins import MODULE_PREFIX
 def ship_user_modules() -> None:
     """Pickle everything defined in the user's own modules by value.
 
-    These are the plug-ins that a configuration names, and the modules in which components were
-    registered from Python; installed packages are assumed to be installed everywhere.
+    These are the plug-ins that a configuration names, and the modules that registered components
+    from Python. Installed packages are assumed to be installed everywhere.
     """
     installed = sysconfig.get_paths()
     names = {name for name in list(sys.modules) if name.startswith(MODULE_PREFIX)}

@@ -150,7 +150,7 @@ class ClientRunner:
         return self._personal(client_task, common, private, state)
 
     def _end_if_exhausted(self, error: Exception) -> None:
-        """Do with an error of the machine what the process was asked to."""
+        """Apply the `exhausted` policy to a device error."""
         if not isinstance(error, MACHINE_ERRORS) or self._exhausted == "report":
             return
         if self._exhausted == "raise":
@@ -171,11 +171,11 @@ class ClientRunner:
         Returns
         -------
         outcomes : list of TaskOutcome
-            Those of failed clients among them; up to the first of these where it ends the
-            federation.
+            One per job, failed ones included. If a failure ends the federation, the list stops
+            there.
         sums : Packed or None
-            The tree of `flray.algorithms.common.aggregation.BlockSum` over the others; None if they
-            sent no weights.
+            The tree of `flray.algorithms.common.aggregation.BlockSum` over the successful jobs; None
+            if they sent no weights.
         states : list of Packed or None
             The clients' new states, one per job.
         """
@@ -290,7 +290,7 @@ class ClientRunner:
         return outcome, bulk, state
 
     def _usage(self) -> ProcessUsage:
-        """Return what this process has used so far."""
+        """Return the resources that this process has used so far."""
         return ProcessUsage(
             resident=self._process.memory_info().rss,
             peak=peak_bytes(),
@@ -371,7 +371,7 @@ class ClientRunner:
     def personal_model(
         self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
     ) -> tuple[Client, Predictor]:
-        """Return a client as it is tested, and what scores its samples; both hold until the next task."""
+        """Return a client in test mode, and the predictor that scores its samples; both hold until the next task."""
         client, _ = self._received(client_task, common, private, state)
         return client, self.spec.algorithm.predictor(client, "personal")
 

@@ -45,11 +45,11 @@ class WorkerResources:
     spec : FederationSpec
         The experiment.
     device : torch.device
-        Device of networks and batches. On the CPU samples are not copied. On a GPU they stay in the
-        memory that a node's processes share: a client's own are sent there for its task, or, where
-        they are too many, batch by batch. A data set that is small beside the GPU is kept there.
+        Device of networks and batches. On the CPU samples are not copied. For a GPU, samples stay in
+        the memory that a node's processes share. A task copies its client's samples to the GPU, or
+        batch by batch if they are too many. A data set that is small beside the GPU stays on it.
     share : float
-        Share of the device that is this process's.
+        This process's share of the device.
     """
 
     def __init__(self, spec: FederationSpec, device: torch.device, share: float = 1.0) -> None:
@@ -167,7 +167,7 @@ class WorkerResources:
         return x, y
 
     def _kept(self, *arrays: Tensor) -> list[Tensor]:
-        """Return whole arrays where this process keeps them: on the device if they are small beside it."""
+        """Return whole arrays: on the device if they are small beside it, otherwise in shared memory."""
         small = sum(array.nbytes for array in arrays) <= SMALL_PART * self._capacity
         return [array.to(self.device) if small else array for array in arrays]
 
