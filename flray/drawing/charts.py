@@ -265,11 +265,11 @@ class Coordinate:
     Attributes
     ----------
     name : str
-        Below it.
+        The text below the axis.
     places : sequence of float
-        Of each line, between 0 (below) and 1.
+        The position of each line, between 0 (below) and 1.
     ticks : mapping of str to float
-        Texts beside it, and where they stand.
+        Texts beside the axis, and their positions.
     """
 
     name: str
@@ -278,7 +278,7 @@ class Coordinate:
 
 
 def draw_parallel(coordinates: Sequence[Coordinate], best: int, title: str = "") -> Figure:
-    """Draw a line for each setting through all its values to its score, stronger where it is higher up there.
+    """Draw a line for each setting through all its values to its score; lines that end higher are stronger.
 
     Parameters
     ----------

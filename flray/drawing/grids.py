@@ -64,7 +64,7 @@ class GridPanel:
 
 
 def draw_table(panel: GridPanel) -> Figure:
-    """Draw values by row and column as shaded cells, darker where they are larger."""
+    """Draw values by row and column as shaded cells; larger values are darker."""
     rows, columns = panel.values.shape
     longest = max(map(len, panel.rows), default=0)
     figure, (axes,) = create_figure(1, 1.0 + 0.062 * longest + 0.52 * columns, 1.1 + 0.27 * rows)

@@ -56,7 +56,7 @@ class Report:
     notice: str = ""
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: what can be concluded, and the main table."""
+        """Return the HTML that a notebook shows: the conclusions and the main table."""
         return render_summary(self.table)
 
 

@@ -83,7 +83,7 @@ def traffic_curves(groups: Groups) -> Iterator[LinePanel]:
 
 
 def _by_seed(trials: Sequence[Trial]) -> pd.DataFrame:
-    """Return the primary metric of trials, a column each, by the rounds in which any was evaluated."""
+    """Return the primary metric of trials, a column each, by all rounds with an evaluation."""
     table = pd.concat([measures.series(trial) for trial in trials], axis=1)
     return table.sort_index().dropna(how="all")
 
@@ -125,7 +125,7 @@ def _last_values(every: Sequence[Trial]) -> dict[str, float]:
 
 
 def client_curves(groups: Groups, name: str) -> Iterator[LinePanel]:
-    """Yield a metric of every client by round; a line breaks where it was not measured."""
+    """Yield a metric of every client by round; lines have gaps at rounds without a value."""
     for group, settings in groups.items():
         for label, every in settings.items():
             trials = measures.comparable_trials(every)
@@ -286,7 +286,7 @@ def _short(column: str) -> str:
 
 
 def client_quantiles(groups: Groups) -> Iterator[LinePanel]:
-    """Yield what the clients reach, from the one that is served worst to the best, by share of clients."""
+    """Yield the clients' values, from the worst client to the best, by share of clients."""
     for group, settings in groups.items():
         lines = []
         for label, trials in settings.items():
@@ -365,7 +365,7 @@ def forest(studies: Studies) -> Figure | None:
 
 
 def _panel(study: Study, studies: Studies) -> ForestPanel:
-    """Return a study's panel: all pairs, or where they are many those of the best setting."""
+    """Return a study's panel: all pairs, or if they are many, those with the best setting."""
     measures = {one.measure for one in studies.each}
     title = " · ".join(filter(None, [study.place, study.measure if len(measures) > 1 else ""]))
     against = study.reference in study.values

@@ -66,7 +66,7 @@ _LINE = 75
 
 
 def format_measured(cell: Cell) -> str:
-    """Return ``80.12 ± 0.30``; a dash where nothing was measured, and how many seeds reach a target if not all."""
+    """Return ``80.12 ± 0.30``; a dash without a value; the number of seeds that reach a target if not all do."""
     if math.isinf(cell.mean) and cell.finite:
         return _of_some(f"{np.mean(cell.finite):.2f}", len(cell.finite), len(cell.values))
     return format_mean_std(cell.mean, cell.std)
@@ -79,14 +79,14 @@ def printed_reference(cell: Cell) -> str:
 
 
 def legend(table: Table) -> str:
-    """Return what a reader of the table must know."""
+    """Return the legend: seeds, units and marks of the table."""
     seeds = describe_seeds(table)
     text = f"{seeds[:1].upper()}{seeds[1:]}; shares in percent; best in bold."
     return text + " Below: the printed number (measured minus printed)." * table.has_printed
 
 
 def notes(table: Table) -> list[str]:
-    """Return what a reader of the numbers must know."""
+    """Return the notes below the table, with the method of the comparisons."""
     compared = [f"comparisons: {table.studies.method}"] if table.studies.each else []
     return [*table.notes, *compared]
 
@@ -226,7 +226,7 @@ def markdown(table: Table, costs: Sequence[Cost]) -> str:
 
 
 def render_latex(table: Table) -> str:
-    """Return the table as LaTeX (needs booktabs, and graphicx where it is wider than a page)."""
+    """Return the table as LaTeX (needs booktabs, and graphicx if it is wider than a page)."""
     width = max(map(len, (table.heading, *table.rows)), default=0)
     for position, column in enumerate(table.columns):
         cells = (format_measured(row[position]) for row in table.rows.values())
@@ -276,7 +276,7 @@ def render_page(
 
 
 def render_summary(table: Table) -> str:
-    """Return what is concluded and the main table, for a page that has its own style."""
+    """Return the conclusions and the main table as HTML without a style, to embed in another page."""
     return _render("summary.html", table)
 
 
@@ -371,7 +371,7 @@ def _describe_data(source: ResultSet) -> str:
 
 
 def report_values(table: Table, costs: Sequence[Cost], files: Iterable[Path]) -> dict[str, object]:
-    """Return a report as JSON values; what is no finite number is null.
+    """Return a report as JSON values; numbers that are not finite become null.
 
     Parameters
     ----------
@@ -380,7 +380,7 @@ def report_values(table: Table, costs: Sequence[Cost], files: Iterable[Path]) ->
     costs : sequence of Cost
         By setting.
     files : iterable of Path
-        What was written.
+        The files of the report.
     """
     studies = table.studies
     compared = studies.frame().to_json(orient="records") if studies.each else "[]"

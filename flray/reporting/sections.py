@@ -129,7 +129,7 @@ def _comparisons(studies: Studies) -> Iterator[Section]:
 
 
 def _chosen(source: ResultSet) -> Iterator[Section]:
-    """Yield what was tried of each method: grids, parallel coordinates, importance."""
+    """Yield sections on the tried settings of each method: grids, parallel coordinates, importance."""
     every = choices(source)
     chosen = "validation" if any(is_validation(one.metric) for one in every) else "test"
     what = f"Means over the seeds, on {chosen} data, of settings that ran to the end."
@@ -274,7 +274,7 @@ def _partitions(source: ResultSet) -> Iterator[Section]:
 
 
 def _models(groups: Groups) -> Iterator[Section]:
-    """Yield what was tracked of the models of every setting's first seed."""
+    """Yield sections on the tracked models of every setting's first seed."""
     firsts: dict[str, Trial] = {
         join_names(group, label): trials[0]
         for group, settings in groups.items()

@@ -1,4 +1,4 @@
-"""What may be compared in a result set: finished trials, each place for itself."""
+"""Comparisons of a result set: its finished trials, separately for each place (data or circumstances)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flray.results.table import build_paper_table, has_arms
 
 
 def build_studies(source: ResultSet) -> Studies:
-    """Return what may be compared in a sweep: of finished trials alone, and each place for itself."""
+    """Return the comparisons of a sweep: finished trials only, and separately for each place."""
     scheduler = (source.config.get("sweep") or {}).get("scheduler")
     if scheduler and scheduler["name"] == "pbt":
         return Studies(left_out=["settings of a population changed while it ran: not compared"])
@@ -73,7 +73,7 @@ def build_studies(source: ResultSet) -> Studies:
 
 
 def without_gaps(study: Study) -> Study | None:
-    """Return a study without settings that lack a number at some seed; None if fewer than two are left."""
+    """Return a study without settings that lack a number at some seed; None if fewer than two remain."""
     kept = {
         name: seeds
         for name, seeds in study.values.items()
@@ -113,7 +113,7 @@ def _of_paper(source: ResultSet, trials: Sequence[Trial]) -> list[Study]:
 
 
 def place_and_name(source: ResultSet, trial: Trial) -> tuple[str, str]:
-    """Return the place of a trial, and what is compared there."""
+    """Return the place of a trial, and the name of the compared setting."""
     rows = next(iter(source.axes), "")
     if source.paper is not None and source.paper.rows in source.axes:
         rows = source.paper.rows
@@ -125,7 +125,7 @@ def place_and_name(source: ResultSet, trial: Trial) -> tuple[str, str]:
 
 
 def compared_names(source: ResultSet) -> list[str]:
-    """Return the names of what is compared, as conclusions and ``sweep.reference`` have them."""
+    """Return the names of the compared settings, as conclusions and ``sweep.reference`` use them."""
     if source.paper is not None and source.axes:
         rows = source.paper.rows if source.paper.rows in source.axes else next(iter(source.axes))
         return source.axes[rows]
@@ -133,7 +133,7 @@ def compared_names(source: ResultSet) -> list[str]:
 
 
 def place_columns(columns: Sequence[str], rows: str) -> list[str]:
-    """Return the columns of settings that say where methods are compared, not what is compared.
+    """Return the columns that define the context (data, partition), not the compared setting.
 
     Parameters
     ----------
@@ -166,14 +166,14 @@ class Comparison:
 
     @classmethod
     def of(cls, sweep: Path, unit_of: Mapping[str, int]) -> Comparison:
-        """Return what a sweep's finished trials say.
+        """Return the comparison of a sweep's finished trials.
 
         Parameters
         ----------
         sweep : Path
             Its folder.
         unit_of : mapping of str to int
-            By a trial's number, that of what it is one seed of.
+            By a trial's number, the number of the unit that it is one seed of.
         """
         source = load_folder(sweep, allow_empty=True)
         # By the primary metric, of a paper's suite too, whose columns are several measures.

@@ -25,7 +25,7 @@ QUANTILE_NOTE = (
 
 
 def build_table(source: ResultSet, reference: str | None = None) -> Table:
-    """Return the table of a sweep, the paper's where it belongs to one.
+    """Return the table of a sweep; if the sweep belongs to a paper, in the paper's form.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
     Raises
     ------
     FlrayError
-        If there is no such setting.
+        If the setting does not exist.
     """
     paper = source.paper if source.axes else None
     table = _setting_table(source) if paper is None else build_paper_table(source, paper)
@@ -59,7 +59,7 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
 
 
 def _compare(table: Table, source: ResultSet, reference: str | None) -> None:
-    """Add what can be concluded; a reference in the file that fits no setting is said, and passed over."""
+    """Add the conclusions; if the file's reference fits no setting, a note reports it and all pairs are compared."""
     found = build_studies(source)
     named = (source.config.get("sweep") or {}).get("reference")
     try:
@@ -117,9 +117,9 @@ def _setting_table(source: ResultSet) -> Table:
 
 
 def client_columns(source: ResultSet) -> tuple[list[str], list[str]]:
-    """Return the clients with a column each, or else the quantiles over them.
+    """Return the clients that get a column each, or else the quantiles over them.
 
-    A client has one where it is the same at every seed of a setting, and they are few.
+    Clients get columns if they are few, and each is the same at every seed of a setting.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def group_by_label(source: ResultSet) -> dict[str, list[Trial]]:
 
 
 def choice_notes(source: ResultSet) -> list[str]:
-    """Return a note on what settings are chosen by, where that is not what is reported."""
+    """Return a note on the metric that settings are chosen by, if it is not the reported one."""
     names = sorted({trial.chosen_by for trial in source.trials if trial.chosen_by})
     if not names:
         return []

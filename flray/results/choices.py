@@ -1,4 +1,4 @@
-"""Settings among which a sweep chose, with what they reached: for pictures, and how much each setting matters."""
+"""The settings that a sweep chose among, and their scores: for figures, and for the importance of each setting."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Choices:
         return sorted(found) if all(map(is_number, found)) else sorted(found, key=str)
 
     def grids(self) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-        """Yield each two columns of which all combinations were run, with the mean scores of these."""
+        """Yield each pair of columns whose combinations were all run, with the mean scores of these."""
         for row, column in itertools.combinations(self.columns, 2):
             rows, columns = self.values(row), self.values(column)
             cells: dict[tuple[int, int], list[float]] = {}
@@ -111,12 +111,12 @@ def is_logarithmic(values: Sequence[Any]) -> bool:
 
 
 def choices(source: ResultSet) -> list[Choices]:
-    """Return the settings that were tried of everything that is compared, where at least two were.
+    """Return the tried settings of each compared unit that at least two were tried for.
 
     Parameters
     ----------
     source : ResultSet
-        The sweep; of one that tunes, its tuning. Trials that were stopped early are left out.
+        The sweep; if it tunes, its tuning. Trials that were stopped early do not count.
     """
     groups: dict[str, dict[str, tuple[dict[str, Any], list[Trial]]]] = {}
     varying = source.varying()
@@ -153,7 +153,7 @@ def _choices(name: str, tried: Sequence[tuple[dict[str, Any], list[Trial]]]) -> 
 
 
 def _score(trial: Trial) -> float:
-    """Return what a trial was chosen by, as its setting's rank had it."""
+    """Return the score that a trial was chosen by, as in the ranking of its setting."""
     if trial.phase == "tuning":
         score = float(trial.history["score"].iloc[-1]) if "score" in trial.history else math.nan
         return score * (100.0 if is_share(trial.score_metric) else 1.0)
@@ -166,25 +166,26 @@ NEAR = 1.0
 
 @dataclass(frozen=True)
 class Tuned:
-    """The tuning of one of what is compared.
+    """The tuning of one compared unit.
 
     Attributes
     ----------
     name : str
         Its name in the table.
     chosen : dict
-        The settings that were chosen; empty where none are yet.
+        The chosen settings; empty if none are chosen yet.
     metric : str
-        What they were chosen by.
+        The metric that they were chosen by.
     settings, whole, trials, failed, rounds : int
-        Settings that were tried, those of them that ran to the end at every seed, their trials,
-        the failed ones, and their rounds.
+        The numbers of tried settings, of settings that ran to the end at every seed, of trials, of
+        failed trials, and of rounds.
     seconds : float
-        Training time of them all.
+        Training time of all trials.
     score : float
         Mean of the chosen setting over the seeds; shares in percent.
     near : int
-        How many of `whole` are within `NEAR` points of it, itself included; -1 where it is no share.
+        The number of `whole` settings within `NEAR` points of it, itself included; -1 if the score
+        is not a share.
     edges : tuple of str
         The chosen values that are the lowest or the highest of those that were tried.
     """
@@ -233,7 +234,7 @@ def tuned_settings(source: ResultSet) -> list[Tuned]:
 
 
 def tuned_name(source: ResultSet, trial: Trial) -> str:
-    """Return the name of what a trial was tuned for, or compares."""
+    """Return the name of the unit that a trial tunes or compares."""
     columns = {name for one in source.tuning for name in one.setting}
     varying = [n for n in columns if len({str(one.setting.get(n)) for one in source.tuning}) > 1]
     flat = {name: value for name, value in trial.setting.items() if name in varying}

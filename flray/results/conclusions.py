@@ -1,4 +1,4 @@
-"""What can be concluded from a sweep, in sentences."""
+"""The conclusions of a sweep, in sentences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ more of them are advised."""
 
 
 def conclude(found: Studies) -> list[str]:
-    """Return what can be concluded, a sentence each; nothing where there was nothing to compare.
+    """Return the conclusions, one sentence each; empty if nothing was compared.
 
     Parameters
     ----------
@@ -60,14 +60,14 @@ def _of_study(study: Study, most: int) -> Iterator[str]:
 
 
 def sentence(one: Difference, unit: str) -> str:
-    """Return what a comparison of two settings says.
+    """Return the sentence on a comparison of two settings.
 
     Parameters
     ----------
     one : Difference
-        With the better of the two as the first.
+        The comparison, with the better setting as the first.
     unit : str
-        Of the difference; empty for none.
+        The unit of the difference; empty for none.
     """
     failed = [
         f"; {name} failed at {how}"
@@ -167,7 +167,7 @@ def _until(found: Studies) -> Iterator[str]:
 
 
 def _detectable(every: Sequence[Difference], unit: str) -> Iterator[str]:
-    """Yield what could have been seen with the seeds there are, where something was not decided."""
+    """Yield the difference that these seeds could have detected, if some pair was not decided."""
     tested = [one for one in every if one.seeds > 1 and one.std > 0 and not one.sequential]
     if not tested or all(one.decided for one in tested):
         return
@@ -182,7 +182,7 @@ def _detectable(every: Sequence[Difference], unit: str) -> Iterator[str]:
 
 
 def rank_sentence(ranks: Ranks) -> str:
-    """Return what mean ranks over several places say."""
+    """Return the sentence on mean ranks over several places."""
     count = len(ranks.places)
     listed = ", ".join(
         f"{name} {mean:.2f}" for name, mean in zip(ranks.names, ranks.means, strict=True)

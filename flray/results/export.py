@@ -1,4 +1,4 @@
-"""A sweep's results as one CSV file for a repository: a row per finished run, from which its table is rebuilt."""
+"""A sweep's results as one CSV file for a repository: its rows, one per finished run, rebuild the table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DIGITS = 4
 
 
 class ExportCounts(NamedTuple):
-    """How many runs were added, were in the file before, and were left out because they have not finished."""
+    """The numbers of runs that were added, that were in the file before, and that have not finished."""
 
     added: int
     existing: int
@@ -60,19 +60,19 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
     source : ResultSet
         The sweep or run.
     path : Path
-        The CSV file. To one that exists the runs are added that it lacks: a run is the same if
-        suite, algorithm, settings, seed, rounds and SHA-256 are. Columns: ``suite`` (the
-        experiment's name), ``algorithm``, one per setting that the sweep varies (arms as
-        ``arms.AXIS``), ``seed``, ``rounds`` that ended, ``protocol`` (which of them count),
-        ``metric`` and ``value`` (the primary metric, shares in percent), ``own`` and ``others``
-        (the mean over clients, on their own and on the other clients' test parts), ``worst`` (the
-        client that is served worst on its own), ``look`` (which look at the results, counted from
-        1, was the first with this run: seeds that were added to others are tested as such) and
-        ``failed`` (the seeds at which its setting failed), ``tuned.NAME`` (what ``sweep.tune`` chose),
-        ``domain/NAME`` (clients of a domain; on the
-        others' test parts if ``metric`` says so), ``bytes_up`` and ``bytes_down`` in total,
-        ``seconds`` of training, ``sha256`` of everything learnt, ``data`` with the ``origins`` of
-        its domains, the SHA-256 of data and partition where they were tracked, and versions.
+        The CSV file. An existing file gets the missing runs. Two runs are the same if suite,
+        algorithm, settings, seed, rounds and SHA-256 agree. Columns: ``suite`` (the experiment's
+        name), ``algorithm``, one per setting that the sweep varies (arms as ``arms.AXIS``),
+        ``seed``, ``rounds`` that ended, ``protocol`` (the rounds that count), ``metric`` and
+        ``value`` (the primary metric, shares in percent). ``own`` and ``others`` are means over
+        clients, on the client's and on the other clients' test parts; ``worst`` is the ``own``
+        value of the worst client. ``look`` is the first look at the results, counted from 1, that
+        had this run, because added seeds need another test. ``failed`` has the seeds that its
+        setting failed at, ``tuned.NAME`` the choices of ``sweep.tune``, ``domain/NAME`` the value
+        of a domain's clients (on the others' test parts if ``metric`` is). Further: ``bytes_up``
+        and ``bytes_down`` in total, ``seconds`` of training, ``sha256`` of everything learnt,
+        ``data`` with the ``origins`` of its domains, the SHA-256 of data and partition if they were
+        tracked, and versions.
 
     Raises
     ------
@@ -110,8 +110,8 @@ def agreement(source: ResultSet, path: Path) -> str:
     source : ResultSet
         The sweep or run.
     path : Path
-        What `export_runs` wrote. A run is kept if one of the same settings, seed, rounds and data
-        is, and is the same if its SHA-256 is.
+        A file of `export_runs`. It holds a run if settings, seed, rounds and data of a row agree;
+        the run is the same if its SHA-256 agrees too.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def _row(source: ResultSet, trial: Trial) -> dict[str, Any]:
 
 
 def _failed(source: ResultSet, trial: Trial) -> set[int]:
-    """Return the seeds at which a trial's setting failed."""
+    """Return the seeds that a trial's setting failed at."""
     same = [one for one in source.trials if one.setting == trial.setting]
     return {one.seed for one in same if one.status == "failed"}
 
@@ -351,7 +351,7 @@ def _alike(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _studies(frame: pd.DataFrame, metric: str) -> Studies:
-    """Return what may be compared: settings on the same data, in the same circumstances."""
+    """Return the comparisons: settings on the same data, in the same circumstances."""
     columns = _setting_columns(frame)
     arms = [name for name in columns if name.startswith(PREFIX)]
     varying = [name for name in columns if frame[name].nunique() > 1]
@@ -387,7 +387,7 @@ def _studies(frame: pd.DataFrame, metric: str) -> Studies:
 
 
 def _tuned(frame: pd.DataFrame) -> list[str]:
-    """Return what was tuned for each row of the table."""
+    """Return a note on the tuned settings of each row of the table."""
     columns = [str(name) for name in frame.columns if str(name).startswith(TUNED)]
     found: dict[str, str] = {}
     for label, record in zip(_labels(frame), frame.to_dict("records"), strict=True):

@@ -20,7 +20,7 @@ def conclusion_text(lines: Sequence[str]) -> str:
 
 
 def format_mean_std(mean: float, std: float, digits: int = 2, missing: str = MISSING) -> str:
-    """Return ``80.12 ± 0.30``, without a deviation where it is NaN."""
+    """Return ``80.12 ± 0.30``, or only ``80.12`` if the deviation is NaN."""
     if math.isinf(mean):
         return NOT_REACHED
     if math.isnan(mean):

@@ -29,14 +29,14 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
     Parameters
     ----------
     folder : Path
-        The sweep's or the run's.
+        The folder of the sweep or run.
     allow_empty : bool
-        Whether a sweep in which no round has ended yet is fine.
+        Whether to accept a sweep without any finished round.
 
     Raises
     ------
     FlrayError
-        If it is neither, or no round has ended in it.
+        If it is neither a sweep nor a run, or has no finished round.
     """
     config = directory.read_config(folder)
     identity = directory.read(folder)
@@ -142,7 +142,7 @@ def read_fingerprints(folder: Path, identity: Mapping[str, Any]) -> dict[str, st
 
 
 def find_primary_metric(method: str, history: pd.DataFrame) -> str:
-    """Return a method's primary metric, from what it declares and what was measured."""
+    """Return a method's primary metric, according to its declarations and the measured metrics."""
     known = method in registry.algorithms.names()
     views = registry.algorithms.outline(method).views if known else ("global",)
     first = PRIMARY_VIEWS[views[0]]

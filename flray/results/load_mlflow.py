@@ -31,22 +31,21 @@ _SKIPPED = ("train/seconds", "train/loss/client", "memory/server")
 
 
 def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
-    """Read a sweep or run as it was tracked.
+    """Read a tracked sweep or run from MLflow.
 
     Parameters
     ----------
     uri : str
         MLflow's address.
     what : str
-        The name of an experiment, of which the newest sweep (or else run) is taken, or the id of a
-        run.
+        The id of a run, or the name of an experiment, which means its newest sweep (or else run).
     folder : Path
-        For the files that are fetched.
+        The folder for fetched files.
 
     Raises
     ------
     FlrayError
-        If there is nothing of that name, or the server cannot be reached.
+        If the name is unknown, or the server cannot be reached.
     """
     address, shown = resolve_uri(uri), redact(uri)
     database = database_path(address)

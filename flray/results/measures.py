@@ -30,7 +30,7 @@ _TARGET = re.compile(r"^(.+?)\s*>=\s*([\d.]+)$")
 
 
 def value(trial: Trial, measure: str, client: str = AVERAGE) -> float:
-    """Return the reported value of a measure, NaN where it was not measured. Shares are in percent.
+    """Return the reported value of a measure; NaN if it was not measured. Shares are in percent.
 
     Parameters
     ----------
@@ -66,12 +66,12 @@ def first_available(trial: Trial, measure: str, clients: Sequence[str]) -> float
 
 
 def total(trial: Trial, name: str) -> float:
-    """Return the sum of a metric over the rounds, NaN where it was not tracked."""
+    """Return the sum of a metric over the rounds; NaN if it was not tracked."""
     return float(trial.history[name].sum()) if name in trial.history else math.nan
 
 
 def peak_memory(trial: Trial) -> float:
-    """Return the most bytes a run held: of tensors on a GPU where one was used, else of its largest client process."""
+    """Return a run's peak memory in bytes: of tensors if it used a GPU, otherwise of its largest client process."""
     for name in ("memory/peak/gpu", "memory/peak/actor", "memory/client"):
         most = float(trial.history[name].max()) if name in trial.history else 0.0
         if most > 0:
@@ -80,7 +80,7 @@ def peak_memory(trial: Trial) -> float:
 
 
 def series(trial: Trial, measure: str = "auto", client: str = AVERAGE) -> pd.Series[float]:
-    """Return a measure by round, the rounds in which it was measured; shares as tracked, between 0 and 1."""
+    """Return a measure by round, without rounds that lack it; shares as tracked, between 0 and 1."""
     if " | " in measure:
         found = (series(trial, one.strip(), client) for one in measure.split(" | "))
         return next((one for one in found if len(one)), pd.Series(dtype=float))
@@ -100,7 +100,7 @@ def series(trial: Trial, measure: str = "auto", client: str = AVERAGE) -> pd.Ser
 
 
 def client_measure(trial: Trial, own: bool = False) -> str:
-    """Return the measure of a trial's clients: as its primary metric has it, or (`own`) on their own test parts."""
+    """Return the measure of a trial's clients: that of the primary metric, or with `own` on each client's test part."""
     _, scope, name = (
         trial.metric.split("/", 2) if trial.metric.count("/") > 1 else ("", "", trial.metric)
     )
@@ -108,14 +108,14 @@ def client_measure(trial: Trial, own: bool = False) -> str:
 
 
 def clients(trial: Trial, name: str = "") -> list[str]:
-    """Return the clients of which a metric was tracked, in the order of the federation.
+    """Return the clients that a metric was tracked for, in the order of the federation.
 
     Parameters
     ----------
     trial : Trial
         One run.
     name : str
-        The metric; default: the primary measure of the trial's own models.
+        The metric; default: the primary measure of the trial's models on each client's test part.
     """
     prefix = f"{name or f'{trial.view}/local/{trial.measure}'}/client/"
     order = list(trial.domains)
@@ -128,11 +128,11 @@ def clients(trial: Trial, name: str = "") -> list[str]:
 
 
 def comparable_trials(trials: Sequence[Trial]) -> Sequence[Trial]:
-    """Return the trials over which a single client's values may be averaged.
+    """Return the trials that a single client's values may be averaged over.
 
-    All, where each client is a domain of its own, and where who holds what is the same in all; where
-    the seed cuts the data into clients, only the first trial's, for clients of another seed hold
-    other data under the same names.
+    These are all trials if each client is a separate domain, or if all trials have the same
+    partition. Otherwise only the first, because clients of another seed hold other data under the
+    same names.
     """
     domains = trials[0].domains
     if len(set(domains.values())) == len(domains):
@@ -183,7 +183,7 @@ def _client_column(trial: Trial, name: str, client: str) -> pd.Series[float]:
 
 
 def _mean_of_others(trial: Trial, name: str, client: str) -> pd.Series[float]:
-    """Return what one model for all scores on the others' test parts: the mean of their values."""
+    """Return the score of a common model on the others' test parts: the mean of their values."""
     known = clients(trial, name)
     if len(known) < 2:
         return pd.Series(dtype=float)
@@ -206,13 +206,13 @@ class Cost:
     Attributes
     ----------
     label, group : str
-        The setting, and the group within which targets are the same.
+        The setting, and the group whose settings share a target.
     target : float
-        Of the primary metric, as it was tracked: a share between 0 and 1, anything else as it is.
+        The target of the primary metric, as tracked: shares are between 0 and 1.
     rounds : float
-        First round that reaches the target, mean over the seeds that do; infinite where none does.
+        First round that reaches the target, mean over the seeds that do; infinite if none does.
     reached, seeds : int
-        How many seeds reach it, of how many.
+        The number of seeds that reach it, and the number of all.
     up, down : float
         Total bytes, from and to the clients.
     seconds, round_seconds : float

@@ -43,27 +43,26 @@ class Difference:
     first, second : str
         The settings.
     seeds : int
-        How many they share.
+        The number of seeds that they share.
     mean : float
         Mean of first minus second; NaN without a common seed.
     std : float
         Standard deviation of the differences (n - 1); NaN with fewer than two seeds.
     low, high : float
-        Interval of the mean at `alpha`, after Student's t or as a confidence sequence; NaN where
-        the differences do not vary.
+        Interval of the mean at `alpha`, after Student's t or as a confidence sequence; NaN if the
+        differences do not vary.
     low_corrected, high_corrected : float
-        The same at the level at which the pair is decided, `alpha` over `pairs`: all pairs'
-        intervals hold at once with probability 1 - `alpha`, and a pair is decided where its own
-        excludes zero.
+        The same at the level `alpha` over `pairs`, which decides pairs. All pairs' intervals hold at
+        once with probability 1 - `alpha`; a pair is decided if its interval excludes zero.
     effect : float
         Mean over standard deviation, with Hedges' correction for few seeds; NaN with fewer than
-        three, and where the deviation is zero.
+        three, or if the deviation is zero.
     p : float
-        Two-sided, of the paired t-test; NaN where the differences do not vary.
+        The two-sided p-value of the paired t-test; NaN if the differences do not vary.
     corrected : float
         The same times `pairs` (Bonferroni), at most 1.
     improvement : float
-        Share of the seeds at which the first is better; equal values count half.
+        Share of the seeds whose first value is better; equal values count half.
     lower : bool
         Whether less is better.
     pairs : int
@@ -71,15 +70,15 @@ class Difference:
     alpha : float
         Chance that any of the intervals misses its mean.
     margin : float
-        Within it the two are equivalent; NaN where that was not asked.
+        The two are equivalent within it; NaN if equivalence was not tested.
     first_look : int
-        Seeds at the first of several looks; 0 where all seeds were there at once.
+        Seeds at the first of several looks; 0 if all seeds were there at once.
     verdict : str
-        What is decided on the first, see `flray.results.sequential.Verdict`.
+        The verdict on the first setting, see `flray.results.sequential.Verdict`.
     first_failed, second_failed : str
-        At how many seeds each failed, and why; empty where it did at none. The seeds that are left
-        may be the easy ones: who failed at any may be worse than another, and neither better nor
-        equivalent.
+        The number of seeds that each failed at, and the reason; empty without failures. The remaining
+        seeds may be the easy ones. Therefore a setting that failed at a seed can be worse than
+        another, but neither better nor equivalent.
     """
 
     first: str
@@ -140,7 +139,7 @@ class Difference:
         return detectable_difference(self.std, self.seeds, ALPHA / self.pairs)
 
     def seeds_for(self, difference: float) -> int | None:
-        """Return the seeds at which a difference would probably be seen; see `seeds_needed`."""
+        """Return the number of seeds that would probably show a difference; see `seeds_needed`."""
         return seeds_needed(self.std, difference, self.alpha / self.pairs)
 
 
@@ -176,17 +175,17 @@ def compare(
     Parameters
     ----------
     values : mapping
-        By setting, the values by seed; those that are not finite are left out.
+        By setting, the values by seed; values that are not finite do not count.
     lower : bool
         Whether less is better.
     reference : str, optional
         The setting that all others are compared with, as the second of each pair.
     rule : Rule, optional
-        Where seeds were added until pairs were decided; the order of the values is that in which
-        they were added.
+        The rule for adding seeds, if they were added until pairs were decided; the values are in the
+        order of their addition.
     failed, looks : mapping, optional
-        See `Failed` and `Looks`. Where seeds were added after a look at fewer, pairs are decided as
-        if they had been looked at after each; with a `rule` they are anyway.
+        See `Failed` and `Looks`. If seeds were added after a look at fewer, pairs are decided as if
+        there had been a look after each seed; with a `rule` they always are.
     """
     if reference is None:
         pairs = list(itertools.combinations(values, 2))
@@ -205,7 +204,7 @@ def compare(
 
 
 def _with_failures(one: Difference, values: Values, failed: Failed) -> Difference:
-    """Return a comparison in which nobody wins by the seeds at which it did not fail."""
+    """Return a comparison that no setting wins by the seeds that it did not fail at."""
 
     def told(name: str) -> str:
         reasons = failed.get(name, {})
@@ -303,7 +302,7 @@ def _sequential(one: Difference, differences: NDArray[np.float64], rule: Rule) -
 
 
 def _of_first(found: Decision, lower: bool) -> tuple[float, float]:
-    """Return the interval of gains as one of first minus second; NaN where it has no ends."""
+    """Return the interval of gains as one of first minus second; NaN if it has no ends."""
     if not -math.inf < found.low <= found.high < math.inf:
         return math.nan, math.nan
     return (-found.high, -found.low) if lower else (found.low, found.high)
@@ -319,7 +318,7 @@ def _hedges(freedom: int) -> float:
 
 
 def power(std: float, difference: float, seeds: int, alpha: float = ALPHA) -> float:
-    """Return the probability that a paired t-test sees a difference, in its own direction.
+    """Return the probability that a paired t-test sees a difference, with the right sign.
 
     Parameters
     ----------
@@ -369,24 +368,24 @@ def detectable_difference(std: float, seeds: int, alpha: float = ALPHA) -> float
 
 
 def seeds_needed(std: float, difference: float, alpha: float = ALPHA) -> int | None:
-    """Return at how many seeds a difference is seen with probability `POWER`, if each is looked at.
+    """Return the number of seeds that show a difference with probability `POWER`, with a look after each.
 
-    Seeds that are added to those that there are have been looked for: their test is that of
-    `flray.results.sequential`.
+    If seeds are added to existing ones, somebody has looked at the results before. So the test is
+    that of `flray.results.sequential`.
 
     Parameters
     ----------
     std : float
         Standard deviation of the differences.
     difference : float
-        What is to be seen.
+        The difference to detect.
     alpha : float
         Level of the test.
 
     Returns
     -------
     int or None
-        None where a thousand would not do, or the deviation is not known.
+        None if a thousand seeds are too few, or the deviation is not known.
     """
     from scipy import special
 

@@ -42,9 +42,8 @@ class Trial:
     status : str
         finished, stopped (early), failed, running, waiting.
     metric : str
-        What is reported of it: the method's primary metric, for example
-        ``personal/local/accuracy``, or the test metric that ``sweep.metric`` names; empty where it
-        never ended a round.
+        The reported metric: the method's primary metric, for example ``personal/local/accuracy``, or
+        the test metric that ``sweep.metric`` names; empty if the run never ended a round.
     history : DataFrame
         Column ``round``, then one per metric.
     method : str
@@ -56,21 +55,21 @@ class Trial:
     last : int
         Rounds in the mean of the last ones.
     failure : str
-        Why it failed.
+        The reason of a failure.
     sha256 : str
-        Digest of everything learnt, empty where it has not finished.
+        Digest of everything learnt; empty if the run has not finished.
     versions : dict
-        Of the packages it was started with.
+        The versions of the packages that it started with.
     fingerprints : dict
         SHA-256 of its ``data`` and ``partition``, as far as they were tracked.
     taken_over : str
-        The trial of another sweep that it was taken over from; empty where it was run.
+        The trial of another sweep that it was copied from; empty if it was run.
     chosen_by : str
-        The validation metric that settings are chosen by; empty where they are by `metric`.
+        The validation metric that settings are chosen by; empty if they are chosen by `metric`.
     phase : str
-        ``comparison``, or ``tuning`` where it helps to choose what is compared.
+        ``comparison``, or ``tuning`` if it helps to choose the compared settings.
     tuned : dict
-        Settings that were tuned for what `setting` names.
+        Settings that were tuned for the unit of `setting`.
     """
 
     number: str
@@ -104,12 +103,12 @@ class Trial:
 
     @property
     def measure(self) -> str:
-        """What the primary metric measures, for example ``accuracy``."""
+        """The measure of the primary metric, for example ``accuracy``."""
         return self.metric.rpartition("/")[2]
 
     @cached_property
     def partition(self) -> dict[str, Any] | None:
-        """The content of ``partition.json``; None where it was not tracked."""
+        """The content of ``partition.json``; None if it was not tracked."""
         path = self.folder / PARTITION
         return read_partition(path) if path.is_file() else None
 
@@ -120,34 +119,34 @@ class Trial:
 
     @cached_property
     def values(self) -> dict[tuple[str, str], float]:
-        """Reported values by measure and client that were asked for, see `flray.results.measures.value`."""
+        """A cache of reported values by measure and client, see `flray.results.measures.value`."""
         return {}
 
     @property
     def positive(self) -> str:
-        """The positive class of a task of two classes; empty where it is another task or was not tracked."""
+        """The positive class of a task of two classes; empty for other tasks, or if it was not tracked."""
         binary = any("/sensitivity" in str(name) for name in self.history)
         return str((self.partition or {}).get("positive", "")) if binary else ""
 
     @property
     def domains(self) -> dict[str, str]:
-        """The domain of each client, in the order of the federation; empty where it was not tracked."""
+        """The domain of each client, in the order of the federation; empty if it was not tracked."""
         return {
             client["name"]: client["domain"] for client in (self.partition or {}).get("clients", ())
         }
 
     def diagnostics(self, name: str = FINAL_DIAGNOSTICS) -> dict[str, NDArray[Any]]:
-        """Return the arrays that were saved of the models, empty where there are none."""
+        """Return the saved diagnostics of the models; empty if none were saved."""
         path = self.folder / name
         return read_npz(path) if path.exists() else {}
 
 
 def alike(metrics: Sequence[str]) -> list[str]:
-    """Return what runs are reported by, so that they may be compared with each other.
+    """Return the metrics to report runs by, so that they can be compared with each other.
 
-    A global model's own metric is its value on the common test set, in which clients count by their
-    samples; that of clients' models is the mean over clients. Where both stand beside each other the
-    global model, too, is tested on each client's part, and the mean over clients is taken.
+    The primary metric of a global model is its value on the common test set, so that clients count by
+    their samples. The primary metric of clients' models is the mean over clients. If both are
+    compared, the global model is also tested on each client's part, and the mean over clients is used.
 
     Parameters
     ----------

@@ -73,15 +73,15 @@ def p_value(mean: float, std: float, count: int) -> float:
 
 
 def spread(differences: NDArray[np.float64]) -> float:
-    """Return the standard deviation (n - 1); NaN of fewer than two, and 0 where they differ by rounding alone.
+    """Return the standard deviation (n - 1); NaN of fewer than two, and 0 if they differ by rounding alone.
 
-    Without any spread nothing can be tested: the two settings may do the same, or the test has too
-    few samples to tell them apart at these seeds.
+    Without any spread nothing can be tested: the two settings may be equal, or the test has too few
+    samples to tell them apart at these seeds.
 
     Parameters
     ----------
     differences : ndarray
-        Of two settings, by seed.
+        The differences of two settings, by seed.
     """
     if len(differences) < 2:
         return math.nan
@@ -90,15 +90,14 @@ def spread(differences: NDArray[np.float64]) -> float:
 
 
 class Decision(NamedTuple):
-    """What a pair's differences say, looked at after each.
+    """The decision on a pair, with a look after each difference.
 
     Attributes
     ----------
     verdict : str
         See `Verdict`; a higher value is better.
     low, high : float
-        What the intervals after every look have in common; the ends are swapped where they have
-        nothing in common.
+        The intersection of the intervals of all looks; if it is empty, the ends are swapped.
     p : float
         The least `p_value` of all looks.
     """
@@ -112,17 +111,17 @@ class Decision(NamedTuple):
 def decide(differences: Sequence[float], margin: float, alpha: float, at_least: int) -> Decision:
     """Decide on a pair by all its seeds.
 
-    All intervals hold at the same time, and so does what they have in common: a seed more never
-    takes a decision back.
+    All intervals hold at the same time, and so does their intersection: a further seed never
+    reverses a decision.
 
     Parameters
     ----------
     differences : sequence of float
-        First minus second, in the order in which seeds were added.
+        First minus second, in the order of the seeds' addition.
     margin : float
-        Within it the two are equivalent.
+        The two are equivalent within it.
     alpha : float
-        Of this pair.
+        The level of this pair.
     at_least : int
         Differences before the first look.
     """

@@ -25,15 +25,15 @@ class Study:
     Attributes
     ----------
     place : str
-        The data or circumstances they have in common; empty where there is one alone.
+        The data or circumstances that they have in common; empty if there is only one place.
     measure : str
-        What is compared; shares are in percent.
+        The compared measure; shares are in percent.
     values : mapping
         By setting, the values by seed.
     reference : str, optional
         The setting that all others are compared with; default: all pairs.
     rule : Rule, optional
-        Where seeds were added until pairs were decided.
+        The rule for adding seeds, if they were added until pairs were decided.
     failed : mapping
         See `flray.results.paired.Failed`.
     looks : mapping
@@ -127,7 +127,7 @@ class Studies:
         reference : str or None
             Its name; without one all pairs are compared.
         where : str
-            What names it, for the error.
+            The place that names it, which the error shows.
 
         Raises
         ------
@@ -261,13 +261,13 @@ def win_matrix(ranks: Ranks) -> list[list[str]]:
 
 
 def behind_best(studies: Sequence[Study]) -> dict[str, NDArray[np.float64]]:
-    """Return how far each setting is behind the best one at every place and seed, smallest first.
+    """Return each setting's distance from the best one at every place and seed, smallest first.
 
     Parameters
     ----------
     studies : sequence of Study
-        Of one measure, a place each. Settings that some place lacks are left out, and seeds that a
-        setting lacks.
+        Studies of one measure, one per place. Settings that some place lacks do not count, nor do
+        seeds that a setting lacks.
     """
     names = (
         [name for name in studies[0].values if all(name in study.values for study in studies)]
@@ -312,10 +312,10 @@ class Variance:
     name : str
         The setting.
     partitions, seeds : int
-        How many of each; every partition was run with every seed.
+        The numbers of each; every partition was run with every seed.
     partition, seed, both : float
-        Variance between partitions, between the run's seeds, and what remains: how they act together.
-        One that is estimated below zero is zero.
+        Variance between partitions, between the run's seeds, and of their interaction. Estimates
+        below zero are set to zero.
     """
 
     name: str
@@ -327,7 +327,7 @@ class Variance:
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Partition, seed and both as shares of their sum; NaN where nothing varies."""
+        """Partition, seed and both as shares of their sum; NaN if nothing varies."""
         total = self.partition + self.seed + self.both
         if not total:
             return math.nan, math.nan, math.nan
@@ -347,7 +347,7 @@ def split_variance(name: str, values: Mapping[int, Mapping[int, float]]) -> Vari
     Returns
     -------
     Variance or None
-        None with fewer than two of either at which every combination has a finite value.
+        None unless two partitions and two seeds have a finite value at every combination.
     """
     seeds = [
         seed
@@ -374,12 +374,12 @@ def split_variance(name: str, values: Mapping[int, Mapping[int, float]]) -> Vari
 
 
 def variances(source: ResultSet) -> list[Variance]:
-    """Return the components of each setting of a sweep that varies ``partition.seed`` and ``seed``; else nothing.
+    """Return each setting's components of variance; empty unless the sweep varies ``partition.seed`` and ``seed``.
 
     Parameters
     ----------
     source : ResultSet
-        The sweep; trials that have not finished are left out.
+        The sweep; only finished trials count.
     """
     found: dict[str, dict[int, dict[int, float]]] = {}
     if PARTITION_SEED not in source.varying():

@@ -71,11 +71,11 @@ class SweepResult:
         """One row per trial.
 
         Columns: ``trial``; the settings; ``seed``, ``status`` (finished, stopped, failed),
-        ``rounds``, ``score`` and the ``metric`` it is; where that is a validation value, ``test``,
-        which is reported; the views' means; ``client/NAME``, each
-        client's value under the method's own view (personal models for personal methods, the global
-        model for the others; on the other clients' test data where the metric is of these);
-        ``seconds`` of training, ``sha256`` of what was learnt, ``failure``.
+        ``rounds``, ``score`` and its ``metric``; if that is a validation metric, ``test``, the
+        reported value; the views' means; ``client/NAME``, each client's value in the method's view
+        (personal models for personal methods, the global model for the others; on the other clients'
+        test data if the metric is); ``seconds`` of training, ``sha256`` of everything learnt,
+        ``failure``.
         """
         return trial_frame(self.data)
 
@@ -99,7 +99,7 @@ class SweepResult:
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """One row per trial and round, for figures of your own.
+        """One row per trial and round, for custom figures.
 
         Columns: ``trial``; the settings; ``seed``, ``round``; ``score``, ``train/loss`` and the means
         of all views that were measured (NaN in rounds without an evaluation).
@@ -107,7 +107,7 @@ class SweepResult:
         return curve_frame(self.data)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: what can be concluded, and the settings, best first."""
+        """Return the HTML that a notebook shows: the conclusions, and the settings, best first."""
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.conclusions)
         return f"<ul>{lines}</ul>{self.summary.to_html(index=False, float_format='{:.4f}'.format)}"
 
@@ -150,7 +150,7 @@ class SweepResult:
 
     @cached_property
     def conclusions(self) -> list[str]:
-        """What can be concluded, a sentence each; see `flray.results.conclusions`."""
+        """The conclusions, one sentence each; see `flray.results.conclusions`."""
         ended = any(len(trial.history) for trial in self.data.trials)
         return build_table(self.data).conclusions if ended else []
 
@@ -361,8 +361,8 @@ def setting_frame(
     mode : {"max", "min"}
         Whether the score is better high or low.
     population : bool
-        Whether trials are the members of a population, which are no repetitions of each other even
-        where their settings are the same.
+        Whether trials are the members of a population, which do not repeat each other even if their
+        settings are the same.
     clients : bool
         Whether a client is the same at all seeds, so that its values may be averaged.
     """

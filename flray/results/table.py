@@ -1,4 +1,4 @@
-"""Tables of results: cells with one value per seed, the best of each column, and what can be concluded."""
+"""Tables of results: cells with one value per seed, the best of each column, and the conclusions."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Cell:
     values : dict of int to float
         By seed; shares in percent.
     printed : float
-        The paper's number, NaN where there is none.
+        The paper's number; NaN if the paper has none.
     printed_text : str
         The printed digits, with the printed spread.
     note : str
-        What is odd about the printed number.
+        A remark on an odd printed number.
     best : bool
         Whether it is the best of its column.
     """
@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds, NaN without any; infinite where a target was never reached at some seed."""
+        """Mean over the seeds, NaN without any; infinite if some seed never reached a target."""
         if any(math.isinf(value) for value in self.values.values()):
             return math.inf
         return float(np.mean(self.finite)) if self.finite else math.nan
@@ -84,7 +84,7 @@ class Column:
     printed_metric : str
         The paper's name of the measure.
     follows : bool
-        Whether the row to mark is the best of the first column, by which it was chosen.
+        Whether to mark the row that is best in the first column, because that column chose it.
     """
 
     head: tuple[str, ...]
@@ -300,7 +300,7 @@ def _describe_data(source: ResultSet) -> str:
 
 
 def _printed_notes(table: Table) -> list[str]:
-    """Return what is odd about printed numbers, with the cells that it is about."""
+    """Return remarks on odd printed numbers, with the cells that have them."""
     odd: dict[str, list[str]] = {}
     for label, row in table.rows.items():
         for column, cell in zip(table.columns, row, strict=True):

@@ -192,7 +192,7 @@ def record_data(journal: Journal, held: Mapping[str, Any]) -> None:
 
 
 def record_held(journal: Journal, folder: Path) -> None:
-    """Record the data set of a run whose partition is in a folder already."""
+    """Record the data set from an existing partition.json."""
     if (folder / PARTITION).exists():
         record_data(journal, read_partition(folder / PARTITION))
 

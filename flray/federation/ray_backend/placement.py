@@ -264,7 +264,7 @@ def _gpu_share(
 
 
 def _uses_all(per_gpu: int, carried: Sequence[tuple[int, int]], wanted: int) -> bool:
-    """Return whether so many processes per GPU, one GPU filled after the other, leave none idle."""
+    """Return whether packing `per_gpu` processes per GPU leaves no GPU idle."""
     filled = [min(room, per_gpu * gpus) for gpus, room in carried]
     total = min(wanted, sum(filled))
     return math.ceil(total / per_gpu) >= sum(gpus for gpus, _ in carried) and all(
