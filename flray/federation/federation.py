@@ -140,7 +140,7 @@ class Federation(FederationState):
         Raises
         ------
         ClientError
-            If a client's code raises and ``faults.on_client_error`` is ``fail``.
+            If a client's code raises and `faults.on_client_error` is ``fail``.
         """
         server, algorithm, config = self.server, self.spec.algorithm, self.spec.config
         self.between_rounds, server.metrics, record = False, {}, RoundMetrics(server)

@@ -77,7 +77,7 @@ class TrialResources:
         """Return a trial's resource bundles: Tune's head bundle, then one bundle per client actor.
 
         A trial with one actor runs its clients in the head bundle, unless a client may have
-        to be stopped (``faults.round_timeout``) or the user asked for the actor.
+        to be stopped (`faults.round_timeout`) or the user asked for the actor.
 
         Raises
         ------

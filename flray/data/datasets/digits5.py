@@ -1,8 +1,8 @@
 """Digit data sets made of fetched sources: MNIST, USPS, and `digits5-local`, five domains of different digits.
 
-In digits5-local `mnist`, `usps` and `optdigits` are real, `mnistm` is composed (real digits over
-real photos) and `synth` is rendered. optdigits stands where Digits-5 has SVHN, and is not SVHN:
-tables that print numbers of Digits-5 beside digits5-local compare two different data sets.
+In digits5-local, ``mnist``, ``usps`` and ``optdigits`` are real, ``mnistm`` is composed (real digits
+over real photos) and ``synth`` is rendered. optdigits takes the place of SVHN in Digits-5, but is not
+SVHN: tables that print numbers of Digits-5 beside digits5-local compare two different data sets.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Source:
     archive : Archive
         The package file.
     read : callable
-        From the archive's path to ``train_x, train_y, test_x, test_y``: uint8 [n, H, W] images and
-        int64 [n] labels.
+        Maps the archive's path to `train_x`, `train_y`, `test_x` and `test_y`: uint8 [n, H, W] images
+        and int64 [n] labels.
     """
 
     archive: Archive
@@ -274,10 +274,10 @@ def digits5_local(
 ) -> DataSet:
     """Return five domains of digits, 3x32x32, with 7,438 training and 1,860 test samples each (optdigits 3,823/1,797).
 
-    Built from the fetched sources at the first use of a seed (`flray data get digits5-local` builds
-    seed 0) and kept. `public` are 5,000 crops of photos. Two machines may differ in single pixels
-    of `synth`, `mnistm` and the crops, where another release of the font or JPEG library rounds
-    differently; the fingerprint tells.
+    The first use of a seed builds them from the fetched sources into the cache (`flray data get
+    digits5-local` builds seed 0). `public` holds 5,000 crops of photos. Two machines may differ in
+    single pixels of ``synth``, ``mnistm`` and the crops, if another release of the font or JPEG
+    library rounds differently; then the fingerprints differ.
 
     Parameters
     ----------
@@ -343,9 +343,9 @@ def build_digits5(sources: Mapping[str, Arrays], seed: int) -> Arrays:
     Parameters
     ----------
     sources : mapping of str to arrays
-        ``mnist``, ``usps`` and ``optdigits``, each with ``train_x, train_y, test_x, test_y``. MNIST
-        needs twice as many samples as USPS after its split: `mnist` and `mnistm` have different
-        digits.
+        ``mnist``, ``usps`` and ``optdigits``, each with `train_x`, `train_y`, `test_x` and `test_y`. MNIST
+        needs twice as many samples as USPS after its split, because ``mnist`` and ``mnistm`` have
+        different digits.
     seed : int
         The data set's seed.
 

@@ -39,9 +39,9 @@ def digits_sklearn(
 ) -> DataSet:
     """Return the 1,797 digits that scikit-learn carries, split into four domains of different digits, 3x32x32.
 
-    `plain` has them as they are (8x8 enlarged; origin real). The others are composed: `inverted`
-    black on white, `rotated` by a quarter turn, `photo` as the absolute difference to a photo crop.
-    About 360 training and 90 test samples each.
+    ``plain`` has the original digits (8x8 enlarged; origin real). The others are composed: ``inverted``
+    is black on white, ``rotated`` by a quarter turn, ``photo`` the absolute difference to a photo crop.
+    Each domain has about 360 training and 90 test samples.
 
     Parameters
     ----------

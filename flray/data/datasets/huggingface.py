@@ -117,7 +117,7 @@ def huggingface(
 
 
 def _saved(folder: Path) -> Any:
-    """Return a data set that `Dataset.save_to_disk` wrote: its Arrow files beside ``state.json``, no others."""
+    """Return a data set that ``Dataset.save_to_disk`` wrote, from the Arrow files that ``state.json`` names."""
     from datasets import Dataset
 
     state = parse_json(read(folder / "state.json", FILE_BYTES))

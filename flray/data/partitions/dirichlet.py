@@ -193,8 +193,8 @@ def dirichlet(
 ) -> list[Rows]:
     """Split each class over the clients in proportions drawn from Dir(alpha, ..., alpha).
 
-    The whole split is draw_until_large_enough until the smallest client is large enough (Yurochkin et al. 2019; Hsu
-    et al. 2019 draw over classes instead). Client sizes differ.
+    The whole split is drawn again until the smallest client is large enough (Yurochkin et al. 2019;
+    Hsu et al. 2019 draw over classes instead). Client sizes differ.
 
     Parameters
     ----------
