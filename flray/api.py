@@ -150,7 +150,7 @@ def resume(
     progress, sweep_progress : Progress, SweepProgress, optional
         Shows the progress of the one or the other; nothing is shown without.
     plugins : sequence of str
-        Your own files in place of those that the settings name; see
+        Your files that replace those that the settings name; see
         `flray.runs.resume_checks.load_config`.
     other_cpu : bool
         Continue even if this CPU or GPU computes other bits than the one that it began with.

@@ -85,9 +85,9 @@ def seed_default_generators(seed: int, device: torch.device) -> None:
     Parameters
     ----------
     seed : int
-        As `key` returns it.
+        A result of `key`.
     device : torch.device
-        Where the model is.
+        The device of the model.
     """
     import torch
 

@@ -57,7 +57,7 @@ def make_callable(module: str, target: str, function: str) -> None:
     module : str
         The module's full name.
     target, function : str
-        Where the function is, and its name.
+        The module of the function, and its name.
     """
 
     class CallableModule(types.ModuleType):

@@ -194,7 +194,7 @@ class FlatLayout:
     Attributes
     ----------
     dtype : torch.dtype
-        Of all floating-point tensors.
+        The dtype of all floating-point tensors.
     start, stop : int
         The tree's bytes in its packed buffer.
     names : tuple of str

@@ -1,4 +1,4 @@
-"""Commands that show what there is: list, schema, doctor, and those of data sets."""
+"""Commands that list components, settings, data sets and this machine: list, schema, doctor, data."""
 
 from __future__ import annotations
 

@@ -380,11 +380,11 @@ def show_plan(trials: Sequence[PlannedTrial], as_json: bool = False, suggested: 
     Parameters
     ----------
     trials : sequence of PlannedTrial
-        Those that are known; none of a search that suggests them one by one.
+        The known trials; empty for a search that suggests them one by one.
     as_json : bool
-        Whether as JSON.
+        Whether to print JSON.
     suggested : int
-        How many such a search will suggest.
+        The number of trials that such a search will suggest.
     """
     if as_json:
         print_json([trial._asdict() for trial in trials])

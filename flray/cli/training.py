@@ -133,7 +133,7 @@ def resume_command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with an interrupted run or sweep, to the same bits; a finished run with more rounds."""
+    """Continue an interrupted run or sweep, to the same bits, or a finished run with more rounds."""
     with gc_disabled("flray.cli.display", "flray.runs.runner"):
         from flray.cli import display
         from flray.records import directory

@@ -56,7 +56,7 @@ def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[ConfigErr
     error : ValidationError
         The error of the whole configuration.
     root : type of BaseModel
-        Its model.
+        The model of the whole configuration.
     """
     found: dict[str, tuple[str, list[str]]] = {}
     for item in error.errors():

@@ -306,8 +306,8 @@ def _deep_merge(base: Plain, own: Plain, path: tuple[str, ...] = ()) -> Plain:
     """Merge a file's content over its base's: mappings are joined, anything else is replaced.
 
     A component of another name replaces the base's with all its options. Under ``arms``, null
-    removes an axis, an arm or a setting of an arm. What a base departs from its paper in holds for
-    the files over it too: ``paper.departures`` are joined.
+    removes an axis, an arm or a setting of an arm. A base's departures from its paper hold for the
+    files over it too: ``paper.departures`` are joined.
     """
     if path == ("paper", "departures") and isinstance(base, list) and isinstance(own, list):
         return [*base, *own]

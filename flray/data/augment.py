@@ -373,7 +373,7 @@ def augment_batch(
     how : str or sequence of Step
         A preset or steps, which draw from the generator one after another.
     generator : torch.Generator
-        Of this batch.
+        The generator of this batch.
     normalisation : two Tensors that broadcast to [C, 1, 1], optional
         Mean and standard deviation that the pixels in [0, 1] were normalised with, for colours;
         none: they were not.
@@ -405,12 +405,12 @@ def augment_pair(
     images : Tensor [B, C, H, W]
         Floating.
     targets : Tensor [B] or [B, K, H, W]
-        Labels, or masks, 1 inside. What comes in from beyond the image is outside; resampled,
+        Labels, or masks, 1 inside. Pixels from beyond the image are outside; a resampled pixel is
         inside from one half on.
     how : str or sequence of Step
-        As in `augment_batch`; the images' bits do not depend on what the targets are.
+        As in `augment_batch`; the images' bits do not depend on the targets.
     generator : torch.Generator
-        Of this batch.
+        The generator of this batch.
     normalisation : two Tensors that broadcast to [C, 1, 1], optional
         As in `augment_batch`.
 
@@ -443,9 +443,9 @@ def check(how: str | Sequence[Step], path: str, shape: Sequence[int], dtype: np.
     path : str
         The setting that the message names.
     shape : tuple of int
-        Of a sample.
+        The shape of a sample.
     dtype : numpy.dtype
-        Of a sample.
+        The type of a sample.
 
     Raises
     ------

@@ -92,9 +92,9 @@ class Entry:
     name, what : str
         Registered name, and one sentence.
     source : str
-        Where it comes from.
+        The origin of the data set.
     todo : str
-        What has to be done to have it; empty for sets that come with flray.
+        The steps to get it; empty for sets that come with flray.
     present : bool
         Whether it can be used now.
     """

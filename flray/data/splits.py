@@ -31,9 +31,9 @@ class Division:
     Attributes
     ----------
     fit : ndarray of int64
-        What the partition gives to clients, sorted.
+        The rows that the partition gives to clients, sorted.
     val, test : ndarray of int64
-        Set apart for validation and test, sorted. Empty where clients divide what they get
+        The rows for validation and test, sorted. Empty if the clients divide their samples
         themselves.
     """
 

@@ -47,9 +47,9 @@ def create_figure(
     Parameters
     ----------
     panels : int
-        How many axes.
+        The number of axes.
     width, height : float
-        Of a panel, in inches.
+        The size of a panel in inches.
     columns : int
         The most panels in a row.
     """

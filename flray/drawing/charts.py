@@ -91,7 +91,7 @@ def draw_lines(
     panels : sequence of LinePanel
         At least one.
     x_label, y_label : str
-        Of all axes; ``round`` has whole numbers.
+        The labels of all axes; ``round`` has whole numbers.
     share : bool
         Whether values lie between 0 and 1, beyond which no axis reaches.
     markers : bool
@@ -337,7 +337,7 @@ class BarPanel:
     title : str
         Above the axes.
     names : sequence of str
-        Of the bars, from above.
+        The names of the bars, from above.
     parts : mapping of str to sequence of float
         What each bar consists of, from the left; a single part has no legend.
     """
@@ -355,7 +355,7 @@ def draw_bars(panels: Sequence[BarPanel], x_label: str) -> Figure:
     panels : sequence of BarPanel
         At least one.
     x_label : str
-        Of all axes.
+        The label of all axes.
     """
     most = max(len(panel.names) for panel in panels)
     longest = max(len(name) for panel in panels for name in panel.names)
@@ -421,7 +421,7 @@ def draw_forest(panels: Sequence[ForestPanel], x_label: str) -> Figure:
     panels : sequence of ForestPanel
         At least one, each with at least one row.
     x_label : str
-        Of all axes.
+        The label of all axes.
     """
     most = max(len(panel.rows) for panel in panels)
     longest = max(len(row.name) for panel in panels for row in panel.rows)

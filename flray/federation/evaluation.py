@@ -296,9 +296,9 @@ def predict(
     jobs : list of TaskInput
         Evaluations.
     when : str
-        For messages, before the number of the round.
+        The word before the number of the round in messages.
     ahead : int
-        What that number is more than the rounds done.
+        The difference of that number from the rounds done.
 
     Raises
     ------

@@ -84,9 +84,9 @@ class InlineExecutor:
     spec : FederationSpec
         The federation.
     device : torch.device, optional
-        Where it trains; default: the GPU that this process has, if the experiment uses one.
+        The device to train on; default: this process's GPU, if the experiment uses one.
     share : float
-        Share of the GPU that is this process's.
+        This process's share of the GPU.
     exhausted : {"report", "raise", "exit"}
         See `flray.federation.worker.client_runner.ClientRunner`.
     """

@@ -123,9 +123,9 @@ class Message(NamedTuple):
     Attributes
     ----------
     stage : Stage
-        What it is sent for.
+        The stage that it is sent for.
     token : str
-        Its name; see `ClientTask`.
+        The name of the message; see `ClientTask`.
     handles : dict of str to Ref
         The message of each architecture, put once.
     sizes : dict of str to int
@@ -221,7 +221,7 @@ class SumTask:
     Attributes
     ----------
     entry : str
-        Its name.
+        The name of the entry.
     parts : tuple of (str, float, Ref)
         In client order: architecture, weight, and a packed tree that has the entry.
     """

@@ -267,7 +267,7 @@ class FederationState:
         message : Message
             The common message.
         architecture : str
-            The network of a task that is not such a client's.
+            The network of a task that does not belong to a client.
         work : float
             Its share of the local work.
         cost : float

@@ -96,9 +96,9 @@ def check_size(path: Path | str, size: int, most: int) -> None:
     Parameters
     ----------
     path : Path or str
-        For the message.
+        The file, which the message names.
     size, most : int
-        Its bytes, and how many are allowed.
+        The size of the file and the limit, in bytes.
 
     Raises
     ------
@@ -244,12 +244,12 @@ def check_name(name: str, where: str | Path) -> str:
 
 
 def check_links(folder: Path) -> None:
-    """Refuse a folder with links out of it: what is written into it would land elsewhere.
+    """Refuse a folder with links out of it, because files written into it would land elsewhere.
 
     Parameters
     ----------
     folder : Path
-        Of a run or sweep; it may be a link itself.
+        The folder of a run or sweep; it may be a link itself.
 
     Raises
     ------

@@ -34,8 +34,8 @@ def csv_text(frame: pd.DataFrame) -> str:
     Parameters
     ----------
     frame : DataFrame
-        Numbers stay numbers. What UTF-8 cannot hold (bytes of a file's name) is written as Python
-        writes it.
+        The table. Numbers stay numbers. Characters that UTF-8 cannot hold (bytes of a file's name)
+        become Python's escapes.
     """
     text: str = (
         frame.map(guard_formula)

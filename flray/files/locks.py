@@ -21,7 +21,7 @@ def take_lock(path: Path, seconds: float | None = None) -> BaseFileLock | None:
     path : Path
         The lock's file, which is made; it holds nothing and stays.
     seconds : float, optional
-        How long to wait; for ever if None.
+        The longest wait; None waits without limit.
 
     Returns
     -------

@@ -219,14 +219,14 @@ class Journal:
         self.append({"type": "params", "params": dict(params)})
 
     def data(self, name: str, digest: str, source: str, profile: Mapping[str, Any]) -> None:
-        """Record a data set that the run is trained and tested on, once.
+        """Record, once, a data set that the run is trained and tested on.
 
         Parameters
         ----------
         name, digest : str
-            The data set's, and its fingerprint.
+            The name of the data set, and its fingerprint.
         source : str
-            Where it comes from, in words.
+            The origin of the data set, in words.
         profile : mapping
             Facts about it as JSON values, such as its numbers of samples.
         """

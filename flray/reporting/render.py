@@ -110,13 +110,13 @@ class Listing(NamedTuple):
     Attributes
     ----------
     title : str
-        Above it.
+        The text above the table.
     heads : sequence of str
-        Of the columns.
+        The heads of the columns.
     rows : sequence of sequence of str
-        Its cells.
+        The cells.
     note : str
-        Below it.
+        The text below the table.
     """
 
     title: str
@@ -250,9 +250,9 @@ def render_page(
     table : Table
         The main table.
     costs : sequence of Cost
-        By setting.
+        The costs of each setting.
     sections : sequence of Section
-        What is drawn.
+        The sections with figures.
     vectors : dict of str to str
         The sections' figures as SVG, by file name without suffix.
     """

@@ -29,9 +29,9 @@ class Choices:
     Attributes
     ----------
     name : str
-        What they are settings of.
+        The unit that the settings belong to.
     metric : str
-        What they were chosen by.
+        The metric that they were chosen by.
     columns : tuple of str
         Settings that vary.
     settings : sequence of dict

@@ -185,13 +185,13 @@ class ResultSet:
     name : str
         The experiment's name.
     trials : list of Trial
-        In order.
+        The trials, in order.
     config : dict
-        The resolved configuration of the whole.
+        The resolved configuration of the sweep or run.
     versions : dict
-        Of the packages.
+        The versions of the packages.
     where : str
-        Folder or address.
+        Folder or address of the results.
     tuning : list of Trial
         Those that only helped to choose what `trials` compare.
     code_notes : list of str

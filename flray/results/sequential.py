@@ -38,7 +38,7 @@ def half_width(std: ArrayLike, count: ArrayLike, alpha: float) -> NDArray[np.flo
     std : array
         Standard deviations of the differences (n - 1).
     count : array
-        How many there are.
+        The number of differences.
     alpha : float
         Probability that the interval misses the mean at any time.
     """
@@ -58,9 +58,9 @@ def p_value(mean: float, std: float, count: int) -> float:
     Parameters
     ----------
     mean, std : float
-        Of the differences; without any spread it is 1.
+        Mean and deviation of the differences; without any spread the result is 1.
     count : int
-        How many there are.
+        The number of differences.
     """
     if count < 2 or std == 0:
         return 1.0

@@ -154,7 +154,7 @@ class Ranks:
     names : tuple of str
         The settings, best mean rank first.
     places : tuple of str
-        Where all of them have a value.
+        The places with a value of every setting.
     means : tuple of float
         Mean ranks; 1 is best, equal values share their ranks.
     p : float
@@ -238,7 +238,7 @@ def critical_difference(settings: int, places: int, alpha: float = ALPHA) -> flo
     Parameters
     ----------
     settings, places : int
-        How many are ranked, and how often.
+        The number of ranked settings, and of rankings.
     alpha : float
         Level of all comparisons together.
     """

@@ -102,21 +102,21 @@ class Table:
     Attributes
     ----------
     title : str
-        Of the paper's table, or of the sweep.
+        The title of the paper's table, or of the sweep.
     heading : str
-        Of the first column.
+        The head of the first column.
     columns : list of Column
         One for each cell of a row.
     rows : dict of str to list of Cell
-        By label.
+        The rows by label.
     conclusions : list of str
-        What can be concluded, a sentence each.
+        The conclusions, one sentence each.
     studies : Studies
-        The comparisons behind them.
+        The comparisons behind the conclusions.
     variances : list of Variance
-        Of settings whose partition was varied apart from the run's seed.
+        The variances of settings whose partition was varied apart from the run's seed.
     notes : list of str
-        What a reader must know.
+        Notes for the reader.
     """
 
     title: str

@@ -71,7 +71,7 @@ def export(
     every : bool
         Whether to write the global model and those of all clients, if the method has them.
     plugins : tuple of str
-        Your own files in place of those that the settings name.
+        Your files that replace those that the settings name.
 
     Returns
     -------

@@ -32,7 +32,7 @@ class TrainedModels:
     folder : Path
         The folder of a run or of a sweep's trial.
     plugins : sequence of str
-        Your own files in place of those that the settings name; see
+        Your files that replace those that the settings name; see
         `flray.runs.resume_checks.load_config`.
 
     Attributes

@@ -133,7 +133,7 @@ def check_unchanged(folder: Path, config: Config) -> None:
     folder : Path
         The folder of the run or sweep.
     config : Config
-        Its current configuration in the folder.
+        The current configuration in the folder.
 
     Raises
     ------

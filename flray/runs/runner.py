@@ -220,7 +220,7 @@ def resume(
     progress : Progress, optional
         As in `run`.
     plugins : sequence of str
-        Your own files instead of those that the settings name; see
+        Your files that replace those that the settings name; see
         `flray.runs.resume_checks.load_config`.
     other_cpu : bool
         Resume even if this CPU, or the GPUs here, compute other bits than those the run started on.

@@ -56,7 +56,7 @@ class MlflowExporter:
     Attributes
     ----------
     reason : str or None
-        Why the last `flush` left events unsent.
+        The reason why the last `flush` did not send all events.
     notices : list of str
         Lines for the user on omitted data.
 

@@ -331,7 +331,7 @@ def suggest(
     Parameters
     ----------
     space : mapping of str to Domain
-        What varies.
+        The domains to search.
     past : sequence of (dict, float)
         Settings with their scores, in order; a failed setting has NaN.
     seed : int

@@ -84,11 +84,11 @@ class Unit:
         Parameters
         ----------
         tune : Tune
-            How is searched.
+            The settings of the search.
         seed : int
-            The sweep's.
+            The seed of the sweep.
         index : int
-            How many come before it.
+            The number of settings before it.
         past : sequence of (dict, float)
             Tuned settings whose scores it may look at, in order.
         earlier : sequence of dict

@@ -242,7 +242,7 @@ def eeg_synthetic(
     root : Path
         Data cache; not used.
     seed : int
-        Of everything.
+        The seed of everything.
     samples : int
         Trials of each source.
     strength : float

@@ -48,7 +48,7 @@ def digits_sklearn(
     root : Path
         Data cache; not used, the digits come with scikit-learn.
     seed : int
-        Which digit goes where.
+        Decides the domain and part of each digit.
     domains : list of str, optional
         Subset of the four names.
     samples : int, optional
@@ -169,7 +169,7 @@ def assemble(
     chosen : sequence of str, optional
         As for `select_domains`.
     **more : Any
-        What else `DataSet` takes.
+        Further arguments of `DataSet`.
     """
     names = select_domains(name, [domain.name for domain in domains], chosen)
     taken = tuple(cap_samples(d, samples, seed) for d in domains if d.name in names)
@@ -219,7 +219,7 @@ def photos(
     root : Path
         Data cache; not used.
     seed : int
-        Which crops.
+        Decides the crops.
     crops : int
         Training images; there are a fifth as many test images.
     size : int

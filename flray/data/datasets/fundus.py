@@ -40,9 +40,9 @@ class Look(NamedTuple):
     noise : float
         Standard deviation of the pixels' noise.
     shade : float
-        How much darker the corners are.
+        Darkness of the corners.
     vessels : float
-        How much darker vessels are; negative: brighter.
+        Darkness of the vessels; negative: brighter.
     """
 
     retina: Sequence[float]
@@ -100,7 +100,7 @@ def fundus_synthetic(
     root : Path
         Data cache; not used.
     seed : int
-        Of all images.
+        The seed of all images.
     domains : list of str, optional
         Some of the sources.
     samples : int

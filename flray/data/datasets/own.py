@@ -62,13 +62,13 @@ def classes_of(
     Parameters
     ----------
     name : str
-        The data set's.
+        The name of the data set.
     values : sequence
         The label of each sample, of any type.
     where : str
-        Where the labels stand, for messages.
+        The place of the labels, which messages name.
     task : str
-        The data set's.
+        The task of the data set.
     positive : str or number, optional
         The positive class of a binary task, as the user names it.
 

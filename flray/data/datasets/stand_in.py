@@ -89,13 +89,13 @@ def stand_in(
     of : str
         The other data set.
     size : int, optional
-        Of its images, by default small.
+        Height and width of its images, by default small.
     domains : list of str, optional
-        Those to take.
+        The domains to take.
     samples : int
-        Training samples of each domain; more where the classes are many.
+        Training samples of each domain; more if it has many classes.
     seed : int
-        Of the noise.
+        The seed of the noise.
     """
     if of not in FORMS:
         raise ConfigError(

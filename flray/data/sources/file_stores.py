@@ -214,15 +214,14 @@ def open_store(path: Path) -> Store | None:
 
 
 def content_groups(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:
-    """Return a number for each file that it shares with the files of the same bytes.
+    """Return a number for each file, which is the same for all files with the same bytes.
 
     Parameters
     ----------
     store : Store
-        Where they lie. Of a folder's files those of equal size are read; of an archive nothing has
-        to be.
+        The store of the files. In a folder, this reads the files of equal size; in an archive, none.
     items : sequence of Item
-        Which.
+        The files.
 
     Returns
     -------
@@ -341,9 +340,9 @@ def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item
     Parameters
     ----------
     store : Store
-        Where they lie, decoded before.
+        The store of the files, which were decoded before.
     images, masks : sequence of Item
-        In the same order.
+        The images and their masks, in the same order.
 
     Raises
     ------

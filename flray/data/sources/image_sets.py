@@ -150,11 +150,12 @@ def split(table: Table, share: float, spec: ImageSet, store: Store | None = None
     Parameters
     ----------
     table : Table
-        Where it has groups, a share of each domain's groups is for test, whatever their classes.
+        The table. If it has groups, a share of each domain's groups is for test, whatever their
+        classes.
     share : float
         In (0, 1). A class of two or more images of a domain has at least one in each part.
     spec : ImageSet
-        Its seed decides which ones; a domain's do not depend on which other domains are taken.
+        Its seed decides the images; those of a domain do not depend on the other chosen domains.
     store : Store, optional
         To compare files: those of the same bytes count as one and go to the same part, so that no
         image is in both. Not compared without.
@@ -186,11 +187,11 @@ def image_dataset(spec: ImageSet, table: Table, store: Store, root: Path) -> Dat
     Parameters
     ----------
     spec : ImageSet
-        What is to be made.
+        The data set to make.
     table : Table
         The images, split.
     store : Store
-        Where they lie.
+        The store of the files.
     root : Path
         Data cache; the arrays go to ``ROOT/NAME/FINGERPRINT``, channels last, training parts before
         test parts.

@@ -37,7 +37,7 @@ def photo_crops(n: int, size: int, generator: np.random.Generator, max_scale: in
     Parameters
     ----------
     n : int
-        How many.
+        The number of crops.
     size : int
         Side of a crop in pixels.
     generator : numpy.random.Generator

@@ -17,7 +17,7 @@ class ReplyInCall(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a reply is among the arguments of a call: which of them, and where in its list."""
+    """The place of a reply among the arguments of a call: the argument's number, and the index in its list."""
 
     call: int
     place: int

@@ -81,16 +81,16 @@ def await_first_node(
     Parameters
     ----------
     config : Experiment
-        Its resources.
+        The experiment.
     available : mapping
-        What the cluster has.
+        The resources of the cluster.
     say : callable
-        Called with one line that says what is waited for.
+        Called with one line that names the awaited resource.
 
     Returns
     -------
     mapping
-        What the cluster has now.
+        The resources of the cluster after the wait.
 
     Raises
     ------

@@ -117,9 +117,9 @@ class WorkerResources:
         Parameters
         ----------
         rows : ndarray of int64
-            Which.
+            The rows to return.
         once : bool
-            Whether each is looked at once, so that batch by batch is soon enough.
+            Whether each row is used once, so that copying batch by batch is soon enough.
         """
         x, y = self._labelled
         here = x.device == self.device
