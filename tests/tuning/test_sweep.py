@@ -100,7 +100,7 @@ def _killed(*arguments: str, when: Callable[[], bool]) -> None:
     """Run a command and kill its driver with SIGKILL once `when` holds."""
     script = (
         "import sys; from pathlib import Path; from flray import api\n"
-        "getattr(tuning, sys.argv[1])(Path(sys.argv[2]))"
+        "getattr(api, sys.argv[1])(Path(sys.argv[2]))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
